@@ -1,0 +1,43 @@
+# Every target works from a bare clone. PYTHON is any Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+FAULT ?= hang
+SOURCES := schema agent server detectors orchestrators cli demo
+
+.PHONY: help venv demo test check format clean
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+venv: $(VENV)/.ready  ## the environment alone, with pinned dependencies
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Set PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make environments. On Debian: apt-get install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: venv  ## the closed loop on a real training job; FAULT=hang|slow|unreachable|crash|nan|none, KEEP=1
+	$(BIN)/eagle-eye demo --fault $(FAULT) $(if $(filter 1,$(KEEP)),--keep)
+
+test: venv  ## all tests that this machine can run
+	$(BIN)/python -m pytest
+
+check: venv  ## style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) tests benchmarks
+	$(BIN)/mypy --python-version 3.10 schema/eagle_eye agent/eagle_eye cli/eagle_eye
+	$(BIN)/lint-imports
+
+format: venv  ## rewrites the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## removes what the other targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -1,0 +1,100 @@
+"""What the server asks of a subscriber and what a subscriber answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+ActionKind = Literal["exclude_node", "restart_job", "drain_node", "checkpoint_now", "notify", "none"]
+ReportState = Literal["accepted", "running", "done", "failed", "refused"]
+
+INCIDENT_OPENED = "eagle_eye.incident.opened"
+INCIDENT_UPDATED = "eagle_eye.incident.updated"
+INCIDENT_RESOLVED = "eagle_eye.incident.resolved"
+ACTION_REQUESTED = "eagle_eye.action.requested"
+ACTION_EXPIRED = "eagle_eye.action.expired"
+ACTION_WITHDRAWN = "eagle_eye.action.withdrawn"
+NODE_READMITTED = "eagle_eye.node.readmitted"
+HEARTBEAT = "eagle_eye.heartbeat"
+PING = "eagle_eye.ping"
+
+EVENT_TYPES = (
+    INCIDENT_OPENED,
+    INCIDENT_UPDATED,
+    INCIDENT_RESOLVED,
+    ACTION_REQUESTED,
+    ACTION_EXPIRED,
+    ACTION_WITHDRAWN,
+    NODE_READMITTED,
+    HEARTBEAT,
+    PING,
+)
+
+
+class EvidenceItem(msgspec.Struct, frozen=True):
+    """One observation that a person can check; ``peers_median`` and ``threshold`` are null where none applies."""
+
+    metric: str
+    node: str | None
+    device: int | None
+    value: float | str | None
+    peers_median: float | None = None
+    threshold: float | None = None
+    unit: str = ""
+
+
+class MemberRank(msgspec.Struct, frozen=True):
+    """Where a rank of the job runs; ``role`` groups comparable ranks."""
+
+    rank: int
+    node: str
+    device: int
+    role: str = ""
+
+
+class ActionRequest(msgspec.Struct, frozen=True):
+    """The ``data`` of an ``eagle_eye.action.requested`` event. Times are RFC 3339.
+
+    A subscriber refuses it after ``expires`` and when ``attempt`` is older than the job's own.
+    ``onset`` is when the fault began: a checkpoint written after it is not to be trusted for a
+    fault of loss or data.
+    """
+
+    action_id: str
+    kind: ActionKind
+    job: str
+    attempt: int
+    exclude: list[str]
+    restart: bool
+    fault: str
+    confidence: float
+    onset: str
+    detected: str
+    expires: str
+    incident_id: str
+    repair: str
+    summary: str
+    evidence: list[EvidenceItem]
+    ranks: list[MemberRank]
+    report_to: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A subscriber's word on an action; ``detail`` is free text for people."""
+
+    state: ReportState
+    detail: str = ""
+
+
+class JobUpdate(msgspec.Struct, frozen=True):
+    """A job's state from whoever schedules it.
+
+    ``state`` is one of running, completing, cancelled, preempted, timeout, maintenance, failed, finished.
+    ``ranks`` is the membership of ``attempt``. ``restart_owner`` names who restarts the job.
+    """
+
+    attempt: int
+    state: str
+    ranks: list[MemberRank] = []
+    restart_owner: str = ""

@@ -1,0 +1,130 @@
+"""Configuration of every command: a TOML file, overridden by the environment, overridden by flags.
+
+The shape is a msgspec Struct whose fields are keys and whose Struct fields are sections. Unknown keys and
+wrong types are errors that name the key. ``Secret`` fields are masked when a configuration is printed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENVIRONMENT_PREFIX = "EAGLE_EYE_"
+SECRET_FIELDS = frozenset({"token", "secret", "secrets"})
+
+ConfigurationT = TypeVar("ConfigurationT", bound=msgspec.Struct)
+
+
+class ConfigurationError(ValueError):
+    """A configuration that may not be used; the message names the key and what was expected."""
+
+
+def load(
+    shape: type[ConfigurationT],
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+) -> ConfigurationT:
+    """Return the configuration: the file's keys, overridden by the environment's, overridden by flags.
+
+    ``flags`` maps dotted keys ("policy.mode") to values; None means that the flag was not given.
+    The environment's name of ``policy.mode`` is ``EAGLE_EYE_POLICY_MODE``. Raises ConfigurationError.
+    """
+    merged = _read(file)
+    known = dict(_keys(shape))
+    by_variable = {ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): key for key in known}
+    sections = {ENVIRONMENT_PREFIX + key.split(".", maxsplit=1)[0].upper() + "_" for key in known if "." in key}
+    for variable, text in environ.items():
+        if variable in by_variable:
+            _put(merged, by_variable[variable], _parse(text, known[by_variable[variable]], variable))
+        elif any(variable.startswith(section) for section in sections):
+            raise ConfigurationError(
+                f"environment variable {variable} is unknown; known are {', '.join(sorted(by_variable))}"
+            )
+    for key, value in flags.items():
+        if value is not None:
+            _put(merged, key, value)
+    _refuse_unknown(merged, known, file)
+    try:
+        return msgspec.convert(merged, shape, strict=True)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$.")
+        raise ConfigurationError(f"{where.rstrip('`') or 'configuration'}: {message}") from None
+
+
+def masked(configuration: msgspec.Struct) -> dict[str, Any]:
+    """Return the configuration as plain data with secrets replaced by asterisks."""
+
+    def mask(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: "********" if k in SECRET_FIELDS and v else mask(v) for k, v in value.items()}
+        return [mask(v) for v in value] if isinstance(value, list) else value
+
+    plain = mask(msgspec.to_builtins(configuration))
+    assert isinstance(plain, dict)  # noqa: S101 - a Struct becomes a dict
+    return plain
+
+
+def _read(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"configuration file {file} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"configuration file {file} is not TOML: {error}") from None
+
+
+def _keys(shape: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, hint in get_type_hints(shape).items():
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            yield from _keys(hint, f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+def _put(target: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = target.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"{section}: expected a section, got {inner!r}")
+        target = inner
+    target[last] = value
+
+
+def _parse(text: str, hint: Any, variable: str) -> Any:
+    try:
+        return msgspec.convert(text, hint, strict=False)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return msgspec.convert(msgspec.json.decode(text), hint)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ConfigurationError(f"environment variable {variable}: {error}") from None
+
+
+def _refuse_unknown(merged: Mapping[str, Any], known: Mapping[str, Any], file: Path | None, prefix: str = "") -> None:
+    for name, value in merged.items():
+        key = prefix + name
+        inside = sorted(k for k in known if k.startswith(key + "."))
+        if key in known:
+            continue
+        if inside and isinstance(value, dict):
+            _refuse_unknown(value, known, file, key + ".")
+            continue
+        if inside:
+            raise ConfigurationError(f"{key}: expected a section with {', '.join(inside)}, got {value!r}")
+        where = f" in {file}" if file else ""
+        near = sorted(k for k in known if k.rpartition(".")[0] == prefix.rstrip(".")) or sorted(known)
+        raise ConfigurationError(f"unknown key {key}{where}; known here are {', '.join(near)}")

@@ -1,0 +1,57 @@
+"""Events: things that happened at a moment, as one table of kinds and the record that carries one."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+WHOLE_NODE = -1  # the device of an event or row that concerns the node and no single device
+
+
+class EventSpec(NamedTuple):
+    """One kind of event: its attributes and what it says."""
+
+    kind: str
+    attributes: tuple[str, ...]
+    help: str
+
+
+EVENTS: tuple[EventSpec, ...] = (
+    EventSpec("xid", ("code", "text"), "NVIDIA driver error by its XID code."),
+    EventSpec("sxid", ("code", "text"), "NVSwitch error by its SXID code."),
+    EventSpec(
+        "process_exit",
+        ("exit_code", "rank", "pid", "goodbye"),
+        "A training process ended. exit_code is negative for a signal, null when nobody could read it;"
+        " goodbye says whether the process announced its end.",
+    ),
+    EventSpec("oom_kill", ("process",), "The kernel killed a process for memory."),
+    EventSpec("link_down", ("link",), "A link went down."),
+    EventSpec("link_up", ("link",), "A link came up."),
+    EventSpec("gpu_lost", ("uuid",), "A GPU left the bus."),
+    EventSpec("machine_check", ("text",), "A machine check exception."),
+    EventSpec("kernel_panic", ("text",), "The kernel panicked before the last boot."),
+    EventSpec("checkpoint_begin", ("step",), "A rank began to write a checkpoint."),
+    EventSpec("checkpoint_end", ("step",), "A rank finished writing a checkpoint."),
+    EventSpec("phase", ("name", "rank"), "A rank entered a phase: start, train, eval, checkpoint, ..."),
+    EventSpec("training_error", ("text", "rank"), "An exception ended the training program of a rank."),
+    EventSpec("agent_start", ("version",), "The agent started."),
+    EventSpec("agent_stop", ("reason",), "The agent said goodbye; its silence is no fault."),
+    EventSpec("job_state", ("state", "attempt"), "The scheduler's word on the job."),
+)
+
+BY_KIND = MappingProxyType({spec.kind: spec for spec in EVENTS})
+
+
+class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that happened on a node.
+
+    ``time_s`` is Unix seconds by the node's clock. ``device`` is -1 when the node as a whole is meant.
+    """
+
+    time_s: float
+    kind: str
+    device: int = WHOLE_NODE
+    attributes: dict[str, Any] = {}

@@ -1,0 +1,257 @@
+"""The frame: what one agent saw in one interval, and its codec.
+
+Frames are MessagePack maps; the numbers travel as columns of little-endian float64. ``docs/wire.md``
+describes the bytes for clients in other languages. Everything in a frame is untrusted: decoding checks
+types, names, sizes and finiteness, and raises ``BadFrame`` with a machine-readable reason.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from eagle_eye.schema import events as event_catalogue
+from eagle_eye.schema import metrics as metric_catalogue
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.metrics import Scope
+
+WIRE_VERSION = 1
+CONTENT_TYPE = "application/x-eagle-eye-frames"
+
+# Limits. Each is far above what a real host needs and bounds what a hostile one can cost.
+NAME_CHARS_MAX = 253  # the longest DNS name
+TEXT_CHARS_MAX = 16_384
+KEYS_MAX = 1_024  # rows of one block
+BLOCKS_MAX = 8
+EVENTS_MAX = 4_096
+RANKS_MAX = 1_024
+FRAME_BYTES_MAX = 1 << 20
+FRAMES_PER_REQUEST_MAX = 1_024
+REQUEST_BYTES_MAX = 8 << 20
+TIME_S_MAX = 4_102_444_800.0  # the year 2100: what lies beyond is a broken clock
+
+
+class BadFrame(ValueError):  # noqa: N818 - it names the thing that is bad, as the API's reasons do
+    """A frame that may not be used; ``reason`` is one stable word for counters and clients."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """A rank of a training job that an agent saw on its node.
+
+    ``attempt`` counts the job's restarts from 0. ``role`` groups comparable ranks (a pipeline stage);
+    empty when the job did not say. ``silent_s`` is how long the rank's hook has said nothing although
+    its process exists; 0 while it reports.
+    """
+
+    job: str
+    rank: int
+    world_size: int
+    device: int
+    attempt: int = 0
+    pid: int = 0
+    role: str = ""
+    silent_s: float = 0.0
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Rows of one scope as columns.
+
+    ``keys`` name the rows: device indexes, [-1] for the node, link names. ``values`` holds
+    len(metrics) x len(keys) little-endian float64, all keys of the first metric first.
+    NaN: not observed. A quantity that really was NaN or infinite is sent as +inf.
+    """
+
+    scope: Scope
+    keys: list[int | str]
+    metrics: list[str]
+    values: bytes
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """What one agent saw in the interval that ended at ``time_s``.
+
+    (node, stream, sequence) identifies a frame for ever: a second one with the same three is a
+    duplicate. ``stream`` is the id of the agent's spool, ``sequence`` counts from 1 in it.
+    ``collectors`` maps a collector's name to "ok", "unsupported: why" or "failed: why";
+    ``dropped`` maps a reason to how often the agent dropped something for it since it started.
+    """
+
+    version: int
+    node: str
+    boot_id: str
+    stream: str
+    sequence: int
+    time_s: float
+    interval_s: float
+    agent_version: str
+    job: str | None = None
+    ranks: list[Rank] = []
+    blocks: list[Block] = []
+    events: list[Event] = []
+    collectors: dict[str, str] = {}
+    dropped: dict[str, int] = {}
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """One request's frames, each kept as the bytes it came in; ``sent_s`` is the node's clock at sending."""
+
+    version: int
+    sent_s: float
+    frames: list[msgspec.Raw]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_frame_decoder = msgspec.msgpack.Decoder(Frame)
+_envelope_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def block(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Block:
+    """Return the rows as one block; metrics that a row lacks are NaN.
+
+    Raises KeyError for a metric that the catalogue lacks: the catalogue comes first.
+    """
+    keys: list[int | str] = list(rows)
+    seen: dict[str, None] = {}
+    for row in rows.values():
+        for name in row:
+            if metric_catalogue.BY_NAME[name].scope is not scope:
+                raise KeyError(f"{name} is not a {scope.value} metric")
+            seen[name] = None
+    columns = array("d")
+    table: list[Mapping[str, float]] = list(rows.values())
+    for name in seen:
+        columns.extend(row.get(name, math.nan) for row in table)
+    if sys.byteorder == "big":
+        columns.byteswap()
+    return Block(scope, keys, list(seen), columns.tobytes())
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Return the frame as MessagePack."""
+    return _encoder.encode(frame)
+
+
+def encode_request(frames: Iterable[bytes], sent_s: float) -> bytes:
+    """Return encoded frames as the body of one request."""
+    return _encoder.encode(
+        {"version": WIRE_VERSION, "sent_s": sent_s, "frames": [msgspec.Raw(f) for f in frames]}
+    )
+
+
+def decode_request(body: bytes) -> tuple[float, list[bytes]]:
+    """Return the sending time and the frames of a request, each still encoded.
+
+    Raises BadFrame: ``oversized``, ``truncated``, ``version``, ``time``.
+    """
+    if len(body) > REQUEST_BYTES_MAX:
+        raise BadFrame("oversized", f"the request has {len(body)} bytes; at most {REQUEST_BYTES_MAX} are read")
+    try:
+        envelope = _envelope_decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise BadFrame("truncated", f"the request is no complete MessagePack envelope: {error}") from None
+    _check_version(envelope.version)
+    if not 0.0 < envelope.sent_s < TIME_S_MAX:
+        raise BadFrame("time", f"sent_s is {envelope.sent_s!r}; expected Unix seconds before the year 2100")
+    if len(envelope.frames) > FRAMES_PER_REQUEST_MAX:
+        raise BadFrame(
+            "oversized", f"{len(envelope.frames)} frames in a request; send at most {FRAMES_PER_REQUEST_MAX}"
+        )
+    return envelope.sent_s, [bytes(frame) for frame in envelope.frames]
+
+
+def decode_frame(raw: bytes) -> Frame:
+    """Return the frame, checked.
+
+    Raises BadFrame: ``oversized``, ``truncated``, ``version``, ``time``, ``name``, ``metric``, ``shape``, ``event``.
+    """
+    if len(raw) > FRAME_BYTES_MAX:
+        raise BadFrame("oversized", f"the frame has {len(raw)} bytes; at most {FRAME_BYTES_MAX} are read")
+    try:
+        frame = _frame_decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise BadFrame("truncated", f"the frame is not a complete frame of version {WIRE_VERSION}: {error}") from None
+    _check_version(frame.version)
+    for text in (frame.node, frame.stream, frame.boot_id):
+        _check_name(text)
+    for field in ("time_s", "interval_s"):
+        value = getattr(frame, field)
+        if not 0.0 < value < TIME_S_MAX:
+            raise BadFrame("time", f"{field} is {value!r}; expected a positive number of seconds")
+    if not 0 < frame.sequence < 1 << 53:
+        raise BadFrame("shape", f"sequence is {frame.sequence}; expected 1 or more")
+    if len(frame.blocks) > BLOCKS_MAX or len(frame.events) > EVENTS_MAX or len(frame.ranks) > RANKS_MAX:
+        raise BadFrame(
+            "oversized",
+            f"{len(frame.blocks)} blocks, {len(frame.events)} events, {len(frame.ranks)} ranks;"
+            f" at most {BLOCKS_MAX}, {EVENTS_MAX}, {RANKS_MAX}",
+        )
+    for item in frame.blocks:
+        _check_block(item)
+    for event in frame.events:
+        _check_event(event)
+    for rank in frame.ranks:
+        _check_name(rank.job)
+    return frame
+
+
+def values_of(item: Block) -> array[float]:
+    """Return a block's values as one flat array, all keys of the first metric first."""
+    values = array("d")
+    values.frombytes(item.values)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _check_version(version: int) -> None:
+    if version != WIRE_VERSION:
+        raise BadFrame("version", f"wire version {version} is unknown; this server reads version {WIRE_VERSION}")
+
+
+def _check_name(text: str) -> None:
+    if not 0 < len(text) <= NAME_CHARS_MAX or not text.isprintable():
+        raise BadFrame("name", f"{text[:80]!r} is no name: 1 to {NAME_CHARS_MAX} printable characters")
+
+
+def _check_block(item: Block) -> None:
+    rows = len(item.keys)
+    if rows > KEYS_MAX:
+        raise BadFrame("oversized", f"a block of {rows} rows; at most {KEYS_MAX}")
+    if len(item.values) != 8 * rows * len(item.metrics):
+        raise BadFrame(
+            "shape",
+            f"{len(item.values)} bytes of values for {len(item.metrics)} metrics x {rows} rows of 8 bytes",
+        )
+    if len(set(item.keys)) != rows or len(set(item.metrics)) != len(item.metrics):
+        raise BadFrame("shape", "a block names the same row or metric twice")
+    for name in item.metrics:
+        spec = metric_catalogue.BY_NAME.get(name)
+        if spec is None or spec.scope is not item.scope:
+            raise BadFrame("metric", f"{name[:80]!r} is not a {item.scope.value} metric of the catalogue")
+    for key in item.keys:
+        if item.scope is Scope.LINK:
+            _check_name(str(key))
+        elif not isinstance(key, int) or not -1 <= key < KEYS_MAX or (key == -1) != (item.scope is Scope.NODE):
+            raise BadFrame("shape", f"{key!r} is not the key of a {item.scope.value} row")
+
+
+def _check_event(event: Event) -> None:
+    if event.kind not in event_catalogue.BY_KIND:
+        raise BadFrame("event", f"{event.kind[:80]!r} is not an event of the catalogue")
+    if not 0.0 < event.time_s < TIME_S_MAX:
+        raise BadFrame("time", f"an event's time_s is {event.time_s!r}; expected Unix seconds")
+    if not -1 <= event.device < KEYS_MAX:
+        raise BadFrame("event", f"device {event.device} of an event; expected -1 to {KEYS_MAX - 1}")
+    for name, value in event.attributes.items():
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            raise BadFrame("event", f"attribute {name[:80]!r} of {event.kind} is no text, number, bool or null")
+        if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
+            raise BadFrame("oversized", f"attribute {name[:80]!r} has {len(value)} characters; at most {TEXT_CHARS_MAX}")

@@ -1,0 +1,20 @@
+"""Problem details for HTTP errors (RFC 9457)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+CONTENT_TYPE = "application/problem+json"
+
+
+def problem(status: int, reason: str, detail: str, **extra: Any) -> dict[str, Any]:
+    """Return a problem document: ``type`` is stable per reason, ``detail`` says what to do about it."""
+    return {
+        "type": f"urn:eagle-eye:problem:{reason}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "reason": reason,
+        **extra,
+    }

@@ -1,0 +1,162 @@
+"""The records that the server keeps: incidents, actions, deliveries, subscriptions, tokens, jobs, nodes.
+
+All times are Unix seconds on the server's clock (``_s``); the API turns them into RFC 3339. Records are
+immutable: a change is a new record under the same id.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank
+
+IncidentState = Literal["open", "acting", "recovered", "closed", "false"]
+# would_act: observe mode kept it; awaiting: approve mode, nobody answered yet.
+ActionState = Literal[
+    "would_act",
+    "awaiting",
+    "requested",
+    "accepted",
+    "running",
+    "done",
+    "failed",
+    "refused",
+    "rejected",
+    "expired",
+    "withdrawn",
+]
+DeliveryState = Literal["pending", "delivered", "failed", "expired"]
+NodeState = Literal["in_service", "excluded", "draining"]
+Scope = Literal["agent", "read", "operate", "admin"]
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause of trouble in one attempt of a job, however many detectors and symptoms it has.
+
+    ``hold`` says why policy has not acted on it, "" when it has. ``acknowledged_by`` is a person or "".
+    """
+
+    id: str
+    job: str
+    attempt: int
+    fault: str
+    nodes: list[str]
+    node: str | None
+    device: int | None
+    confidence: float
+    state: IncidentState
+    onset_s: float
+    detected_s: float
+    updated_s: float
+    ended_s: float | None
+    detectors: list[str]
+    summary: str
+    evidence: list[EvidenceItem]
+    action: ActionKind
+    hold: str = ""
+    acknowledged_by: str = ""
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """Something asked of the subscribers because of an incident; ``reports`` keeps every answer, oldest first."""
+
+    id: str
+    incident_id: str
+    kind: ActionKind
+    job: str
+    attempt: int
+    exclude: list[str]
+    restart: bool
+    fault: str
+    confidence: float
+    onset_s: float
+    detected_s: float
+    expires_s: float
+    repair: str
+    summary: str
+    evidence: list[EvidenceItem]
+    ranks: list[MemberRank]
+    state: ActionState
+    created_s: float
+    updated_s: float
+    reports: list[dict[str, Any]] = []
+
+
+class OutboundEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A CloudEvent that subscribers are to get. ``group`` (an incident's id) orders deliveries; ``sequence``
+    is assigned by the store and grows; ``expires_s`` None: never stale.
+    """  # noqa: D205 - one thought
+
+    id: str
+    type: str
+    subject: str
+    job: str
+    time_s: float
+    group: str
+    data: dict[str, Any]
+    expires_s: float | None = None
+    sequence: int = 0
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One event on its way to one subscription; ``attempts`` were made, the next one is due at ``due_s``."""
+
+    id: str
+    event_id: str
+    subscription_id: str
+    type: str
+    state: DeliveryState
+    attempts: int
+    due_s: float
+    last_status: int | None = None
+    last_error: str = ""
+    created_s: float = 0.0
+    updated_s: float = 0.0
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """Where events go. ``types`` and ``jobs`` filter ([]: all); ``secrets`` sign, newest first, and never leave the server."""
+
+    id: str
+    url: str
+    format: Literal["cloudevents"]
+    types: list[str]
+    jobs: list[str]
+    secrets: list[str]
+    active: bool
+    created_s: float
+    ended_reason: str = ""
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """A bearer token, kept only as the SHA-256 of its text; an agent's is bound to ``node``."""
+
+    id: str
+    sha256: str
+    scope: Scope
+    node: str | None
+    created_s: float
+    expires_s: float | None = None
+    revoked: bool = False
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as its scheduler or launcher described it last."""
+
+    job: str
+    attempt: int
+    state: str
+    ranks: list[MemberRank]
+    restart_owner: str
+    updated_s: float
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's standing in the fleet; ``reason`` names the incident or person behind it."""
+
+    node: str
+    state: NodeState
+    reason: str
+    updated_s: float
