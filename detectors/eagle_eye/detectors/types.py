@@ -41,6 +41,14 @@ class Happening:
     attributes: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A time without a finished step that ended well; ``phase`` is what the job said it was doing ("" nothing)."""
+
+    phase: str
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """All that a detector may see: one attempt of one job, up to ``now_s``. Read-only.
@@ -52,8 +60,8 @@ class Window:
     heard (-inf: never in this attempt), ``farewell`` (N,) whether its agent said goodbye since.
     ``silent_s`` (S,) is for how long the rank's process has said nothing although it exists.
     ``watching_since_s`` is since when the observer itself has been watching without a gap: no silence
-    is older than that. ``phase`` holds the phase that each series is in ("" unknown) and ``pauses_s`` the lengths of the
-    job's own earlier pauses between steps that ended well.
+    is older than that. ``phase`` (one for each series) is what the rank said it is doing ("" unknown),
+    ``phase_since_s`` (S,) since when (-inf unknown), ``pauses`` the job's own earlier times without a step.
     """
 
     now_s: float
@@ -72,8 +80,9 @@ class Window:
     farewell: NDArray[np.bool_]
     silent_s: Floats
     watching_since_s: float
-    phase: tuple[str, ...] = ()
-    pauses_s: tuple[float, ...] = ()
+    phase: tuple[str, ...]
+    phase_since_s: Floats
+    pauses: tuple[Pause, ...] = ()
     events: tuple[Happening, ...] = ()
 
 
@@ -118,8 +127,8 @@ class Verdict:
 class Detector(Protocol):
     """Finds one kind of fault in a window.
 
-    ``detect`` returns [] for healthy, verdicts for faults, and raises Blind when it cannot tell. It is a pure function of
-    the window: no clock, no I/O, no state kept between calls.
+    ``detect`` returns [] for healthy, verdicts for faults, and raises Blind when it cannot tell. It is a pure
+    function of the window: no clock, no I/O, no state kept between calls.
     """
 
     @property

@@ -23,7 +23,7 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec("sxid", ("code", "text"), "NVSwitch error by its SXID code."),
     EventSpec(
         "process_exit",
-        ("exit_code", "rank", "pid", "goodbye"),
+        ("exit_code", "rank", "pid", "goodbye", "job", "attempt"),
         "A training process ended. exit_code is negative for a signal, null when nobody could read it;"
         " goodbye says whether the process announced its end.",
     ),
@@ -35,8 +35,16 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec("kernel_panic", ("text",), "The kernel panicked before the last boot."),
     EventSpec("checkpoint_begin", ("step",), "A rank began to write a checkpoint."),
     EventSpec("checkpoint_end", ("step",), "A rank finished writing a checkpoint."),
-    EventSpec("phase", ("name", "rank"), "A rank entered a phase: start, train, eval, checkpoint, ..."),
-    EventSpec("training_error", ("text", "rank"), "An exception ended the training program of a rank."),
+    EventSpec(
+        "phase",
+        ("name", "rank", "job", "attempt"),
+        "A rank entered a phase: start, train, eval, checkpoint, ...",
+    ),
+    EventSpec(
+        "training_error",
+        ("text", "rank", "job", "attempt"),
+        "An exception ended the training program of a rank.",
+    ),
     EventSpec("agent_start", ("version",), "The agent started."),
     EventSpec("agent_stop", ("reason",), "The agent said goodbye; its silence is no fault."),
     EventSpec("job_state", ("state", "attempt"), "The scheduler's word on the job."),

@@ -141,9 +141,7 @@ def encode_frame(frame: Frame) -> bytes:
 
 def encode_request(frames: Iterable[bytes], sent_s: float) -> bytes:
     """Return encoded frames as the body of one request."""
-    return _encoder.encode(
-        {"version": WIRE_VERSION, "sent_s": sent_s, "frames": [msgspec.Raw(f) for f in frames]}
-    )
+    return _encoder.encode({"version": WIRE_VERSION, "sent_s": sent_s, "frames": [msgspec.Raw(f) for f in frames]})
 
 
 def decode_request(body: bytes) -> tuple[float, list[bytes]]:
@@ -155,7 +153,7 @@ def decode_request(body: bytes) -> tuple[float, list[bytes]]:
         raise BadFrame("oversized", f"the request has {len(body)} bytes; at most {REQUEST_BYTES_MAX} are read")
     try:
         envelope = _envelope_decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are no text
         raise BadFrame("truncated", f"the request is no complete MessagePack envelope: {error}") from None
     _check_version(envelope.version)
     if not 0.0 < envelope.sent_s < TIME_S_MAX:
@@ -176,11 +174,22 @@ def decode_frame(raw: bytes) -> Frame:
         raise BadFrame("oversized", f"the frame has {len(raw)} bytes; at most {FRAME_BYTES_MAX} are read")
     try:
         frame = _frame_decoder.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are no text
         raise BadFrame("truncated", f"the frame is not a complete frame of version {WIRE_VERSION}: {error}") from None
     _check_version(frame.version)
     for text in (frame.node, frame.stream, frame.boot_id):
         _check_name(text)
+    _check_header(frame)
+    for item in frame.blocks:
+        _check_block(item)
+    for event in frame.events:
+        _check_event(event)
+    for rank in frame.ranks:
+        _check_name(rank.job)
+    return frame
+
+
+def _check_header(frame: Frame) -> None:
     for field in ("time_s", "interval_s"):
         value = getattr(frame, field)
         if not 0.0 < value < TIME_S_MAX:
@@ -193,13 +202,6 @@ def decode_frame(raw: bytes) -> Frame:
             f"{len(frame.blocks)} blocks, {len(frame.events)} events, {len(frame.ranks)} ranks;"
             f" at most {BLOCKS_MAX}, {EVENTS_MAX}, {RANKS_MAX}",
         )
-    for item in frame.blocks:
-        _check_block(item)
-    for event in frame.events:
-        _check_event(event)
-    for rank in frame.ranks:
-        _check_name(rank.job)
-    return frame
 
 
 def values_of(item: Block) -> array[float]:
@@ -254,4 +256,6 @@ def _check_event(event: Event) -> None:
         if not isinstance(value, (str, int, float, bool, type(None))):
             raise BadFrame("event", f"attribute {name[:80]!r} of {event.kind} is no text, number, bool or null")
         if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
-            raise BadFrame("oversized", f"attribute {name[:80]!r} has {len(value)} characters; at most {TEXT_CHARS_MAX}")
+            raise BadFrame(
+                "oversized", f"attribute {name[:80]!r} has {len(value)} characters; at most {TEXT_CHARS_MAX}"
+            )

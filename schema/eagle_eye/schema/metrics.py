@@ -95,9 +95,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _device("train_tokens_per_second", "tokens_per_second", "Tokens the rank consumed."),
     _device("train_work_units", "1", "What the step's work should scale with."),
     _device("nccl_sequence", "collectives", "Highest collective enqueued, widest group.", Kind.SEQUENCE),
-    _device(
-        "nccl_completed_sequence", "collectives", "Highest collective completed, widest group.", Kind.SEQUENCE
-    ),
+    _device("nccl_completed_sequence", "collectives", "Highest collective completed, widest group.", Kind.SEQUENCE),
     _device("nccl_collective_seconds", "seconds", "Part of a step spent in collectives."),
     _device("nccl_reduce_scatter_seconds", "seconds", "Duration of a reduce-scatter."),
     _device("nccl_bus_bandwidth_bytes_per_second", "bytes_per_second", "Bus bandwidth of collectives."),

@@ -19,14 +19,14 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     hang_typical_steps: float = 3.0  # ...nor before this many of the job's typical steps
     start_deadline_s: float = 1800.0  # from the start of an attempt to its first steps
     warmup_steps: int = 3  # steps of an attempt before its pace is trusted
-    crash_settle_s: float = 1.0  # after a first exit, how long to wait for the others' to tell cause from symptom
+    crash_settle_s: float = 1.0  # after a first exit, how long to wait for those of its peers
     straggler_floor_s: float = 60.0  # no slowness before it has lasted this long...
     straggler_steps: int = 3  # ...nor before this many steps
     straggler_ratio: float = 1.10  # compute time over the peers' that counts as slow
 
 
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What may be asked for. Limits count actions that were requested, in a sliding window of ``window_s``."""
+    """What may be asked for. Limits count actions asked for within the last ``window_s``."""
 
     mode: Literal["observe", "approve", "act"] = "observe"
     expires_s: float = 600.0  # an action that nobody carried out by then is void

@@ -1,0 +1,184 @@
+"""From verdicts to incidents: one incident per cause, however many detectors and symptoms. Pure.
+
+A verdict finds its incident by (job, attempt, family): everything that stops a job is one family, since a job
+stops for one reason; what breaks its numbers another; slowness and silence are one family per node. Within a
+moment the verdict nearer to the cause explains the others of its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
+
+from eagle_eye.detectors.types import Evidence, Verdict
+from eagle_eye.schema.action import EvidenceItem
+from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.records import Incident
+
+STOP, NUMBERS = "stop", "numbers"
+# Within a family the first explains the rest.
+_CAUSE_FIRST = (
+    "node_unreachable",
+    "silent_data_corruption",
+    "out_of_memory",
+    "process_crash",
+    "hang",
+    "loss_not_finite",
+    "straggler",
+)
+OPEN_STATES = ("open", "acting")
+
+
+def family_of(verdict: Verdict) -> str:
+    """Return the family of trouble that a verdict belongs to."""
+    if verdict.fault in ("silent_data_corruption", "loss_not_finite"):
+        return NUMBERS
+    if verdict.fault == "node_unreachable" and "standstill" not in verdict.kinds:
+        return f"silence:{verdict.node}"
+    if verdict.slowdown_ratio > 0:
+        return f"slow:{verdict.node}"
+    return STOP
+
+
+def causes(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
+    """Return the verdict nearest to the cause of each family; a known culprit goes before an unknown one."""
+
+    def rank(verdict: Verdict) -> tuple[bool, int, float]:
+        return verdict.node is None, _CAUSE_FIRST.index(verdict.fault), -verdict.confidence
+
+    nearest: dict[str, Verdict] = {}
+    for verdict in sorted(verdicts, key=rank):
+        nearest.setdefault(family_of(verdict), verdict)
+    stop = nearest.get(STOP)
+    if stop is not None and stop.node is not None:
+        nearest.pop(f"silence:{stop.node}", None)
+    return nearest
+
+
+def fold(
+    known: Iterable[Incident],
+    judgement: Judgement,
+    acting: Collection[tuple[str, int]],
+    gone_s: float,
+    new_id: Callable[[], str],
+) -> list[Incident]:
+    """Return the incidents of the judgement's job that are new or have changed.
+
+    ``known`` are the job's incidents that have not ended. ``acting`` holds the (job, attempt) pairs that a
+    subscriber is restarting right now: what stops in them is our own doing. An incident without a verdict for
+    ``gone_s`` has recovered, one of an earlier attempt as soon as the job makes steps again.
+    """
+    now_s = judgement.now_s
+    mine = [i for i in known if i.job == judgement.job]
+    current = {i.family: i for i in mine if i.attempt == judgement.attempt and i.state in OPEN_STATES}
+    changed: list[Incident] = []
+    being_restarted = (judgement.job, judgement.attempt) in acting
+    seen: set[str] = set()
+    for family, verdict in causes(judgement.verdicts).items():
+        old = current.get(family)
+        if old is None and being_restarted:
+            continue
+        seen.add(family)
+        new = _opened(verdict, judgement, family, new_id()) if old is None else _updated(old, verdict, now_s)
+        if new != old:
+            changed.append(new)
+    for incident in mine:
+        if incident.state in OPEN_STATES and incident.family not in seen:
+            ended = _ended(incident, judgement, gone_s, being_restarted)
+            if ended is not None:
+                changed.append(ended)
+    return changed
+
+
+def _opened(verdict: Verdict, judgement: Judgement, family: str, incident_id: str) -> Incident:
+    return Incident(
+        id=incident_id,
+        job=judgement.job,
+        attempt=judgement.attempt,
+        fault=verdict.fault,
+        nodes=list(verdict.nodes),
+        node=verdict.node,
+        device=verdict.device,
+        confidence=verdict.confidence,
+        state="open",
+        onset_s=verdict.onset_s,
+        detected_s=judgement.now_s,
+        updated_s=judgement.now_s,
+        ended_s=None,
+        detectors=[verdict.detector],
+        summary=verdict.summary,
+        evidence=[evidence_item(e) for e in verdict.evidence],
+        action="none",
+        family=family,
+        kinds=sorted(verdict.kinds),
+        fact=verdict.fact,
+        slowdown_ratio=verdict.slowdown_ratio,
+        seen_s=judgement.now_s,
+    )
+
+
+def _updated(old: Incident, verdict: Verdict, now_s: float) -> Incident:
+    """Return the incident as the verdict has it. Its story changes only while nothing is being done about it."""
+    if old.state == "acting":
+        return msgspec.structs.replace(old, seen_s=now_s)
+    told = (old.fault, tuple(old.nodes), tuple(old.kinds))
+    if told == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds))):
+        # The same claim again: keep the first wording, so that subscribers are not told of every tick.
+        return msgspec.structs.replace(old, seen_s=now_s, confidence=max(old.confidence, verdict.confidence))
+    if old.node is not None and verdict.node is None:
+        return msgspec.structs.replace(old, seen_s=now_s)  # a culprit once known is not forgotten
+    return msgspec.structs.replace(
+        old,
+        fault=verdict.fault,
+        nodes=list(verdict.nodes),
+        node=verdict.node,
+        device=verdict.device,
+        confidence=verdict.confidence,
+        onset_s=min(old.onset_s, verdict.onset_s),
+        updated_s=now_s,
+        seen_s=now_s,
+        detectors=sorted({*old.detectors, verdict.detector}),
+        summary=verdict.summary,
+        evidence=[evidence_item(e) for e in verdict.evidence],
+        kinds=sorted(verdict.kinds),
+        fact=verdict.fact,
+        slowdown_ratio=verdict.slowdown_ratio,
+    )
+
+
+def _ended(incident: Incident, judgement: Judgement, gone_s: float, being_restarted: bool) -> Incident | None:
+    """Return the incident as recovered, or None while it lasts."""
+    if incident.attempt < judgement.attempt:
+        over = judgement.stepping
+    elif judgement.state != "running":
+        over = True
+    else:
+        blind = any(detector in judgement.blind for detector in incident.detectors)
+        over = judgement.now_s - incident.seen_s > gone_s and not being_restarted and not blind
+    if not over:
+        return None
+    return msgspec.structs.replace(incident, state="recovered", updated_s=judgement.now_s, ended_s=judgement.now_s)
+
+
+def evidence_item(evidence: Evidence) -> EvidenceItem:
+    """Return a piece of evidence in its public form: numbers that JSON can carry."""
+    return EvidenceItem(
+        metric=evidence.metric,
+        node=evidence.node,
+        device=evidence.device,
+        value=_plain(evidence.value),
+        peers_median=_number(evidence.peers_median),
+        threshold=_number(evidence.threshold),
+        unit=evidence.unit,
+    )
+
+
+def _plain(value: float | str | None) -> float | str | None:
+    return _number(value) if isinstance(value, int | float) else value
+
+
+def _number(value: float | None) -> float | None:
+    if value is None or value != value or abs(value) == float("inf"):
+        return None
+    return round(float(value), 6)

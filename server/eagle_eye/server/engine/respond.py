@@ -1,0 +1,163 @@
+"""One step from judgements to what is to be written down: incidents folded, actions asked for or ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from eagle_eye.server.engine import incidents as folding
+from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.engine.policy import Decision, Situation, decide
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.records import Action, ActionState, Incident, Node
+
+_ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaiting", "act": "requested"}
+_FRUITLESS_STATES = ("failed", "refused", "rejected", "expired")
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What is on record: incidents that have not ended, the policy window's actions (oldest first), nodes."""
+
+    incidents: Sequence[Incident]
+    actions: Sequence[Action]
+    nodes: Sequence[Node] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is new or has changed because of one judgement; every record is whole."""
+
+    incidents: tuple[Incident, ...]
+    actions: tuple[Action, ...]
+
+    def __bool__(self) -> bool:
+        """Whether anything is to be written."""
+        return bool(self.incidents or self.actions)
+
+
+def respond(
+    judgement: Judgement,
+    book: Book,
+    settings: PolicySettings,
+    fleet_size: int,
+    blind: str,
+    new_id: Callable[[str], str],
+) -> Response:
+    """Return what follows from a judgement of one job.
+
+    ``new_id`` makes an identifier from a prefix. ``blind`` says why the server cannot judge at all, "" when it can.
+    """
+    now_s = judgement.now_s
+    actions = {action.id: action for action in book.actions if action.job == judgement.job}
+    ended = {a.id: a for a in (_expired(action, now_s) for action in actions.values()) if a is not None}
+    actions.update(ended)
+    acting = {(a.job, a.attempt) for a in actions.values() if a.restart and a.state in ("accepted", "running", "done")}
+    known = {i.id: i for i in book.incidents if i.job == judgement.job}
+    changed = {
+        i.id: i for i in folding.fold(known.values(), judgement, acting, settings.verdict_gone_s, lambda: new_id("inc"))
+    }
+    asked: list[Action] = []
+    for incident in {**known, **changed}.values():
+        latest, action = _follow(
+            incident,
+            judgement,
+            [*book.actions, *ended.values(), *asked],
+            book,
+            settings,
+            fleet_size,
+            blind,
+            new_id,
+        )
+        if latest != known.get(incident.id):
+            changed[incident.id] = latest
+        if action is not None and action.id in actions:
+            ended[action.id] = action
+        elif action is not None:
+            asked.append(action)
+    return Response(tuple(changed.values()), (*ended.values(), *asked))
+
+
+def _follow(
+    incident: Incident,
+    judgement: Judgement,
+    actions: Sequence[Action],
+    book: Book,
+    settings: PolicySettings,
+    fleet_size: int,
+    blind: str,
+    new_id: Callable[[str], str],
+) -> tuple[Incident, Action | None]:
+    """Return the incident as policy leaves it, and an action that is asked for or withdrawn because of it."""
+    own = next((a for a in reversed(actions) if a.incident_id == incident.id), None)
+    if incident.state not in folding.OPEN_STATES:
+        withdrawn = own is not None and own.state in ("awaiting", "requested")
+        return incident, _moved(own, "withdrawn", judgement.now_s) if own and withdrawn else None
+    if incident.state == "acting":
+        if own is None or own.state in _FRUITLESS_STATES:
+            why = f"action {own.id} ended as {own.state}" if own else "its action is not on record"
+            return msgspec.structs.replace(incident, state="open", hold=why, updated_s=judgement.now_s), None
+        return incident, None
+    if incident.attempt != judgement.attempt:
+        return incident, None
+    situation = Situation(
+        settings=settings,
+        actions=actions,
+        nodes=book.nodes,
+        fleet_size=fleet_size,
+        members=judgement.members,
+        job_state=judgement.state,
+        restart_owner=judgement.restart_owner,
+        blind=blind,
+        now_s=judgement.now_s,
+    )
+    decision = decide(incident, situation)
+    if own is not None or decision.kind in ("notify", "none") or decision.hold:
+        kept = msgspec.structs.replace(incident, action=decision.kind, hold=decision.hold)
+        return (incident if own is not None else kept), None
+    action = _asked(incident, decision, judgement, settings, new_id("act"))
+    state = "open" if action.state == "would_act" else "acting"
+    hold = "observe mode: nothing is asked of anyone" if action.state == "would_act" else ""
+    return msgspec.structs.replace(
+        incident, action=decision.kind, hold=hold, state=state, updated_s=judgement.now_s
+    ), action
+
+
+def _asked(
+    incident: Incident, decision: Decision, judgement: Judgement, settings: PolicySettings, action_id: str
+) -> Action:
+    return Action(
+        id=action_id,
+        incident_id=incident.id,
+        kind=decision.kind,
+        job=incident.job,
+        attempt=incident.attempt,
+        exclude=list(decision.exclude),
+        restart=decision.restart,
+        fault=incident.fault,
+        confidence=incident.confidence,
+        onset_s=incident.onset_s,
+        detected_s=incident.detected_s,
+        expires_s=judgement.now_s + settings.expires_s,
+        repair=decision.repair,
+        summary=incident.summary,
+        evidence=incident.evidence,
+        ranks=list(judgement.ranks),
+        state=_ASKED_AS[settings.mode],
+        node=incident.node,
+        created_s=judgement.now_s,
+        updated_s=judgement.now_s,
+    )
+
+
+def _expired(action: Action, now_s: float) -> Action | None:
+    """Return the action as expired when its time ran out before anybody began it."""
+    if action.state in ("awaiting", "requested") and now_s >= action.expires_s:
+        return _moved(action, "expired", now_s)
+    return None
+
+
+def _moved(action: Action, state: ActionState, now_s: float) -> Action:
+    return msgspec.structs.replace(action, state=state, updated_s=now_s)

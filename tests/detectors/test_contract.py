@@ -1,0 +1,138 @@
+"""What holds for every detector: pure, deterministic, indifferent to order and clock, never sure of nothing."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.faults import BY_NAME
+from eagle_eye.detectors.types import Blind, Detector, Series, Verdict, Window
+from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.settings import DetectionSettings
+from tests.detectors.windows import NOW_S, Story
+
+SETTINGS = DetectionSettings(silent_floor_s=5, rank_silent_floor_s=5, hang_floor_s=10, straggler_floor_s=10)
+ALL = build_detectors(SETTINGS)
+
+
+def healthy() -> Story:
+    return Story()
+
+
+def hanging() -> Story:
+    story = Story().standstill(20)
+    story.silent_s[story.column("n1")] = 20.0
+    return story
+
+
+def unreachable() -> Story:
+    story = Story().standstill(20)
+    story.heard_s[1] = NOW_S - 20
+    return story
+
+
+def crashed() -> Story:
+    return Story().exit("n1", -11, before_s=5).exit("n0", 1, 5, "RuntimeError: Connection closed by peer")
+
+
+def slow() -> Story:
+    story = Story()
+    story.device["train_compute_seconds"][20:, 1] *= 2
+    story.device["nccl_collective_seconds"][20:, 1] *= 0.1
+    return story
+
+
+def corrupt() -> Story:
+    story = Story()
+    story.device["train_local_grad_norm"][-5, 1] = np.inf
+    story.device["train_loss"][-4:, :] = np.inf
+    return story
+
+
+STORIES = (healthy, hanging, unreachable, crashed, slow, corrupt)
+
+
+def say(detector: Detector, window: Window) -> list[Verdict] | str:
+    try:
+        return detector.detect(window)
+    except Blind as reason:
+        return str(reason)
+
+
+def shape_of(said: list[Verdict] | str) -> object:
+    return said if isinstance(said, str) else [(v.fault, v.node, round(v.confidence, 6)) for v in said]
+
+
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("detector", ALL, ids=lambda d: d.name)
+class TestEveryDetector:
+    def test_says_the_same_twice(self, detector: Detector, story: Callable[[], Story]) -> None:
+        window = story().window()
+        assert say(detector, window) == say(detector, window)
+
+    def test_does_not_depend_on_the_clock(self, detector: Detector, story: Callable[[], Story]) -> None:
+        plain, later = story(), story()
+        later.times_s = later.times_s + 86_400.0
+        later.heard_s = later.heard_s + 86_400.0
+        later.started_s += 86_400.0
+        later.watching_since_s += 86_400.0
+        later.events = [type(e)(e.time_s + 86_400.0, e.node, e.device, e.kind, e.attributes) for e in later.events]
+        here, there = say(detector, plain.window()), say(detector, later.window(now_s=NOW_S + 86_400.0))
+        assert shape_of(here) == shape_of(there)
+
+    def test_does_not_depend_on_the_order_of_series(self, detector: Detector, story: Callable[[], Story]) -> None:
+        turned = story()
+        turned.device = {name: values[:, ::-1].copy() for name, values in turned.device.items()}
+        turned.series = tuple(reversed(turned.series))
+        turned.silent_s = turned.silent_s[::-1]
+        turned.phase_since_s = turned.phase_since_s[::-1]
+        assert shape_of(say(detector, turned.window())) == shape_of(say(detector, story().window()))
+
+    def test_accuses_only_members(self, detector: Detector, story: Callable[[], Story]) -> None:
+        window = story().window()
+        said = say(detector, window)
+        accused = {v.node for v in said if v.node} if not isinstance(said, str) else set()
+        assert accused <= set(window.nodes)
+
+    def test_says_only_documented_faults_with_evidence(self, detector: Detector, story: Callable[[], Story]) -> None:
+        said = say(detector, story().window())
+        for verdict in [] if isinstance(said, str) else said:
+            assert verdict.fault in BY_NAME
+            assert verdict.evidence
+            assert 0 <= verdict.confidence <= 1
+            assert verdict.onset_s <= NOW_S
+
+
+@pytest.mark.parametrize("detector", ALL, ids=lambda d: d.name)
+class TestEveryDetectorOnLittle:
+    def test_a_healthy_job_is_healthy(self, detector: Detector) -> None:
+        assert say(detector, Story().window()) == []
+
+    def test_accuses_nobody_when_nothing_was_observed(self, detector: Detector) -> None:
+        empty = Story(rows=1)
+        empty.device = {}
+        empty.times_s = empty.times_s[:0]
+        said = say(detector, empty.window())
+        assert said == [] or isinstance(said, str)
+
+    def test_a_job_of_one_rank_is_never_accused_of_slowness(self, detector: Detector) -> None:
+        said = say(detector, Story(nodes=1).window())
+        assert said == [] or isinstance(said, str)
+
+    def test_pickles(self, detector: Detector) -> None:
+        assert pickle.loads(pickle.dumps(detector)) == detector
+
+
+def test_a_series_of_another_role_is_no_peer() -> None:
+    story = Story(nodes=4)
+    story.device["train_compute_seconds"][:, 3] *= 2
+    story.device["nccl_collective_seconds"][:, 3] *= 0.1
+    straggler = next(d for d in ALL if d.name == "straggler")
+    assert straggler.detect(story.window(role_of=np.array([0, 0, 0, 1]))) == []
+
+
+def test_series_print_as_people_say_them() -> None:
+    assert str(Series("node17", 3)) == "node17/gpu3"

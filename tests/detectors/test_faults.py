@@ -1,0 +1,242 @@
+"""What each detector finds, and what it must not take for a fault: fires and quiet in pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.types import Blind, Detector, Pause, Verdict, Window
+from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.settings import DetectionSettings
+from tests.detectors.windows import NOW_S, Story
+
+SETTINGS = DetectionSettings(
+    silent_floor_s=5, rank_silent_floor_s=5, hang_floor_s=10, straggler_floor_s=10, crash_settle_s=1
+)
+DETECTORS: dict[str, Detector] = {d.name: d for d in build_detectors(SETTINGS)}
+ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41524"
+
+
+def detect(name: str, window: Window) -> list[Verdict]:
+    return DETECTORS[name].detect(window)
+
+
+def only(verdicts: list[Verdict]) -> Verdict:
+    assert len(verdicts) == 1, verdicts
+    return verdicts[0]
+
+
+class TestNodeSilent:
+    def test_names_a_silent_node_of_a_stopped_job(self) -> None:
+        story = Story().standstill(20)
+        story.heard_s[2] = NOW_S - 20
+        verdict = only(detect("node_silent", story.window()))
+        assert (verdict.node, verdict.fault) == ("n2", "node_unreachable")
+        assert verdict.kinds == {"silence", "standstill"}
+
+    def test_silence_alone_is_one_kind_of_evidence(self) -> None:
+        story = Story()
+        story.heard_s[2] = NOW_S - 20
+        assert only(detect("node_silent", story.window())).kinds == {"silence"}
+
+    def test_a_goodbye_is_not_silence(self) -> None:
+        story = Story().standstill(20)
+        story.heard_s[2] = NOW_S - 20
+        story.farewell[2] = True
+        assert detect("node_silent", story.window()) == []
+
+    def test_is_blind_when_most_nodes_are_silent(self) -> None:
+        story = Story(nodes=3).standstill(20)
+        story.heard_s[:2] = NOW_S - 20
+        with pytest.raises(Blind, match="2 of 3 nodes"):
+            detect("node_silent", story.window())
+
+    def test_no_silence_is_older_than_our_own_watch(self) -> None:
+        story = Story().standstill(20)
+        story.heard_s[2] = NOW_S - 3600
+        story.watching_since_s = NOW_S - 2
+        assert detect("node_silent", story.window()) == []
+
+    def test_dead_peers_count_as_a_stopped_job(self) -> None:
+        story = Story().exit("n0", 1, 6, ECHO).exit("n1", 1, 6, ECHO)
+        story.heard_s[2] = NOW_S - 6
+        assert "standstill" in only(detect("node_silent", story.window())).kinds
+
+
+class TestProcessExit:
+    def test_names_the_rank_that_a_signal_killed_among_its_peers_echoes(self) -> None:
+        story = Story().exit("n0", 1, 5.0, ECHO).exit("n2", -11, 4.9).exit("n1", 1, 5.1, ECHO)
+        verdict = only(detect("process_exit", story.window()))
+        assert (verdict.node, verdict.fault) == ("n2", "process_crash")
+        assert "SIGSEGV" in verdict.summary
+
+    def test_names_the_rank_whose_program_failed_by_itself(self) -> None:
+        story = Story().exit("n0", 1, 5, ECHO).exit("n3", 1, 5, "ValueError: bad sample", goodbye=True)
+        assert only(detect("process_exit", story.window())).node == "n3"
+
+    def test_the_same_error_everywhere_accuses_nobody(self) -> None:
+        story = Story()
+        for node in story.nodes:
+            story.exit(node, 1, 5, "TypeError: unsupported operand")
+        assert only(detect("process_exit", story.window())).node is None
+
+    def test_waits_for_the_other_ends(self) -> None:
+        assert detect("process_exit", Story().exit("n0", -11, 0.5).window()) == []
+
+    def test_waits_for_a_node_that_may_be_silent_before_it_blames_nobody(self) -> None:
+        story = Story().exit("n0", 1, 3, ECHO).exit("n1", 1, 3, ECHO).exit("n3", 1, 3, ECHO)
+        story.heard_s[2] = NOW_S - 3
+        assert detect("process_exit", story.window()) == []
+
+    def test_an_oom_kill_is_out_of_memory(self) -> None:
+        story = Story().exit("n1", -9, 5)
+        story.events.append(type(story.events[0])(NOW_S - 5, "n1", -1, "oom_kill", {"process": "python"}))
+        assert only(detect("process_exit", story.window())).fault == "out_of_memory"
+
+    @pytest.mark.parametrize("code", [0, -15, -2])
+    def test_a_planned_end_is_no_crash(self, code: int) -> None:
+        assert detect("process_exit", Story().exit("n0", code, 5).window()) == []
+
+    def test_a_goodbye_without_a_readable_exit_code_is_no_crash(self) -> None:
+        assert detect("process_exit", Story().exit("n0", None, 5, goodbye=True).window()) == []
+
+
+class TestHang:
+    def test_names_the_node_whose_process_says_nothing(self) -> None:
+        story = Story().standstill(20)
+        story.silent_s[1] = 20
+        verdict = only(detect("hang", story.window()))
+        assert verdict.node == "n1"
+        assert "rank_silence" in verdict.kinds
+
+    def test_names_the_node_that_lags_in_collectives(self) -> None:
+        story = Story().standstill(20)
+        story.device["nccl_sequence"][-20:, 3] -= 1
+        verdict = only(detect("hang", story.window()))
+        assert verdict.node == "n3"
+        assert "collective_sequence" in verdict.kinds
+
+    def test_all_waiting_in_the_same_collective_has_no_known_culprit(self) -> None:
+        assert only(detect("hang", Story().standstill(20).window())).node is None
+
+    def test_two_lagging_nodes_are_no_culprit(self) -> None:
+        story = Story().standstill(20)
+        story.device["nccl_sequence"][-20:, 2:] -= 1
+        assert only(detect("hang", story.window())).node is None
+
+    def test_a_standstill_below_the_floor_is_no_hang(self) -> None:
+        assert detect("hang", Story().standstill(8).window()) == []
+
+    def test_an_evaluation_is_no_hang(self) -> None:
+        story = Story().standstill(20)
+        story.phase = ["eval"] * 4
+        assert detect("hang", story.window()) == []
+
+    def test_an_evaluation_longer_than_the_jobs_own_is_a_hang(self) -> None:
+        story = Story().standstill(20)
+        story.phase = ["eval"] * 4
+        story.pauses = [Pause("eval", 5.0)]
+        assert only(detect("hang", story.window())).fault == "hang"
+
+    def test_the_time_of_an_evaluation_does_not_count_once_it_is_over(self) -> None:
+        story = Story().standstill(20)
+        story.phase_since_s[:] = NOW_S - 5
+        assert detect("hang", story.window()) == []
+
+    def test_a_pause_such_as_the_job_made_before_is_no_hang(self) -> None:
+        story = Story().standstill(20)
+        story.pauses = [Pause("", 18.0)]
+        assert detect("hang", story.window()) == []
+
+    def test_is_blind_while_the_job_starts(self) -> None:
+        with pytest.raises(Blind, match="pace"):
+            detect("hang", Story(rows=30).standstill(28).window())
+
+    def test_leaves_a_job_that_lost_a_process_to_others(self) -> None:
+        assert detect("hang", Story().standstill(20).exit("n0", -11, 15).window()) == []
+
+    def test_is_blind_while_a_node_is_unheard(self) -> None:
+        story = Story().standstill(20)
+        story.heard_s[1] = NOW_S - 20
+        with pytest.raises(Blind, match="not been heard"):
+            detect("hang", story.window())
+
+
+class TestStraggler:
+    def slow(self, factor: float, rows: int, late: bool = True) -> Story:
+        story = Story()
+        story.device["train_compute_seconds"][-rows:, 1] *= factor
+        if late:
+            story.device["nccl_collective_seconds"][-rows:, 1] *= 0.1
+        return story
+
+    def test_names_a_node_that_computes_longer_and_arrives_last(self) -> None:
+        verdict = only(detect("straggler", self.slow(1.5, 20).window()))
+        assert verdict.node == "n1"
+        assert verdict.kinds == {"compute_time", "collective_arrival"}
+        assert verdict.slowdown_ratio > 0.3
+
+    def test_knows_when_it_began(self) -> None:
+        verdict = only(detect("straggler", self.slow(2.0, 20).window()))
+        assert abs(verdict.onset_s - (NOW_S - 20)) <= 1.0
+
+    def test_without_late_arrival_it_has_one_kind_of_evidence(self) -> None:
+        assert only(detect("straggler", self.slow(1.5, 20, late=False).window())).kinds == {"compute_time"}
+
+    def test_a_few_slow_rows_are_no_straggler(self) -> None:
+        assert detect("straggler", self.slow(2.0, 4).window()) == []
+
+    def test_a_victim_that_waits_is_no_straggler(self) -> None:
+        story = Story()
+        story.device["nccl_collective_seconds"][:, 2] *= 5
+        assert detect("straggler", story.window()) == []
+
+    def test_noisy_peers_are_no_straggler(self) -> None:
+        story = Story()
+        noise = np.random.default_rng(1).lognormal(0.0, 0.4, (60, 4))
+        story.device["train_compute_seconds"] = 0.3 * noise
+        assert detect("straggler", story.window()) == []
+
+    def test_is_blind_without_compute_time(self) -> None:
+        story = Story()
+        del story.device["train_compute_seconds"]
+        with pytest.raises(Blind, match="hook"):
+            detect("straggler", story.window())
+
+    def test_is_blind_with_too_few_peers(self) -> None:
+        with pytest.raises(Blind, match="comparable"):
+            detect("straggler", Story(nodes=2).window())
+
+
+class TestLossNotFinite:
+    def test_names_the_node_whose_gradient_broke_before_the_reduction(self) -> None:
+        story = Story()
+        story.device["train_local_grad_norm"][-5, 2] = np.inf
+        story.device["train_local_grad_norm"][-4:, :] = np.nan
+        story.device["train_loss"][-4:, :] = np.inf
+        verdict = only(detect("loss_not_finite", story.window()))
+        assert (verdict.fault, verdict.node) == ("silent_data_corruption", "n2")
+
+    def test_names_it_also_when_everything_broke_within_one_row(self) -> None:
+        story = Story()
+        story.device["train_local_grad_norm"][-5, 2] = np.inf
+        story.device["train_loss"][-5:, :] = np.inf
+        assert only(detect("loss_not_finite", story.window())).node == "n2"
+
+    def test_a_loss_that_breaks_everywhere_at_once_accuses_nobody(self) -> None:
+        story = Story()
+        story.device["train_loss"][-5:, :] = np.inf
+        verdict = only(detect("loss_not_finite", story.window()))
+        assert (verdict.fault, verdict.node) == ("loss_not_finite", None)
+
+    def test_waits_for_the_rows_of_all_ranks(self) -> None:
+        story = Story()
+        story.device["train_loss"][-1, 0] = np.inf
+        assert detect("loss_not_finite", story.window()) == []
+
+    def test_is_blind_where_nobody_reports_a_loss(self) -> None:
+        story = Story()
+        for name in ("train_loss", "train_grad_norm", "train_local_grad_norm"):
+            del story.device[name]
+        with pytest.raises(Blind, match="loss"):
+            detect("loss_not_finite", story.window())

@@ -1,0 +1,79 @@
+"""Configuration: file, then environment, then flags; what is unknown or wrong names itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from eagle_eye.schema.configuration import ConfigurationError, load, masked
+
+
+class Inner(msgspec.Struct, frozen=True):
+    mode: Literal["a", "b"] = "a"
+    limit_s: float = 1.0
+    names: list[str] = []
+
+
+class Shape(msgspec.Struct, frozen=True):
+    listen: str = "here"
+    token: str = ""
+    inner: Inner = Inner()
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_hold_without_anything() -> None:
+    assert load(Shape, None, {}, {}) == Shape()
+
+
+def test_environment_goes_over_the_file_and_flags_over_both(tmp_path: Path) -> None:
+    file = write(tmp_path, 'listen = "file"\n[inner]\nmode = "b"\nlimit_s = 2.0\n')
+    environ = {"EAGLE_EYE_LISTEN": "environment", "EAGLE_EYE_INNER_LIMIT_S": "3"}
+    got = load(Shape, file, environ, {"listen": "flag", "token": None})
+    assert got == Shape("flag", "", Inner("b", 3.0))
+
+
+def test_lists_come_from_the_environment_as_json() -> None:
+    assert load(Shape, None, {"EAGLE_EYE_INNER_NAMES": '["x", "y"]'}, {}).inner.names == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("lisen = 1", "lisen"),
+        ("[inner]\nmoed = 1", "inner.moed"),
+        ('[inner]\nmode = "c"', "inner.mode"),
+        ("inner = 3", "inner"),
+        ("listen = 3", "listen"),
+        ("listen", "not TOML"),
+    ],
+)
+def test_a_wrong_file_names_the_key(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        load(Shape, write(tmp_path, text), {}, {})
+
+
+def test_an_unknown_key_says_what_is_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"inner\.limit_s, inner\.mode"):
+        load(Shape, write(tmp_path, "[inner]\nlimit = 1"), {}, {})
+
+
+def test_a_mistyped_variable_of_a_section_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="EAGLE_EYE_INNER_MOED"):
+        load(Shape, None, {"EAGLE_EYE_INNER_MOED": "a"}, {})
+
+
+def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="No such file"):
+        load(Shape, tmp_path / "none.toml", {}, {})
+
+
+def test_secrets_are_masked_when_printed() -> None:
+    assert masked(Shape(token="sesame"))["token"] == "********"

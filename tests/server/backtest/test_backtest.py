@@ -1,0 +1,211 @@
+"""The engine over traces on disk: verdict lines, actions, scores; and real traces where they are at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from eagle_eye.server.backtest.command import configure, run
+from eagle_eye.server.backtest.run import Backtest, VerdictLine
+from eagle_eye.server.backtest.score import Scorecard, poisson_upper
+from eagle_eye.server.backtest.trace import BadTrace, Label, Trace
+from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
+
+START_S = 1_700_000_000.0
+
+
+def write_trace(folder: Path, rows: list[dict[str, Any]], labels: list[dict[str, Any]], **header: Any) -> Path:
+    folder.mkdir()
+    nodes = sorted({row["node"] for row in rows})
+    fields = {
+        "format": "eagle-eye-trace/1",
+        "job": "j",
+        "interval_s": 1.0,
+        "start": START_S,
+        "end": START_S + 120,
+        "nodes": [{"node": node, "gpus": 1} for node in nodes],
+        "ranks": [{"rank": i, "node": n, "device": 0, "dp": i, "pp": 0, "tp": 0} for i, n in enumerate(nodes)],
+    }
+    (folder / "trace.json").write_text(json.dumps({**fields, **header}))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "samples.parquet")
+    (folder / "faults.jsonl").write_text("".join(json.dumps(label) + "\n" for label in labels))
+    return folder
+
+
+def slow_rows(culprit: str = "n1", since: int = 60) -> list[dict[str, Any]]:
+    rows = []
+    for second in range(1, 121):
+        for node in ("n0", "n1", "n2", "n3"):
+            slow = node == culprit and second > since
+            compute_s = 0.9 if slow else 0.5
+            rows.append(
+                {
+                    "time": START_S + second,
+                    "node": node,
+                    "device": 0,
+                    "train_step": float(second),
+                    "train_step_seconds": 1.0,
+                    "train_compute_seconds": compute_s,
+                    "nccl_collective_seconds": 1.0 - compute_s,
+                    "gpu_never_heard_of": 1.0,
+                }
+            )
+    return rows
+
+
+SLOW_LABEL = {"start": START_S + 60, "end": START_S + 120, "nodes": ["n1"], "fault": "straggler", "expect": "exclude"}
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "slow", slow_rows(), [SLOW_LABEL])
+
+
+def backtest(folder: Path) -> list[VerdictLine]:
+    return list(Backtest(Trace(folder), DetectionSettings(straggler_floor_s=10), PolicySettings()).run())
+
+
+def test_names_the_straggler_and_asks_for_its_exclusion(slow: Path) -> None:
+    (line,) = backtest(slow)
+    assert (line.fault, line.node, line.action, line.nodes) == ("straggler", "n1", "exclude_node", ["n1"])
+
+
+def test_gives_the_same_verdicts_every_time(slow: Path) -> None:
+    assert backtest(slow) == backtest(slow)
+
+
+def test_the_order_of_rows_does_not_matter(slow: Path, tmp_path: Path) -> None:
+    turned = write_trace(tmp_path / "turned", list(reversed(slow_rows())), [SLOW_LABEL])
+    here, there = backtest(slow), backtest(turned)
+    assert [(v.time, v.node, v.fault) for v in here] == [(v.time, v.node, v.fault) for v in there]
+
+
+def test_sees_no_row_before_its_time(slow: Path) -> None:
+    (line,) = backtest(slow)
+    assert line.time >= START_S + 60 + 10
+
+
+def test_labels_are_scored(slow: Path) -> None:
+    trace, card = Trace(slow), Scorecard()
+    labels = trace.labels()
+    assert labels is not None
+    card.add(labels, backtest(slow), 4, 120)
+    report = card.report()
+    assert report["overall"]["f1"] == 1.0
+    assert report["faults"]["straggler"]["hits"] == 1
+    assert 10 <= report["overall"]["delay_p50_s"] < 40
+
+
+def test_a_cancelled_job_raises_nothing(tmp_path: Path) -> None:
+    folder = write_trace(tmp_path / "t", slow_rows(), [])
+    event = {
+        "time": START_S + 50,
+        "node": None,
+        "device": -1,
+        "kind": "job_state",
+        "attributes": {"state": "cancelled"},
+    }
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert backtest(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda f: (f / "trace.json").unlink(), "trace is a folder with trace.json"),
+        (lambda f: (f / "trace.json").write_text("{}"), "format"),
+        (lambda f: (f / "samples.parquet").write_bytes(b"PAR1"), "samples.parquet"),
+        (lambda f: (f / "faults.jsonl").write_text("{nonsense}\n"), "faults.jsonl:1"),
+    ],
+)
+def test_a_bad_trace_is_named(slow: Path, spoil: Any, complaint: str) -> None:
+    spoil(slow)
+    with pytest.raises(BadTrace, match=complaint):
+        Trace(slow).labels() is None or backtest(slow)
+
+
+class TestScore:
+    label = Label(100.0, 200.0, ["a"], "hang", "exclude")
+
+    def line(self, **changes: Any) -> VerdictLine:
+        fields: dict[str, Any] = {
+            "id": "v1",
+            "trace": "t",
+            "time": 110.0,
+            "nodes": ["a"],
+            "node": "a",
+            "device": None,
+            "job": "j",
+            "fault": "hang",
+            "confidence": 1.0,
+            "onset": 100.0,
+            "action": "exclude_node",
+            "detectors": [],
+            "summary": "",
+            "evidence": [],
+        }
+        return VerdictLine(**{**fields, **changes})
+
+    def score(self, *lines: VerdictLine) -> dict[str, Any]:
+        card = Scorecard()
+        card.add([self.label], lines, 10, 86_400)
+        return card.report()
+
+    def test_the_right_action_on_the_right_node_in_time_is_a_hit(self) -> None:
+        assert self.score(self.line())["overall"]["hits"] == 1
+
+    def test_silence_is_a_miss(self) -> None:
+        assert self.score()["overall"]["recall"] == 0.0
+
+    def test_another_node_is_a_miss_and_a_false_exclusion(self) -> None:
+        report = self.score(self.line(nodes=["b"], node="b"))
+        assert (report["overall"]["hits"], report["false_exclusions"]) == (0, 1)
+
+    def test_an_exclusion_after_the_grace_is_false(self) -> None:
+        assert self.score(self.line(time=261.0))["false_exclusions"] == 1
+
+    def test_a_notice_is_never_false(self) -> None:
+        assert self.score(self.line(action="notify"))["overall"]["false"] == 0
+
+    def test_no_false_exclusion_still_has_an_upper_bound(self) -> None:
+        assert poisson_upper(0) == pytest.approx(2.9957, abs=1e-3)
+
+
+def test_the_command_writes_verdicts_and_a_report(slow: Path, tmp_path: Path, capsys: Any) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    verdicts, report = tmp_path / "v.jsonl", tmp_path / "r.json"
+    assert run(parser.parse_args([str(slow), "--verdicts", str(verdicts), "--report", str(report)])) == 0
+    line = msgspec.json.decode(verdicts.read_bytes().splitlines()[0], type=VerdictLine)
+    assert line.trace == str(slow)
+    assert json.loads(report.read_text())["overall"]["labelled"] == 1
+    assert "straggler" in capsys.readouterr().out
+
+
+def real(name: str) -> Path:
+    folder = os.environ.get("EAGLE_EYE_DATA")
+    if not folder or not (Path(folder) / "traces" / name).exists():
+        pytest.skip("EAGLE_EYE_DATA does not name the folder with the recorded traces")
+    return Path(folder) / "traces" / name
+
+
+def test_the_slow_worker_of_a_production_job_is_excluded_within_five_rows() -> None:
+    trace = Trace(real("AR"))
+    lines = list(Backtest(trace, DetectionSettings(), PolicySettings()).run())
+    excluded = [line for line in lines if line.action == "exclude_node"]
+    assert [line.nodes for line in excluded] == [["dp0-pp0"]]
+    assert excluded[0].time <= trace.header.start + 5 * trace.header.interval_s
+
+
+def test_a_long_last_stage_is_nobodys_fault() -> None:
+    lines = Backtest(Trace(real("ST")), DetectionSettings(), PolicySettings()).run()
+    assert [line for line in lines if line.action in ("exclude_node", "restart_job")] == []

@@ -1,0 +1,151 @@
+"""The engine on a fake clock: what it says when, and what it must not say."""
+
+from __future__ import annotations
+
+import math
+
+from tests.server.engine.frames import START_S, Fleet
+
+
+def faults(judgements: list) -> list[tuple[str, str | None]]:
+    return [(v.fault, v.node) for j in judgements for v in j.verdicts]
+
+
+def test_a_healthy_job_raises_nothing() -> None:
+    assert faults(Fleet().run(120)) == []
+
+
+def test_a_hang_names_the_silent_node_after_the_floor() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.stopped, fleet.silent_s = True, {"n1": 9.0}
+    assert faults(fleet.run(7)) == []
+    assert faults(fleet.run(2))[-1] == ("hang", "n1")
+
+
+def test_a_node_that_falls_silent_with_its_job_is_unreachable() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.stopped, fleet.mute = True, {"n2"}
+    assert faults(fleet.run(12))[-1] == ("node_unreachable", "n2")
+
+
+def test_a_stopped_agent_of_a_running_job_is_only_silent() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.mute = {"n2"}
+    said = [v for j in fleet.run(20) for v in j.verdicts]
+    assert {v.kinds for v in said} == {frozenset({"silence"})}
+
+
+def test_late_frames_heal_a_silence() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.mute = {"n2"}
+    fleet.run(20)
+    fleet.mute = set()
+    assert faults(fleet.run(5)) == []
+
+
+def test_nothing_is_said_about_a_job_that_was_cancelled() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.declare(0, state="cancelled")
+    fleet.stopped, fleet.mute = True, {"n1"}
+    assert faults(fleet.run(30)) == []
+
+
+def test_the_ends_of_the_last_attempts_ranks_are_no_crash_of_the_next() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.declare(1)
+    fleet.happens("n0", "process_exit", exit_code=-9, rank=0, attempt=0, job="j")
+    assert faults(fleet.run(20)) == []
+
+
+def test_frames_of_an_older_attempt_change_nothing() -> None:
+    fleet = Fleet()
+    fleet.run(10)
+    fleet.declare(1)
+    fleet.attempt = 0
+    fleet.run(10)
+    track = next(fleet.engine.tracks())
+    assert track.attempt == 1
+    assert track.last_step is None
+    assert fleet.engine.stale_rows_total > 0
+
+
+def test_a_new_attempt_begins_with_the_first_rank_that_shows_it() -> None:
+    fleet = Fleet()
+    fleet.run(10)
+    fleet.attempt = 1
+    assert fleet.run(1)[0].attempt == 1
+
+
+def test_a_declared_job_ignores_the_ranks_of_strangers() -> None:
+    fleet = Fleet(nodes=3)
+    fleet.declare(0, nodes=["n0", "n1"])
+    stranger = Fleet(nodes=3)
+    stranger.engine = fleet.engine
+    stranger.engine.observe(stranger.frame("n2"), START_S)
+    assert next(fleet.engine.tracks()).nodes == ("n0", "n1")
+
+
+def test_an_observer_that_did_not_watch_blames_nobody() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.now_s += 600
+    fleet.engine.resume_watching(fleet.now_s)
+    assert faults(fleet.engine.tick(fleet.now_s)) == []
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    told, shuffled = Fleet(), Fleet()
+    frames = []
+    for _ in range(30):
+        told.now_s += 1
+        told.step += 1
+        frames += [(told.frame(node), told.now_s) for node in told.nodes]
+    for frame, received_s in frames:
+        told.engine.observe(frame, received_s)
+    for frame, received_s in reversed(frames):
+        shuffled.engine.observe(frame, received_s)
+    here = next(told.engine.tracks()).window(told.now_s, {}, {}, 0.0)
+    there = next(shuffled.engine.tracks()).window(told.now_s, {}, {}, 0.0)
+    assert here.times_s.tolist() == there.times_s.tolist()
+    names = [s.node for s in there.series]
+    for i, series in enumerate(here.series):
+        column = names.index(series.node)
+        assert here.device["train_step"][:, i].tolist() == there.device["train_step"][:, column].tolist()
+
+
+def test_a_straggler_and_its_onset() -> None:
+    fleet = Fleet(nodes=4)
+    fleet.run(40)
+    fleet.compute_s = {"n1": 0.95}
+    began_s = fleet.now_s
+    verdicts = [v for j in fleet.run(25) for v in j.verdicts]
+    assert verdicts[0].node == "n1"
+    assert abs(verdicts[0].onset_s - began_s) <= 2
+
+
+def test_corruption_before_the_reduction_names_the_node() -> None:
+    fleet = Fleet()
+    fleet.run(20)
+    fleet.local_norm = {"n2": math.inf}
+    fleet.run(1)
+    fleet.loss, fleet.local_norm = math.inf, dict.fromkeys(fleet.nodes, math.nan)
+    assert faults(fleet.run(5))[0] == ("silent_data_corruption", "n2")
+
+
+def test_pauses_of_a_phase_are_learned() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.happens("n0", "phase", name="eval", rank=0)
+    fleet.stopped = True
+    fleet.run(7)
+    fleet.happens("n0", "phase", name="train", rank=0)
+    fleet.stopped = False
+    fleet.run(2)
+    window = next(fleet.engine.tracks()).window(fleet.now_s, {}, {}, 0.0)
+    assert [pause.phase for pause in window.pauses] == ["eval"]
