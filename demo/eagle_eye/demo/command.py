@@ -1,0 +1,71 @@
+"""``eagle-eye demo``: the closed loop on a real training job, on this machine, ending by itself."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from eagle_eye.demo.faults import FAULTS
+from eagle_eye.demo.site import open_site
+from eagle_eye.demo.stack import Stack, StageFailed
+from eagle_eye.demo.story import play
+from eagle_eye.demo.timeline import Timeline
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Starts a server, four nodes with an agent each and a real training job on three of them, harms a node"
+        " from outside, and shows what follows. Exit code 0 only if all of it truly happened."
+    )
+    parser.add_argument("--fault", choices=FAULTS, default="hang", help="what happens to node2 (default hang)")
+    parser.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--healthy-seconds",
+        type=float,
+        default=45.0,
+        metavar="S",
+        help="how long --fault none watches a healthy job (default 45)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play the demo; 0 when everything promised was seen, 1 with the stage that failed."""
+    timeline = Timeline(args.json)
+    folder = Path(tempfile.mkdtemp(prefix="eagle-eye-demo-"))
+    success = False
+    # SIGTERM ends the demo as Ctrl-C does: nothing of it may be left running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with contextlib.closing(open_site()) as site, contextlib.closing(Stack(site, folder)) as stack:
+            timeline.tell("start", f"a server and four nodes: {site.description}; no GPU here, so no GPU metrics")
+            stack.start()
+            moral = play(args.fault, stack, timeline, args.healthy_seconds)
+            success = True
+            timeline.finish(success, moral)
+            if args.keep:
+                _keep(stack, timeline)
+    except StageFailed as failure:
+        timeline.finish(False, f"{failure}. Logs: {folder / 'logs'}")
+    except KeyboardInterrupt:
+        sys.stderr.write("eagle-eye demo: interrupted\n")
+        return 130
+    finally:
+        if success:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0 if success else 1
+
+
+def _keep(stack: Stack, timeline: Timeline) -> None:
+    """Leave everything running until Ctrl-C."""
+    timeline.tell("kept", f"the page is at {stack.url}/ (token: {stack.folder / 'tokens' / 'admin'}); Ctrl-C ends it")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(1.0)

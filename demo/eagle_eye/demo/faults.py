@@ -1,0 +1,79 @@
+"""Faults from outside: what happens to a node, without a word to server, agents, launcher or training script."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import psutil
+
+from eagle_eye.demo.site import ranks_of
+from eagle_eye.demo.stack import SCRIPT, Stack, StageFailed
+
+THROTTLE_PERIOD_S = 0.04
+
+
+def inject(fault: str, stack: Stack, node: str) -> tuple[float, str]:
+    """The fault is there. Returns when it began (Unix seconds) and what was done, for people."""
+    return _INJECTORS[fault](stack, node)
+
+
+def _hang(stack: Stack, node: str) -> tuple[float, str]:
+    began_s = time.time()
+    for rank in _ranks(stack, node):
+        rank.send_signal(signal.SIGSTOP)
+    return began_s, f"the ranks of {node} were stopped (SIGSTOP)"
+
+
+def _slow(stack: Stack, node: str) -> tuple[float, str]:
+    ranks = _ranks(stack, node)
+    threading.Thread(target=_throttle, args=(ranks,), daemon=True).start()
+    return time.time(), f"the ranks of {node} get half of their CPU time"
+
+
+def _unreachable(stack: Stack, node: str) -> tuple[float, str]:
+    began_s = time.time()
+    how = stack.site.cut(node, stack.job, stack.pid(f"agent-{node}"))
+    return began_s, f"{node} cannot be reached any more: {how}"
+
+
+def _crash(stack: Stack, node: str) -> tuple[float, str]:
+    began_s = time.time()
+    rank = _ranks(stack, node)[0]
+    rank.send_signal(signal.SIGSEGV)
+    return began_s, f"a rank of {node} dies of SIGSEGV"
+
+
+def _nan(stack: Stack, node: str) -> tuple[float, str]:
+    began_s = time.time()
+    (stack.corruption / node).touch()
+    return began_s, f"{node} computes NaN gradients from now on, before the reduction"
+
+
+_INJECTORS = {"hang": _hang, "slow": _slow, "unreachable": _unreachable, "crash": _crash, "nan": _nan}
+FAULTS = (*_INJECTORS, "none")
+
+
+def _ranks(stack: Stack, node: str) -> list[psutil.Process]:
+    ranks = ranks_of(stack.job, node, SCRIPT.name)
+    if not ranks:
+        raise StageFailed(f"{node} runs no rank that could be harmed")
+    return ranks
+
+
+def _throttle(ranks: list[psutil.Process]) -> None:
+    """Let the processes run only every other moment, until they are gone."""
+    while ranks:
+        for how in (signal.SIGSTOP, signal.SIGCONT):
+            ranks = [process for process in ranks if _signalled(process, how)]
+            time.sleep(THROTTLE_PERIOD_S / 2)
+
+
+def _signalled(process: psutil.Process, how: signal.Signals) -> bool:
+    """Send the signal; False when the process is gone (psutil never hits a reused process id)."""
+    try:
+        process.send_signal(how)
+    except psutil.NoSuchProcess:
+        return False
+    return True

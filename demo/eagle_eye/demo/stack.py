@@ -1,0 +1,234 @@
+"""Everything the demo runs: a server, an agent on each node, the launcher with the training job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from eagle_eye.demo.site import Node, Site
+
+WORKERS = 3
+SCRIPT = Path(__file__).with_name("train.py")
+CORRUPTION_MODULE = Path(__file__).with_name("corruption")
+STOP_WITHIN_S = 15.0
+STARTED_WITHIN_S = 60.0
+POLL_S = 0.05
+
+# Short floors make a demonstration of seconds; a site keeps the defaults of minutes.
+SERVER_CONFIG = """\
+[detection]
+tick_s = 0.25
+silent_floor_s = 2.0
+silent_intervals = 3.0
+rank_silent_floor_s = 1.25
+hang_floor_s = 2.0
+crash_settle_s = 0.6
+straggler_floor_s = 4.0
+straggler_steps = 4
+straggler_ratio = 1.3
+start_deadline_s = 180.0
+
+[policy]
+mode = "act"
+verdict_gone_s = 5.0
+
+[webhooks]
+allow_private = true
+heartbeat_s = 5.0
+"""
+AGENT_INTERVAL_S = 0.5
+
+ResultT = TypeVar("ResultT")
+
+
+class StageFailed(Exception):  # noqa: N818 - it names what happened
+    """Something that the demo promises did not happen; the message says what."""
+
+
+class Stack:
+    """The demo's processes, their files under ``folder``, and a client of the server's API.
+
+    Leaves no process behind: whoever uses it calls ``close``. Logs lie in ``folder``/logs.
+    """
+
+    def __init__(self, site: Site, folder: Path, job_arguments: Mapping[str, str] | None = None) -> None:
+        self.site = site
+        self.folder = folder
+        self.job = f"demo-{secrets.token_hex(3)}"
+        self.step_log = folder / "steps.jsonl"
+        self.checkpoints = folder / "checkpoints"
+        self.corruption = folder / "corruption"
+        self.url = f"http://{site.head_address}:{_free_port(site.head_address)}"
+        self._job_arguments = job_arguments or {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for path in (folder / "logs", folder / "tokens", self.checkpoints, self.corruption):
+            path.mkdir(parents=True, exist_ok=True)
+        (folder / "server.toml").write_text(SERVER_CONFIG, encoding="utf-8")
+        self._tokens = {name: self._token(*scope) for name, scope in self._scopes().items()}
+        self.api = httpx.Client(
+            base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {self._tokens['admin']}"}, timeout=5.0
+        )
+
+    def start(self) -> None:
+        """Server, agents and launcher run; the job is starting. Raises StageFailed when the server does not answer."""
+        self.start_server()
+        for node in self.site.nodes:
+            self.start_agent(node.name)
+        self.start_launcher()
+
+    def start_server(self) -> None:
+        """The server answers."""
+        words = ("server", "--config", str(self.folder / "server.toml"), "--data", str(self.folder / "server"))
+        self._start("server", (), (*words, "--listen", self.url.removeprefix("http://")), {})
+        self.wait("the server answers", lambda: self._answers() or None, STARTED_WITHIN_S)
+
+    def start_agent(self, name: str) -> None:
+        """The node's agent is starting."""
+        node = self._node(name)
+        words = ("agent", "--server", self.url, "--node", name, "--interval", str(AGENT_INTERVAL_S))
+        files = ("--token-file", self._token_file(name), "--spool", str(self.folder / "spool" / name))
+        self._start(f"agent-{name}", node.prefix, (*words, *files, "--hook-socket", self._socket("{node}", name)), {})
+
+    def start_launcher(self) -> None:
+        """The launcher is starting the job on the first nodes, with the last as a spare."""
+        job = [word for key, value in self._job_arguments.items() for word in (f"--{key}", value)]
+        script = ("--", str(SCRIPT), "--step-log", str(self.step_log), "--checkpoint-dir", str(self.checkpoints), *job)
+        ranks = {
+            "EAGLE_EYE_HOOK_SOCKET": self._socket("{node}", "{node}"),
+            "GLOO_SOCKET_IFNAME": self.site.nodes[0].interface,
+            "OMP_NUM_THREADS": "1",
+        }
+        words = (
+            *("launch", "--job", self.job, "--nnodes", str(WORKERS)),
+            *("--nodes", ",".join(node.name for node in self.site.nodes)),
+            *("--exec", self.site.exec_template, "--rdzv-host", self.site.head_address),
+            *("--checkpoint-dir", str(self.checkpoints), "--state-dir", str(self.folder / "launch")),
+            *("--server", self.url, "--token-file", self._token_file("launcher"), "--json"),
+            *(word for key, value in ranks.items() for word in ("--env", f"{key}={value}")),
+        )
+        # Unknown to the launcher: a module in the nodes' Python path that can corrupt gradients.
+        outside = {"PYTHONPATH": str(CORRUPTION_MODULE), "EAGLE_EYE_DEMO_CORRUPTION": str(self.corruption)}
+        self._start("launcher", (), (*words, *script), outside)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of "server", "launcher" or "agent-NODE"."""
+        return self._processes[name].pid
+
+    def ended(self, name: str) -> int | None:
+        """Return the process's exit code, None while it runs."""
+        return self._processes[name].poll()
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """The process was sent a signal and has ended."""
+        process = self._processes.pop(name)
+        process.send_signal(how)
+        process.wait(STOP_WITHIN_S)
+
+    def items(self, kind: str, **filters: Any) -> list[dict[str, Any]]:
+        """Return the newest records of a kind from the server's API; raises httpx.HTTPError."""
+        response = self.api.get(f"/{kind}", params={"limit": 1000, **filters})
+        response.raise_for_status()
+        found: list[dict[str, Any]] = response.json()["items"]
+        return found
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Return the job's own step log: time_s, step, attempt, loss, resumed_from."""
+        if not self.step_log.exists():
+            return []
+        lines = self.step_log.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1]]  # the last may be half written
+
+    def wait(self, what: str, look: Callable[[], ResultT | None], within_s: float) -> ResultT:
+        """Return what ``look`` sees as soon as it sees something; raises StageFailed after ``within_s``."""
+        deadline_s = time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                seen = look()
+                if seen is not None:
+                    return seen
+            for name in ("server", "launcher"):
+                if name in self._processes and self.ended(name) is not None:
+                    raise StageFailed(f"{what}: the {name} ended; its log: {self._log(name)}")
+            if time.monotonic() > deadline_s:
+                raise StageFailed(f"{what}: not within {within_s:.0f} s; logs in {self.folder / 'logs'}")
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Every process has ended, the launcher first so that it can end the job."""
+        for name in sorted(self._processes, key=lambda name: (name != "launcher", name == "server")):
+            process = self._processes[name]
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+                try:
+                    process.wait(STOP_WITHIN_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        self._processes.clear()
+        self.api.close()
+
+    def _scopes(self) -> dict[str, tuple[str, str | None]]:
+        agents: dict[str, tuple[str, str | None]] = {node.name: ("agent", node.name) for node in self.site.nodes}
+        return {"admin": ("admin", None), "launcher": ("operate", None), **agents}
+
+    def _token(self, scope: str, node: str | None) -> str:
+        words = ["tokens", "create", "--scope", scope, "--data", str(self.folder / "server"), "--json"]
+        words += ["--node", node] if node else []
+        done = subprocess.run([*_EAGLE_EYE, *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise StageFailed(f"no token for {scope}: {done.stderr.strip()}")
+        token: str = json.loads(done.stdout)["token"]
+        return token
+
+    def _token_file(self, name: str) -> str:
+        path = self.folder / "tokens" / name
+        path.touch(mode=0o600)
+        path.write_text(self._tokens[name], encoding="utf-8")
+        return str(path)
+
+    def _socket(self, placeholder: str, name: str) -> str:
+        return str(self.folder / "hook" / placeholder / "hook.sock").replace(placeholder, name)
+
+    def _node(self, name: str) -> Node:
+        return next(node for node in self.site.nodes if node.name == name)
+
+    def _start(self, name: str, prefix: tuple[str, ...], words: tuple[str, ...], more: Mapping[str, str]) -> None:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("EAGLE_EYE_")}
+        with self._log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*prefix, *_EAGLE_EYE, *words],
+                env={**clean, **more},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the demo, which then ends them in order
+            )
+
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def _answers(self) -> bool:
+        return httpx.get(f"{self.url}/healthz", timeout=1.0).status_code == httpx.codes.OK
+
+
+_EAGLE_EYE = (sys.executable, "-m", "eagle_eye.cli.main")
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,212 @@
+"""The story of one fault, told only from what the server's API and the job's own step log say."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from eagle_eye.demo.faults import inject
+from eagle_eye.demo.stack import Stack, StageFailed
+from eagle_eye.demo.timeline import Timeline
+
+CULPRIT = "node2"
+STEPS_BEFORE = 12  # one checkpoint is written by then, and the job's pace is known
+STEPS_AFTER = 5
+STARTED_WITHIN_S = 120.0
+VERDICT_WITHIN_S = 60.0
+RESTARTED_WITHIN_S = 90.0
+STEPPED_WITHIN_S = 60.0
+CHECKPOINT_EVERY = 10  # of the training script
+QUIET_STEPS = range(2, 7)  # steps since the last checkpoint between which a fault is injected
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What has to come of a fault."""
+
+    fault: str
+    action: str
+
+
+EXPECTED: dict[str, tuple[Expected, ...]] = {
+    "hang": (Expected("hang", "exclude_node"),),
+    "slow": (Expected("straggler", "exclude_node"),),
+    "unreachable": (Expected("node_unreachable", "exclude_node"),),
+    "crash": (Expected("process_crash", "restart_job"), Expected("process_crash", "exclude_node")),
+    "nan": (Expected("silent_data_corruption", "exclude_node"),),
+}
+
+
+def play(fault: str, stack: Stack, timeline: Timeline, healthy_s: float) -> str:
+    """Play the fault's story to its end and return its moral. Raises StageFailed naming the stage that failed."""
+    if fault == "none":
+        return _play_nothing(stack, timeline, healthy_s)
+    for episode, expected in enumerate(EXPECTED[fault]):
+        before = _training(stack, timeline, episode)
+        attempt = before["attempt"]
+        began_s, how = inject(fault, stack, CULPRIT)
+        timeline.fault_s = began_s
+        timeline.tell("fault", how, began_s, "yellow")
+        _episode(stack, timeline, attempt, expected, began_s, before)
+    return f"{CULPRIT} was named, the job was restarted without it and its loss goes on"
+
+
+def _play_nothing(stack: Stack, timeline: Timeline, healthy_s: float) -> str:
+    _training(stack, timeline, 0)
+    timeline.tell("watch", f"a healthy job is watched for {healthy_s:.0f} s")
+    until_s = time.monotonic() + healthy_s
+    stack.wait("a healthy job goes on", lambda: time.monotonic() >= until_s or None, healthy_s + STEPPED_WITHIN_S)
+    asked, incidents = stack.items("actions"), stack.items("incidents")
+    if asked or incidents:
+        what = [f"{i['fault']} on {i['node']}: {i['summary']}" for i in incidents]
+        raise StageFailed(f"nothing was wrong, but {len(asked)} actions and these incidents came: {'; '.join(what)}")
+    steps = stack.steps()
+    if steps[-1]["attempt"] != steps[0]["attempt"] or time.time() - steps[-1]["time_s"] > STEPPED_WITHIN_S:
+        raise StageFailed(f"the job did not go on undisturbed: its last step was {steps[-1]}")
+    timeline.tell("training", f"step {steps[-1]['step']}, loss {steps[-1]['loss']:.3f}")
+    return f"nothing was wrong for {len(steps)} steps, and Eagle Eye said nothing"
+
+
+def _training(stack: Stack, timeline: Timeline, restarts: int) -> dict[str, Any]:
+    """Wait until the job, restarted so often, is well under way and between two checkpoints; return its newest step."""
+
+    def under_way() -> dict[str, Any] | None:
+        steps = stack.steps()
+        mine = [step for step in steps if step["attempt"] == steps[0]["attempt"] + restarts]
+        ready = len(mine) >= STEPS_BEFORE and mine[-1]["step"] % CHECKPOINT_EVERY in QUIET_STEPS
+        return mine[-1] if ready else None
+
+    step = stack.wait("the job trains", under_way, STARTED_WITHIN_S)
+    nodes = sorted({rank["node"] for rank in _job(stack)["ranks"]})
+    timeline.tell("training", f"step {step['step']}, loss {step['loss']:.3f} on {', '.join(nodes)}")
+    return step
+
+
+def _episode(
+    stack: Stack, timeline: Timeline, attempt: int, expected: Expected, began_s: float, before: dict[str, Any]
+) -> None:
+    """From the fault to the loss that goes on: each stage is waited for, checked and told."""
+    action = _verdict_and_action(stack, timeline, attempt, expected)
+    _delivered(stack, timeline, action)
+    job = _restarted(stack, timeline, action, expected)
+    step = _stepped(stack, timeline, attempt + 1, began_s, before)
+    later = stack.wait(
+        "the loss continues",
+        lambda: _nth_step(stack, attempt + 1, STEPS_AFTER),
+        STEPPED_WITHIN_S,
+    )
+    first = stack.steps()[0]["loss"]
+    if not (math.isfinite(later["loss"]) and later["loss"] < first):
+        raise StageFailed(f"the loss continues: it is {later['loss']} after the restart; it began at {first}")
+    timeline.tell("training", f"the loss continues: {step['loss']:.3f} → {later['loss']:.3f} at step {later['step']}")
+    if job["state"] != "running":
+        raise StageFailed(f"the job runs again: the server knows it as {job['state']}")
+
+
+def _verdict_and_action(stack: Stack, timeline: Timeline, attempt: int, expected: Expected) -> dict[str, Any]:
+    action = stack.wait(
+        "an action is asked for", lambda: _first(stack, "actions", lambda a: a["attempt"] == attempt), VERDICT_WITHIN_S
+    )
+    incident = next(i for i in stack.items("incidents") if i["id"] == action["incident_id"])
+    detected_s = _seconds(incident["detected"])
+    timeline.measure("injection to verdict", detected_s)
+    timeline.tell("verdict", f"{incident['fault']}: {incident['summary']}", detected_s, "red")
+    for item in incident["evidence"]:
+        timeline.tell("evidence", _evidence(item), detected_s, "dim")
+    _same("the fault", expected.fault, incident["fault"])
+    _same("the culprit", CULPRIT, incident["node"])
+    _same("the action", expected.action, action["kind"])
+    _same("the nodes to exclude", [CULPRIT] if expected.action == "exclude_node" else [], action["exclude"])
+    return action
+
+
+def _delivered(stack: Stack, timeline: Timeline, action: dict[str, Any]) -> None:
+    def accepted() -> dict[str, Any] | None:
+        reports = stack.items("actions", incident_id=action["incident_id"])[0]["reports"]
+        return next((report for report in reports if report["state"] == "accepted"), None)
+
+    report = stack.wait("the webhook is delivered and accepted", accepted, VERDICT_WITHIN_S)
+    received_s = _seconds(report["time"])
+    timeline.measure("injection to webhook received", received_s)
+    timeline.tell("webhook", f"signed, delivered and accepted by {report['who']}: {action['kind']}", received_s)
+
+
+def _restarted(stack: Stack, timeline: Timeline, action: dict[str, Any], expected: Expected) -> dict[str, Any]:
+    def done() -> dict[str, Any] | None:
+        now = stack.items("actions", incident_id=action["incident_id"])[0]
+        if now["state"] in ("failed", "refused", "expired"):
+            raise StageFailed(f"the action is carried out: it {now['state']}: {now['reports'][-1:]}")
+        return now if now["state"] == "done" else None
+
+    finished = stack.wait("the action is carried out", done, RESTARTED_WITHIN_S)
+    report = finished["reports"][-1]
+    job = _job(stack)
+    nodes = sorted({rank["node"] for rank in job["ranks"]})
+    _same("the job's attempt", action["attempt"] + 1, job["attempt"])
+    _same("whether the culprit takes part", expected.action != "exclude_node", CULPRIT in nodes)
+    if expected.action == "exclude_node":
+        standing = next(n for n in stack.items("nodes") if n["node"] == CULPRIT)
+        _same(f"the standing of {CULPRIT}", "excluded", standing["state"])
+        timeline.tell("excluded", f"{CULPRIT} is out; the job runs on {', '.join(nodes)}", _seconds(report["time"]))
+    timeline.tell("restarted", report["detail"], _seconds(report["time"]))
+    return job
+
+
+def _stepped(stack: Stack, timeline: Timeline, attempt: int, began_s: float, before: dict[str, Any]) -> dict[str, Any]:
+    step = stack.wait("the job makes steps again", lambda: _nth_step(stack, attempt, 1), STEPPED_WITHIN_S)
+    timeline.measure("injection to first new step", step["time_s"])
+    timeline.tell(
+        "training", f"restarted from step {step['resumed_from']}; first new step {step['step']}", step["time_s"]
+    )
+    if not 0 < step["resumed_from"] <= before["step"] + _steps_since(stack, before, began_s):
+        raise StageFailed(
+            f"the job resumes from a checkpoint before the fault: it resumed from step {step['resumed_from']},"
+            f" the fault came after step {before['step']}"
+        )
+    return step
+
+
+def _steps_since(stack: Stack, before: dict[str, Any], began_s: float) -> int:
+    """Return how many steps the attempt made between ``before`` and the fault."""
+    return sum(
+        s["attempt"] == before["attempt"] and s["step"] > before["step"] and s["time_s"] <= began_s
+        for s in stack.steps()
+    )
+
+
+def _nth_step(stack: Stack, attempt: int, count: int) -> dict[str, Any] | None:
+    mine = [step for step in stack.steps() if step["attempt"] == attempt]
+    return mine[count - 1] if len(mine) >= count else None
+
+
+def _job(stack: Stack) -> dict[str, Any]:
+    return next(job for job in stack.items("jobs") if job["job"] == stack.job)
+
+
+def _first(stack: Stack, kind: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    return next((item for item in reversed(stack.items(kind)) if item["job"] == stack.job and wanted(item)), None)
+
+
+def _same(what: str, expected: object, seen: object) -> None:
+    if expected != seen:
+        raise StageFailed(f"{what}: expected {expected!r}, the server says {seen!r}")
+
+
+def _evidence(item: dict[str, Any]) -> str:
+    where = item["node"] or "the job"
+    text = f"{item['metric']} of {where} = {_number(item['value'])} {item['unit']}".rstrip()
+    if item["peers_median"] is not None:
+        text += f", peers {_number(item['peers_median'])}"
+    return text + (f", threshold {_number(item['threshold'])}" if item["threshold"] is not None else "")
+
+
+def _number(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else str(value)
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
