@@ -1,0 +1,88 @@
+"""What the training processes of this node report through their hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from eagle_eye.agent.collector import CollectFailed, Observed
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.hook_reader import HookReader
+from eagle_eye.agent.rank_process import RankProcess
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import RANKS_MAX
+
+EVENTS_PER_FRAME_MAX = 256  # of at most 2 KB of text each; the rest waits for the next frame
+
+
+class TrainingCollector:
+    """Ranks, their steps and collectives, their events and their ends."""
+
+    name = "training"
+
+    def __init__(
+        self,
+        path: Path,
+        drops: Drops,
+        wake: Callable[[], None] = lambda: None,
+        devices_by_uuid: Mapping[str, int] | None = None,
+    ) -> None:
+        """``wake`` is called when a process ended or failed: the news should not wait for the interval's end."""
+        self._path = path
+        self._drops = drops
+        self._wake = wake
+        self._devices_by_uuid = {} if devices_by_uuid is None else devices_by_uuid
+        self._reader: HookReader | None = None
+
+    def open(self) -> None:
+        """Listen from here on. Raises CollectFailed when the socket cannot be had; collecting tries again."""
+        if self._reader is None:
+            try:
+                self._reader = HookReader(self._path, self._drops, self._wake, self._devices_by_uuid)
+            except OSError as error:
+                raise CollectFailed(f"hook socket {self._path}: {error.strerror or error}") from None
+
+    def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - the reader has its own clocks
+        """Return the ranks, their rows for the interval that ends now, and what happened in it."""
+        self.open()
+        observed = self.happened()
+        reader = self._reader
+        if reader is None:
+            return observed
+        with reader.lock:
+            known_s = reader.drained_s
+            for process in reader.unreported:
+                process.goodbye = True
+                self._put(observed, process, known_s)
+            reader.unreported.clear()
+            # The newest attempt last: where two ranks claim one device, that one's row is kept.
+            for process in sorted(reader.processes.values(), key=lambda item: item.message.attempt):
+                self._put(observed, process, known_s)
+        return observed
+
+    def _put(self, observed: Observed, process: RankProcess, known_s: float) -> None:
+        row = process.row(known_s)
+        if row:
+            if process.device in observed.devices:
+                self._drops.count("rank_device_conflicts")
+            observed.devices[process.device] = row
+
+    def happened(self) -> Observed:
+        """Return ranks and events without rows; ranks that ended since the last frame are named once more."""
+        reader = self._reader
+        if reader is None:
+            return Observed()
+        with reader.lock:
+            known_s = reader.drained_s
+            events: list[Event] = reader.events[:EVENTS_PER_FRAME_MAX]
+            del reader.events[:EVENTS_PER_FRAME_MAX]
+            processes: list[RankProcess] = [*reader.processes.values(), *reader.departed]
+            reader.departed.clear()
+        ranks = [process.rank(known_s) for process in processes[:RANKS_MAX]]
+        return Observed(events=events, ranks=ranks)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,24 @@
+"""Counts what the agent had to drop, by reason, so that nothing fails silently."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Drops:
+    """How often something was dropped since the agent started, by a stable reason; used from every thread."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def count(self, reason: str, times: int = 1) -> None:
+        """Add ``times`` to a reason."""
+        if times > 0:
+            with self._lock:
+                self._counts[reason] = self._counts.get(reason, 0) + times
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the counts as they are now."""
+        with self._lock:
+            return dict(self._counts)

@@ -1,0 +1,340 @@
+"""What a training loop calls: two lines, and a faulty rank is found in seconds.
+
+    from eagle_eye.agent.hook import attach
+
+    training = attach(model, optimizer)   # once, after wrapping the model for data parallelism
+    ...
+    training.step(loss=loss, tokens=n)    # after optimizer.step(), at each step
+
+Nothing here waits, and nothing raises into the training loop: failures are counted and logged once. With
+the agent gone or stopped it behaves the same. Touches: a Unix datagram socket, one daemon thread,
+``sys.excepthook`` (chained), ``atexit``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+from eagle_eye.agent.hook_message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX, Totals
+from eagle_eye.agent.hook_sender import Identity, Sender, State, collective_sequences, hook_socket
+from eagle_eye.agent.hook_timer import StepTimer
+from eagle_eye.agent.hook_torch import Watch, scalar
+from eagle_eye.agent.redact import redact
+
+SEND_EVERY_S = 0.05  # a step sends at most so often; the heartbeat carries the rest
+TRACEBACK_CHARS_READ_MAX = 16_384
+
+_log = logging.getLogger("eagle_eye.hook")
+_STEPS = Totals._fields.index("steps")
+_TIMED = Totals._fields.index("timed_steps")
+_COMPUTE = Totals._fields.index("compute_steps")
+_DATA_WAIT = Totals._fields.index("data_wait_steps")
+_COLLECTIVE = Totals._fields.index("collective_steps")
+_TOKENS = Totals._fields.index("token_steps")
+_WORK = Totals._fields.index("work_steps")
+_LOSS = Totals._fields.index("losses")
+_GRAD_NORM = Totals._fields.index("grad_norms")
+_LOCAL_GRAD_NORM = Totals._fields.index("local_grad_norms")
+
+_current: Training | None = None
+
+
+def attach(
+    model: Any = None,
+    optimizer: Any = None,
+    *,
+    step: int = 0,
+    socket: str | os.PathLike[str] | None = None,
+    heartbeat_s: float = HEARTBEAT_S,
+) -> Training:
+    """Return the object that reports this process's training; it also reports by itself that the process lives.
+
+    ``model`` (a torch module, after wrapping) and ``optimizer`` are optional: with them and with every
+    parameter on the CPU, a step's compute, wait for data, collectives and local gradient norm are seen.
+    ``step`` is the last step that was finished before, when a job resumes. ``socket`` overrides where the
+    agent listens. Attaching again ends the earlier report. Never raises.
+    """
+    global _current  # noqa: PLW0603 - one report per process, as one excepthook and one atexit
+    if _current is not None:
+        _current.detach()
+    training = Training()
+    try:
+        training._begin(model, optimizer, step, None if socket is None else Path(socket), heartbeat_s)
+    except Exception as error:  # noqa: BLE001 - training must go on without us
+        training._count_failure(error)
+    _current = training
+    return training
+
+
+class Training:
+    """One process's report; made by ``attach``."""
+
+    def __init__(self) -> None:
+        self._state = State()
+        self._timer = StepTimer()
+        self._watch = Watch(self._timer, self._count_failure)
+        self._sums = [0.0] * len(Totals._fields)
+        self._step = 0
+        self._sent_s = 0.0
+        self._sender: Sender | None = None
+        self._stopped = threading.Event()
+        self._heartbeat: threading.Thread | None = None
+        self._phases: list[str] = []
+        self._excepthook = sys.excepthook
+        self._logged = False
+
+    @property
+    def failures(self) -> int:
+        """How often the hook could not do what it was asked; 0 when all is well."""
+        return self._state.failures
+
+    def step(
+        self,
+        *,
+        step: int | None = None,
+        loss: Any = None,
+        grad_norm: Any = None,
+        tokens: float | None = None,
+        work_units: float | None = None,
+        local_grad_norm: Any = None,
+        compute_s: float | None = None,
+        data_wait_s: float | None = None,
+        collective_s: float | None = None,
+    ) -> None:
+        """A training step is finished: call it after ``optimizer.step()``.
+
+        Everything is optional. ``step`` is the number of the finished step, one more than the last one when not
+        given. ``tokens`` and ``work_units`` are this rank's of this step. ``loss`` and norms may be numbers or
+        tensors; a tensor on a device is not read, since that would wait for the device. ``compute_s``,
+        ``data_wait_s`` and ``collective_s`` are for who measures them with device events; they replace what
+        the hook measured itself.
+        """
+        try:
+            now_s = perf_counter()
+            self._step = self._step + 1 if step is None else int(step)
+            measured = self._timer.finish(now_s)
+            step_s = measured.step_s
+            norm = self._watch.norm.finish(measured.backwards, step_s)
+            sums = self._sums
+            sums[_STEPS] += 1.0
+            if step_s is not None:
+                sums[_TIMED] += 1.0
+                sums[_TIMED + 1] += step_s
+                if tokens is not None and (number := self._number(tokens)) is not None:
+                    sums[_TOKENS] += 1.0
+                    sums[_TOKENS + 1] += step_s
+                    sums[_TOKENS + 2] += number
+            self._add(_COMPUTE, measured.compute_s if compute_s is None else compute_s)
+            self._add(_DATA_WAIT, measured.data_wait_s if data_wait_s is None else data_wait_s)
+            self._add(_COLLECTIVE, measured.collective_s if collective_s is None else collective_s)
+            self._add(_WORK, work_units)
+            sound = self._add_or_odd(_LOSS, loss)
+            self._add_or_odd(_GRAD_NORM, grad_norm)
+            if sound:
+                # The gradient of a broken loss is broken on every rank and says nothing about where it came from.
+                self._add_or_odd(_LOCAL_GRAD_NORM, norm if local_grad_norm is None else local_grad_norm)
+            if self._state.phase == "start":
+                self._enter("train")
+            self._publish()
+            if now_s - self._sent_s >= SEND_EVERY_S and self._sender is not None:
+                self._sent_s = now_s
+                self._sender.send()
+        except Exception as error:  # noqa: BLE001 - training must go on without us
+            self._count_failure(error)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What runs inside is no training: its time and its forward passes are in no step.
+
+        "checkpoint" also reports when the checkpoint began and ended, and after which step.
+        """
+        opened = self._open_phase(name)
+        try:
+            yield
+        finally:
+            if opened:
+                self._close_phase()
+
+    def detach(self) -> None:
+        """Say goodbye, take every hook off and report nothing from here on. Never raises."""
+        try:
+            self._end()
+        except Exception as error:  # noqa: BLE001 - training must go on without us
+            self._count_failure(error)
+
+    def _begin(self, model: Any, optimizer: Any, step: int, path: Path | None, heartbeat_s: float) -> None:
+        identity = Identity.of(os.environ)
+        self._step = int(step)
+        self._state.progress = (self._step if self._step > 0 else -1, Totals())
+        try:
+            self._watch.attach(model, optimizer, sys.modules)
+        except Exception as error:  # noqa: BLE001 - without the model's hooks there are still steps and a heartbeat
+            self._watch.remove()
+            self._count_failure(error)
+        self._state.gpu = self._watch.gpu
+        if self._watch.device is not None:
+            identity = identity.on_device(self._watch.device)
+        path = hook_socket(os.environ) if path is None else path
+        self._sender = Sender(identity, self._state, path, heartbeat_s, self._sequences)
+        self._sender.event("phase", "start")
+        self._sender.send()
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._report_error
+        atexit.register(self._end)
+        self._heartbeat = threading.Thread(target=self._beat, name="eagle-eye-hook", daemon=True)
+        self._heartbeat.start()
+
+    def _end(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is None:
+            return
+        self._stopped.set()
+        self._watch.remove()
+        atexit.unregister(self._end)
+        if sys.excepthook == self._report_error:
+            sys.excepthook = self._excepthook
+        if self._heartbeat is not None:
+            self._heartbeat.join(timeout=0.1)  # it is woken; the wait ends at once
+        sender.send(goodbye=True)
+        sender.close()
+
+    def _fork(self) -> None:
+        """A forked child is not the rank: it reports nothing, and its parent's thread does not exist in it."""
+        self._stopped.set()
+        self._sender = None
+        self._heartbeat = None
+
+    def _beat(self) -> None:
+        sender = self._sender
+        while sender is not None and not self._stopped.wait(sender.heartbeat_s):
+            self._send(sender)
+
+    def _send(self, sender: Sender) -> None:
+        try:
+            sender.send()
+        except Exception as error:  # noqa: BLE001 - the next beat may succeed
+            self._count_failure(error)
+
+    def _sequences(self) -> tuple[int, int]:
+        try:
+            return collective_sequences(sys.modules)
+        except Exception as error:  # noqa: BLE001 - private names of torch may change; the rest of the message stands
+            self._count_failure(error)
+            return -1, -1
+
+    def _publish(self) -> None:
+        self._state.progress = (self._step, Totals._make(self._sums))
+
+    def _open_phase(self, name: str) -> bool:
+        try:
+            text = str(name)[:PHASE_CHARS_MAX]
+            text = text if text and text.isprintable() else "unnamed"
+            self._timer.pause(perf_counter())
+            self._phases.append(self._state.phase)
+            self._enter(text)
+            if text == "checkpoint":
+                self._tell("checkpoint_begin", self._step)
+            if self._sender is not None:
+                self._sender.send()
+        except Exception as error:  # noqa: BLE001 - training must go on without us
+            self._count_failure(error)
+            return False
+        return True
+
+    def _close_phase(self) -> None:
+        try:
+            if self._state.phase == "checkpoint":
+                self._tell("checkpoint_end", self._step)
+            self._enter(self._phases.pop())
+            self._timer.resume(perf_counter())
+            if self._sender is not None:
+                self._sender.send()
+        except Exception as error:  # noqa: BLE001 - training must go on without us
+            self._count_failure(error)
+
+    def _enter(self, phase: str) -> None:
+        self._state.phase = phase
+        self._tell("phase", phase)
+
+    def _tell(self, kind: str, value: str | int) -> None:
+        if self._sender is not None:
+            self._sender.event(kind, value)
+
+    def _report_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self._sender is not None and not issubclass(kind, KeyboardInterrupt):
+            try:
+                text = "".join(traceback.format_exception(kind, error, trace))
+                text = redact(text[-TRACEBACK_CHARS_READ_MAX:])
+                self._sender.event(
+                    "training_error",
+                    text.encode("utf-8", "replace")[-TEXT_BYTES_MAX:].decode("utf-8", "ignore"),
+                )
+                self._sender.send()
+            except Exception as failure:  # noqa: BLE001 - the program's own error matters more
+                self._count_failure(failure)
+        self._excepthook(kind, error, trace)
+
+    def _add(self, index: int, value: Any) -> None:
+        """Add to a (count, sum) pair; None and what is not finite is not observed."""
+        if value is not None and (number := self._number(value)) is not None:
+            self._sums[index] += 1.0
+            self._sums[index + 1] += number
+
+    def _add_or_odd(self, index: int, value: Any) -> bool:
+        """Add to a (count, sum, odd) triple, where a value that is not finite is news of its own: return False."""
+        if value is None:
+            return True
+        try:
+            number = scalar(value)
+        except Exception as error:  # noqa: BLE001 - a value of a kind that we don't know; the step counts all the same
+            self._count_failure(error)
+            return True
+        if number is None:
+            self._state.unread += 1
+        elif isfinite(number):
+            self._sums[index] += 1.0
+            self._sums[index + 1] += number
+        else:
+            self._sums[index + 2] += 1.0
+            return False
+        return True
+
+    def _number(self, value: Any) -> float | None:
+        try:
+            number = scalar(value)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._count_failure(error)
+            return None
+        if number is None:
+            self._state.unread += 1
+            return None
+        if not isfinite(number) or number < 0.0:
+            self._state.failures += 1
+            return None
+        return number
+
+    def _count_failure(self, error: BaseException) -> None:
+        self._state.failures += 1
+        if not self._logged:
+            self._logged = True
+            _log.warning("the training hook failed and goes on (further failures are only counted): %r", error)
+
+
+def _forget_in_child() -> None:
+    if _current is not None:
+        _current._fork()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
