@@ -1,0 +1,23 @@
+"""Whether an action may be carried out: pure, asked when it arrives and again when its turn comes."""
+
+from __future__ import annotations
+
+from eagle_eye.orchestrators.cloudevent import unix_seconds
+from eagle_eye.orchestrators.protocol import JobState
+from eagle_eye.schema.action import ActionRequest
+
+
+def refusal(action: ActionRequest, job: JobState | None, now_s: float) -> str | None:
+    """Return why the action is refused, in words for its report; None where it may be carried out."""
+    if now_s >= unix_seconds(action.expires, "expires"):
+        return f"expired at {action.expires}"
+    if job is None:
+        return f"job {action.job!r} is not run here"
+    if action.attempt < job.attempt:
+        return f"asked for attempt {action.attempt}; the job is at attempt {job.attempt} already"
+    strangers = sorted(set(action.exclude) - job.nodes)
+    if strangers:
+        return f"unknown nodes: {', '.join(repr(name[:64]) for name in strangers[:8])}"
+    if action.kind in ("exclude_node", "drain_node") and not action.exclude:
+        return f"{action.kind} names no node"
+    return None

@@ -1,0 +1,34 @@
+"""What can go wrong between Eagle Eye and whatever restarts a job.
+
+OrchestratorError
+├── CannotCarryOutError     the orchestrator may not or cannot do what was asked; the message is the report
+├── UnacceptableEventError  the webhook's body is signed but not understood
+└── ServerUnreachableError  Eagle Eye's server did not answer, or not with what was expected
+    └── RejectedError       it answered, and said no
+"""
+
+from __future__ import annotations
+
+
+class OrchestratorError(Exception):
+    """The root of this package's errors."""
+
+
+class CannotCarryOutError(OrchestratorError):
+    """What was asked cannot be done; the message says why and is reported to the server as it is."""
+
+
+class UnacceptableEventError(OrchestratorError):
+    """A delivery that is correctly signed and not a CloudEvent that this package understands."""
+
+
+class ServerUnreachableError(OrchestratorError):
+    """The server did not answer or refused; worth another try later. The message holds no secret."""
+
+
+class RejectedError(ServerUnreachableError):
+    """The server answered and said no; ``status`` is its HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status

@@ -1,0 +1,64 @@
+"""Which checkpoint to resume from. Reads file names and times below one folder; the choice itself is pure.
+
+A checkpoint is a folder ``step_<N>`` written by torch.distributed.checkpoint, which writes ``.metadata`` last:
+without it the checkpoint is not complete, and its modification time is when it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+_NAME = re.compile(r"step_(\d{1,18})\Z")
+_COMPLETE = ".metadata"
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A complete checkpoint; ``written_s`` is the Unix time at which it was completed."""
+
+    path: str
+    step: int
+    written_s: float
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A stretch of Unix time, both ends included, in which what was written is not to be trusted."""
+
+    since_s: float
+    until_s: float
+
+    def covers(self, time_s: float) -> bool:
+        """Whether the time lies in the span."""
+        return self.since_s <= time_s <= self.until_s
+
+
+def find_checkpoints(folder: Path | None) -> list[Checkpoint]:
+    """Return the complete checkpoints in the folder, in no particular order; none where there is no folder.
+
+    Raises OSError where the folder exists and cannot be read: starting from nothing would then be wrong.
+    """
+    if folder is None or not folder.exists():
+        return []
+    found = []
+    for path in folder.iterdir():
+        named = _NAME.match(path.name)
+        if named is None:
+            continue
+        try:
+            written_s = (path / _COMPLETE).stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        found.append(Checkpoint(str(path), int(named[1]), written_s))
+    return found
+
+
+def choose_checkpoint(found: Iterable[Checkpoint], distrusted: Sequence[Span]) -> Checkpoint | None:
+    """Return the last written checkpoint outside the distrusted spans, None where there is none.
+
+    By time and not by step: after a return to an earlier step, the higher steps are the spoiled ones.
+    """
+    trusted = (one for one in found if not any(span.covers(one.written_s) for span in distrusted))
+    return max(trusted, key=lambda one: (one.written_s, one.step), default=None)

@@ -1,0 +1,259 @@
+"""``eagle-eye launch``: flags, and the wiring of launcher, receiver and server."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import logging
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch.coordinator import Coordinator, Job, NoServer
+from eagle_eye.orchestrators.launch.machine import Rules
+from eagle_eye.orchestrators.launch.memory import MemoryFile
+from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
+from eagle_eye.orchestrators.launch.output import Output
+from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.ledger import Ledger
+from eagle_eye.orchestrators.receiver import Intake, Receiver, listen_on, url_of
+from eagle_eye.orchestrators.reports import Reporter
+from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.subscriber import INTERRUPTED, Subscriber
+from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.schema.configuration import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+# A leading dash would make an option of it for ssh and the like.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}\Z")
+REPORTS_WITHIN_S = 3.0
+LAST_STATE_WITHIN_S = 3.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The parser knows the command's flags; what follows ``--`` is the training command."""
+    parser.description = (
+        "Runs a torchrun-style training job over a set of nodes with spares, restarts it without a node "
+        "when Eagle Eye asks for it, and by itself when it fails and nobody asks."
+    )
+    add = parser.add_argument
+    add("--job", required=True, help="the job's name, as Eagle Eye knows it")
+    add("--nnodes", required=True, metavar="N|MIN:N", help="nodes wanted; with MIN it may shrink to that many")
+    add("--nodes", required=True, metavar="A,B,...", help="the nodes: the first N start, the rest are spares")
+    add("--nproc-per-node", type=_positive, default=1, metavar="K", help="ranks on each node (default 1)")
+    add("--exec", default="", metavar="TEMPLATE", help="how to run a command on a node, e.g. 'ssh {node}'")
+    add("--python", default=sys.executable, help="the Python on the nodes (default: this one)")
+    add("--env", action="append", default=[], metavar="KEY=VALUE", help="for every rank; {node} and {index} work")
+    add("--rdzv-host", default="127.0.0.1", metavar="ADDR", help="this machine's address as the nodes reach it")
+    add("--rdzv-port", type=int, default=0, metavar="P", help="port of the rendezvous store (default: a free one)")
+    add("--checkpoint-dir", type=Path, metavar="DIR", help="where the job writes step_<N> checkpoints")
+    add("--state-dir", type=Path, metavar="DIR", help="what must survive the launcher (default ./JOB.launch)")
+    add("--log-dir", type=Path, metavar="DIR", help="logs of ranks and runners (default STATE_DIR/logs)")
+    add("--restarts-max", type=_whole, default=3, metavar="N", help="restarts by the launcher itself (default 3)")
+    add("--verdict-wait", type=_seconds, default=30.0, metavar="S",
+        help="after a failure, how long to wait for Eagle Eye before restarting by itself (default 30)")  # fmt: skip
+    add("--stop-wait", type=_seconds, default=5.0, metavar="S",
+        help="how long a node may take to stop its ranks before it is given up (default 5)")  # fmt: skip
+    add("--start-wait", type=_seconds, default=180.0, metavar="S",
+        help="how long a node may take to get ready before it is given up (default 180)")  # fmt: skip
+    add("--json", action="store_true", help="one JSON object a line on stdout")
+    server = parser.add_argument_group("Eagle Eye")
+    server.add_argument("--server", metavar="URL", default="http://127.0.0.1:8470")
+    server.add_argument("--without-server", action="store_true", help="launch and restart, but ask nobody")
+    server.add_argument("--token-file", type=Path, metavar="F", help="holds the bearer token")
+    server.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where webhooks arrive")
+    server.add_argument("--webhook-url", metavar="URL", help="the same as the server reaches it, where it differs")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGS] | -- -m MODULE [ARGS]")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The job has ended; returns 0 finished, 1 failed, 2 wrong usage, 130 or 143 after a signal."""
+    try:
+        _require_torch()
+        job, rules = read_job(arguments), read_rules(arguments)
+        memory = MemoryFile(_state_dir(arguments), job.name)
+    except (ConfigurationError, OrchestratorError) as error:
+        sys.stderr.write(f"eagle-eye launch: {error}\n")
+        return 2
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    output = Output(sys.stdout, job.name, as_json=arguments.json)
+    with contextlib.closing(memory):
+        if arguments.without_server:
+            coordinator = Coordinator(job, rules, memory, NoServer(), output)
+            return _run(coordinator)
+        try:
+            return _run_with_server(arguments, job, rules, memory, output)
+        except (ConfigurationError, OrchestratorError) as error:
+            sys.stderr.write(f"eagle-eye launch: {error}\n")
+            return 2
+
+
+def read_job(arguments: argparse.Namespace) -> Job:
+    """Return what is to be run; raises ConfigurationError naming the flag."""
+    if not _NAME.match(arguments.job):
+        raise ConfigurationError(f"--job {arguments.job!r}: expected letters, digits and '._:-'")
+    nodes = tuple(arguments.nodes.split(","))
+    for node in nodes:
+        if not _NAME.match(node):
+            raise ConfigurationError(f"--nodes: {node!r} is no node name; expected letters, digits and '._:-'")
+    if len(set(nodes)) != len(nodes):
+        raise ConfigurationError("--nodes: a node is named twice")
+    command = tuple(arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command)
+    if not command or command == ("-m",):
+        raise ConfigurationError("the training command is missing; expected -- SCRIPT [ARGS] or -- -m MODULE [ARGS]")
+    if command[0].startswith("-") and command[0] != "-m":
+        raise ConfigurationError(f"{command[0]!r}: expected a script or -m after --")
+    env = {}
+    for assignment in arguments.env:
+        name, equals, value = assignment.partition("=")
+        if not name or not equals:
+            raise ConfigurationError(f"--env {assignment!r}: expected KEY=VALUE")
+        env[name] = value
+    try:
+        exec_words = tuple(shlex.split(arguments.exec))
+    except ValueError as error:
+        raise ConfigurationError(f"--exec {arguments.exec!r}: {error}") from None
+    return Job(
+        name=arguments.job,
+        nodes=nodes,
+        ranks_per_node=arguments.nproc_per_node,
+        command=command,
+        exec_words=exec_words,
+        python=arguments.python,
+        env=env,
+        store_host=arguments.rdzv_host,
+        store_port=arguments.rdzv_port,
+        checkpoint_dir=arguments.checkpoint_dir and arguments.checkpoint_dir.absolute(),
+        log_dir=(arguments.log_dir or _state_dir(arguments) / "logs").absolute(),
+    )
+
+
+def read_rules(arguments: argparse.Namespace) -> Rules:
+    """Return how the job is to be kept running; raises ConfigurationError naming the flag."""
+    counts = re.fullmatch(r"(?:(\d+):)?(\d+)", arguments.nnodes)
+    if counts is None:
+        raise ConfigurationError(f"--nnodes {arguments.nnodes!r}: expected N or MIN:N")
+    wanted = int(counts[2])
+    least = int(counts[1] or wanted)
+    nodes = tuple(arguments.nodes.split(","))
+    if not 1 <= least <= wanted <= len(nodes):
+        raise ConfigurationError(
+            f"--nnodes {arguments.nnodes}: expected 1 <= MIN <= N <= {len(nodes)}, the number of --nodes"
+        )
+    return Rules(
+        fleet=Fleet(nodes, least, wanted),
+        verdict_wait_s=arguments.verdict_wait,
+        restarts_max=arguments.restarts_max,
+        ready_within_s=arguments.start_wait,
+        stopped_within_s=arguments.stop_wait,
+    )
+
+
+def _run(coordinator: Coordinator) -> int:
+    def cancel(number: int, _: object) -> None:
+        coordinator.post(on.Cancelled(signal.Signals(number).name, 128 + number))
+
+    former = {number: signal.signal(number, cancel) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return coordinator.run()
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class _Parts:
+    client: ServerClient
+    ledger: Ledger
+    reporter: Reporter
+
+
+@contextlib.contextmanager
+def _parts(arguments: argparse.Namespace) -> Iterator[_Parts]:
+    token = ""
+    if arguments.token_file:
+        try:
+            token = arguments.token_file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigurationError(f"--token-file {arguments.token_file}: {error.strerror}") from None
+    try:
+        client = ServerClient(arguments.server, token)
+    except ValueError as error:
+        raise ConfigurationError(f"--server: {error}") from None
+    ledger = Ledger(_state_dir(arguments) / "ledger.sqlite")
+    reporter = Reporter(client, ledger)
+    try:
+        yield _Parts(client, ledger, reporter)
+    finally:
+        ledger.close()
+        client.close()
+
+
+def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memory: MemoryFile, output: Output) -> int:
+    with _parts(arguments) as parts, contextlib.closing(listen_on(*_address(arguments.listen))) as listening:
+        url = arguments.webhook_url or url_of(listening)
+        subscription = Subscription(parts.client, Wanted(url, (job.name,)), _state_dir(arguments) / "subscription.json")
+        coordinator = Coordinator(job, rules, memory, subscription, output, subscription.attempt_of(job.name))
+        orchestrator = LaunchOrchestrator(coordinator, job.name)
+        intake = Intake(parts.ledger, orchestrator.state, parts.reporter, subscription.secrets)
+        receiver = Receiver(intake, listening)
+        subscriber = Subscriber(orchestrator, parts.ledger, intake.work, parts.reporter)
+        intake.resume(interrupted=INTERRUPTED)
+        receiver.start()
+        for part in (parts.reporter, subscription, subscriber):
+            part.start()
+        output.say("listening", coordinator.job_state().attempt, {"webhook_url": url, "server": parts.client.url})
+        try:
+            return _run(coordinator)
+        finally:
+            if not subscription.flush(LAST_STATE_WITHIN_S):
+                log.warning("the server has not heard how the job ended")
+            subscription.stop()
+            receiver.stop()
+            subscriber.stop(REPORTS_WITHIN_S)
+            if not parts.reporter.stop(REPORTS_WITHIN_S):
+                log.warning("reports are still owed; the next launcher with this --state-dir sends them")
+
+
+def _require_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigurationError("torch is not installed here; pip install 'eagle-eye[ml]'")
+
+
+def _state_dir(arguments: argparse.Namespace) -> Path:
+    folder: Path = arguments.state_dir or Path(f"{arguments.job}.launch")
+    return folder.absolute()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigurationError(f"--listen {text!r}: expected HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def _whole(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise ValueError(text)
+    return number
+
+
+def _seconds(text: str) -> float:
+    if not 0 <= (number := float(text)) < float("inf"):
+        raise ValueError(text)
+    return number

@@ -1,0 +1,171 @@
+"""One attempt on one node, with PyTorch's elastic agent. Imports torch; runs in a process of its own.
+
+The elastic agent starts and watches the node's ranks, as torchrun would. Two of its documented extension
+points are used: a rendezvous handler, because the launcher has already decided who takes part and under
+which rank, and a place for the logs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+# Public and documented, yet not marked as exported.
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from eagle_eye.orchestrators.launch.messages import Ended, Exit, FromRunner, Rank, Start, Started
+
+STORE_TIMEOUT_S = 60.0
+MONITOR_INTERVAL_S = 0.1
+# Only for ranks left over when this process itself is told to end; the runner's own stop kills at once.
+SHUTDOWN_TIMEOUT_S = 1
+TAIL_CHARACTERS = 1_500
+
+
+class AssignedRendezvous(RendezvousHandler):
+    """A rendezvous whose outcome the launcher has decided: this node's rank, and the launcher's own store.
+
+    PyTorch's ``c10d`` rendezvous would let the nodes vote (seconds, and ranks by order of arrival), its
+    ``static`` one would have node 0 serve the store, which dies with that node.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._client: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        """Return the name under which events mention this rendezvous."""
+        return "assigned"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether ranks join the store that serves the agents instead of making one."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return this node's place; raises torch's DistError where the launcher's store is out of reach."""
+        start = self._start
+        self._client = TCPStore(
+            start.store_host, start.store_port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S)
+        )
+        store = PrefixStore(f"{start.run_id}/agents", self._client)
+        info = RendezvousStoreInfo(start.store_host, start.store_port)
+        return RendezvousInfo(store, start.node_rank, start.nodes, info)
+
+    def is_closed(self) -> bool:
+        """Whether a further rendezvous would be refused."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing: there is one rendezvous an attempt."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: nodes come and go only between attempts."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Return the job and attempt."""
+        return self._start.run_id
+
+    def shutdown(self) -> bool:
+        """Return True: the store belongs to the launcher."""
+        return True
+
+
+class RankLogs(LogsSpecs):
+    """Logs in ``<folder>/rank<N>.stdout.log`` and ``.stderr.log``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self._folder = folder
+
+    @property
+    def root_log_dir(self) -> str:
+        """Return the folder."""
+        return str(self._folder)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Return where each local rank writes; torch's error file lies beside its logs."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stem = {local: self._folder / f"rank{env['RANK']}" for local, env in envs.items()}
+        errors = {local: f"{path}.error.json" for local, path in stem.items()}
+        for local, env in envs.items():
+            env["TORCHELASTIC_ERROR_FILE"] = errors[local]
+        return LogsDest(
+            stdouts={local: f"{path}.stdout.log" for local, path in stem.items()},
+            stderrs={local: f"{path}.stderr.log" for local, path in stem.items()},
+            error_files=errors,
+        )
+
+
+class TellingAgent(LocalElasticAgent):
+    """The elastic agent of a node, which says which ranks it has started."""
+
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, started: Callable[[list[Rank]], None]) -> None:
+        super().__init__(spec, logs, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        self._tell_started = started
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._tell_started(
+            [Rank(worker.global_rank, worker.local_rank, pids[worker.local_rank]) for worker in worker_group.workers]
+        )
+        return pids
+
+
+def run_attempt(start: Start, say: Callable[[FromRunner], None]) -> None:
+    """The attempt's ranks on this node have run and ended, and both were said."""
+    os.environ.update(start.env)
+    # Without the flight recorder nobody can tell which rank a hang waits for.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    if start.ranks_per_node > 1:  # as torchrun does, or every rank would take every core
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logs = Path(start.log_dir)
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=start.ranks_per_node,
+        rdzv_handler=AssignedRendezvous(start),
+        entrypoint=sys.executable,
+        args=("-u", *start.command),
+        # One owner restarts the job, and it is the launcher: a second one here would race with it.
+        max_restarts=0,
+        monitor_interval=MONITOR_INTERVAL_S,
+    )
+    agent = TellingAgent(spec, RankLogs(logs), lambda ranks: say(Started(start.attempt, ranks)))
+    try:
+        result = agent.run()
+    except SignalException as error:
+        say(Ended(start.attempt, success=False, detail=str(error)))
+    except Exception as error:  # noqa: BLE001
+        # Whatever it was, the launcher must hear of it rather than wait.
+        say(Ended(start.attempt, success=False, detail=f"{type(error).__name__}: {error}"[:TAIL_CHARACTERS]))
+    else:
+        say(_ended(start, logs, result))
+
+
+def _ended(start: Start, logs: Path, result: RunResult) -> Ended:
+    if not result.is_failed():
+        return Ended(start.attempt, success=True)
+    failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
+    exits = [Exit(rank, failure.exitcode) for rank, failure in failures]
+    # The first to fail by itself: those that the agent ended afterwards only say so.
+    first = next((exit_.rank for exit_ in exits if exit_.exit_code != -15), exits[0].rank if exits else None)
+    return Ended(start.attempt, success=False, exits=exits, detail=_tail(logs, first))
+
+
+def _tail(logs: Path, rank: int | None) -> str:
+    if rank is None:
+        return ""
+    try:
+        text = (logs / f"rank{rank}.stderr.log").read_bytes()[-4 * TAIL_CHARACTERS :].decode(errors="replace")
+    except OSError as error:
+        return f"rank {rank}: no log ({error.strerror})"
+    return f"rank {rank}: {text.strip()[-TAIL_CHARACTERS:]}"

@@ -1,0 +1,46 @@
+"""The launcher as an Orchestrator: what Eagle Eye asks becomes something that happens to the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch.coordinator import Coordinator
+from eagle_eye.orchestrators.protocol import JobState, Restart
+
+STOPPED_EXIT_CODE = 1
+
+
+class LaunchOrchestrator:
+    """One job, run by one coordinator."""
+
+    name = "eagle-eye launch"
+
+    def __init__(self, coordinator: Coordinator, job: str) -> None:
+        self._coordinator = coordinator
+        self._job = job
+
+    def state(self, job: str) -> JobState | None:
+        """Return what is known about the job; None for another one."""
+        return self._coordinator.job_state() if job == self._job else None
+
+    def stop(self, job: str, reason: str) -> str:  # noqa: ARG002 - the protocol's name
+        """The launcher is ending the job, and itself."""
+        self._coordinator.post(on.Cancelled(reason, STOPPED_EXIT_CODE))
+        return "stopping"
+
+    def exclude(self, job: str, nodes: Sequence[str], reason: str, *, now: bool) -> str:  # noqa: ARG002
+        """The nodes are not used from the next start on; kept in the state folder."""
+        names = tuple(nodes)
+        return self._coordinator.ask(lambda request: on.ExcludeAsked(request, names, now, reason))
+
+    def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002
+        """The next attempt's ranks were spawned."""
+        return self._coordinator.ask(
+            lambda number: on.RestartAsked(number, request.over_attempt, request.distrust_since_s, request.reason)
+        )
+
+    def readmit(self, nodes: Sequence[str]) -> str:
+        """The nodes are spares again."""
+        names = tuple(nodes)
+        return self._coordinator.ask(lambda request: on.ReadmitAsked(request, names))

@@ -1,0 +1,93 @@
+"""What the launcher's state machine wants done: its outputs, carried out by the coordinator in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from eagle_eye.orchestrators.launch.checkpoints import Span
+
+
+@dataclass(frozen=True)
+class StartRanks:
+    """Start the attempt on the nodes, by node rank, from the newest checkpoint outside ``distrusted``."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    distrusted: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class StopRanks:
+    """Kill what runs on the nodes."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Give the node's runner up; whatever of it can be reached from here is killed."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Revive:
+    """Start a runner on the node again if it has none."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class TellServer:
+    """The job's state, and the membership of its attempt."""
+
+    state: str
+    attempt: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Running:
+    """Every rank was spawned: the requests are answered with a description of the attempt."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+    requests: tuple[int, ...]
+    unconfirmed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of something asked for."""
+
+    request: int
+    success: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Say:
+    """Something that people and programs who watch the launcher want to know."""
+
+    event: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Persist:
+    """What must outlive the launcher has changed."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The job has ended; the launcher exits with this code."""
+
+    phase: str
+    reason: str
+    exit_code: int
+
+
+RunnerOrder = StartRanks | StopRanks | Abandon | Revive
+Order = RunnerOrder | TellServer | Running | Answer | Say | Persist | End

@@ -1,0 +1,53 @@
+"""Which nodes the next attempt runs on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The nodes that the launcher was given: in their order, the first ``wanted`` start, the rest are spares.
+
+    A job may run on ``least`` to ``wanted`` nodes.
+    """
+
+    nodes: tuple[str, ...]
+    least: int
+    wanted: int
+
+
+def choose_nodes(
+    fleet: Fleet,
+    current: tuple[str, ...],
+    unusable: AbstractSet[str],
+    draining: AbstractSet[str] = frozenset(),
+) -> tuple[str, ...] | None:
+    """Return the nodes of the next attempt by node rank, None where fewer than ``least`` are usable.
+
+    Nodes that stay keep their place, so that most ranks keep their neighbours; a spare takes the place of the
+    node that it replaces; without spares the job shrinks. A draining node is used only where the job could
+    not run otherwise. Never returns an unusable node, nor a node twice.
+    """
+    chosen = _fill(fleet, current, unusable | draining)
+    if len(chosen) >= fleet.least:
+        return chosen
+    missing = fleet.least - len(chosen)
+    kept = [node for node in fleet.nodes if node in draining and node not in unusable][:missing]
+    if len(kept) < missing:
+        return None
+    return _fill(fleet, current, unusable | (draining - set(kept)))
+
+
+def _fill(fleet: Fleet, current: tuple[str, ...], unusable: AbstractSet[str]) -> tuple[str, ...]:
+    places = current or fleet.nodes[: fleet.wanted]
+    places += ("",) * (fleet.wanted - len(places))
+    spares = [node for node in fleet.nodes if node not in places and node not in unusable]
+    filled = []
+    for node in places:
+        if node and node not in unusable:
+            filled.append(node)
+        elif spares:
+            filled.append(spares.pop(0))
+    return tuple(filled)

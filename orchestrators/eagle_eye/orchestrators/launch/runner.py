@@ -1,0 +1,233 @@
+"""The launcher's hand on a node: keeps torch imported, runs attempts, kills them; ends with its coordinator.
+
+Reads messages from stdin and writes them to stdout. Whatever happens to the coordinator or to the connection,
+no rank outlives it for long: stdin's end, or silence longer than the lease, kills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import sys
+import time
+from typing import NoReturn
+
+import msgspec
+import psutil
+
+from eagle_eye.orchestrators.launch.messages import (
+    Configure,
+    Ended,
+    FromRunner,
+    Ready,
+    Start,
+    Stop,
+    Stopped,
+    decode_from_runner,
+    decode_to_runner,
+    line,
+)
+
+KILL_DEADLINE_S = 3.0
+POLL_S = 0.5
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Runner:
+    """Serves one coordinator until it is gone."""
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(incoming, selectors.EVENT_READ, self._read_coordinator)
+        self._unread = b""
+        self._lease_s = float("inf")
+        self._heard_s = time.monotonic()
+        self._child: int | None = None
+        self._child_pipe: int | None = None
+        self._child_unread = b""
+        self._child_attempt = 0
+        self._child_ended = True
+        self._gone = False
+
+    def serve(self) -> None:
+        """The coordinator is gone, and so is every process that this runner started."""
+        try:
+            while not self._gone:
+                # One at a time, the coordinator first: its word may close what the other came from.
+                ready = [key.data for key, _ in self._selector.select(POLL_S)]
+                if ready:
+                    (self._read_coordinator if self._read_coordinator in ready else ready[0])()
+                if time.monotonic() - self._heard_s > self._lease_s:
+                    _note(f"nothing heard for {self._lease_s:.0f} s; the ranks are stopped")
+                    break
+        finally:
+            self._kill()
+
+    def _read_coordinator(self) -> None:
+        received = os.read(self._incoming, 65_536)
+        if not received:
+            self._gone = True
+            return
+        self._heard_s = time.monotonic()
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for text in lines:
+            self._obey(text)
+
+    def _obey(self, text: bytes) -> None:
+        try:
+            message = decode_to_runner(text)
+        except msgspec.DecodeError as error:
+            _note(f"not understood: {error}")
+            return
+        if isinstance(message, Configure):
+            os.environ.update(message.env)
+            self._lease_s = message.lease_s
+            # Before torch: some of its settings are read when it is imported.
+            import eagle_eye.orchestrators.launch.elastic  # noqa: F401
+
+            # The import may have taken longer than the lease; what was said meanwhile is still unread.
+            self._heard_s = time.monotonic()
+            self._say(Ready(os.getpid()))
+        elif isinstance(message, Start):
+            self._kill()
+            self._start(message)
+        elif isinstance(message, Stop):
+            self._say(Stopped(self._kill()))
+
+    def _start(self, start: Start) -> None:
+        read_end, write_end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read_end)
+            self._become_attempt(start, write_end)
+        os.close(write_end)
+        self._child, self._child_pipe, self._child_unread = child, read_end, b""
+        self._child_attempt, self._child_ended = start.attempt, False
+        self._selector.register(read_end, selectors.EVENT_READ, self._read_child)
+
+    def _become_attempt(self, start: Start, write_end: int) -> NoReturn:
+        """Run the attempt in the forked process and leave it."""
+        exit_code = 1
+        try:
+            # Should the runner be killed, the elastic agent ends its ranks as it does on any SIGTERM.
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            self._selector.close()
+            for descriptor in (self._incoming, self._outgoing):
+                os.close(descriptor)
+            from eagle_eye.orchestrators.launch.elastic import run_attempt
+
+            run_attempt(start, lambda message: _write(write_end, line(message)))
+            exit_code = 0
+        finally:
+            # Not sys.exit: nothing of the runner above may go on in this process.
+            sys.stderr.flush()
+            os._exit(exit_code)
+
+    def _read_child(self) -> None:
+        assert self._child_pipe is not None  # noqa: S101 - registered only while there is one
+        received = os.read(self._child_pipe, 65_536)
+        if not received:
+            self._child_gone()
+            return
+        *lines, self._child_unread = (self._child_unread + received).split(b"\n")
+        for text in lines:
+            message = decode_from_runner(text)
+            self._child_ended = self._child_ended or isinstance(message, Ended)
+            self._say(message)
+
+    def _child_gone(self) -> None:
+        """The attempt's process has ended; where it could not say how, that is said for it."""
+        ended, attempt = self._child_ended, self._child_attempt
+        self._kill()
+        if not ended:
+            self._say(Ended(attempt, success=False, detail="the elastic agent ended without a word"))
+
+    def _kill(self) -> list[int]:
+        """Every process that descends from this one is dead; returns the ids of those that cannot be killed.
+
+        SIGKILL, because a stopped rank does not take SIGTERM and a hung one need not. Ranks are in sessions
+        of their own, so that process groups do not reach them; orphans come to this process (a subreaper).
+        """
+        until_s = time.monotonic() + KILL_DEADLINE_S
+        while (alive := _descendants()) and time.monotonic() < until_s:
+            for process in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            _reap()
+            time.sleep(0.005)
+        _reap()
+        if self._child_pipe is not None:
+            self._selector.unregister(self._child_pipe)
+            os.close(self._child_pipe)
+        self._child = self._child_pipe = None
+        self._child_ended = True
+        return [process.pid for process in alive]
+
+    def _say(self, message: FromRunner) -> None:
+        try:
+            _write(self._outgoing, line(message))
+        except BrokenPipeError:
+            self._gone = True
+
+
+def _descendants() -> list[psutil.Process]:
+    alive = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        _note(f"prctl {option}: {os.strerror(ctypes.get_errno())}; ranks might outlive a killed runner")
+
+
+def _terminated(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"runner: {text}\n")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    """Serve the coordinator at the other end of stdin and stdout."""
+    # Whatever prints to stdout from here on, the messages stay whole.
+    outgoing = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    incoming = os.dup(sys.stdin.fileno())
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, sys.stdin.fileno())
+    os.close(null)
+    # The coordinator decides when ranks end, also after Ctrl-C in its terminal.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _terminated)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    runner = Runner(incoming, outgoing)
+    runner.serve()
+
+
+if __name__ == "__main__":
+    main()

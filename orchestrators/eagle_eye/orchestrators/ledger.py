@@ -1,0 +1,170 @@
+"""The durable memory of a subscriber: deliveries seen, what became of each action, reports owed.
+
+Touches one SQLite file. Every method is a transaction that is on disk when it returns, and may be called
+from any thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from eagle_eye.schema.action import ActionRequest, Report
+
+ActionState = Literal["queued", "begun", "finished", "refused", "withdrawn"]
+
+# Long after a sender has given up redelivering: Standard Webhooks senders retry for some days.
+MEMORY_S = 14 * 86_400.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS delivery (webhook_id TEXT PRIMARY KEY, received_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS action (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, action_id TEXT NOT NULL UNIQUE, state TEXT NOT NULL,
+    received_s REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS report (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, action_id TEXT NOT NULL, path TEXT NOT NULL,
+    body BLOB NOT NULL, until_s REAL NOT NULL, fate TEXT NOT NULL DEFAULT 'owed');
+CREATE INDEX IF NOT EXISTS report_owed ON report (fate, sequence);
+"""
+
+
+@dataclass(frozen=True)
+class OwedReport:
+    """A report that the server has not confirmed; nobody needs it after ``until_s`` (Unix seconds)."""
+
+    sequence: int
+    action_id: str
+    path: str
+    report: Report
+    until_s: float
+
+
+class Ledger:
+    """Open until ``close``. An action is recorded once, however often and under whatever id it comes."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        # Autocommit mode: transactions are begun by hand, immediately, so that no reader is upgraded.
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=FULL")
+        self._connection.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """The file is closed; nothing may be called afterwards."""
+        with self._lock:
+            self._connection.close()
+
+    def seen(self, webhook_id: str) -> bool:
+        """Whether a delivery under this id has been recorded."""
+        with self._lock:
+            row = self._connection.execute("SELECT 1 FROM delivery WHERE webhook_id = ?", (webhook_id,)).fetchone()
+        return row is not None
+
+    def record_delivery(self, webhook_id: str, now_s: float) -> None:
+        """A later delivery under this id is a repetition; what is older than MEMORY_S is forgotten."""
+        with self._transaction() as execute:
+            self._remember(execute, webhook_id, now_s)
+
+    def record_action(self, webhook_id: str, action: ActionRequest, state: ActionState, now_s: float) -> bool:
+        """The delivery and its action are recorded together; False where the action was known before."""
+        with self._transaction() as execute:
+            self._remember(execute, webhook_id, now_s)
+            changed = execute.execute(
+                "INSERT OR IGNORE INTO action (action_id, state, received_s, body) VALUES (?, ?, ?, ?)",
+                (action.action_id, state, now_s, msgspec.json.encode(action)),
+            ).rowcount
+        return changed == 1
+
+    def withdraw(self, webhook_id: str, action_id: str, now_s: float) -> bool:
+        """The action will not be begun; False where it is not known or was begun already."""
+        with self._transaction() as execute:
+            self._remember(execute, webhook_id, now_s)
+            changed = execute.execute(
+                "UPDATE action SET state = 'withdrawn' WHERE action_id = ? AND state = 'queued'", (action_id,)
+            ).rowcount
+        return changed == 1
+
+    def begin(self, action_id: str) -> bool:
+        """The action is this caller's to carry out; False where it was withdrawn or is not queued."""
+        return self._move(action_id, "begun", "queued")
+
+    def finish(self, action_id: str) -> None:
+        """The action was carried out, or failed: it is not begun again."""
+        self._move(action_id, "finished", "begun")
+
+    def refuse(self, action_id: str) -> None:
+        """The action was queued and is not to be begun any more."""
+        self._move(action_id, "refused", "queued")
+
+    def actions(self, state: ActionState) -> list[ActionRequest]:
+        """Return the actions in this state, in the order of their arrival."""
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT body FROM action WHERE state = ? ORDER BY sequence", (state,)
+            ).fetchall()
+        return [msgspec.json.decode(row[0], type=ActionRequest) for row in rows]
+
+    def state_of(self, action_id: str) -> str | None:
+        """Return the action's state, None for an unknown one."""
+        with self._lock:
+            row = self._connection.execute("SELECT state FROM action WHERE action_id = ?", (action_id,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def owe(self, action_id: str, path: str, report: Report, until_s: float) -> None:
+        """The report will be sent, if need be by a later process, until confirmed or ``until_s`` is over."""
+        with self._transaction() as execute:
+            execute.execute(
+                "INSERT INTO report (action_id, path, body, until_s) VALUES (?, ?, ?, ?)",
+                (action_id, path, msgspec.json.encode(report), until_s),
+            )
+
+    def owed(self) -> list[OwedReport]:
+        """Return the reports to be sent, in the order in which they were made."""
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT sequence, action_id, path, body, until_s FROM report WHERE fate = 'owed' ORDER BY 1"
+            ).fetchall()
+        return [
+            OwedReport(sequence, action_id, path, msgspec.json.decode(body, type=Report), until_s)
+            for sequence, action_id, path, body, until_s in rows
+        ]
+
+    def settle(self, sequence: int, fate: Literal["delivered", "rejected", "expired"]) -> None:
+        """The report is not sent again."""
+        with self._transaction() as execute:
+            execute.execute("UPDATE report SET fate = ? WHERE sequence = ?", (fate, sequence))
+
+    def _move(self, action_id: str, state: ActionState, before: ActionState) -> bool:
+        with self._transaction() as execute:
+            changed = execute.execute(
+                "UPDATE action SET state = ? WHERE action_id = ? AND state = ?", (state, action_id, before)
+            ).rowcount
+        return changed == 1
+
+    @staticmethod
+    def _remember(execute: sqlite3.Connection, webhook_id: str, now_s: float) -> None:
+        execute.execute("INSERT OR IGNORE INTO delivery VALUES (?, ?)", (webhook_id, now_s))
+        old_s = now_s - MEMORY_S
+        execute.execute("DELETE FROM delivery WHERE received_s < ?", (old_s,))
+        execute.execute("DELETE FROM action WHERE received_s < ? AND state NOT IN ('queued', 'begun')", (old_s,))
+        execute.execute("DELETE FROM report WHERE until_s < ? AND fate <> 'owed'", (old_s,))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")

@@ -1,0 +1,233 @@
+"""The launcher on real processes: gloo on the CPU, local "nodes", webhooks over loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from eagle_eye.orchestrators.launch.messages import Configure, Ready, Start, Started, decode_from_runner, line
+from tests.orchestrators.builders import StubServer, action, deliver, event_body, signed_headers, stub_server
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'eagle-eye[ml]'")
+
+from eagle_eye.orchestrators.launch.store import AttemptStore
+
+SCRIPT = Path(__file__).with_name("tiny_training.py")
+MAIN = (
+    "import argparse, sys; from eagle_eye.orchestrators.launch import command as c; "
+    "p = argparse.ArgumentParser(); c.configure(p); sys.exit(c.run(p.parse_args()))"
+)
+# Three ranks import torch at once, on a machine that may have one core to spare.
+PATIENCE_S = 90.0
+REPORTS = "/api/v1/actions/act-1/reports"
+
+
+class Launched:
+    """A launcher in a process of its own; ``events`` are the lines it has written so far."""
+
+    def __init__(self, folder: Path, nodes: str, *words: str, steps: int, env: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.events: list[dict[str, Any]] = []
+        self._arrived = threading.Condition()
+        script = (str(SCRIPT), str(folder / "checkpoints"), str(steps), "0.05", "5")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", MAIN, "--job", "j", "--nodes", nodes, "--json"),
+                *("--checkpoint-dir", str(folder / "checkpoints"), "--state-dir", str(folder / "state")),
+                *("--env", "OMP_NUM_THREADS=1", *words, "--", *script),
+            ],
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+        )
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            for line in self.process.stdout:
+                with self._arrived:
+                    self.events.append(json.loads(line))
+                    self._arrived.notify_all()
+
+    def wait(self, event: str, attempt: int | None = None) -> dict[str, Any]:
+        def found() -> dict[str, Any] | None:
+            wanted = (e for e in self.events if e["event"] == event and attempt in (None, e["attempt"]))
+            return next(wanted, None)
+
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: found() is not None, PATIENCE_S), self.events
+            seen = found()
+        assert seen is not None
+        return seen
+
+    def ends(self) -> int:
+        code = self.process.wait(PATIENCE_S)
+        self._thread.join()
+        return code
+
+    def progress(self, attempt: int, rank: int) -> list[list[str]]:
+        path = self.folder / "checkpoints" / f"progress-{attempt}-{rank}.txt"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def reaches(self, attempt: int, step: int) -> None:
+        eventually(lambda: any(words == ["step", str(step)] for words in self.progress(attempt, 0)))
+
+
+def eventually(what: Callable[[], object]) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def launched(
+    folder: Path, nodes: str, *words: str, steps: int, env: dict[str, str] | None = None
+) -> Iterator[Launched]:
+    launcher = Launched(folder, nodes, *words, steps=steps, env=env)
+    try:
+        yield launcher
+    finally:
+        if launcher.process.poll() is None:
+            launcher.process.terminate()
+        launcher.ends()
+
+
+def send_action(server: StubServer, launcher: Launched, **changes: Any) -> float:
+    """A signed request to exclude n2, as the server would send it; returns when it was sent."""
+    (subscription,) = server.wait("POST", "/api/v1/subscriptions", 1)
+    wanted = action(time.time(), report_to=server.url + REPORTS, **changes)
+    body = event_body(wanted)
+    sent_s = time.time()
+    headers = signed_headers(body, sent_s, secret=subscription["secret"])
+    assert deliver(subscription["url"], body, headers).status_code == 202
+    return sent_s
+
+
+def running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.slow
+def test_a_node_with_a_stopped_rank_is_excluded_and_the_job_finishes_without_it(tmp_path: Path) -> None:
+    with (
+        stub_server() as server,
+        launched(tmp_path, "n1,n2,n3,n4", "--nnodes", "3", "--server", server.url, steps=24) as launcher,
+    ):
+        first = launcher.wait("running", 1)
+        assert [rank["node"] for rank in first["ranks"]] == ["n1", "n2", "n3"]
+        launcher.reaches(1, 12)
+        victim = next(rank["pid"] for rank in first["ranks"] if rank["node"] == "n2")
+        os.kill(victim, signal.SIGSTOP)
+        sent_s = send_action(server, launcher)
+        second = launcher.wait("running", 2)
+        assert [rank["node"] for rank in second["ranks"]] == ["n1", "n4", "n3"]
+        assert second["resumed_step"] >= 10
+        print(f"from the action to all ranks spawned: {second['time'] - sent_s:.2f} s")
+        eventually(lambda: not running(victim))
+        reports = server.wait("POST", REPORTS, 3)
+        assert [report["state"] for report in reports] == ["accepted", "running", "done"]
+        assert f"attempt 2 runs on n1, n4, n3 from step {second['resumed_step']}" in reports[2]["detail"]
+        assert launcher.ends() == 0
+        updates = server.told("PUT", "/api/v1/jobs/j")
+        assert updates[0]["attempt"] == 1
+        last = updates[-1]
+        assert (last["attempt"], last["state"]) == (2, "finished")
+        assert [rank["node"] for rank in last["ranks"]] == ["n1", "n4", "n3"]
+        assert server.told("DELETE", "/api/v1/subscriptions/sub-1")
+    assert launcher.progress(2, 0)[0][1:3] == ["n1", str(second["resumed_step"])]
+    assert launcher.progress(2, 1)[-1] == ["end"]
+    assert {words[1] for words in launcher.progress(2, 1) if words[0] == "start"} == {"n4"}
+    assert json.loads((tmp_path / "state" / "launch.json").read_text())["excluded"] == ["n2"]
+
+
+@pytest.mark.slow
+def test_without_a_server_a_failed_job_is_restarted_from_its_checkpoint(tmp_path: Path) -> None:
+    words = ("--nnodes", "2", "--without-server")
+    with launched(tmp_path, "n1,n2", *words, steps=15, env={"FAIL_AT": "7"}) as launcher:
+        failure = launcher.wait("ranks_failed", 1)
+        assert "failing as I was told to" in failure["detail"]
+        second = launcher.wait("running", 2)
+        assert (second["nodes"], second["resumed_step"]) == (["n1", "n2"], 5)
+        assert launcher.ends() == 0
+
+
+@pytest.mark.slow
+def test_a_terminated_launcher_says_cancelled_and_a_killed_one_leaves_no_rank(tmp_path: Path) -> None:
+    with stub_server() as server:
+        with launched(tmp_path / "a", "n1,n2", "--nnodes", "2", "--server", server.url, steps=10_000) as launcher:
+            ranks = launcher.wait("running", 1)["ranks"]
+            launcher.process.terminate()
+            assert launcher.ends() == 143
+            assert server.told("PUT", "/api/v1/jobs/j")[-1]["state"] == "cancelled"
+            assert not any(running(rank["pid"]) for rank in ranks)
+        with launched(tmp_path / "b", "n1,n2", "--nnodes", "2", "--server", server.url, steps=10_000) as launcher:
+            ranks = launcher.wait("running", 1)["ranks"]
+            os.kill(ranks[0]["pid"], signal.SIGSTOP)
+            launcher.process.kill()
+            launcher.ends()
+            eventually(lambda: not any(running(rank["pid"]) for rank in ranks))
+
+
+@pytest.mark.slow
+def test_a_killed_runner_takes_its_ranks_with_it_and_its_node_is_replaced(tmp_path: Path) -> None:
+    words = ("--nnodes", "2", "--without-server", "--verdict-wait", "0")
+    with launched(tmp_path, "n1,n2,n3", *words, steps=10_000) as launcher:
+        ranks = launcher.wait("running", 1)["ranks"]
+        eventually(lambda: any(e["event"] == "node_ready" and e["node"] == "n3" for e in launcher.events))
+        elastic = psutil.Process(ranks[1]["pid"]).parent()
+        assert elastic is not None
+        runner = elastic.parent()
+        assert runner is not None
+        os.kill(ranks[1]["pid"], signal.SIGSTOP)
+        runner.kill()
+        lost = launcher.wait("node_lost")
+        assert lost["node"] == "n2"
+        second = launcher.wait("running", 2)
+        assert second["nodes"] == ["n1", "n3"]
+        eventually(lambda: not running(ranks[1]["pid"]))
+
+
+@pytest.mark.slow
+def test_a_runner_that_hears_nothing_for_longer_than_its_lease_ends_with_its_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "forever.py"
+    script.write_text("import time; time.sleep(1000)")
+    with contextlib.closing(AttemptStore("127.0.0.1", 0)) as store:
+        start = Start(
+            attempt=1, run_id="j-1", node="n1", node_rank=0, nodes=1, ranks_per_node=2, store_host=store.host,
+            store_port=store.port, env={}, command=[str(script)], log_dir=str(tmp_path / "logs"),
+        )  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, "-m", "eagle_eye.orchestrators.launch.runner"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process, process.stdin, process.stdout, process.stderr:
+            process.stdin.write(line(Configure({}, lease_s=2.0)) + line(start))
+            process.stdin.flush()
+            assert isinstance(decode_from_runner(process.stdout.readline()), Ready)
+            started = decode_from_runner(process.stdout.readline())
+            assert isinstance(started, Started)
+            assert [rank.rank for rank in started.ranks] == [0, 1]
+            assert all(running(rank.pid) for rank in started.ranks)
+            assert process.wait(PATIENCE_S) == 0
+            assert not any(running(rank.pid) for rank in started.ranks)
+            assert b"nothing heard for 2 s" in process.stderr.read()

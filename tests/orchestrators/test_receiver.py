@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eagle_eye.orchestrators import receiver as receiving
+from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.ledger import Ledger
+from eagle_eye.orchestrators.protocol import JobState
+from eagle_eye.orchestrators.receiver import Intake, Readmission, Receiver, listen_on, url_of
+from eagle_eye.schema.action import (
+    ACTION_WITHDRAWN,
+    HEARTBEAT,
+    INCIDENT_OPENED,
+    NODE_READMITTED,
+    PING,
+    ActionRequest,
+    ReportState,
+)
+from tests.orchestrators.builders import SECRET, action, deliver, event_body, signed_headers
+
+OTHER_SECRET = "whsec_b3RoZXItb3RoZXItb3RoZXItb3RoZXItb3RoZXI="
+
+
+class Endpoint:
+    """A receiver on loopback for job j at attempt 1 with nodes n1 to n3."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reports: list[tuple[str, ReportState, str]] = []
+        self.job = JobState(1, frozenset({"n1", "n2", "n3"}), running=True)
+        self.secrets = [SECRET]
+        self._open()
+
+    def _open(self) -> None:
+        self.ledger = Ledger(self.folder / "ledger.sqlite")
+        self.intake = Intake(
+            self.ledger, lambda job: self.job if job == "j" else None, self._report, lambda: self.secrets
+        )
+        self.socket = listen_on("127.0.0.1", 0)
+        self.url = url_of(self.socket)
+        self.receiver = Receiver(self.intake, self.socket)
+        self.receiver.start()
+
+    def _report(self, action: ActionRequest, state: ReportState, detail: str) -> None:
+        self.reports.append((action.action_id, state, detail))
+
+    def reopen(self) -> None:
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        self.receiver.stop()
+        self.socket.close()
+        self.ledger.close()
+
+    def send(self, body: bytes, event_id: str = "evt-1", **changed: str) -> httpx.Response:
+        headers = signed_headers(body, time.time(), event_id)
+        return deliver(self.url, body, {**headers, **{name.replace("_", "-"): v for name, v in changed.items()}})
+
+    def queued(self) -> list[Any]:
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self.intake.work.get_nowait())
+        return found
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
+    made = Endpoint(tmp_path)
+    yield made
+    made.close()
+
+
+def assert_problem(answer: httpx.Response, status: int, reason: str) -> None:
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert answer.json()["reason"] == reason
+
+
+def test_a_signed_action_is_recorded_accepted_and_queued(endpoint: Endpoint) -> None:
+    wanted = action(time.time())
+    assert endpoint.send(event_body(wanted)).status_code == 202
+    assert endpoint.queued() == [wanted]
+    assert endpoint.reports == [("act-1", "accepted", "")]
+    assert endpoint.ledger.state_of("act-1") == "queued"
+
+
+def test_a_wrong_or_missing_signature_is_401_and_changes_nothing(endpoint: Endpoint) -> None:
+    body = event_body(action(time.time()))
+    now_s = time.time()
+    for headers in (
+        signed_headers(body, now_s, secret=OTHER_SECRET),
+        signed_headers(body + b" ", now_s),
+        signed_headers(body, now_s - 600),
+        signed_headers(body, now_s + 600),
+        {**signed_headers(body, now_s), "webhook-id": "evt-2"},
+        {**signed_headers(body, now_s), "webhook-signature": "v1"},
+        {**signed_headers(body, now_s), "webhook-signature": "v1,%%%"},
+        {**signed_headers(body, now_s), "webhook-timestamp": "soon"},
+        {"content-type": "application/cloudevents+json"},
+    ):
+        assert_problem(deliver(endpoint.url, body, headers), 401, "bad-signature")
+    assert (endpoint.queued(), endpoint.reports, endpoint.ledger.state_of("act-1")) == ([], [], None)
+
+
+def test_during_a_rotation_both_secrets_count(endpoint: Endpoint) -> None:
+    endpoint.secrets = [OTHER_SECRET, SECRET]
+    body = event_body({}, PING)
+    assert endpoint.send(body).status_code == 200
+    headers = signed_headers(body, time.time(), "evt-2", OTHER_SECRET)
+    assert deliver(endpoint.url, body, headers).status_code == 200
+    endpoint.secrets = []
+    assert_problem(endpoint.send(body, "evt-3"), 401, "bad-signature")
+
+
+def test_a_repeated_delivery_and_a_repeated_action_are_done_once(endpoint: Endpoint) -> None:
+    body = event_body(action(time.time()))
+    assert [endpoint.send(body).json()["outcome"] for _ in range(3)] == ["queued", "known", "known"]
+    assert endpoint.send(event_body(action(time.time()), event_id="evt-9"), "evt-9").json()["outcome"] == "known"
+    assert len(endpoint.queued()) == 1
+    assert endpoint.reports == [("act-1", "accepted", "")]
+
+
+def test_idempotency_survives_a_restart_and_queued_actions_come_back(endpoint: Endpoint) -> None:
+    body = event_body(action(time.time()))
+    endpoint.send(body)
+    endpoint.reopen()
+    assert endpoint.send(body).json()["outcome"] == "known"
+    assert endpoint.queued() == []
+    endpoint.intake.resume(interrupted="ended")
+    assert [one.action_id for one in endpoint.queued()] == ["act-1"]
+
+
+def test_what_was_begun_before_a_restart_is_reported_as_failed_not_repeated(endpoint: Endpoint) -> None:
+    endpoint.send(event_body(action(time.time())))
+    assert endpoint.ledger.begin("act-1")
+    endpoint.reopen()
+    endpoint.intake.resume(interrupted="ended in the middle")
+    assert endpoint.queued() == []
+    assert endpoint.reports[-1] == ("act-1", "failed", "ended in the middle")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attempt": 0}, "asked for attempt 0; the job is at attempt 1"),
+        ({"expires": "2020-01-01T00:00:00Z"}, "expired at 2020"),
+        ({"job": "other"}, "not run here"),
+        ({"exclude": ["n2", "$(reboot)"]}, "unknown nodes: '$(reboot)'"),
+        ({"exclude": []}, "names no node"),
+    ],
+)
+def test_what_may_not_be_done_is_refused_with_the_reason(
+    endpoint: Endpoint, changes: dict[str, Any], words: str
+) -> None:
+    answer = endpoint.send(event_body(action(time.time(), **changes)))
+    assert (answer.status_code, answer.json()["outcome"]) == (200, "refused")
+    assert endpoint.queued() == []
+    (_, state, detail) = endpoint.reports[0]
+    assert state == "refused"
+    assert words in detail
+
+
+def test_a_withdrawn_action_is_not_begun(endpoint: Endpoint) -> None:
+    endpoint.send(event_body(action(time.time())))
+    withdrawal = event_body({"action_id": "act-1"}, ACTION_WITHDRAWN, "evt-2")
+    assert endpoint.send(withdrawal, "evt-2").json()["outcome"] == "cancelled"
+    assert not endpoint.ledger.begin("act-1")
+    late = event_body({"action_id": "act-1"}, ACTION_WITHDRAWN, "evt-3")
+    assert endpoint.send(late, "evt-3").json()["outcome"] == "nothing to cancel"
+
+
+def test_other_events_are_acknowledged_and_readmissions_queued(endpoint: Endpoint) -> None:
+    for number, kind in enumerate((PING, HEARTBEAT, INCIDENT_OPENED, "eagle_eye.of.the.future")):
+        answer = endpoint.send(event_body({}, kind, f"e{number}"), f"e{number}")
+        assert (answer.status_code, answer.json()["outcome"]) == (200, "acknowledged")
+    endpoint.send(event_body({"node": "n2", "state": "in_service"}, NODE_READMITTED, "e9"), "e9")
+    assert endpoint.queued() == [Readmission(("n2",))]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 200_000,
+        json.dumps({"specversion": "0.3", "id": "1", "type": "t", "source": "s"}).encode(),
+        json.dumps({"specversion": "1.0", "id": "1", "type": "eagle_eye.action.requested", "source": "s"}).encode(),
+        event_body({"action_id": 7}),
+        event_body(action(0, expires="tomorrow")),
+        event_body(action(0, expires="2030-01-01T00:00:00")),
+        event_body(action(0, action_id="../../etc")),
+    ],
+)
+def test_signed_garbage_is_400(endpoint: Endpoint, body: bytes) -> None:
+    answer = endpoint.send(body)
+    # Bytes that are no text cannot have been signed as text.
+    assert_problem(answer, 401, "bad-signature") if body[:1] == b"\xff" else assert_problem(
+        answer, 400, "malformed-event"
+    )
+    assert endpoint.queued() == []
+
+
+def test_other_content_types_methods_paths_and_oversized_bodies(endpoint: Endpoint) -> None:
+    body = event_body({}, PING)
+    assert_problem(endpoint.send(body, content_type="application/json"), 415, "content-type")
+    huge = b" " * (receiving.BODY_BYTES_MAX + 1)
+    assert_problem(endpoint.send(huge), 413, "body-too-large")
+    with httpx.Client(trust_env=False) as client:
+        headers = {"content-type": "application/cloudevents+json", "webhook-id": "x"}
+        pieces = (b" " * 65_536 for _ in range(32))
+        assert_problem(client.post(endpoint.url, content=pieces, headers=headers), 413, "body-too-large")
+        assert_problem(client.get(endpoint.url), 405, "method-not-allowed")
+        assert_problem(client.get(endpoint.url + "etc"), 404, "not-found")
+        assert client.get(endpoint.url + "healthz").status_code == 200
+
+
+def test_a_full_queue_asks_to_come_again_and_records_nothing(endpoint: Endpoint) -> None:
+    endpoint.intake.work = queue.Queue(1)
+    endpoint.intake.work.put(Readmission(()))
+    answer = endpoint.send(event_body(action(time.time())))
+    assert_problem(answer, 503, "busy")
+    assert answer.headers["retry-after"] == "5"
+    assert endpoint.ledger.state_of("act-1") is None
+
+
+def test_actions_keep_their_order(endpoint: Endpoint) -> None:
+    for number in range(5):
+        wanted = action(time.time(), action_id=f"act-{number}")
+        endpoint.send(event_body(wanted, event_id=f"e{number}"), f"e{number}")
+    assert [one.action_id for one in endpoint.queued()] == [f"act-{number}" for number in range(5)]
+
+
+def test_an_address_in_use_is_a_clear_error() -> None:
+    with (
+        contextlib.closing(listen_on("127.0.0.1", 0)) as taken,
+        pytest.raises(OrchestratorError, match="cannot listen on"),
+    ):
+        listen_on("127.0.0.1", taken.getsockname()[1])

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from eagle_eye.orchestrators.backoff import Backoff
+from eagle_eye.orchestrators.ledger import Ledger
+from eagle_eye.orchestrators.reports import KEEP_AFTER_EXPIRY_S, Reporter
+from eagle_eye.orchestrators.server_client import ServerClient, origin
+from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.schema.action import JobUpdate, MemberRank
+from tests.orchestrators.builders import StubServer, action, stub_server
+
+REPORTS = "/api/v1/actions/act-1/reports"
+
+
+def quick() -> Backoff:
+    return Backoff(0.01, 0.02, random.Random(1))
+
+
+def wait_for(what: Any, within_s: float = 5.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+class Reporting:
+    def __init__(self, server: StubServer, folder: Path, clock: Any = time.time) -> None:
+        self.client = ServerClient(server.url, "secret-token")
+        self.ledger = Ledger(folder / "ledger.sqlite")
+        self.reporter = Reporter(self.client, self.ledger, clock, quick())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reporter.stop(5.0)
+        self.ledger.close()
+        self.client.close()
+
+
+def test_reports_arrive_in_order_with_the_token(tmp_path: Path) -> None:
+    with stub_server() as server, Reporting(server, tmp_path) as parts:
+        parts.reporter.start()
+        wanted = action(time.time(), report_to=server.url + REPORTS)
+        parts.reporter(wanted, "accepted", "")
+        parts.reporter(wanted, "running", "")
+        parts.reporter(wanted, "done", "attempt 2 runs")
+        told = server.wait("POST", REPORTS, 3)
+        assert [one["state"] for one in told] == ["accepted", "running", "done"]
+        assert told[2]["detail"] == "attempt 2 runs"
+        assert set(server.tokens) == {"Bearer secret-token"}
+
+
+def test_failures_are_retried_in_order_and_a_clear_no_is_not(tmp_path: Path) -> None:
+    answers = [503, 429, 401, 200, 409, 200]
+    with stub_server() as server, Reporting(server, tmp_path) as parts:
+        server.answer = lambda *_: (answers.pop(0), {"detail": "because"})
+        wanted = action(time.time(), report_to=server.url + REPORTS)
+        for state in ("accepted", "running", "done"):
+            parts.reporter(wanted, state, "")
+        parts.reporter.start()
+        told = server.wait("POST", REPORTS, 6)
+        assert [one["state"] for one in told] == ["accepted"] * 4 + ["running", "done"]
+        wait_for(lambda: parts.ledger.owed() == [])
+
+
+def test_reports_outlive_the_process_that_made_them(tmp_path: Path) -> None:
+    with stub_server() as server:
+        with Reporting(server, tmp_path) as first:
+            first.reporter(action(time.time(), report_to=server.url + REPORTS), "accepted", "")
+        assert server.told("POST", REPORTS) == []
+        with Reporting(server, tmp_path) as second:
+            second.reporter.start()
+            assert server.wait("POST", REPORTS, 1)[0]["state"] == "accepted"
+
+
+def test_a_report_that_nobody_needs_any_more_is_not_sent(tmp_path: Path) -> None:
+    now_s = [1_000_000.0]
+    with stub_server() as server, Reporting(server, tmp_path, lambda: now_s[0]) as parts:
+        parts.reporter(action(now_s[0], report_to=server.url + REPORTS), "accepted", "")
+        now_s[0] += 60 + KEEP_AFTER_EXPIRY_S + 1
+        parts.reporter.start()
+        wait_for(lambda: parts.ledger.owed() == [])
+        assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "https://127.0.0.1:{port}" + REPORTS,
+        "http://127.0.0.1:{port}@evil.example/x",
+        "http://[bad",
+        "file:///etc/passwd",
+        "",
+    ],
+)
+def test_only_the_configured_server_is_called_whatever_a_signed_action_says(tmp_path: Path, elsewhere: str) -> None:
+    with stub_server() as server, Reporting(server, tmp_path) as parts:
+        port = server.url.rpartition(":")[2]
+        parts.reporter(action(time.time(), report_to=elsewhere.replace("{port}", port)), "accepted", "")
+        parts.reporter.start()
+        assert server.wait("POST", REPORTS, 1)
+        assert {path for _, path, _ in server.requests} == {REPORTS}
+
+
+def test_origins() -> None:
+    assert origin("http://A.example/x") == origin("http://a.example:80")
+    assert origin("https://a.example") == ("https", "a.example", 443)
+    for bad in ("ftp://a", "http://", "http://u:p@a", "http://a:99999", "a.example", "http://[::1"):
+        assert origin(bad) is None
+
+
+class Subscribing:
+    def __init__(self, server: StubServer, folder: Path) -> None:
+        self.client = ServerClient(server.url, "")
+        wanted = Wanted("http://127.0.0.1:9/", ("j",))
+        self.subscription = Subscription(self.client, wanted, folder / "subscription.json", 0.05, quick())
+
+    def __enter__(self) -> Subscription:
+        self.subscription.start()
+        return self.subscription
+
+    def __exit__(self, *_: object) -> None:
+        self.subscription.stop()
+        self.client.close()
+
+
+def test_a_subscription_is_made_for_the_job_and_removed_at_the_end(tmp_path: Path) -> None:
+    with stub_server() as server:
+        with Subscribing(server, tmp_path) as subscription:
+            (body,) = server.wait("POST", "/api/v1/subscriptions", 1)
+            assert (body["url"], body["jobs"]) == ("http://127.0.0.1:9/", ["j"])
+            assert "eagle_eye.action.requested" in body["types"]
+            wait_for(lambda: subscription.in_touch)
+            assert body["secret"] in subscription.secrets()
+            assert (tmp_path / "subscription.json").stat().st_mode & 0o077 == 0
+        assert len(server.told("DELETE", "/api/v1/subscriptions/sub-1")) == 1
+        assert not (tmp_path / "subscription.json").exists()
+
+
+@pytest.mark.parametrize("gone", [(404, {"detail": "no"}), (200, {"active": False})])
+def test_a_server_that_lost_the_subscription_gets_it_and_the_job_again(tmp_path: Path, gone: tuple[int, Any]) -> None:
+    lost = [False]
+
+    def answer(method: str, path: str) -> tuple[int, Any]:
+        if lost[0] and method == "GET":
+            lost[0] = False
+            return gone
+        return StubServer.agreeable(method, path)
+
+    with stub_server() as server, Subscribing(server, tmp_path) as subscription:
+        server.answer = answer
+        subscription.tell("j", JobUpdate(1, "running", [MemberRank(0, "n1", 0)], "eagle-eye"))
+        server.wait("PUT", "/api/v1/jobs/j", 1)
+        server.wait("POST", "/api/v1/subscriptions", 1)
+        lost[0] = True
+        server.wait("POST", "/api/v1/subscriptions", 2)
+        assert server.wait("PUT", "/api/v1/jobs/j", 2)[1]["ranks"] == [
+            {"rank": 0, "node": "n1", "device": 0, "role": ""}
+        ]
+
+
+def test_the_latest_word_on_a_job_arrives_once_the_server_is_back(tmp_path: Path) -> None:
+    with stub_server() as server, Subscribing(server, tmp_path) as subscription:
+        server.answer = lambda *_: (503, None)
+        subscription.tell("j", JobUpdate(1, "running"))
+        server.wait("PUT", "/api/v1/jobs/j", 2)
+        wait_for(lambda: not subscription.in_touch)
+        subscription.tell("j", JobUpdate(2, "running"))
+        server.answer = StubServer.agreeable
+        assert subscription.flush(5.0)
+        assert server.told("PUT", "/api/v1/jobs/j")[-1]["attempt"] == 2
+
+
+def test_a_leftover_of_an_earlier_process_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "subscription.json").write_text('{"id": "old", "secret": "s"}')
+    with stub_server() as server, Subscribing(server, tmp_path):
+        server.wait("DELETE", "/api/v1/subscriptions/old", 1)
+        server.wait("POST", "/api/v1/subscriptions", 1)
+
+
+def test_the_attempt_that_the_server_knows(tmp_path: Path) -> None:
+    with stub_server() as server, Subscribing(server, tmp_path) as subscription:
+        assert subscription.attempt_of("j") == 0
+        server.answer = lambda *_: (200, {"attempt": 7})
+        assert subscription.attempt_of("j") == 7
+        server.answer = StubServer.agreeable

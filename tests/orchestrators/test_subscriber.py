@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.ledger import Ledger
+from eagle_eye.orchestrators.protocol import JobState, Orchestrator, Restart
+from eagle_eye.orchestrators.receiver import Readmission
+from eagle_eye.orchestrators.subscriber import Subscriber, carry_out
+from eagle_eye.schema.action import ActionRequest, ReportState
+from tests.orchestrators.builders import action, rfc3339
+
+NOW_S = 1_800_000_000.0
+
+
+class Recording:
+    """An orchestrator that does nothing but remember; ``fails`` is raised by every verb."""
+
+    name = "recording"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.job = JobState(1, frozenset({"n1", "n2"}), running=True)
+        self.fails: Exception | None = None
+
+    def state(self, job: str) -> JobState | None:
+        return self.job if job == "j" else None
+
+    def stop(self, job: str, reason: str) -> str:
+        return self._done("stop", job)
+
+    def exclude(self, job: str, nodes: Sequence[str], reason: str, *, now: bool) -> str:
+        return self._done("exclude", job, tuple(nodes), now)
+
+    def restart(self, job: str, request: Restart) -> str:
+        return self._done("restart", job, request.over_attempt, request.distrust_since_s)
+
+    def readmit(self, nodes: Sequence[str]) -> str:
+        return self._done("readmit", tuple(nodes))
+
+    def _done(self, *call: Any) -> str:
+        if self.fails is not None:
+            raise self.fails
+        self.calls.append(call)
+        return f"{call[0]} done"
+
+
+class Desk:
+    def __init__(self, folder: Path) -> None:
+        self.orchestrator = Recording()
+        self.ledger = Ledger(folder / "ledger.sqlite")
+        self.reports: list[tuple[str, str]] = []
+        self.subscriber = Subscriber(self.orchestrator, self.ledger, queue.Queue(), self._report, lambda: NOW_S)
+
+    def _report(self, action: ActionRequest, state: ReportState, detail: str) -> None:
+        self.reports.append((state, detail))
+
+    def does(self, **changes: Any) -> list[tuple[str, str]]:
+        """The reports on an action that was received and comes to its turn."""
+        wanted = action(NOW_S, **changes)
+        self.ledger.record_action(f"evt-{wanted.action_id}", wanted, "queued", NOW_S)
+        self.subscriber.do(wanted)
+        return self.reports
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.ledger.close()
+
+
+def test_an_exclusion_excludes_and_then_restarts(desk: Desk) -> None:
+    assert desk.does() == [("running", ""), ("done", "exclude done; restart done")]
+    assert desk.orchestrator.calls == [("exclude", "j", ("n2",), True), ("restart", "j", 1, None)]
+    assert desk.ledger.state_of("act-1") == "finished"
+
+
+def test_where_somebody_else_restarts_it_only_excludes(desk: Desk) -> None:
+    desk.does(restart=False)
+    assert desk.orchestrator.calls == [("exclude", "j", ("n2",), False)]
+
+
+@pytest.mark.parametrize("fault", ["loss_not_finite", "loss_divergence", "silent_data_corruption"])
+def test_faults_of_loss_and_data_distrust_checkpoints_since_the_onset(desk: Desk, fault: str) -> None:
+    desk.does(kind="restart_job", exclude=[], fault=fault, onset=rfc3339(NOW_S - 30))
+    assert desk.orchestrator.calls == [("restart", "j", 1, NOW_S - 30)]
+
+
+def test_a_drain_touches_nothing_now_and_a_notice_nothing_at_all(desk: Desk) -> None:
+    desk.does(kind="drain_node", restart=False)
+    assert desk.does(kind="notify", action_id="act-2", exclude=[])[-1][0] == "done"
+    assert desk.orchestrator.calls == [("exclude", "j", ("n2",), False)]
+
+
+def test_what_cannot_be_done_is_reported_as_failed_with_the_reason(desk: Desk) -> None:
+    assert desk.does(kind="checkpoint_now")[-1] == ("failed", "recording cannot make the job write a checkpoint")
+    desk.orchestrator.fails = CannotCarryOutError("no spare")
+    assert desk.does(action_id="act-2")[-1] == ("failed", "no spare")
+    desk.orchestrator.fails = RuntimeError("secret path")
+    assert desk.does(action_id="act-3")[-1] == ("failed", "unexpected RuntimeError in recording")
+    assert desk.ledger.actions("begun") == []
+
+
+def test_an_action_that_waited_too_long_is_refused_when_its_turn_comes(desk: Desk) -> None:
+    desk.orchestrator.job = JobState(2, frozenset({"n1", "n2"}), running=True)
+    ((state, detail),) = desk.does()
+    assert (state, desk.orchestrator.calls) == ("refused", [])
+    assert "attempt 2 already" in detail
+    assert desk.ledger.state_of("act-1") == "refused"
+
+
+def test_a_withdrawn_action_is_dropped_in_silence(desk: Desk) -> None:
+    wanted = action(NOW_S)
+    desk.ledger.record_action("evt-1", wanted, "queued", NOW_S)
+    assert desk.ledger.withdraw("evt-2", "act-1", NOW_S)
+    desk.subscriber.do(wanted)
+    assert (desk.orchestrator.calls, desk.reports) == ([], [])
+
+
+def test_readmissions_reach_the_orchestrator_and_their_failure_ends_nothing(desk: Desk) -> None:
+    desk.subscriber.do(Readmission(("n2",)))
+    assert desk.orchestrator.calls == [("readmit", ("n2",))]
+    desk.orchestrator.fails = CannotCarryOutError("no")
+    desk.subscriber.do(Readmission(("n2",)))
+
+
+def test_the_thread_takes_work_in_order_and_stops(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    work: queue.Queue[Any] = queue.Queue()
+    subscriber = Subscriber(desk.orchestrator, desk.ledger, work, desk._report, lambda: NOW_S)
+    subscriber.start()
+    for name in ("n1", "n2"):
+        work.put(Readmission((name,)))
+    until_s = time.monotonic() + 5.0
+    while len(desk.orchestrator.calls) < 2 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    subscriber.stop(5.0)
+    assert desk.orchestrator.calls == [("readmit", ("n1",)), ("readmit", ("n2",))]
+    desk.ledger.close()
+
+
+def test_the_protocol_is_what_the_recording_orchestrator_is() -> None:
+    orchestrator: Orchestrator = Recording()
+    assert carry_out(orchestrator, action(NOW_S, kind="none")) == "noted; nothing was changed"
