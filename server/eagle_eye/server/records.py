@@ -35,7 +35,9 @@ Scope = Literal["agent", "read", "operate", "admin"]
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of trouble in one attempt of a job, however many detectors and symptoms it has.
 
-    ``hold`` says why policy has not acted on it, "" when it has. ``acknowledged_by`` is a person or "".
+    ``family`` is what kinds of trouble it stands for, so that later symptoms find it. ``kinds``, ``fact`` and
+    ``slowdown_ratio`` are those of the verdict. ``seen_s`` is when a verdict last supported it. ``hold`` says
+    why policy has not acted on it, "" when it has. ``acknowledged_by`` is a person or "".
     """
 
     id: str
@@ -55,6 +57,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     evidence: list[EvidenceItem]
     action: ActionKind
+    family: str = ""
+    kinds: list[str] = []
+    fact: bool = False
+    slowdown_ratio: float = 0.0
+    seen_s: float = 0.0
     hold: str = ""
     acknowledged_by: str = ""
 
@@ -79,6 +86,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     evidence: list[EvidenceItem]
     ranks: list[MemberRank]
     state: ActionState
+    node: str | None = None  # the one accused, whether or not it is to be excluded
     created_s: float
     updated_s: float
     reports: list[dict[str, Any]] = []
@@ -101,7 +109,11 @@ class OutboundEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One event on its way to one subscription; ``attempts`` were made, the next one is due at ``due_s``."""
+    """One event on its way to one subscription; ``attempts`` were made, the next one is due at ``due_s``.
+
+    ``group``, ``sequence`` and ``expires_s`` are the event's. Within a subscription, the deliveries of one group
+    go out in the order of ``sequence``; group "" is bound to no order.
+    """
 
     id: str
     event_id: str
@@ -110,6 +122,9 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     state: DeliveryState
     attempts: int
     due_s: float
+    group: str = ""
+    sequence: int = 0
+    expires_s: float | None = None
     last_status: int | None = None
     last_error: str = ""
     created_s: float = 0.0
@@ -117,7 +132,11 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Where events go. ``types`` and ``jobs`` filter ([]: all); ``secrets`` sign, newest first, and never leave the server."""
+    """Where events go. ``types`` and ``jobs`` filter ([]: all).
+
+    ``secrets`` sign, newest first; they leave the server once, when they are made. ``ended_reason`` says why an
+    inactive one is.
+    """
 
     id: str
     url: str
@@ -160,3 +179,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeState
     reason: str
     updated_s: float
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Who did what to which record; ``who`` is a token's id, "local" without tokens, or "server". Never changed."""
+
+    time_s: float
+    who: str
+    verb: str
+    subject: str
+    detail: str = ""

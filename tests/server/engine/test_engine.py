@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from eagle_eye.server.engine.engine import Judgement
 from tests.server.engine.frames import START_S, Fleet
 
 
-def faults(judgements: list) -> list[tuple[str, str | None]]:
+def faults(judgements: list[Judgement]) -> list[tuple[str, str | None]]:
     return [(v.fault, v.node) for j in judgements for v in j.verdicts]
 
 

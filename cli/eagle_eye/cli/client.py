@@ -1,0 +1,104 @@
+"""The operator's requests to a server, by the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+DEFAULT_SERVER = "http://127.0.0.1:8470"
+TIMEOUT_S = 30.0
+ANSWER_BYTES_MAX = 64 << 20
+
+
+class ServerSaidNo(Exception):  # noqa: N818 - it names what happened
+    """The server refused, or was not to be reached; the message is for people."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Keeps the token from being sent elsewhere."""
+
+    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
+        return None
+
+
+class Client:
+    """Speaks to one server. ``token`` "": none is sent."""
+
+    def __init__(self, server: str, token: str = "") -> None:
+        if not server.startswith(("http://", "https://")):
+            raise ServerSaidNo(f"--server: expected a URL such as {DEFAULT_SERVER}, got {server!r}")
+        self._server = server.rstrip("/")
+        self._token = token
+        # No proxy from the environment: it would get the token, and loopback would not be reached.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+
+    def call(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
+        """Return the answer's JSON, None for an empty one. Raises ServerSaidNo."""
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        url = f"{self._server}{path}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        data = None if body is None else msgspec.json.encode(body)
+        request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 - the scheme was checked
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                return _json(answer.read(ANSWER_BYTES_MAX))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ServerSaidNo(_reason(error)) from None
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "reason", None) or error
+            raise ServerSaidNo(f"{self._server} cannot be reached: {why}; is --server right?") from None
+
+    def pages(self, path: str, query: Mapping[str, Any], items_max: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return at most ``items_max`` items of a list, and whether there are more. Raises ServerSaidNo."""
+        items: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while len(items) < items_max:
+            limit = min(items_max - len(items), 1_000)
+            page = self.call("GET", path, {**query, "limit": limit, "cursor": cursor})
+            items += page["items"]
+            cursor = page["next"]
+            if cursor is None:
+                return items, False
+        return items, True
+
+
+def connect(server: str | None, token_file: Path | None) -> Client:
+    """Return the client for a command's flags; EAGLE_EYE_SERVER and EAGLE_EYE_TOKEN_FILE stand in for them."""
+    file = token_file or (Path(found) if (found := os.environ.get("EAGLE_EYE_TOKEN_FILE")) else None)
+    token = ""
+    if file is not None:
+        try:
+            token = file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ServerSaidNo(f"--token-file: {file} cannot be read: {type(error).__name__}") from None
+    return Client(server or os.environ.get("EAGLE_EYE_SERVER") or DEFAULT_SERVER, token)
+
+
+def _json(body: bytes) -> Any:
+    if not body:
+        return None
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        raise ServerSaidNo("the answer is no JSON; is --server an Eagle Eye server?") from None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        problem = msgspec.json.decode(error.read(1 << 20))
+        detail = str(problem["detail"])
+    except (msgspec.DecodeError, KeyError, TypeError, OSError):
+        detail = error.reason
+    hint = " (--token-file)" if error.code == http.HTTPStatus.UNAUTHORIZED else ""
+    return f"HTTP {error.code}: {detail}{hint}"

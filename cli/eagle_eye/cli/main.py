@@ -1,0 +1,141 @@
+"""The command ``eagle-eye``: finds the subcommand, loads its module, answers with an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted. Errors are one line on stderr;
+EAGLE_EYE_TRACEBACK=1 shows where they come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from eagle_eye.schema.configuration import ConfigurationError
+
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+
+
+class Subcommand(Protocol):
+    """What a command's module, or the object that it names, offers."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's flags."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it and return the exit code. May raise ConfigurationError for wrong configuration."""
+        ...
+
+
+class Command(NamedTuple):
+    """One subcommand: ``module`` (or ``module:object``) is imported only when it is called for.
+
+    ``extra`` names what to install for it, "" when it needs nothing beside the base.
+    """
+
+    name: str
+    module: str
+    help: str
+    extra: str
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("server", "eagle_eye.server.command", "take frames, find faults, tell subscribers", "server"),
+    Command("agent", "eagle_eye.agent.command", "watch this host and send what it sees", "agent"),
+    Command("launch", "eagle_eye.orchestrators.launch.command", "run a job that is restarted", "orchestrators"),
+    Command("demo", "eagle_eye.demo.command", "show the closed loop on this machine", "server,orchestrators"),
+    Command("backtest", "eagle_eye.server.backtest.command", "judge recorded traces", "server"),
+    Command("nodes", "eagle_eye.cli.operator:NODES", "list nodes; exclude, drain, readmit", "server"),
+    Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
+    Command("incidents", "eagle_eye.cli.operator:INCIDENTS", "list incidents; acknowledge, resolve, false", "server"),
+    Command("actions", "eagle_eye.cli.operator:ACTIONS", "list actions; approve, reject, report", "server"),
+    Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),
+    Command("subscriptions", "eagle_eye.cli.operator:SUBSCRIPTIONS", "list, add, end, ping, rotate", "server"),
+    Command("tokens", "eagle_eye.server.tokens_command", "make, list and revoke tokens", "server"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code; never raises an error of the command's."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else ""
+    command = next((known for known in COMMANDS if known.name == name), None)
+    try:
+        return _run(command, arguments[1:]) if command else _overview(arguments)
+    except SystemExit as leaving:
+        # argparse leaves this way: 0 after --help, 2 after wrong usage.
+        return leaving.code if isinstance(leaving.code, int) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ConfigurationError as error:
+        return _fail(name, str(error), WRONG_USAGE)
+    except BrokenPipeError:
+        # Whoever read our output (head, less) has seen enough; closing stdout again would complain.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - lives as long as the process
+        return FAILED
+    except Exception as error:
+        if os.environ.get("EAGLE_EYE_TRACEBACK") == "1":
+            raise
+        return _fail(name, str(error) or type(error).__name__, FAILED)
+
+
+def version() -> str:
+    """Return the installed version."""
+    try:
+        return importlib.metadata.version("eagle-eye")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _run(command: Command, arguments: list[str]) -> int:
+    try:
+        subcommand = _load(command)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing.partition(".")[0] != "eagle_eye":
+            return _fail(command.name, f'needs: pip install "eagle-eye[{command.extra}]" (no module {missing})', FAILED)
+        return _fail(command.name, f"is not part of this installation (no module {missing})", FAILED)
+    parser = argparse.ArgumentParser(prog=f"eagle-eye {command.name}", description=command.help)
+    subcommand.configure(parser)
+    return subcommand.run(parser.parse_args(arguments))
+
+
+def _load(command: Command) -> Subcommand:
+    module, _, attribute = command.module.partition(":")
+    loaded = importlib.import_module(module)
+    subcommand: Subcommand = getattr(loaded, attribute) if attribute else loaded
+    return subcommand
+
+
+def _overview(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="eagle-eye",
+        usage="eagle-eye [--version] COMMAND ...",
+        description="Finds the faulty node of a distributed training job.",
+        epilog="commands:\n" + "\n".join(f"  {c.name:<14} {c.help}" for c in COMMANDS),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"eagle-eye {version()}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="one of the commands below")
+    known, _ = parser.parse_known_args(arguments)
+    if known.command is None:
+        parser.print_help(sys.stderr)
+        return WRONG_USAGE
+    names = ", ".join(command.name for command in COMMANDS)
+    return _fail("", f"command {known.command!r} is unknown; expected one of {names}", WRONG_USAGE)
+
+
+def _fail(name: str, message: str, code: int) -> int:
+    line = " ".join(message.split())
+    sys.stderr.write(f"eagle-eye {name}".rstrip() + f": {line}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""The operator's view and verbs: ``eagle-eye nodes|jobs|incidents|actions|deliveries|subscriptions``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from eagle_eye.cli.client import DEFAULT_SERVER, connect
+
+LIST_MAX = 100
+
+
+class Column(NamedTuple):
+    """A table's column; ``path`` names the field, dots lead into it."""
+
+    title: str
+    path: str
+
+
+class Verb(NamedTuple):
+    """Something to do to one record: ``query`` and ``body`` name flags that go into either."""
+
+    name: str
+    help: str
+    method: str = "POST"
+    query: tuple[str, ...] = ()
+    body: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Noun:
+    """One list of the API with its filters, its columns and its verbs."""
+
+    name: str
+    singular: str
+    columns: tuple[Column, ...]
+    filters: tuple[str, ...] = ()
+    verbs: tuple[Verb, ...] = ()
+    addable: bool = False
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the noun's verbs and flags; without a verb it lists."""
+        common = argparse.ArgumentParser(add_help=False)
+        # Flags count before and after the verb; SUPPRESS keeps the second parser from undoing the first.
+        _add_common(common, argparse.SUPPRESS)
+        _add_common(parser, None)
+        self._add_filters(parser, None, LIST_MAX)
+        verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
+        listing = verbs.add_parser("list", parents=[common], help=f"list {self.name}, newest first (default)")
+        self._add_filters(listing, argparse.SUPPRESS, argparse.SUPPRESS)
+        show = verbs.add_parser("show", parents=[common], help=f"one {self.singular} with everything known of it")
+        show.add_argument("id", metavar=self.singular.upper())
+        for verb in self.verbs:
+            one = verbs.add_parser(verb.name, parents=[common], help=verb.help)
+            one.add_argument("id", metavar=self.singular.upper())
+            if "state" in verb.body:
+                one.add_argument("state", choices=["accepted", "running", "done", "failed", "refused"])
+            for flag in (*verb.query, *(name for name in verb.body if name != "state")):
+                one.add_argument(f"--{flag}", default="", help=f"{flag} to keep with it")
+        if self.addable:
+            add = verbs.add_parser("add", parents=[common], help="make one; its secret is shown this once")
+            add.add_argument("url", metavar="URL")
+            add.add_argument("--type", action="append", default=[], dest="types", help="only events of this type")
+            add.add_argument("--job", action="append", default=[], dest="jobs", help="only events of this job")
+
+    def _add_filters(self, parser: argparse.ArgumentParser, default: Any, limit: Any) -> None:
+        parser.add_argument("--limit", type=int, default=limit, help=f"how many at most (default {LIST_MAX})")
+        for name in self.filters:
+            parser.add_argument(f"--{name}", default=default, help=f"only those of this {name}")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Ask the server and print its answer. Raises ServerSaidNo."""
+        client = connect(args.server, args.token_file)
+        path = f"/api/v1/{self.name}"
+        if args.verb in (None, "list"):
+            query = {name: getattr(args, name) for name in self.filters}
+            items, more = client.pages(path, query, max(1, args.limit))
+            if args.json:
+                _print_json(items)
+                return 0
+            _print_table(self.columns, items)
+            if more:
+                sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+            return 0
+        if args.verb == "add":
+            answer = client.call("POST", path, body={"url": args.url, "types": args.types, "jobs": args.jobs})
+        elif args.verb == "show":
+            answer = client.call("GET", f"{path}/{quote(args.id, safe='')}")
+        else:
+            answer = self._do(client.call, path, args)
+        if args.json or args.verb in ("show", "add", "rotate"):
+            _print_json(answer)
+        else:
+            sys.stdout.write(f"{args.verb} {printable(args.id)}: done\n")
+        return 0
+
+    def _do(self, call: Any, path: str, args: argparse.Namespace) -> Any:
+        verb = next(known for known in self.verbs if known.name == args.verb)
+        one = f"{path}/{quote(args.id, safe='')}"
+        target = one if verb.method == "DELETE" else f"{one}/{'reports' if verb.name == 'report' else verb.name}"
+        query = {name: getattr(args, name) for name in verb.query if getattr(args, name)}
+        body = {name: getattr(args, name) for name in verb.body} or None
+        return call(verb.method, target, query, body)
+
+
+def printable(value: Any) -> str:
+    """Return the value as text without control characters: names and summaries come from other machines."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(printable(item) for item in value)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
+
+
+def field(record: Mapping[str, Any], path: str) -> Any:
+    """Return the record's field, None where the path leads nowhere."""
+    value: Any = record
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _add_common(parser: argparse.ArgumentParser, default: Any) -> None:
+    parser.add_argument("--server", metavar="URL", default=default, help=f"default {DEFAULT_SERVER}")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", default=default, help="file with a bearer token")
+    parser.add_argument("--json", action="store_true", default=default or False, help="print JSON")
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.title, overflow="fold")
+    for item in items:
+        table.add_row(*(Text(printable(field(item, column.path))) for column in columns))
+    Console().print(table if items else Text("none"))
+
+
+_NODE_REASON = ("reason",)
+
+NODES = Noun(
+    "nodes",
+    "node",
+    (
+        Column("node", "node"),
+        Column("state", "state"),
+        Column("job", "agent.job"),
+        Column("heard", "agent.heard"),
+        Column("agent", "agent.version"),
+        Column("reason", "reason"),
+    ),
+    filters=("state",),
+    verbs=(
+        Verb("exclude", "count it as out of service until it is readmitted", query=_NODE_REASON),
+        Verb("drain", "count it as leaving once its job ends or restarts", query=_NODE_REASON),
+        Verb("readmit", "count it as in service again", query=_NODE_REASON),
+    ),
+)
+JOBS = Noun(
+    "jobs",
+    "job",
+    (
+        Column("job", "job"),
+        Column("attempt", "attempt"),
+        Column("state", "state"),
+        Column("step", "progress.step"),
+        Column("progressed", "progress.progressed"),
+        Column("restarted by", "restart_owner"),
+    ),
+    filters=("state", "node"),
+)
+INCIDENTS = Noun(
+    "incidents",
+    "incident",
+    (
+        Column("incident", "id"),
+        Column("detected", "detected"),
+        Column("state", "state"),
+        Column("fault", "fault"),
+        Column("job", "job"),
+        Column("nodes", "nodes"),
+        Column("summary", "summary"),
+    ),
+    filters=("state", "job", "node", "fault"),
+    verbs=(
+        Verb("acknowledge", "note that a person has seen it"),
+        Verb("resolve", "close it"),
+        Verb("false", "mark it as a false alarm"),
+    ),
+)
+ACTIONS = Noun(
+    "actions",
+    "action",
+    (
+        Column("action", "id"),
+        Column("created", "created"),
+        Column("kind", "kind"),
+        Column("state", "state"),
+        Column("job", "job"),
+        Column("exclude", "exclude"),
+        Column("fault", "fault"),
+        Column("expires", "expires"),
+    ),
+    filters=("state", "job", "node", "kind", "incident"),
+    verbs=(
+        Verb("approve", "have it carried out"),
+        Verb("reject", "decide against it"),
+        Verb("report", "say what became of it", body=("state", "detail")),
+    ),
+)
+DELIVERIES = Noun(
+    "deliveries",
+    "delivery",
+    (
+        Column("delivery", "id"),
+        Column("type", "type"),
+        Column("state", "state"),
+        Column("attempts", "attempts"),
+        Column("status", "last_status"),
+        Column("error", "last_error"),
+        Column("updated", "updated"),
+    ),
+    filters=("state", "subscription", "event", "type"),
+    verbs=(Verb("redeliver", "deliver it again, now"),),
+)
+SUBSCRIPTIONS = Noun(
+    "subscriptions",
+    "subscription",
+    (
+        Column("subscription", "id"),
+        Column("url", "url"),
+        Column("types", "types"),
+        Column("jobs", "jobs"),
+        Column("active", "active"),
+        Column("ended", "ended_reason"),
+    ),
+    verbs=(
+        Verb("delete", "end it", method="DELETE"),
+        Verb("ping", "send it a ping"),
+        Verb("rotate", "make a new secret; the old one signs too until the next rotation"),
+    ),
+    addable=True,
+)

@@ -1,0 +1,134 @@
+"""/api/v1/actions: what was asked of subscribers, their reports, and people's approval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from eagle_eye.schema.action import Report
+from eagle_eye.server import ledger, outbound
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import (
+    Body,
+    Cursor,
+    Limit,
+    Operator,
+    Parts,
+    Reader,
+    answer,
+    audited,
+    body_of,
+    decoded,
+    found,
+    given,
+    listing,
+    missing,
+)
+from eagle_eye.server.auth import Principal
+from eagle_eye.server.records import Action, Node, OutboundEvent
+from eagle_eye.server.services import Services
+from eagle_eye.server.store import ACTIONS, NODES, Change, Store
+
+router = APIRouter(prefix="/api/v1/actions", tags=["actions"])
+
+
+@router.get("")
+def list_actions(
+    parts: Parts,
+    _: Reader,
+    job: str | None = None,
+    node: str | None = None,
+    state: str | None = None,
+    kind: str | None = None,
+    incident: Annotated[str | None, Query(description="An incident's id.")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """Actions, newest first; ``node`` finds those that exclude it."""
+    filters = given(job=job, node=node, state=state, kind=kind, incident_id=incident)
+    page = parts.store.page(ACTIONS, filters, cursor, limit)
+    return listing(page, lambda record: views.action(record, parts.config.public_url))
+
+
+@router.get("/{action}")
+def get_action(parts: Parts, _: Reader, action: str) -> Response:
+    """One action with every report on it."""
+    return _shown(parts, found(parts, ACTIONS, action))
+
+
+@router.post("/{action}/reports", openapi_extra=body_of(Report))
+def report(parts: Parts, principal: Operator, action: str, body: Body) -> Response:
+    """Take a subscriber's word: accepted, running, done, failed or refused. 409 where the state does not allow it."""
+    told = decoded(body, Report)
+
+    def reported(record: Action) -> Action:
+        return ledger.report_action(record, told, principal.who, parts.clock.now_s())
+
+    return _changed(parts, principal, action, f"report {told.state}", reported, told.detail)
+
+
+@router.post("/{action}/approve")
+def approve(parts: Parts, principal: Operator, action: str) -> Response:
+    """Have an action that awaits a person's word requested of the subscribers."""
+
+    def announce(record: Action) -> tuple[OutboundEvent, ...]:
+        return (outbound.action_requested(record, parts.config.public_url, parts.clock.now_s()),)
+
+    return _changed(
+        parts,
+        principal,
+        action,
+        "approve",
+        lambda record: ledger.approve(record, parts.clock.now_s()),
+        announce=announce,
+    )
+
+
+@router.post("/{action}/reject")
+def reject(parts: Parts, principal: Operator, action: str) -> Response:
+    """Decide against an action that awaits a person's word."""
+    return _changed(parts, principal, action, "reject", lambda record: ledger.reject(record, parts.clock.now_s()))
+
+
+def _changed(
+    parts: Services,
+    principal: Principal,
+    action_id: str,
+    verb: str,
+    transition: Callable[[Action], Action],
+    detail: str = "",
+    announce: Callable[[Action], tuple[OutboundEvent, ...]] = lambda _: (),
+) -> Response:
+    """Write what ``transition`` makes of the action, with its audit entry and events, unless it changes nothing."""
+
+    def change(store: Store) -> Change:
+        old = store.get(ACTIONS, action_id)
+        if old is None:
+            raise missing("actions", action_id)
+        new = transition(old)
+        if new is old:
+            return Change()
+        entry = audited(parts, principal, verb, action_id, detail)
+        out = _taken_out(store, new, parts.clock.now_s())
+        return Change(actions=(new,), nodes=out, events=announce(new), audit=(entry,))
+
+    parts.store.update(change)
+    return _shown(parts, found(parts, ACTIONS, action_id))
+
+
+def _taken_out(store: Store, action: Action, now_s: float) -> tuple[Node, ...]:
+    """Return the nodes that a subscriber has just excluded, in their new standing."""
+    if action.state != "done":
+        return ()
+    reason = f"{action.fault}: {action.incident_id}"
+    known = (
+        store.get(NODES, name) or Node(node=name, state="in_service", reason="", updated_s=now_s)
+        for name in action.exclude
+    )
+    return tuple(ledger.stand(node, "excluded", reason, now_s) for node in known)
+
+
+def _shown(parts: Services, record: Action) -> Response:
+    return answer(views.action(record, parts.config.public_url))

@@ -1,0 +1,39 @@
+"""/healthz, /readyz, /metrics, and the audit trail."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import Admin, Cursor, Limit, Parts, Reader, answer, listing
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+def healthz() -> Response:
+    """The process is up."""
+    return answer({"status": "up"})
+
+
+@router.get("/readyz")
+def readyz(parts: Parts) -> Response:
+    """Whether the server can judge: 503 names what is missing. Detectors that see nothing are named either way.
+
+    This is for alarms. A load balancer that obeys it would keep the agents away whose frames end the blindness.
+    """
+    readiness = parts.doctor.check()
+    return answer(readiness._asdict(), 200 if readiness.ready else 503)
+
+
+@router.get("/metrics")
+def metrics(parts: Parts, _: Reader) -> Response:
+    """Prometheus' text format: the server's own metrics and the newest value of each series."""
+    return Response(parts.telemetry.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/api/v1/audit")
+def audit(parts: Parts, _: Admin, cursor: Cursor = None, limit: Limit = 100) -> Response:
+    """Who did what, newest first."""
+    return listing(parts.store.audit(cursor, limit), views.audit)

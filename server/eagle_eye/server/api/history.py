@@ -1,0 +1,117 @@
+"""GET /api/v1/query_range: a metric's course, read from the history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.frame import Frame, values_of
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.api.requests import Parts, Reader, answer
+from eagle_eye.server.errors import Refusal
+from eagle_eye.server.services import Services
+from eagle_eye.server.store import JOBS
+from eagle_eye.server.timestamps import rfc3339, unix_seconds
+
+POINTS_MAX = 11_000  # of one series
+SERIES_MAX = 20_000
+
+router = APIRouter(prefix="/api/v1", tags=["history"])
+Moment = Annotated[str, Query(max_length=64, description="RFC 3339, or Unix seconds.")]
+
+
+@router.get("/query_range")
+def query_range(
+    parts: Parts,
+    _: Reader,
+    metric: str,
+    start: Moment,
+    end: Moment,
+    step: Annotated[float, Query(gt=0, le=86_400, description="Seconds between points.")] = 1.0,
+    job: str | None = None,
+    node: str | None = None,
+) -> Response:
+    """The last value in each step, by series. Steps in which nothing was observed have no point."""
+    spec = catalogue.BY_NAME.get(metric)
+    if spec is None:
+        raise Refusal(400, "metric", f"metric {metric[:80]!r} is not in the catalogue")
+    start_s, end_s = _range(start, end, step)
+    nodes = _nodes(parts, job, node)
+    limit = parts.config.history.query_frames_max
+    if parts.history.count(nodes, start_s, end_s, limit) > limit:
+        raise Refusal(
+            400,
+            "too_much",
+            f"more than {limit} frames lie in the range (history.query_frames_max); name a node or shorten it",
+        )
+    series: dict[tuple[str, int | str], dict[int, float]] = {}
+    for recorded in parts.history.query(nodes, start_s, end_s):
+        frame = recorded.frame
+        if job is not None and not _speaks_of(frame, job):
+            continue
+        point = math.floor((frame.time_s + recorded.offset_s - start_s) / step)
+        for key, value in _values(frame, metric, spec.scope):
+            series.setdefault((frame.node, key), {})[point] = value
+        if len(series) > SERIES_MAX:
+            raise Refusal(400, "too_much", f"more than {SERIES_MAX} series lie in the range; name a node")
+    shown = [
+        {
+            "node": name,
+            "device": None if spec.scope is Scope.NODE else key,
+            "points": [[rfc3339(start_s + at * step), _finite(value)] for at, value in sorted(points.items())],
+        }
+        for (name, key), points in sorted(series.items(), key=lambda item: (item[0][0], str(item[0][1])))
+    ]
+    return answer({"metric": metric, "unit": spec.unit, "step_seconds": step, "series": shown})
+
+
+def _range(start: str, end: str, step: float) -> tuple[float, float]:
+    try:
+        start_s, end_s = unix_seconds(start), unix_seconds(end)
+    except ValueError as error:
+        raise Refusal(400, "time", f"{error}"[:300]) from None
+    if not start_s <= end_s:
+        raise Refusal(400, "time", f"start {start[:64]} is after end {end[:64]}")
+    if (end_s - start_s) / step > POINTS_MAX:
+        raise Refusal(
+            400, "too_much", f"{(end_s - start_s) / step:.0f} steps; at most {POINTS_MAX}: take a longer step"
+        )
+    return start_s, end_s
+
+
+def _nodes(parts: Services, job: str | None, node: str | None) -> list[str]:
+    """Return the nodes to read; [] for all."""
+    if node is not None:
+        return [node]
+    if job is None:
+        return []
+    # Former members count too, so what the scheduler says now is not enough: only names a start.
+    record = parts.store.get(JOBS, job)
+    observed = parts.fleet.jobs().get(job)
+    members = {rank.node for rank in (record.ranks if record else [])}
+    members |= {rank.node for rank in (observed[1] if observed else [])}
+    return [] if record is not None and record.attempt > 0 else sorted(members)
+
+
+def _speaks_of(frame: Frame, job: str) -> bool:
+    return frame.job == job or any(rank.job == job for rank in frame.ranks)
+
+
+def _values(frame: Frame, metric: str, scope: Scope) -> Iterator[tuple[int | str, float]]:
+    for block in frame.blocks:
+        if block.scope is not scope or metric not in block.metrics:
+            continue
+        values = values_of(block)
+        first = block.metrics.index(metric) * len(block.keys)
+        for key, value in zip(block.keys, values[first : first + len(block.keys)], strict=True):
+            if not math.isnan(value):
+                yield key, value
+
+
+def _finite(value: float) -> float | str:
+    """Return the value; JSON has no infinity, so it is spelt as Prometheus does."""
+    return value if math.isfinite(value) else ("+Inf" if value > 0 else "-Inf")

@@ -1,0 +1,114 @@
+"""/api/v1/incidents: what was found, and people's word on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter, Response
+
+from eagle_eye.server import ledger, outbound
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import (
+    Cursor,
+    Limit,
+    Operator,
+    Parts,
+    Reader,
+    answer,
+    audited,
+    found,
+    given,
+    listing,
+    missing,
+)
+from eagle_eye.server.auth import Principal
+from eagle_eye.server.records import Incident
+from eagle_eye.server.services import Services
+from eagle_eye.server.store import INCIDENTS, Change, Store
+
+router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
+
+
+@router.get("")
+def list_incidents(
+    parts: Parts,
+    _: Reader,
+    job: str | None = None,
+    node: str | None = None,
+    state: str | None = None,
+    fault: str | None = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """Incidents, newest first; ``node`` finds those that concern it."""
+    page = parts.store.page(INCIDENTS, given(job=job, node=node, state=state, fault=fault), cursor, limit)
+    return listing(page, views.incident)
+
+
+@router.get("/{incident}")
+def get_incident(parts: Parts, _: Reader, incident: str) -> Response:
+    """One incident with its evidence."""
+    return answer(views.incident(found(parts, INCIDENTS, incident)))
+
+
+@router.post("/{incident}/acknowledge")
+def acknowledge(parts: Parts, principal: Operator, incident: str) -> Response:
+    """Note that a person has seen the incident."""
+    return _changed(
+        parts,
+        principal,
+        incident,
+        "acknowledge",
+        lambda record: ledger.acknowledge(record, principal.who, parts.clock.now_s()),
+    )
+
+
+@router.post("/{incident}/resolve")
+def resolve(parts: Parts, principal: Operator, incident: str) -> Response:
+    """Close the incident; what it asked for and nobody took up is withdrawn."""
+    return _changed(parts, principal, incident, "resolve", lambda record: ledger.resolve(record, parts.clock.now_s()))
+
+
+@router.post("/{incident}/false")
+def mark_false(parts: Parts, principal: Operator, incident: str) -> Response:
+    """Mark the incident as a false alarm; what it asked for and nobody took up is withdrawn."""
+    return _changed(parts, principal, incident, "false", lambda record: ledger.mark_false(record, parts.clock.now_s()))
+
+
+def _changed(
+    parts: Services,
+    principal: Principal,
+    incident_id: str,
+    verb: str,
+    transition: Callable[[Incident], Incident],
+) -> Response:
+    def change(store: Store) -> Change:
+        old = store.get(INCIDENTS, incident_id)
+        if old is None:
+            raise missing("incidents", incident_id)
+        new = transition(old)
+        if new is old:
+            return Change()
+        entry = audited(parts, principal, verb, incident_id)
+        if not ledger.is_over(new):
+            return Change(incidents=(new,), audit=(entry,))
+        return _ended(parts, store, old, new, Change(incidents=(new,), audit=(entry,)))
+
+    parts.store.update(change)
+    return answer(views.incident(found(parts, INCIDENTS, incident_id)))
+
+
+def _ended(parts: Services, store: Store, old: Incident, new: Incident, change: Change) -> Change:
+    """Return the change with the incident's open requests withdrawn and both announced."""
+    now_s = parts.clock.now_s()
+    open_requests = [a for a in store.actions_of(new.id) if a.state in ("awaiting", "requested")]
+    withdrawn = [ledger.withdraw(action, now_s) for action in open_requests]
+    events = [
+        outbound.action_withdrawn(action, parts.config.public_url, now_s)
+        for action, before in zip(withdrawn, open_requests, strict=True)
+        # What waited for approval was never announced.
+        if before.state == "requested"
+    ]
+    if old.ended_s is None:
+        events.append(outbound.incident_resolved(new, now_s))
+    return Change(incidents=change.incidents, audit=change.audit, actions=tuple(withdrawn), events=tuple(events))

@@ -1,0 +1,120 @@
+"""/api/v1/jobs: what schedulers and launchers say of their jobs, and how the jobs progress."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Response
+
+from eagle_eye.schema.action import JobUpdate
+from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import (
+    Body,
+    Cursor,
+    Limit,
+    Operator,
+    Parts,
+    Reader,
+    answer,
+    audited,
+    body_of,
+    decoded,
+    given,
+    missing,
+)
+from eagle_eye.server.errors import Refusal
+from eagle_eye.server.records import Job
+from eagle_eye.server.services import Services
+from eagle_eye.server.store import JOBS, PAGE_LIMIT_MAX, Change, Store
+
+STATES = ("running", "completing", "cancelled", "preempted", "timeout", "maintenance", "failed", "finished")
+OVER = ("cancelled", "preempted", "timeout", "failed", "finished")
+OBSERVED = "observed"  # agents speak of the job, no scheduler does
+RANKS_MAX = 200_000
+
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
+
+
+@router.get("")
+def list_jobs(
+    parts: Parts,
+    _: Reader,
+    state: str | None = None,
+    node: str | None = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """Jobs, newest first. Those that only agents speak of have state "observed" and stand on the first page."""
+    page = parts.store.page(JOBS, given(state=state, node=node), cursor, limit)
+    items = [views.job(record, parts.outlook) for record in page.items]
+    if cursor is None and state in (None, OBSERVED):
+        observed = [job for job in _observed(parts) if node is None or any(r.node == node for r in job.ranks)]
+        items = [views.job(record, parts.outlook) for record in observed[:PAGE_LIMIT_MAX]] + items
+    return answer({"items": items, "next": page.next})
+
+
+@router.get("/{job}")
+def get_job(parts: Parts, _: Reader, job: str) -> Response:
+    """One job."""
+    record = parts.store.get(JOBS, job) or next((j for j in _observed(parts) if j.job == job), None)
+    if record is None:
+        raise missing("jobs", job)
+    return answer(views.job(record, parts.outlook))
+
+
+@router.put("/{job}", openapi_extra=body_of(JobUpdate))
+async def put_job(parts: Parts, principal: Operator, job: str, body: Body) -> Response:
+    """Take the membership, attempt and state of a job from whoever schedules it. 409 for an old attempt."""
+    update = decoded(body, JobUpdate)
+    _check(job, update)
+    now_s = parts.clock.now_s()
+    record = Job(
+        job=job,
+        attempt=update.attempt,
+        state=update.state,
+        ranks=update.ranks,
+        restart_owner=update.restart_owner,
+        updated_s=now_s,
+    )
+
+    def put(store: Store) -> Change:
+        known = store.get(JOBS, job)
+        if known is not None and update.attempt < known.attempt and known.state not in OVER:
+            raise Refusal(409, "attempt", f"job {job} is at attempt {known.attempt}; {update.attempt} is an old one")
+        same_story = known is not None and (known.attempt, known.state) == (update.attempt, update.state)
+        detail = f"attempt {update.attempt} {update.state}, {len(update.ranks)} ranks"
+        # A launcher repeats itself; the audit trail keeps what changed.
+        entries = () if same_story else (audited(parts, principal, "job", job, detail),)
+        return Change(jobs=(record,), audit=entries)
+
+    await asyncio.to_thread(parts.store.update, put)
+    # On the event loop, as the watcher wants it, and only once it is durable.
+    parts.watcher.observe_job(record)
+    return answer(views.job(record, parts.outlook))
+
+
+def _check(job: str, update: JobUpdate) -> None:
+    if not 0 < len(job) <= NAME_CHARS_MAX or not job.isprintable():
+        raise Refusal(400, "job", f"a job's name has 1 to {NAME_CHARS_MAX} printable characters")
+    if update.state not in STATES:
+        raise Refusal(400, "state", f"state {update.state[:80]!r} is unknown; expected one of {', '.join(STATES)}")
+    if not 0 <= update.attempt < 1 << 31:
+        raise Refusal(400, "attempt", f"attempt is {update.attempt}; expected 0 or more")
+    if len(update.ranks) > RANKS_MAX:
+        raise Refusal(413, "oversized", f"{len(update.ranks)} ranks; at most {RANKS_MAX}")
+
+
+def _observed(parts: Services) -> list[Job]:
+    return [
+        Job(
+            job=name,
+            attempt=attempt,
+            state=OBSERVED,
+            ranks=sorted(ranks, key=lambda rank: rank.rank),
+            restart_owner="",
+            updated_s=parts.clock.now_s(),
+        )
+        for name, (attempt, ranks) in sorted(parts.fleet.jobs().items())
+        if parts.store.get(JOBS, name) is None
+    ]

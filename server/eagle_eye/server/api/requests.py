@@ -1,0 +1,118 @@
+"""What every endpoint needs of its request: the server's parts, the sender's right, the body, the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import Depends, Query, Request, Response
+from msgspec import Struct
+
+from eagle_eye.server.auth import Credentials, Principal
+from eagle_eye.server.errors import Refusal
+from eagle_eye.server.records import AuditEntry, Scope
+from eagle_eye.server.services import Services
+from eagle_eye.server.store import PAGE_LIMIT_MAX, Kind, Page
+
+BODY_BYTES_MAX = 4 << 20  # a job of 100,000 ranks fits
+StructT = TypeVar("StructT", bound=Struct)
+RecordT = TypeVar("RecordT", bound=Struct)
+
+
+def services(request: Request) -> Services:
+    """Return the server's parts."""
+    found = request.app.state.services
+    assert isinstance(found, Services)  # noqa: S101 - app.py put it there
+    return found
+
+
+def needs(scope: Scope) -> Callable[..., Principal]:
+    """Return a dependency that lets only those pass whose scope includes ``scope``, and says who it is."""
+
+    def check(request: Request, parts: Annotated[Services, Depends(services)]) -> Principal:
+        principal = parts.tokens.authenticate(Credentials.of(request.method, request.headers))
+        parts.tokens.authorise(principal, scope)
+        return principal
+
+    return check
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body. Raises Refusal 413 as soon as it is too long."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > BODY_BYTES_MAX:
+            raise Refusal(413, "oversized", f"the body has more than {BODY_BYTES_MAX} bytes, which is the most read")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+Parts = Annotated[Services, Depends(services)]
+Body = Annotated[bytes, Depends(read_body)]
+Reader = Annotated[Principal, Depends(needs("read"))]
+Operator = Annotated[Principal, Depends(needs("operate"))]
+Admin = Annotated[Principal, Depends(needs("admin"))]
+Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX, description="How many items at most.")]
+Cursor = Annotated[str | None, Query(max_length=200, description="The next of the page before.")]
+
+
+def decoded(body: bytes, shape: type[StructT]) -> StructT:
+    """Return the JSON body as ``shape``. Raises Refusal 400 naming the field and what was expected."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=shape)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(400, "body", f"the body is not as expected: {error}"[:2000]) from None
+
+
+def body_of(shape: type[Struct]) -> dict[str, Any]:
+    """Return what makes OpenAPI describe an endpoint's JSON body."""
+    schema = msgspec.json.schema(shape, ref_template="#/components/schemas/{name}")
+    plain = _inlined(schema, schema.get("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": plain}}}}
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """Return the value as JSON."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def listing(page: Page[RecordT], view: Callable[[RecordT], dict[str, Any]]) -> Response:
+    """Return a page as JSON."""
+    return answer({"items": [view(record) for record in page.items], "next": page.next})
+
+
+def given(**filters: str | None) -> dict[str, str]:
+    """Return the filters that were given."""
+    return {name: value for name, value in filters.items() if value is not None}
+
+
+def found(parts: Services, kind: Kind[RecordT], key: str) -> RecordT:
+    """Return the record. Raises Refusal 404."""
+    record = parts.store.get(kind, key)
+    if record is None:
+        raise missing(kind.name, key)
+    return record
+
+
+def missing(kind: str, key: str) -> Refusal:
+    """Return the refusal of a record that is not there."""
+    return Refusal(404, "not_found", f"none of the {kind} is called {key[:200]!r}; GET /api/v1/{kind} lists them")
+
+
+def audited(parts: Services, principal: Principal, verb: str, subject: str, detail: str = "") -> AuditEntry:
+    """Return the entry for the audit trail."""
+    return AuditEntry(time_s=parts.clock.now_s(), who=principal.who, verb=verb, subject=subject, detail=detail[:4096])
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Return the schema with its references replaced: OpenAPI's components are FastAPI's, not ours."""
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(value, definitions) for name, value in schema.items() if name != "$defs"}

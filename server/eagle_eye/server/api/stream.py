@@ -1,0 +1,140 @@
+"""GET /api/v1/events: what changes, as server-sent events; resumable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Header, Response
+from fastapi.responses import StreamingResponse
+
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import Parts, Reader
+from eagle_eye.server.changes import wait
+from eagle_eye.server.errors import Refusal, StoreUnavailable
+from eagle_eye.server.services import Services
+from eagle_eye.server.store import (
+    ACTIONS,
+    DELIVERIES,
+    EVENTS,
+    INCIDENTS,
+    JOBS,
+    NODES,
+    SUBSCRIPTIONS,
+    Changed,
+)
+
+KEEPALIVE_S = 15.0
+BATCH = 500
+
+router = APIRouter(prefix="/api/v1", tags=["events"])
+
+
+@router.get("/events")
+async def events(
+    parts: Parts,
+    _: Reader,
+    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
+) -> Response:
+    """Changes of incidents, actions, jobs, nodes, deliveries and subscriptions, and the events that went out.
+
+    ``event`` is the kind, ``data`` the record as the API shows it. With Last-Event-ID the stream goes on after it;
+    ``event: reset`` says that it is too old and that everything should be read anew. Without it, it starts now.
+    """
+    streams = parts.telemetry.streams
+    if parts.open_streams.count >= parts.config.streams_max:
+        raise Refusal(
+            503,
+            "busy",
+            f"{parts.config.streams_max} readers are connected, which is the most (streams_max)",
+            {"Retry-After": "10"},
+        )
+    oldest, newest = await asyncio.to_thread(parts.store.change_range)
+    position, reset = newest, False
+    if last_event_id is not None:
+        if not last_event_id.isascii() or not last_event_id.isdigit():
+            raise Refusal(400, "cursor", f"Last-Event-ID {last_event_id!r} is none of this stream's ids")
+        position = int(last_event_id)
+        # A higher one than the newest is of another server's file.
+        reset = position + 1 < oldest or position > newest
+        position = newest if reset else position
+
+    async def body() -> AsyncIterator[bytes]:
+        woken = parts.signal.waiter()
+        parts.open_streams.count += 1
+        streams.set(parts.open_streams.count)
+        try:
+            yield _message("reset", position, {}) if reset else b": hello\n\n"
+            async for chunk in _follow(parts, position, woken):
+                yield chunk
+        finally:
+            parts.signal.forget(woken)
+            parts.open_streams.count -= 1
+            streams.set(parts.open_streams.count)
+
+    return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _follow(parts: Services, position: int, woken: asyncio.Event) -> AsyncIterator[bytes]:
+    while not parts.stopping.is_set():
+        try:
+            changes = await asyncio.to_thread(parts.store.changes_since, position, BATCH)
+            messages = await asyncio.to_thread(_messages, parts, changes)
+        except StoreUnavailable:
+            # The reader comes back with its Last-Event-ID and misses nothing.
+            return
+        for message in messages:
+            yield message
+        if changes:
+            position = changes[-1].sequence
+            continue
+        if not await wait(woken, KEEPALIVE_S):
+            yield b": still here\n\n"
+
+
+def _messages(parts: Services, changes: list[Changed]) -> list[bytes]:
+    # Of several changes of one record only the last is told: each message shows the record as it is now.
+    last = {(change.kind, change.key): change.sequence for change in changes}
+    found = []
+    for change in changes:
+        if last[change.kind, change.key] == change.sequence:
+            shown = _shown(parts, change)
+            if shown is not None:
+                found.append(_message(shown[0], change.sequence, shown[1]))
+    return found
+
+
+def _shown(parts: Services, change: Changed) -> tuple[str, dict[str, Any]] | None:
+    """Return the kind's singular and the record, or None when it is no longer kept."""
+    store, url = parts.store, parts.config.public_url
+    offsets = parts.fleet.offsets() if change.kind == NODES.name else {}
+    record: Any
+    match change.kind:
+        case INCIDENTS.name:
+            record = store.get(INCIDENTS, change.key)
+            return None if record is None else ("incident", views.incident(record))
+        case ACTIONS.name:
+            record = store.get(ACTIONS, change.key)
+            return None if record is None else ("action", views.action(record, url))
+        case JOBS.name:
+            record = store.get(JOBS, change.key)
+            return None if record is None else ("job", views.job(record, parts.outlook))
+        case NODES.name:
+            record = store.get(NODES, change.key)
+            return None if record is None else ("node", views.node(record, parts.fleet, offsets))
+        case DELIVERIES.name:
+            record = store.get(DELIVERIES, change.key)
+            return None if record is None else ("delivery", views.delivery(record))
+        case SUBSCRIPTIONS.name:
+            record = store.get(SUBSCRIPTIONS, change.key)
+            return None if record is None else ("subscription", views.subscription(record))
+        case EVENTS.name:
+            record = store.get(EVENTS, change.key)
+            return None if record is None else ("event", views.event(record, url))
+    return None
+
+
+def _message(kind: str, sequence: int, data: dict[str, Any]) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, kind.encode(), msgspec.json.encode(data))

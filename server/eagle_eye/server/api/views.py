@@ -1,0 +1,117 @@
+"""Records as the API shows them: times in RFC 3339, nothing secret."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from eagle_eye.server import outbound
+from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.records import (
+    Action,
+    AuditEntry,
+    Delivery,
+    Incident,
+    Job,
+    Node,
+    OutboundEvent,
+    Subscription,
+)
+from eagle_eye.server.timestamps import rfc3339
+from eagle_eye.server.watching import Outlook
+
+
+def plain(record: msgspec.Struct) -> dict[str, Any]:
+    """Return a record's fields; ``detected_s`` becomes ``detected`` as RFC 3339, None stays None."""
+    fields: dict[str, Any] = {}
+    for name, value in msgspec.to_builtins(record).items():
+        if name.endswith("_s"):
+            fields[name.removesuffix("_s")] = None if value is None else rfc3339(value)
+        else:
+            fields[name] = value
+    return fields
+
+
+def incident(record: Incident) -> dict[str, Any]:
+    """Return an incident."""
+    return plain(record)
+
+
+def action(record: Action, public_url: str) -> dict[str, Any]:
+    """Return an action with its reports and where to report."""
+    view = plain(record)
+    view["report_to"] = outbound.report_url(public_url, record.id)
+    view["reports"] = [
+        {**{name: value for name, value in report.items() if name != "time_s"}, "time": rfc3339(report["time_s"])}
+        for report in record.reports
+    ]
+    return view
+
+
+def job(record: Job, outlook: Outlook) -> dict[str, Any]:
+    """Return a job with its progress; ``progress`` is null when no agent speaks of it."""
+    view = plain(record)
+    progress = outlook.progress(record.job)
+    view["progress"] = (
+        None
+        if progress is None
+        else {
+            "step": progress.step,
+            "progressed": None if progress.progressed_s is None else rfc3339(progress.progressed_s),
+            "step_seconds": progress.step_s,
+        }
+    )
+    return view
+
+
+def node(record: Node, fleet: Fleet, offsets: dict[str, float]) -> dict[str, Any]:
+    """Return a node with what its agent said last; ``agent`` is null when it said nothing since the server started."""
+    view = plain(record)
+    heard = fleet.last(record.node)
+    view["agent"] = (
+        None
+        if heard is None
+        else {
+            "heard": rfc3339(heard.received_s),
+            "job": heard.job,
+            "version": heard.agent_version,
+            "boot_id": heard.boot_id,
+            "interval_seconds": heard.interval_s,
+            "clock_offset_seconds": offsets.get(record.node),
+            "troubles": heard.troubles,
+            "dropped": heard.dropped,
+        }
+    )
+    return view
+
+
+def delivery(record: Delivery) -> dict[str, Any]:
+    """Return a delivery."""
+    return plain(record)
+
+
+def subscription(record: Subscription) -> dict[str, Any]:
+    """Return a subscription without its secrets."""
+    view = plain(record)
+    view["secrets"] = len(record.secrets)
+    return view
+
+
+def audit(record: AuditEntry) -> dict[str, Any]:
+    """Return an entry of the audit trail."""
+    return plain(record)
+
+
+def event(record: OutboundEvent, source: str) -> dict[str, Any]:
+    """Return an event as subscribers get it."""
+    return {
+        "specversion": "1.0",
+        "id": record.id,
+        "source": source,
+        "type": record.type,
+        "subject": record.subject,
+        "time": rfc3339(record.time_s),
+        "datacontenttype": "application/json",
+        "data": record.data,
+    }

@@ -1,0 +1,157 @@
+"""``eagle-eye server``: reads the configuration, opens the files, listens."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from eagle_eye.schema.configuration import masked
+from eagle_eye.server import config as configuration
+from eagle_eye.server.app import create_app
+from eagle_eye.server.config import ConfigurationError, ServerConfig
+from eagle_eye.server.errors import StoreUnavailable
+from eagle_eye.server.front import Front
+from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
+
+GRACE_S = 3  # how long requests under way may take once the server is asked to stop
+BACKLOG = 2_048  # connections that wait to be accepted: a fleet's agents come back all at once
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve (default 127.0.0.1:8470)")
+    parser.add_argument("--data", metavar="DIR", help="folder of the server's files")
+    parser.add_argument("--print-config", action="store_true", help="print the configuration in force and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted. Raises ConfigurationError; returns 1 when the address or the files are not to be had."""
+    flags = {"listen": args.listen, "data_dir": args.data}
+    config = configuration.load(args.config, os.environ, flags)
+    if args.print_config:
+        sys.stdout.write(as_toml(masked(config)))
+        return 0
+    raise_file_limit()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # One line for each request or attempt would bury the lines that matter.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        refuse_open_door(config)
+        with listener(config) as bound:
+            return serve(config, bound)
+    except StoreUnavailable as error:
+        sys.stderr.write(f"eagle-eye server: {error}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"eagle-eye server: cannot listen on {config.listen}: {error.strerror or error}\n")
+        return 1
+
+
+def raise_file_limit() -> None:
+    """Let the process open as many files as the system allows it: each agent holds a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def refuse_open_door(config: ServerConfig) -> None:
+    """Return if the address is this machine's alone or a token exists. Raises ConfigurationError."""
+    if configuration.is_loopback(config.listen):
+        return
+    store = SqliteStore(Path(config.data_dir) / RECORDS_FILE)
+    try:
+        if store.any_token():
+            return
+    finally:
+        store.close()
+    raise ConfigurationError(
+        f"listen: {config.listen} can be reached from other machines and no token exists; make one first:"
+        f" eagle-eye tokens create --scope admin --data {config.data_dir}"
+    )
+
+
+def listener(config: ServerConfig) -> socket.socket:
+    """Return a socket bound to the address. Raises OSError."""
+    host, port = configuration.address(config.listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(BACKLOG)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def serve(config: ServerConfig, bound: socket.socket) -> int:
+    """Serve on the socket until interrupted. With port 0, ``public_url`` gets the port that was found."""
+    host, port = configuration.address(config.listen)
+    if port == 0:
+        found = bound.getsockname()[1]
+        public_url = config.public_url
+        if public_url == f"http://{config.listen}":
+            public_url = f"{public_url.removesuffix(':0')}:{found}"
+        listen = f"[{host}]:{found}" if ":" in host else f"{host}:{found}"
+        config = msgspec.structs.replace(config, listen=listen, public_url=public_url)
+    front = create_app(config)
+    server = _Server(front)
+    # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves
+    # and raises the signal again once it has stopped, which _Server.run takes for what it is.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.getLogger(__name__).info(
+        "serving %s, files in %s, policy mode %s", config.public_url, config.data_dir, config.policy.mode
+    )
+    server.run(sockets=[bound])
+    return 0 if server.started else 1
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, front: Front) -> None:
+        super().__init__(
+            uvicorn.Config(
+                front,
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_S,
+                timeout_keep_alive=65,  # longer than the agents' interval: they keep their connection
+            )
+        )
+        self._front = front
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Let event streams go first, which would never end by themselves."""
+        self._front.stop()
+        super().handle_exit(sig, frame)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal; SIGTERM and SIGINT both mean a stop that was wished for."""
+        try:
+            super().run(sockets)
+        except KeyboardInterrupt:
+            # uvicorn raises the signal again once it has stopped in good order.
+            return
+
+
+def as_toml(plain: dict[str, Any]) -> str:
+    """Return nested plain data as TOML."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items() if not isinstance(value, dict)]
+    for key, section in plain.items():
+        if isinstance(section, dict):
+            lines += ["", f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in section.items())]
+    return "\n".join(lines) + "\n"

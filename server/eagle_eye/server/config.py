@@ -1,0 +1,118 @@
+"""The server's configuration: one Struct whose fields are the keys of its TOML file."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from eagle_eye.schema import configuration
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.frame import REQUEST_BYTES_MAX
+from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
+
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How deliveries are attempted. Delays double from ``backoff_base_s`` to ``backoff_max_s``, with full jitter."""
+
+    allow_private: bool = False  # whether targets may be loopback, private or link-local addresses
+    timeout_s: Positive = 10.0  # for one attempt, from connecting to the answer's end
+    attempts_max: Count = 20
+    backoff_base_s: Positive = 1.0
+    backoff_max_s: Positive = 3600.0
+    heartbeat_s: NotNegative = 60.0  # 0: no heartbeat
+    concurrency_per_subscription: Count = 4
+    pending_max: Count = 10_000  # per subscription; beyond it the oldest fail with "backlog"
+    subscriptions_max: Count = 100
+
+
+class IngestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who may send frames and how much. ``nodes`` are glob patterns of allowed node names; []: any."""
+
+    nodes: list[str] = []
+    nodes_max: Count = 20_000  # distinct node names; bounds memory and labels
+    body_bytes_max: Annotated[int, Meta(ge=1024, le=REQUEST_BYTES_MAX)] = REQUEST_BYTES_MAX
+    body_timeout_s: Positive = 30.0  # for a request's body to arrive
+    pending_bytes_max: Count = 256 << 20  # frames that may wait for the disk before agents are told to come back
+    fresh_s: Positive = 30.0  # the server counts as blind when no agent was heard for this long
+
+
+class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How much of the past is kept: at most ``retention_s`` and at most ``retention_bytes``."""
+
+    retention_s: Positive = 7 * 86_400.0
+    retention_bytes: Annotated[int, Meta(ge=1 << 20)] = 20 << 30
+    replay_frames_max: Count = 500_000  # newest frames read back into the window at start
+    query_frames_max: Count = 100_000  # frames that one query may read
+    records_retention_s: Positive = 90 * 86_400.0  # delivered events and their deliveries
+
+
+class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The server's keys. ``data_dir`` "": ``~/.local/state/eagle-eye/server``; ``public_url`` "": ``http://<listen>``."""
+
+    listen: str = "127.0.0.1:8470"
+    data_dir: str = ""
+    public_url: str = ""
+    series_max: Count = 200_000  # newest values shown on /metrics
+    streams_max: Count = 64  # readers of /api/v1/events at a time
+    detection: DetectionSettings = DetectionSettings()
+    policy: PolicySettings = PolicySettings()
+    webhooks: WebhookSettings = WebhookSettings()
+    ingest: IngestSettings = IngestSettings()
+    history: HistorySettings = HistorySettings()
+
+
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> ServerConfig:
+    """Return the configuration with ``data_dir`` and ``public_url`` filled in. Raises ConfigurationError."""
+    config = configuration.load(ServerConfig, file, environ, flags)
+    address(config.listen)
+    if config.public_url and not config.public_url.startswith(("http://", "https://")):
+        raise ConfigurationError(f"public_url: expected an http:// or https:// URL, got {config.public_url!r}")
+    data_dir = str(Path(config.data_dir).expanduser() if config.data_dir else default_data_dir(environ))
+    public_url = (config.public_url or f"http://{config.listen}").rstrip("/")
+    return msgspec.structs.replace(config, data_dir=data_dir, public_url=public_url)
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """Return where the server's state lies unless configured: the user's state folder (XDG)."""
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "eagle-eye" / "server"
+
+
+def address(listen: str) -> tuple[str, int]:
+    """Return host and port of "host:port" or "[v6]:port". Raises ConfigurationError."""
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigurationError(f"listen: expected HOST:PORT such as 127.0.0.1:8470, got {listen!r}")
+    return host, int(port)
+
+
+def is_loopback(listen: str) -> bool:
+    """Return whether only this machine can reach the address; a name other than localhost counts as reachable."""
+    host, _ = address(listen)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+__all__ = [
+    "ConfigurationError",
+    "HistorySettings",
+    "IngestSettings",
+    "ServerConfig",
+    "WebhookSettings",
+    "address",
+    "default_data_dir",
+    "is_loopback",
+    "load",
+]

@@ -1,0 +1,64 @@
+"""Opening SQLite so that a commit is durable, and migrating a file forward."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from eagle_eye.server.errors import StoreUnavailable
+
+BUSY_S = 5.0  # how long to wait for another process (eagle-eye tokens) that holds the file
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Return a connection in WAL mode whose commits survive a power cut; the file is readable by its owner only.
+
+    Transactions are begun explicitly. Raises StoreUnavailable.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Created by us first: SQLite would create it by the umask, and it may hold webhook secrets.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailable(
+            f"{path} cannot be opened: {error}; data_dir must be a folder that this user can write, with free space"
+        ) from error
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the block wrote, or nothing of it when it raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # A full disk rolls back by itself; a second ROLLBACK would hide the reason.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[str], path: Path) -> None:
+    """Bring the file to the newest version. Raises StoreUnavailable for a file that a newer server wrote."""
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(migrations):
+            raise StoreUnavailable(
+                f"{path} has version {version}, this server knows up to {len(migrations)}: start the newer server"
+            )
+        for number in range(version, len(migrations)):
+            # executescript commits on its own, so each migration carries its own transaction.
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {migrations[number]}; PRAGMA user_version = {number + 1}; COMMIT;"
+            )
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"{path} cannot be read or migrated: {error}") from error

@@ -1,0 +1,57 @@
+"""What can go wrong in the server.
+
+ServerError
+  HistoryUnavailable    the history takes no frames at the moment (disk full); the agent tries again
+    HistoryBusy         ... because too much waits for the disk already
+  StoreUnavailable      the records cannot be written or read at the moment
+  BadCursor             a page was asked for with a cursor that this server did not give
+  IllegalTransition     a record is in a state from which the change is not allowed
+  TargetRefused         a webhook's URL leads where deliveries may not go
+  Refusal               an HTTP request is refused; carries its status and reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class ServerError(Exception):
+    """Something the server names; everything else that escapes is a bug."""
+
+
+class HistoryUnavailable(ServerError):  # noqa: N818 - it names what happened
+    """The history could not make frames durable; nothing of the request was kept."""
+
+
+class HistoryBusy(HistoryUnavailable):
+    """More bytes wait for the disk than the limit allows; try again shortly."""
+
+
+class StoreUnavailable(ServerError):  # noqa: N818 - it names what happened
+    """The records could not be written or read; nothing of the change was kept."""
+
+
+class BadCursor(ServerError):  # noqa: N818 - it names the thing that is bad
+    """A cursor that this server did not give, or that belongs to another list."""
+
+
+class IllegalTransition(ServerError):  # noqa: N818 - it names what happened
+    """A change that the record's state does not allow; the record is as it was."""
+
+
+class TargetRefused(ServerError):  # noqa: N818 - it names what happened
+    """A URL that deliveries may not go to; the message says which rule and which setting."""
+
+
+class Refusal(ServerError):  # noqa: N818 - it names what happened
+    """A request that is refused with ``status``; ``reason`` is one stable word for counters and clients."""
+
+    def __init__(self, status: int, reason: str, detail: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.reason = reason
+        self.detail = detail
+        self.headers = headers

@@ -1,0 +1,132 @@
+"""What the server last heard from each node, in memory: clock offsets, freshness, the agents' own troubles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.frame import Frame, Rank
+
+OFFSET_APPLIED_S = 2.0  # clocks closer than this are left alone: the network's delay is of that order
+_OFFSET_BUCKET_S = 60.0
+_TROUBLES_MAX = 32  # collectors and drop reasons kept of one agent
+
+
+@dataclass(slots=True)
+class _Offset:
+    """The least of received minus sent in this bucket and the one before: the least delayed request tells best."""
+
+    started_s: float
+    current_s: float
+    previous_s: float | None = None
+
+    def add(self, sample_s: float, now_s: float) -> float:
+        if now_s - self.started_s >= _OFFSET_BUCKET_S:
+            stale = now_s - self.started_s >= 2 * _OFFSET_BUCKET_S
+            self.previous_s = None if stale else self.current_s
+            self.started_s, self.current_s = now_s, sample_s
+        self.current_s = min(self.current_s, sample_s)
+        return self.value_s
+
+    @property
+    def value_s(self) -> float:
+        return self.current_s if self.previous_s is None else min(self.current_s, self.previous_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The last that a node's agent said; times are Unix seconds of the server's clock."""
+
+    received_s: float
+    job: str | None
+    boot_id: str
+    agent_version: str
+    interval_s: float
+    ranks: tuple[Rank, ...] = ()
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+class Fleet:
+    """All nodes that were ever heard of, at most ``nodes_max``. Used on the event loop and read by others."""
+
+    def __init__(self, nodes_max: int) -> None:
+        self._nodes_max = nodes_max
+        self._offsets: dict[str, _Offset] = {}
+        self._heard: dict[str, Heard] = {}
+        self._known: set[str] = set()
+        self._newest_s: float | None = None
+
+    def know(self, node: str) -> None:
+        """Count the node as known, from the records of an earlier run."""
+        self._known.add(node)
+
+    def admits(self, node: str) -> bool:
+        """Return whether the node is known or there is room for one more."""
+        return node in self._known or len(self._known) < self._nodes_max
+
+    def offset_s(self, node: str, sent_s: float, received_s: float) -> float:
+        """Take one request's times; return what to add to the node's times: 0.0 while the clocks are close.
+
+        The estimate is the least of received minus sent over one to two minutes, so that one slow request
+        does not move it. It is too high by the network's shortest delay.
+        """
+        sample_s = received_s - sent_s
+        offset = self._offsets.get(node)
+        if offset is None:
+            self._offsets[node] = _Offset(received_s, sample_s)
+            estimate_s = sample_s
+        else:
+            estimate_s = offset.add(sample_s, received_s)
+        return estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0
+
+    def heard(self, frame: Frame, received_s: float) -> bool:
+        """Take note of a durable frame; return whether its node is new."""
+        new = frame.node not in self._known
+        self._known.add(frame.node)
+        self._newest_s = received_s if self._newest_s is None else max(self._newest_s, received_s)
+        troubles = [(name, said) for name, said in frame.collectors.items() if said != "ok"]
+        self._heard[frame.node] = Heard(
+            received_s=received_s,
+            job=frame.job or next((rank.job for rank in frame.ranks), None),
+            boot_id=frame.boot_id,
+            agent_version=frame.agent_version,
+            interval_s=frame.interval_s,
+            ranks=tuple(frame.ranks),
+            troubles=dict(troubles[:_TROUBLES_MAX]),
+            dropped=dict(list(frame.dropped.items())[:_TROUBLES_MAX]),
+        )
+        return new
+
+    def last(self, node: str) -> Heard | None:
+        """Return the last that the node's agent said, or None if it said nothing since the server started."""
+        return self._heard.get(node)
+
+    def jobs(self) -> dict[str, tuple[int, list[MemberRank]]]:
+        """Return the jobs that agents speak of, each with its newest attempt and that attempt's ranks."""
+        found: dict[str, tuple[int, list[MemberRank]]] = {}
+        for node, heard in tuple(self._heard.items()):
+            if heard.job is not None:
+                found.setdefault(heard.job, (0, []))
+            for rank in heard.ranks:
+                attempt, members = found.get(rank.job, (0, []))
+                if rank.attempt > attempt:
+                    attempt, members = rank.attempt, []
+                if rank.attempt == attempt:
+                    members.append(MemberRank(rank.rank, node, rank.device, rank.role))
+                found[rank.job] = (attempt, members)
+        return found
+
+    def newest_s(self) -> float | None:
+        """Return when the last frame of any node was received, or None."""
+        return self._newest_s
+
+    def offsets(self) -> dict[str, float]:
+        """Return each node's estimated clock offset: the server's clock minus the node's."""
+        return {node: offset.value_s for node, offset in tuple(self._offsets.items())}
+
+    def counts(self, now_s: float, fresh_s: float) -> tuple[int, int]:
+        """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
+        fresh = sum(now_s - heard.received_s <= fresh_s for heard in tuple(self._heard.values()))
+        return len(self._known), fresh

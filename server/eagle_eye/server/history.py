@@ -1,0 +1,101 @@
+"""What the history is asked for, as one small protocol, so that another store can take its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+from eagle_eye.schema.frame import Frame
+
+
+class Entry(NamedTuple):
+    """One frame as it came in: its place in its stream, its own time (by its node's clock), and its bytes."""
+
+    sequence: int
+    time_s: float
+    raw: bytes
+
+
+class Batch(NamedTuple):
+    """Frames of one node and stream that came in one request; ``offset_s`` is added to their times on reading."""
+
+    node: str
+    stream: str
+    received_s: float
+    offset_s: float
+    entries: tuple[Entry, ...]
+
+
+class Appended(NamedTuple):
+    """What became of a batch: ``new[i]`` is false where entry i was there already.
+
+    ``watermark`` is the stream's highest durable sequence: agents send in order, so everything that the agent
+    still held up to it is here, and it may forget it.
+    """
+
+    new: tuple[bool, ...]
+    watermark: int
+
+    @property
+    def accepted(self) -> int:
+        """How many entries were not there before."""
+        return sum(self.new)
+
+    @property
+    def duplicates(self) -> int:
+        """How many entries were there already."""
+        return len(self.new) - self.accepted
+
+
+class Recorded(NamedTuple):
+    """One frame of the history. Its times are as its node sent them; ``offset_s`` corrects them."""
+
+    frame: Frame
+    received_s: float
+    offset_s: float
+
+
+class StreamInfo(NamedTuple):
+    """One agent's spool as the history knows it; ``heard_s`` is when it last sent something new."""
+
+    node: str
+    stream: str
+    watermark: int
+    heard_s: float
+
+
+class History(Protocol):
+    """A durable, append-only record of all frames. Every method may be called from any thread."""
+
+    def submit(self, batch: Batch) -> Future[Appended]:
+        """Return a future that is done once the batch is durable, within about 100 ms.
+
+        The future fails with HistoryUnavailable when nothing of the batch was kept. Raises HistoryBusy when
+        too much waits already.
+        """
+        ...
+
+    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
+        """Yield the frames received at ``since_s`` or later in order of receipt; of too many, the newest."""
+        ...
+
+    def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
+        """Yield the nodes' frames (all if empty) whose corrected time is in the range; by stream, then by time."""
+        ...
+
+    def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
+        """Return how many frames ``query`` would read, counting no further than ``limit`` + 1."""
+        ...
+
+    def streams(self) -> list[StreamInfo]:
+        """Return every stream that the history knows."""
+        ...
+
+    def problem(self) -> str | None:
+        """Return why frames cannot be made durable at the moment, or None."""
+        ...
+
+    def close(self) -> None:
+        """Make durable what was submitted, then release the files."""
+        ...

@@ -1,0 +1,264 @@
+"""POST /api/v1/frames: from an agent's request to durable frames, refused whole or taken whole.
+
+A plain ASGI endpoint in front of the API: it reads bodies with a limit and spends nothing on routing.
+Clock correction: a node's offset is estimated from its requests (see Fleet.offset_s); beyond two seconds it is
+added to the times of the frames that the detection loop gets. The history keeps the frames as they came, with
+the offset beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from eagle_eye.schema.frame import CONTENT_TYPE, BadFrame, Frame, decode_frame, decode_request
+from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
+from eagle_eye.schema.problem import problem
+from eagle_eye.server.auth import Credentials, Principal
+from eagle_eye.server.clock import Clock
+from eagle_eye.server.config import IngestSettings
+from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
+from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.history import Appended, Batch, Entry, History
+from eagle_eye.server.telemetry import Telemetry
+
+ASGIMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[ASGIMessage]]
+Send = Callable[[ASGIMessage], Awaitable[None]]
+
+PATH = "/api/v1/frames"
+FUTURE_S_MAX = 300.0  # how far a frame's time may lie after its sending, both by the node's clock
+DECODE_INLINE_BYTES_MAX = 1 << 16  # larger bodies are decoded in a thread: the event loop answers others meanwhile
+RETRY_BUSY_S = 1
+RETRY_UNAVAILABLE_S = 5
+
+_log = logging.getLogger(__name__)
+
+
+class Authenticator(Protocol):
+    """Who is asking; see auth.py."""
+
+    def authenticate(self, credentials: Credentials) -> Principal:
+        """Return who it is. Raises Refusal 401 or 403."""
+        ...
+
+    def authorise_frames(self, principal: Principal, node: str) -> None:
+        """Return if the principal may send the node's frames. Raises Refusal 403."""
+        ...
+
+
+class _Request(NamedTuple):
+    sent_s: float
+    frames: tuple[Frame, ...]
+    raw: tuple[bytes, ...]
+
+
+class Ingest:
+    """The endpoint. ``observe(frame, received_s, offset_s)`` gets each new frame once it is durable;
+    ``found(node)`` is awaited before that for each node that was never heard of.
+    """  # noqa: D205 - one thought
+
+    def __init__(
+        self,
+        settings: IngestSettings,
+        history: History,
+        fleet: Fleet,
+        auth: Authenticator,
+        telemetry: Telemetry,
+        clock: Clock,
+        observe: Callable[[Frame, float, float], None],
+        found: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._history = history
+        self._fleet = fleet
+        self._auth = auth
+        self._telemetry = telemetry
+        self._clock = clock
+        self._observe = observe
+        self._found = found
+        patterns = "|".join(f"(?:{fnmatch.translate(pattern)})" for pattern in settings.nodes)
+        self._allowed = re.compile(patterns) if patterns else None
+
+    async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        started_s = self._clock.monotonic_s()
+        try:
+            appended, size = await self._take(scope, receive)
+        except Refusal as refusal:
+            self._telemetry.rejected.labels(refusal.reason).inc()
+            await _refuse(send, refusal)
+            return
+        except Exception:  # noqa: BLE001 - nothing stands behind this endpoint that would answer and count it
+            _log.exception("frames could not be taken for a reason that was not foreseen")
+            self._telemetry.rejected.labels("internal").inc()
+            await _refuse(send, Refusal(500, "internal", "the server failed; its log says why"))
+            return
+        self._telemetry.frames.inc(appended.accepted)
+        self._telemetry.duplicates.inc(appended.duplicates)
+        self._telemetry.bytes.inc(size)
+        self._telemetry.ingest_seconds.observe(self._clock.monotonic_s() - started_s)
+        answer = {
+            "accepted": appended.accepted,
+            "duplicates": appended.duplicates,
+            "watermark": appended.watermark,
+        }
+        await _answer(send, 200, b"application/json", msgspec.json.encode(answer))
+
+    async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[Appended, int]:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if scope["method"] != "POST":
+            raise Refusal(405, "method", f"{PATH} takes POST, not {scope['method'][:20]}", {"Allow": "POST"})
+        principal = self._auth.authenticate(Credentials.of(scope["method"], headers))
+        _check_headers(headers)
+        body = await self._read(receive, headers)
+        received_s = self._clock.now_s()
+        if len(body) <= DECODE_INLINE_BYTES_MAX:
+            request = _decode(body)
+        else:
+            request = await asyncio.to_thread(_decode, body)
+        self._check_sender(principal, request)
+        return await self._keep(request, received_s), len(body)
+
+    async def _read(self, receive: Receive, headers: dict[str, str]) -> bytes:
+        limit = self._settings.body_bytes_max
+        declared = headers.get("content-length", "")
+        if declared.isascii() and declared.isdigit() and int(declared) > limit:
+            raise _too_large(f"{declared} bytes are announced", limit)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal(400, "truncated", "the connection ended before the body did")
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    if size > limit:
+                        raise _too_large(f"more than {limit} bytes arrived", limit)
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            raise Refusal(
+                408, "slow", f"the body did not arrive within {self._settings.body_timeout_s:g} s; send less at a time"
+            ) from None
+
+    def _check_sender(self, principal: Principal, request: _Request) -> None:
+        node = request.frames[0].node
+        self._auth.authorise_frames(principal, node)
+        if self._allowed is not None and not self._allowed.match(node):
+            raise Refusal(403, "node", f"node {node!r} is in no pattern of ingest.nodes; add it there")
+        if not self._fleet.admits(node):
+            raise Refusal(
+                403,
+                "too_many_nodes",
+                f"{self._settings.nodes_max} nodes are known and {node!r} is none of them; raise ingest.nodes_max",
+            )
+
+    async def _keep(self, request: _Request, received_s: float) -> Appended:
+        first = request.frames[0]
+        offset_s = self._fleet.offset_s(first.node, request.sent_s, received_s)
+        entries = tuple(
+            Entry(frame.sequence, frame.time_s, raw) for frame, raw in zip(request.frames, request.raw, strict=True)
+        )
+        try:
+            future = self._history.submit(Batch(first.node, first.stream, received_s, offset_s, entries))
+            appended = await asyncio.wrap_future(future)
+        except HistoryBusy as error:
+            raise Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}) from None
+        except HistoryUnavailable as error:
+            raise Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}) from None
+        for frame, new in zip(request.frames, appended.new, strict=True):
+            if new:
+                if self._fleet.heard(frame, received_s):
+                    await self._introduce(frame.node)
+                self._observe(corrected(frame, offset_s), received_s, offset_s)
+        return appended
+
+    async def _introduce(self, node: str) -> None:
+        try:
+            await self._found(node)
+        except StoreUnavailable:
+            # The frames are durable and must be acknowledged; /readyz tells of the store, and the node is
+            # written down at the next start.
+            _log.warning("node %s could not be written down", node)
+            self._telemetry.failures.labels("node").inc()
+
+
+def corrected(frame: Frame, offset_s: float) -> Frame:
+    """Return the frame with its times and its events' times moved by ``offset_s``."""
+    if offset_s == 0.0:
+        return frame
+    replace = msgspec.structs.replace
+    events = [replace(event, time_s=event.time_s + offset_s) for event in frame.events]
+    return replace(frame, time_s=frame.time_s + offset_s, events=events)
+
+
+def _check_headers(headers: dict[str, str]) -> None:
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != CONTENT_TYPE:
+        raise Refusal(415, "content_type", f"content type {content_type[:80]!r} is not read; send {CONTENT_TYPE}")
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise Refusal(415, "content_encoding", f"content encoding {encoding[:80]!r} is not read; send none")
+
+
+def _decode(body: bytes) -> _Request:
+    try:
+        sent_s, raws = decode_request(body)
+    except BadFrame as error:
+        raise _bad(error, "the request") from None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Refusal(400, "malformed", f"the request cannot be decoded: {type(error).__name__}") from None
+    if not raws:
+        raise Refusal(400, "empty", "the request has no frames; send at least one")
+    frames: list[Frame] = []
+    for index, raw in enumerate(raws):
+        try:
+            frame = decode_frame(raw)
+        except BadFrame as error:
+            raise _bad(error, f"frame {index}") from None
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise Refusal(400, "malformed", f"frame {index} cannot be decoded: {type(error).__name__}") from None
+        if frame.time_s > sent_s + FUTURE_S_MAX:
+            raise Refusal(
+                400,
+                "time",
+                f"frame {index} is dated {frame.time_s - sent_s:.0f} s after its sending; at most"
+                f" {FUTURE_S_MAX:.0f} s are believed. Drop it: the node's clock was set back since",
+            )
+        if (frame.node, frame.stream) != (frames[0].node, frames[0].stream) if frames else False:
+            raise Refusal(400, "mixed", f"frame {index} is of another node or stream than frame 0; send one a request")
+        frames.append(frame)
+    return _Request(sent_s, tuple(frames), tuple(raws))
+
+
+def _bad(error: BadFrame, where: str) -> Refusal:
+    return Refusal(413 if error.reason == "oversized" else 400, error.reason, f"{where}: {error}"[:2000])
+
+
+def _too_large(what: str, limit: int) -> Refusal:
+    return Refusal(413, "oversized", f"{what}; a request may have {limit} (ingest.body_bytes_max): send fewer frames")
+
+
+async def _refuse(send: Send, refusal: Refusal) -> None:
+    document = problem(refusal.status, refusal.reason, refusal.detail)
+    await _answer(send, refusal.status, PROBLEM_TYPE.encode(), msgspec.json.encode(document), refusal.headers)
+
+
+async def _answer(send: Send, status: int, content_type: bytes, body: bytes, headers: Any = ()) -> None:
+    head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    head += [(name.lower().encode(), value.encode()) for name, value in dict(headers).items()]
+    if status in (408, 413):
+        # What was not read is still on its way: the connection cannot serve another request.
+        head.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,46 @@
+"""The parts of one running server, as the API sees them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from eagle_eye.server.auth import Tokens
+from eagle_eye.server.changes import Signal
+from eagle_eye.server.clock import Clock
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.history import History
+from eagle_eye.server.notifiers.guard import Guard
+from eagle_eye.server.readiness import Doctor
+from eagle_eye.server.store import Store
+from eagle_eye.server.telemetry import Telemetry
+from eagle_eye.server.watching import Outlook, Watcher
+
+
+@dataclass(slots=True)
+class OpenStreams:
+    """How many readers of /api/v1/events are connected; counted on the event loop."""
+
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything that a request may need."""
+
+    config: ServerConfig
+    clock: Clock
+    store: Store
+    history: History
+    fleet: Fleet
+    tokens: Tokens
+    telemetry: Telemetry
+    watcher: Watcher
+    outlook: Outlook
+    doctor: Doctor
+    guard: Guard
+    signal: Signal
+    open_streams: OpenStreams = field(default_factory=OpenStreams)
+    # Set when the server is asked to stop: readers of /api/v1/events are let go then, or it would wait for them.
+    stopping: threading.Event = field(default_factory=threading.Event)

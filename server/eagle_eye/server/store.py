@@ -1,0 +1,206 @@
+"""What the server knows and must not lose, behind one small protocol: records, and changes in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from eagle_eye.server.records import (
+    Action,
+    AuditEntry,
+    Delivery,
+    Incident,
+    Job,
+    Node,
+    OutboundEvent,
+    Subscription,
+    Token,
+)
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+PAGE_LIMIT_MAX = 1_000
+# States in which somebody may still act on an action.
+LIVE_ACTION_STATES = ("awaiting", "requested", "accepted", "running")
+# States in which an incident still concerns the detection loop.
+OPEN_INCIDENT_STATES = ("open", "acting", "recovered")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[RecordT]):
+    """One kind of record: its table, the field that identifies it, and the fields that lists are filtered by.
+
+    ``lists`` maps a filter's name to the path of a list that must contain the value; "$.ranks[*].node" looks
+    into the list's objects.
+    """
+
+    name: str
+    record: type[RecordT]
+    key: str
+    columns: tuple[str, ...]
+    lists: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The names that a list of this kind may be filtered by."""
+        return (*self.columns, *(name for name, _ in self.lists))
+
+
+INCIDENTS = Kind("incidents", Incident, "id", ("job", "state", "fault"), (("node", "$.nodes"),))
+ACTIONS = Kind("actions", Action, "id", ("incident_id", "job", "kind", "state", "created_s"), (("node", "$.exclude"),))
+NODES = Kind("nodes", Node, "node", ("state",))
+JOBS = Kind("jobs", Job, "job", ("state",), (("node", "$.ranks[*].node"),))
+SUBSCRIPTIONS = Kind("subscriptions", Subscription, "id", ("active",))
+DELIVERIES = Kind(
+    "deliveries",
+    Delivery,
+    "id",
+    ("subscription_id", "event_id", "type", "state", "group", "sequence", "due_s", "expires_s", "created_s"),
+)
+TOKENS = Kind("tokens", Token, "id", ("sha256",))
+EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
+
+KINDS = (INCIDENTS, ACTIONS, NODES, JOBS, SUBSCRIPTIONS, DELIVERIES, TOKENS, EVENTS)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Records to write in one transaction; each replaces the one with its id.
+
+    Every event gets its ``sequence`` and, for every active subscription that wants it, a delivery, in the same
+    transaction. An event whose id is known already is ignored: committing twice announces once.
+    """
+
+    incidents: tuple[Incident, ...] = ()
+    actions: tuple[Action, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    events: tuple[OutboundEvent, ...] = ()
+    audit: tuple[AuditEntry, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
+    tokens: tuple[Token, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not any(getattr(self, name) for name in self.__dataclass_fields__)
+
+
+class Page(NamedTuple, Generic[RecordT]):
+    """Records, newest first, and the cursor of the page after them; None on the last page."""
+
+    items: list[RecordT]
+    next: str | None
+
+
+class Changed(NamedTuple):
+    """One record that changed: its kind's name and its key; ``sequence`` grows from change to change."""
+
+    sequence: int
+    kind: str
+    key: str
+
+
+class Store(Protocol):
+    """Durable records. Every method may be called from any thread and raises StoreUnavailable when the disk fails."""
+
+    def commit(self, change: Change) -> None:
+        """Make the whole change durable, or nothing of it."""
+        ...
+
+    def update(self, work: Callable[[Store], Change]) -> Change:
+        """Commit what ``work`` returns, with no other commit between its reads and the write; return it.
+
+        Whoever reads a record in order to change it goes through here: between a plain read and a commit
+        somebody else may have changed the record, and would lose the change.
+        """
+        ...
+
+    def get(self, kind: Kind[RecordT], key: str) -> RecordT | None:
+        """Return the record, or None if there is none of that id."""
+        ...
+
+    def page(
+        self, kind: Kind[RecordT], filters: Mapping[str, str], cursor: str | None = None, limit: int = 100
+    ) -> Page[RecordT]:
+        """Return the newest records that match, at most ``limit``; the next page through its cursor.
+
+        Raises BadCursor for a cursor that no page gave.
+        """
+        ...
+
+    def all(self, kind: Kind[RecordT]) -> list[RecordT]:
+        """Return all records of a kind, oldest first; for the small kinds."""
+        ...
+
+    def open_incidents(self) -> list[Incident]:
+        """Return the incidents in state open, acting or recovered, oldest first."""
+        ...
+
+    def live_actions(self) -> list[Action]:
+        """Return the actions that are awaiting, requested, accepted or running, oldest first."""
+        ...
+
+    def actions_since(self, since_s: float) -> list[Action]:
+        """Return the actions created at ``since_s`` or later, oldest first."""
+        ...
+
+    def actions_of(self, incident_id: str) -> list[Action]:
+        """Return an incident's actions, oldest first."""
+        ...
+
+    def due_deliveries(self, subscription_id: str, now_s: float, limit: int) -> list[Delivery]:
+        """Return the pending deliveries that are due and first of their group, oldest first."""
+        ...
+
+    def next_due_s(self) -> dict[str, float]:
+        """Return for each subscription with pending deliveries when the next is due."""
+        ...
+
+    def subscription_deliveries(self, subscription_id: str) -> list[Delivery]:
+        """Return a subscription's pending deliveries, oldest first."""
+        ...
+
+    def expired_deliveries(self, now_s: float, limit: int) -> list[Delivery]:
+        """Return pending deliveries whose event is stale."""
+        ...
+
+    def token_by_sha256(self, sha256: str) -> Token | None:
+        """Return the token with this hash, also when it is revoked or has expired."""
+        ...
+
+    def any_token(self) -> bool:
+        """Return whether a token was ever made; revoked and expired ones count."""
+        ...
+
+    def changes_since(self, sequence: int, limit: int) -> list[Changed]:
+        """Return what changed after ``sequence``, oldest first."""
+        ...
+
+    def change_range(self) -> tuple[int, int]:
+        """Return the sequences of the oldest change kept and of the newest; (0, 0) when nothing ever changed."""
+        ...
+
+    def audit(self, cursor: str | None = None, limit: int = 100) -> Page[AuditEntry]:
+        """Return the audit trail, newest first."""
+        ...
+
+    def prune(self, now_s: float, retention_s: float) -> int:
+        """Delete settled events older than ``retention_s``, old heartbeats and changes; return how many events."""
+        ...
+
+    def probe(self) -> None:
+        """Return if a transaction can be written. Raises StoreUnavailable."""
+        ...
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after each commit, in the thread that committed; it must not block."""
+        ...
+
+    def close(self) -> None:
+        """Release the files."""
+        ...

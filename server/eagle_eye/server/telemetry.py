@@ -1,0 +1,141 @@
+"""The server's own metrics, and the fleet's newest values beside them, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, Kind
+from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.watching import Latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+def _name(name: str) -> str:
+    return PROMETHEUS_PREFIX + name
+
+
+class Telemetry:
+    """Everything that the server counts. One registry per server, so that two in one process do not clash."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry(auto_describe=False)
+        self.frames = Counter(_name("ingest_frames"), "Frames made durable.", registry=registry)
+        self.duplicates = Counter(_name("ingest_duplicates"), "Frames that were here already.", registry=registry)
+        self.bytes = Counter(_name("ingest_bytes"), "Bytes of accepted requests.", registry=registry)
+        self.rejected = Counter(_name("ingest_rejected"), "Requests refused, by reason.", ["reason"], registry=registry)
+        self.ingest_seconds = Histogram(
+            _name("ingest_seconds"),
+            "From a request's first byte to its durable answer.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.refused = Counter(_name("http_refused"), "API requests refused, by reason.", ["reason"], registry=registry)
+        self.failures = Counter(
+            _name("internal_errors"), "Errors that were not foreseen, by place.", ["place"], registry=registry
+        )
+        self.attempts = Counter(
+            _name("webhook_attempts"), "Attempts to deliver, by outcome.", ["outcome"], registry=registry
+        )
+        self.deliveries = Counter(
+            _name("webhook_deliveries"), "Deliveries that came to an end, by state.", ["state"], registry=registry
+        )
+        self.delivery_seconds = Histogram(
+            _name("webhook_seconds"), "Duration of an attempt.", buckets=_SECONDS, registry=registry
+        )
+        self.pending = Gauge(_name("webhook_pending"), "Deliveries that are due or wait.", registry=registry)
+        self.streams = Gauge(_name("event_streams"), "Readers of /api/v1/events.", registry=registry)
+        self.ready = Gauge(_name("ready"), "1 when the server can judge.", registry=registry)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class FleetCollector(Collector):
+    """Counts of nodes and the clock offset of each, read when scraped."""
+
+    def __init__(self, fleet: Fleet, now_s: Callable[[], float], fresh_s: float) -> None:
+        self._fleet = fleet
+        self._now_s = now_s
+        self._fresh_s = fresh_s
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        known, fresh = self._fleet.counts(self._now_s(), self._fresh_s)
+        yield GaugeMetricFamily(_name("nodes_known"), "Nodes that were ever heard of.", value=known)
+        yield GaugeMetricFamily(_name("nodes_fresh"), "Nodes heard of just now.", value=fresh)
+        offsets = GaugeMetricFamily(
+            _name("agent_clock_offset_seconds"), "The server's clock minus the node's.", labels=["node"]
+        )
+        for node, offset_s in self._fleet.offsets().items():
+            offsets.add_metric([node], offset_s)
+        yield offsets
+
+
+class HistoryCollector(Collector):
+    """The history's health, read when scraped."""
+
+    def __init__(self, waiting_bytes: Callable[[], int], dropped: Callable[[], int], ok: Callable[[], bool]) -> None:
+        self._waiting_bytes = waiting_bytes
+        self._dropped = dropped
+        self._ok = ok
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        yield GaugeMetricFamily(
+            _name("history_waiting_bytes"), "Frames that wait for the disk.", value=self._waiting_bytes()
+        )
+        yield CounterMetricFamily(
+            _name("history_retired_frames"), "Frames deleted for their age or the size.", value=self._dropped()
+        )
+        yield GaugeMetricFamily(_name("history_ok"), "1 when frames can be made durable.", value=self._ok())
+
+
+class BlindCollector(Collector):
+    """The detectors that cannot judge at the moment."""
+
+    def __init__(self, blind: Callable[[], dict[str, str]]) -> None:
+        self._blind = blind
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family; the reasons are on /readyz."""
+        family = GaugeMetricFamily(
+            _name("detector_blind"), "1 for a detector that could judge nothing.", labels=["detector"]
+        )
+        for detector in self._blind():
+            family.add_metric([detector], 1)
+        yield family
+
+
+class LatestCollector(Collector):
+    """The newest value of each series of the fleet. ``latest`` returns what is shown and whether there is more."""
+
+    def __init__(self, latest: Callable[[], tuple[list[Latest], bool]]) -> None:
+        self._latest = latest
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield a family for each metric that has values."""
+        families: dict[str, Metric] = {}
+        shown, more = self._latest()
+        for value in shown:
+            family = families.get(value.metric)
+            if family is None:
+                family = families[value.metric] = _family(value.metric)
+            device = "" if value.device in (None, -1) else str(value.device)
+            family.add_metric([value.job, value.node, device], value.value)  # type: ignore[attr-defined]
+        yield from families.values()
+        yield GaugeMetricFamily(_name("series_cut"), "1 when series_max keeps some series off this page.", value=more)
+
+
+def _family(metric: str) -> Metric:
+    spec = catalogue.BY_NAME[metric]
+    labels = ["job", "node", "device"]
+    if spec.kind is Kind.COUNTER:
+        return CounterMetricFamily(_name(metric), spec.help, labels=labels)
+    return GaugeMetricFamily(_name(metric), spec.help, labels=labels)

@@ -1,0 +1,109 @@
+"""``eagle-eye tokens``: makes, lists and revokes tokens in the server's files, without the server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from eagle_eye.server import config as configuration
+from eagle_eye.server.auth import mint
+from eagle_eye.server.clock import Clock, SystemClock
+from eagle_eye.server.config import ConfigurationError
+from eagle_eye.server.records import AuditEntry, Token
+from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store import TOKENS, Change, Store
+from eagle_eye.server.timestamps import rfc3339
+
+DAY_S = 86_400.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's verbs."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    create = verbs.add_parser("create", help="make a token; it is printed this once")
+    create.add_argument("--scope", required=True, choices=["agent", "read", "operate", "admin"])
+    create.add_argument("--node", help="the node that an agent's token is bound to")
+    create.add_argument("--expires-days", type=float, metavar="N", help="default: never")
+    listing = verbs.add_parser("list", help="list tokens; never their text")
+    revoke = verbs.add_parser("revoke", help="have a token refused from now on")
+    revoke.add_argument("id", metavar="TOKEN-ID")
+    for verb in (create, listing, revoke):
+        verb.add_argument("--data", metavar="DIR", help="folder of the server's files, as the server has it")
+        verb.add_argument("--config", type=Path, metavar="FILE", help="the server's TOML file")
+        verb.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
+    """Do it and return the exit code. Raises ConfigurationError and StoreUnavailable."""
+    clock = clock or SystemClock()
+    config = configuration.load(args.config, os.environ, {"data_dir": args.data})
+    store = SqliteStore(Path(config.data_dir) / RECORDS_FILE)
+    try:
+        if args.verb == "create":
+            return _create(store, args, clock)
+        if args.verb == "revoke":
+            return _revoke(store, args.id, clock)
+        return _list(store, args.json)
+    finally:
+        store.close()
+
+
+def _create(store: Store, args: argparse.Namespace, clock: Clock) -> int:
+    if args.expires_days is not None and not 0 < args.expires_days <= 36_500:
+        raise ConfigurationError(f"--expires-days: expected more than 0 and at most 36500, got {args.expires_days:g}")
+    lifetime_s = None if args.expires_days is None else args.expires_days * DAY_S
+    try:
+        text, token = mint(args.scope, args.node, clock.now_s(), lifetime_s)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    _commit(store, token, "token create", f"scope {token.scope}" + (f" node {token.node}" if token.node else ""), clock)
+    if args.json:
+        sys.stdout.write(msgspec.json.encode({**_shown(token), "token": text}).decode() + "\n")
+    else:
+        sys.stderr.write(f"token {token.id}, scope {token.scope}; it is shown only now:\n")
+        sys.stdout.write(text + "\n")
+    return 0
+
+
+def _revoke(store: Store, token_id: str, clock: Clock) -> int:
+    token = store.get(TOKENS, token_id)
+    if token is None:
+        sys.stderr.write(f"eagle-eye tokens: no token is called {token_id}; eagle-eye tokens list shows them\n")
+        return 1
+    if not token.revoked:
+        _commit(store, replace(token, revoked=True), "token revoke", "", clock)
+    sys.stderr.write(f"token {token_id} is revoked\n")
+    return 0
+
+
+def _list(store: Store, as_json: bool) -> int:
+    tokens = [_shown(token) for token in store.all(TOKENS)]
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(tokens), indent=2).decode() + "\n")
+        return 0
+    for token in tokens:
+        state = "revoked" if token["revoked"] else f"until {token['expires'] or 'revoked'}"
+        sys.stdout.write(f"{token['id']}  {token['scope']:<8} {token['node'] or '-':<24} {state}\n")
+    return 0
+
+
+def _commit(store: Store, token: Token, verb: str, detail: str, clock: Clock) -> None:
+    entry = AuditEntry(time_s=clock.now_s(), who="local", verb=verb, subject=token.id, detail=detail)
+    store.commit(Change(tokens=(token,), audit=(entry,)))
+
+
+def _shown(token: Token) -> dict[str, object]:
+    """Return what may be seen of a token; its hash stays inside."""
+    return {
+        "id": token.id,
+        "scope": token.scope,
+        "node": token.node,
+        "created": rfc3339(token.created_s),
+        "expires": None if token.expires_s is None else rfc3339(token.expires_s),
+        "revoked": token.revoked,
+    }

@@ -1,0 +1,121 @@
+"""What the server asks of the detection loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeVar
+
+from eagle_eye.schema.frame import Frame
+from eagle_eye.server.records import Job
+
+ResultT = TypeVar("ResultT")
+
+ANSWER_S = 10.0  # how long a thread waits for the event loop
+
+
+class Latest(NamedTuple):
+    """The newest value of one series; ``device`` is an index, a link's name, or None for a node row."""
+
+    metric: str
+    job: str
+    node: str
+    device: int | str | None
+    value: float
+
+
+class Progress(NamedTuple):
+    """How far a job has come; None: not observed."""
+
+    step: float | None
+    progressed_s: float | None  # when its last step was seen to finish
+    step_s: float | None  # what a step typically takes
+
+
+class Watcher(Protocol):
+    """The detection loop: fed with frames and the schedulers' words, it judges on its own and writes to the store.
+
+    Every method but ``ticked_s`` is called on the event loop only (``recover`` before anything else runs), so
+    that it needs no locks; each must return at once.
+    """
+
+    def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
+        """Take a durable frame. Its times are corrected already, by ``offset_s``."""
+        ...
+
+    def observe_job(self, job: Job) -> None:
+        """Take what a job's scheduler or launcher said."""
+        ...
+
+    def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
+        """Rebuild what was known before a restart from the recent past's (corrected frame, received_s)."""
+        ...
+
+    async def run(self) -> None:
+        """Judge every tick until cancelled."""
+        ...
+
+    def ticked_s(self) -> float | None:
+        """Return when the last tick ended, by the clock's ``monotonic_s``; None before the first."""
+        ...
+
+    def latest(self) -> Iterable[Latest]:
+        """Return the newest value of each series."""
+        ...
+
+    def blind(self) -> dict[str, str]:
+        """Return the detectors that could judge nothing in the last tick, each with its reason."""
+        ...
+
+    def progress(self, job: str) -> Progress | None:
+        """Return how far the job has come, or None for a job that no agent speaks of."""
+        ...
+
+
+class Outlook:
+    """What the API and the metrics may ask of a Watcher, from any thread: the question is put on the event loop."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: int | None = None
+
+    def attach(self) -> None:
+        """Bind to the running loop; before this, questions are answered in the thread that asks."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def latest(self, series_max: int) -> tuple[list[Latest], bool]:
+        """Return at most ``series_max`` newest values, and whether there are more."""
+
+        def take() -> list[Latest]:
+            return list(islice(self._watcher.latest(), series_max + 1))
+
+        found = self._ask(take)
+        return found[:series_max], len(found) > series_max
+
+    def blind(self) -> dict[str, str]:
+        """Return the detectors that could judge nothing in the last tick, each with its reason."""
+        return self._ask(self._watcher.blind)
+
+    def progress(self, job: str) -> Progress | None:
+        """Return how far the job has come, or None for a job that no agent speaks of."""
+        return self._ask(lambda: self._watcher.progress(job))
+
+    def _ask(self, question: Callable[[], ResultT]) -> ResultT:
+        loop = self._loop
+        if loop is None or threading.get_ident() == self._thread:
+            return question()
+        answer: Future[ResultT] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # noqa: BLE001 - it is raised again where it was asked
+                answer.set_exception(error)
+
+        loop.call_soon_threadsafe(run)
+        return answer.result(ANSWER_S)

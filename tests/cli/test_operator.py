@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.cli.main import main
+from eagle_eye.server.auth import mint
+from eagle_eye.server.store import Change
+from tests.server.builders import NOW, Running, action, body, frame, incident, running
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    for name in [name for name in os.environ if name.startswith("EAGLE_EYE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    with running(tmp_path, webhooks__allow_private=True) as started:
+        monkeypatch.setenv("EAGLE_EYE_SERVER", started.url)
+        yield started
+
+
+def commit(server: Running, change: Change) -> None:
+    server.front.services.store.commit(change)
+
+
+def test_lists_are_tables_or_json(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(server, Change(incidents=(incident(), incident("inc_2", state="closed"))))
+    assert main(["incidents"]) == 0
+    table = capsys.readouterr().out
+    assert "inc_1" in table
+    assert "n1 hangs" in table
+    assert main(["incidents", "--json", "--state", "closed"]) == 0
+    assert [item["id"] for item in json.loads(capsys.readouterr().out)] == ["inc_2"]
+    assert main(["incidents", "list", "--state", "open", "--json"]) == 0
+    assert [item["id"] for item in json.loads(capsys.readouterr().out)] == ["inc_1"]
+
+
+def test_a_long_list_is_read_page_by_page_up_to_the_limit(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(server, Change(incidents=tuple(incident(f"inc_{number}") for number in range(1_100))))
+    assert main(["incidents", "--json", "--limit", "1050"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1_050
+    assert main(["incidents", "--limit", "2"]) == 0
+    assert "more than 2" in capsys.readouterr().err
+
+
+def test_verbs_reach_the_server(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    server.send(body(frame()))
+    commit(server, Change(incidents=(incident(),), actions=(action(state="awaiting"),)))
+    for words in (
+        ["nodes", "exclude", "n1", "--reason", "smoke"],
+        ["incidents", "acknowledge", "inc_1"],
+        ["actions", "approve", "act_1"],
+        ["actions", "report", "act_1", "done", "--detail", "by hand"],
+    ):
+        assert main(words) == 0, words
+    capsys.readouterr()
+    assert main(["nodes", "show", "n1"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == "smoke"
+    assert main(["actions", "show", "act_1", "--json"]) == 0
+    assert [report["detail"] for report in json.loads(capsys.readouterr().out)["reports"]] == ["by hand"]
+
+
+def test_a_subscription_is_made_pinged_and_ended(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["subscriptions", "add", "http://127.0.0.1:1/", "--type", "eagle_eye.ping", "--job", "j"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["secret"].startswith("whsec_")
+    assert (made["types"], made["jobs"]) == (["eagle_eye.ping"], ["j"])
+    for verb in ("ping", "rotate", "delete"):
+        assert main(["subscriptions", verb, made["id"]]) == 0
+    capsys.readouterr()
+    assert main(["deliveries", "--json"]) == 0
+    assert [item["type"] for item in json.loads(capsys.readouterr().out)] == ["eagle_eye.ping"]
+
+
+def test_control_characters_do_not_reach_the_terminal(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    commit(server, Change(incidents=(incident(summary="\x1b[2Jgone\x07", nodes=["n\x9b1"]),)))
+    assert main(["incidents"]) == 0
+    out = capsys.readouterr().out
+    assert "gone" in out
+    assert not set(out) & {"\x1b", "\x07", "\x9b"}
+
+
+def test_the_servers_refusal_is_one_line(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["incidents", "resolve", "inc/../x"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("eagle-eye incidents: HTTP 404: ")
+    assert message.count("\n") == 1
+
+
+def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nodes", "--server", "http://127.0.0.1:1"]) == 1
+    assert "cannot be reached" in capsys.readouterr().err
+    assert main(["nodes", "--server", "ftp://x"]) == 1
+    assert "--server" in capsys.readouterr().err
+
+
+def test_the_token_comes_from_a_file(server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, record = mint("read", None, NOW, None)
+    commit(server, Change(tokens=(record,)))
+    assert main(["nodes"]) == 1
+    assert "--token-file" in capsys.readouterr().err
+    file = tmp_path / "token"
+    file.write_text(text + "\n")
+    assert main(["nodes", "--token-file", str(file)]) == 0
+    assert main(["--token-file", "x"]) == 2
+    assert main(["nodes", "--token-file", str(tmp_path / "none")]) == 1
+    assert text not in capsys.readouterr().err
+
+
+def test_usage_errors_are_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["nodes", "fly"], ["nodes", "show"], ["nodes", "--limit", "x"], ["actions", "report", "a", "happy"]):
+        assert main(words) == 2, words
+    capsys.readouterr()

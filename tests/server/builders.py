@@ -1,0 +1,238 @@
+"""What the server's tests share: a clock that moves when told to, frames, records, and a server that listens."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_frame, encode_request
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server import config as configuration
+from eagle_eye.server.app import create_app
+from eagle_eye.server.clock import Clock
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.front import Front
+from eagle_eye.server.records import Action, Incident, Job, OutboundEvent, Subscription
+from eagle_eye.server.watching import Latest, Progress
+
+NOW = 1_700_000_000.0
+SECRET = "whsec_" + "A" * 43 + "="
+
+
+@dataclass
+class FakeClock:
+    """Moves only when told to."""
+
+    time_s: float = NOW
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+    def advance(self, seconds: float) -> None:
+        self.time_s += seconds
+
+
+@dataclass
+class FakeWatcher:
+    """Judges nothing; remembers what it was told."""
+
+    clock: Clock
+    frames: list[tuple[Frame, float, float]] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    recovered: list[tuple[Frame, float]] = field(default_factory=list)
+    stuck: bool = False
+
+    def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
+        self.frames.append((frame, received_s, offset_s))
+
+    def observe_job(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
+        self.recovered.extend(frames)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def ticked_s(self) -> float | None:
+        return None if self.stuck else self.clock.monotonic_s()
+
+    def latest(self) -> list[Latest]:
+        return [
+            Latest("gpu_power_watts", "job", "n1", 0, 400.0),
+            Latest("gpu_ecc_corrected_total", "job", "n1", 0, 3.0),
+            Latest("node_blocked_tasks", "job", "n1", None, 1.0),
+        ]
+
+    def blind(self) -> dict[str, str]:
+        return {"straggler": "no compute time"}
+
+    def progress(self, job: str) -> Progress | None:
+        return Progress(7.0, NOW, 1.5) if job == "job" else None
+
+
+def frame(sequence: int = 1, node: str = "n1", time_s: float = NOW, **more: Any) -> Frame:
+    """Return a small valid frame."""
+    fields: dict[str, Any] = {
+        "version": 1,
+        "node": node,
+        "boot_id": "boot",
+        "stream": f"stream-{node}",
+        "sequence": sequence,
+        "time_s": time_s,
+        "interval_s": 1.0,
+        "agent_version": "1.2",
+        "job": "job",
+        "ranks": [Rank("job", 0, 1, 0)],
+        "blocks": [block(Scope.DEVICE, {0: {"gpu_power_watts": 100.0 + sequence}})],
+    }
+    return Frame(**{**fields, **more})
+
+
+def body(*frames: Frame, sent_s: float = NOW) -> bytes:
+    """Return the frames as one request's body."""
+    return encode_request([encode_frame(one) for one in frames], sent_s)
+
+
+def incident(id_: str = "inc_1", **more: Any) -> Incident:
+    """Return an open incident."""
+    fields: dict[str, Any] = {
+        "id": id_,
+        "job": "job",
+        "attempt": 0,
+        "fault": "hang",
+        "nodes": ["n1"],
+        "node": "n1",
+        "device": 0,
+        "confidence": 0.95,
+        "state": "open",
+        "onset_s": NOW - 10,
+        "detected_s": NOW,
+        "updated_s": NOW,
+        "ended_s": None,
+        "detectors": ["hang"],
+        "summary": "n1 hangs",
+        "evidence": [],
+        "action": "exclude_node",
+    }
+    return Incident(**{**fields, **more})
+
+
+def action(id_: str = "act_1", state: str = "requested", **more: Any) -> Action:
+    """Return an action that excludes n1."""
+    fields: dict[str, Any] = {
+        "id": id_,
+        "incident_id": "inc_1",
+        "kind": "exclude_node",
+        "job": "job",
+        "attempt": 0,
+        "exclude": ["n1"],
+        "restart": True,
+        "fault": "hang",
+        "confidence": 0.95,
+        "onset_s": NOW - 10,
+        "detected_s": NOW,
+        "expires_s": NOW + 600,
+        "repair": "reset_gpu",
+        "summary": "n1 hangs",
+        "evidence": [],
+        "ranks": [],
+        "state": state,
+        "created_s": NOW,
+        "updated_s": NOW,
+    }
+    return Action(**{**fields, **more})
+
+
+def event(id_: str = "evt-1", **more: Any) -> OutboundEvent:
+    """Return an event of incident inc_1."""
+    fields: dict[str, Any] = {
+        "id": id_,
+        "type": "eagle_eye.incident.opened",
+        "subject": "inc_1",
+        "job": "job",
+        "time_s": NOW,
+        "group": "inc_1",
+        "data": {"fault": "hang"},
+    }
+    return OutboundEvent(**{**fields, **more})
+
+
+def subscription(id_: str = "sub-1", url: str = "https://example.com/hook", **more: Any) -> Subscription:
+    """Return an active subscription to everything."""
+    fields: dict[str, Any] = {
+        "id": id_,
+        "url": url,
+        "format": "cloudevents",
+        "types": [],
+        "jobs": [],
+        "secrets": [SECRET],
+        "active": True,
+        "created_s": NOW,
+    }
+    return Subscription(**{**fields, **more})
+
+
+@dataclass
+class Running:
+    """A server that listens, a client of it, and its parts."""
+
+    front: Front
+    client: httpx.Client
+    watcher: FakeWatcher
+    url: str
+
+    def send(self, content: bytes, **headers: str) -> httpx.Response:
+        """Post a body of frames."""
+        kind = {"content-type": CONTENT_TYPE, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        return self.client.post("/api/v1/frames", content=content, headers=kind)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return one of the server's own metrics, 0.0 when it was never counted."""
+        return self.front.services.telemetry.registry.get_sample_value(f"eagle_eye_{name}", labels) or 0.0
+
+
+def settings(folder: Path, **flags: Any) -> ServerConfig:
+    """Return a configuration with its files in ``folder``; dots in keys are written as two underscores."""
+    dotted = {name.replace("__", "."): value for name, value in flags.items()}
+    return configuration.load(None, {}, {"data_dir": str(folder), "webhooks.heartbeat_s": 0.0, **dotted})
+
+
+@contextmanager
+def running(
+    folder: Path, clock: Clock | None = None, jitter: Callable[[], float] = lambda: 0.5, **flags: Any
+) -> Iterator[Running]:
+    """Run a server on a free port of loopback, with a watcher that judges nothing."""
+    clock = clock or FakeClock()
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen(64)
+        listen = f"127.0.0.1:{bound.getsockname()[1]}"
+        watcher = FakeWatcher(clock)
+        config = settings(folder, listen=listen, **flags)
+        front = create_app(config, clock, lambda _config, _store, _clock: watcher, jitter=jitter)
+        server = uvicorn.Server(uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://{listen}", timeout=10.0, trust_env=False) as client:
+                # The socket listens already: the first request waits until the server has started.
+                client.get("/healthz").raise_for_status()
+                yield Running(front, client, watcher, f"http://{listen}")
+        finally:
+            front.stop()
+            server.should_exit = True
+            thread.join(10.0)
+            assert not thread.is_alive()

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from eagle_eye.server.auth import Credentials, Tokens, mint
+from eagle_eye.server.errors import Refusal
+from eagle_eye.server.records import Scope
+from eagle_eye.server.sqlite_store import SqliteStore
+from eagle_eye.server.store import TOKENS, Change, Store
+from tests.server.builders import NOW, FakeClock, body, frame, incident, running
+
+SCOPES: tuple[Scope, ...] = ("agent", "read", "operate", "admin")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    made = SqliteStore(tmp_path / "records.db")
+    yield made
+    made.close()
+
+
+def token(store: Store, scope: Scope, node: str | None = None, lifetime_s: float | None = None) -> tuple[str, str]:
+    """Return a new token's text and id."""
+    text, record = mint(scope, node, NOW, lifetime_s)
+    store.commit(Change(tokens=(record,)))
+    return text, record.id
+
+
+def asking(text: str = "", host: str = "127.0.0.1:8470", method: str = "GET", origin: str = "") -> Credentials:
+    return Credentials(method, f"Bearer {text}" if text else "", host, origin)
+
+
+def refused(tokens: Tokens, credentials: Credentials) -> tuple[int, str]:
+    with pytest.raises(Refusal) as caught:
+        tokens.authenticate(credentials)
+    return caught.value.status, caught.value.reason
+
+
+def test_without_tokens_loopback_is_open_and_anything_else_is_not(store: SqliteStore) -> None:
+    assert Tokens(store, FakeClock(), loopback=True).authenticate(asking()).who == "local"
+    assert refused(Tokens(store, FakeClock(), loopback=False), asking()) == (401, "no_token")
+
+
+def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it_again(store: SqliteStore) -> None:
+    tokens = Tokens(store, FakeClock(), loopback=True)
+    text, record = mint("read", None, NOW, None)
+    store.commit(Change(tokens=(record,)))
+    assert refused(tokens, asking()) == (401, "no_token")
+    assert tokens.authenticate(asking(text)).who == record.id
+    store.commit(Change(tokens=(replace(record, revoked=True),)))
+    assert refused(tokens, asking(text)) == (401, "token")
+    assert refused(tokens, asking()) == (401, "no_token")
+
+
+def test_a_token_ends_with_its_lifetime(store: SqliteStore) -> None:
+    clock = FakeClock()
+    tokens = Tokens(store, clock, loopback=True)
+    text, _ = token(store, "read", lifetime_s=60)
+    assert tokens.authenticate(asking(text)).scope == "read"
+    clock.advance(60)
+    assert refused(tokens, asking(text)) == (401, "token")
+
+
+@pytest.mark.parametrize("header", ["Bearer wrong", "Bearer ", "Basic eA==", "Bearer " + "x" * 5000, "ee_x"])
+def test_anything_else_is_no_token(store: SqliteStore, header: str) -> None:
+    token(store, "read")
+    status, _ = refused(Tokens(store, FakeClock(), loopback=True), Credentials("GET", header, "127.0.0.1", ""))
+    assert status == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example:8470", "", "127.0.0.1.evil.example", "[", "10.0.0.1"])
+def test_without_tokens_another_host_name_is_a_rebound_one(store: SqliteStore, host: str) -> None:
+    assert refused(Tokens(store, FakeClock(), loopback=True), asking(host=host)) == (403, "host")
+
+
+def test_without_tokens_a_foreign_page_may_change_nothing(store: SqliteStore) -> None:
+    tokens = Tokens(store, FakeClock(), loopback=True)
+    assert refused(tokens, asking(method="POST", origin="https://evil.example")) == (403, "origin")
+    assert refused(tokens, asking(method="POST", origin="null")) == (403, "origin")
+    assert tokens.authenticate(asking(method="POST", origin="http://localhost:8470")).who == "local"
+
+
+def test_scopes_include_each_other_and_agent_sees_nothing(store: SqliteStore) -> None:
+    tokens = Tokens(store, FakeClock(), loopback=True)
+    allowed: dict[str, list[str]] = {}
+    for scope in SCOPES:
+        text, _ = token(store, scope, "n1" if scope == "agent" else None)
+        principal = tokens.authenticate(asking(text))
+        allowed[scope] = []
+        for needed in SCOPES[1:]:
+            with contextlib.suppress(Refusal):
+                tokens.authorise(principal, needed)
+                allowed[scope].append(needed)
+    assert allowed == {
+        "agent": [],
+        "read": ["read"],
+        "operate": ["read", "operate"],
+        "admin": ["read", "operate", "admin"],
+    }
+
+
+def test_an_agents_token_needs_a_node_and_no_other_may_have_one() -> None:
+    with pytest.raises(ValueError, match="--node"):
+        mint("agent", None, NOW, None)
+    with pytest.raises(ValueError, match="only an agent"):
+        mint("read", "n1", NOW, None)
+
+
+def test_the_text_of_a_token_is_not_kept(tmp_path: Path, store: SqliteStore) -> None:
+    text, _ = token(store, "admin")
+    kept = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert text.encode() not in kept
+
+
+def test_frames_are_taken_from_the_nodes_own_agent_only(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        store = server.front.services.store
+        agent, agent_id = token(store, "agent", "n1")
+        others = {scope: token(store, scope)[0] for scope in SCOPES[1:]}
+        for text, status, reason in (
+            ("", 401, "no_token"),
+            ("ee_wrong", 401, "token"),
+            (others["read"], 403, "scope"),
+            (others["operate"], 403, "scope"),
+        ):
+            answer = server.send(body(frame()), **({"authorization": f"Bearer {text}"} if text else {}))
+            assert (answer.status_code, answer.json()["reason"]) == (status, reason)
+            assert answer.headers["content-type"] == "application/problem+json"
+        answer = server.send(body(frame(node="n2")), authorization=f"Bearer {agent}")
+        assert (answer.status_code, answer.json()["reason"]) == (403, "node")
+        assert server.watcher.frames == []
+        assert server.send(body(frame()), authorization=f"Bearer {agent}").status_code == 200
+        assert server.send(body(frame(node="n2")), authorization=f"Bearer {others['admin']}").status_code == 200
+        record = store.get(TOKENS, agent_id)
+        assert record is not None
+        store.commit(Change(tokens=(replace(record, revoked=True),)))
+        assert server.send(body(frame(2)), authorization=f"Bearer {agent}").status_code == 401
+
+
+READ = ["/api/v1/jobs", "/api/v1/nodes", "/api/v1/incidents/inc_1", "/metrics", "/api/v1/subscriptions"]
+OPERATE = ["/api/v1/incidents/inc_1/acknowledge", "/api/v1/nodes/n1/drain", "/api/v1/actions/a/approve"]
+
+
+def test_every_endpoint_asks_for_its_scope(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        store = server.front.services.store
+        store.commit(Change(incidents=(incident(),)))
+        texts: dict[str, str] = {scope: token(store, scope, "n1" if scope == "agent" else None)[0] for scope in SCOPES}
+
+        def status(method: str, path: str, scope: str) -> int:
+            headers = {"authorization": f"Bearer {texts[scope]}"} if scope else {}
+            return server.client.request(method, path, headers=headers).status_code
+
+        for path in READ:
+            assert [status("GET", path, scope) for scope in ("", *SCOPES)] == [401, 403, 200, 200, 200], path
+        for path in OPERATE:
+            assert [status("POST", path, scope) for scope in ("", "agent", "read")] == [401, 403, 403], path
+            assert status("POST", path, "operate") in (200, 404)
+        assert [status("GET", "/api/v1/audit", scope) for scope in SCOPES] == [403, 403, 403, 200]
+        for path in ("/", "/app.js", "/healthz", "/openapi.json"):
+            assert status("GET", path, "") == 200
+        assert status("GET", "/readyz", "") in (200, 503)
+
+
+def test_only_the_documented_endpoints_are_open(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        token(server.front.services.store, "admin")
+        paths = server.client.get("/openapi.json").json()["paths"]
+        open_paths = set()
+        for path, methods in paths.items():
+            for method in methods:
+                answer = server.client.request(method.upper(), path.replace("{", "").replace("}", ""))
+                if answer.status_code != 401:
+                    open_paths.add(path)
+        assert open_paths == {"/healthz", "/readyz"}

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import tomllib
+
+from eagle_eye.cli.main import main
+from eagle_eye.server import tokens_command
+from eagle_eye.server.command import as_toml
+from tests.server.builders import FakeClock
+
+WITHIN_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("EAGLE_EYE_")]:
+        monkeypatch.delenv(name)
+
+
+def test_the_printed_configuration_is_toml_that_the_server_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["server", "--print-config", "--data", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    plain = tomllib.loads(text)
+    assert plain["data_dir"] == str(tmp_path)
+    assert plain["policy"]["mode"] == "observe"
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    assert main(["server", "--print-config", "--config", str(file)]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_toml_survives_awkward_text() -> None:
+    plain = {"text": 'a "quoted" \\ line\n\u00e4', "section": {"list": ["a", "b"], "on": True, "ratio": 0.5}}
+    assert tomllib.loads(as_toml(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        (["--listen", "everywhere"], "listen"),
+        (["--config", "/does/not/exist.toml"], "/does/not/exist.toml"),
+    ],
+)
+def test_a_configuration_error_is_one_line_and_exit_code_2(
+    flags: list[str], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["server", *flags]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert message.startswith("eagle-eye server: ")
+    assert key in message
+
+
+def test_an_unknown_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("[webhooks]\nretries = 3\n")
+    assert main(["server", "--config", str(file)]) == 2
+    assert "webhooks.retries" in capsys.readouterr().err
+
+
+def test_other_machines_are_not_served_without_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "--listen", "0.0.0.0:0", "--data", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "eagle-eye tokens create" in message
+    assert message.count("\n") == 1
+
+
+def test_a_taken_address_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["server", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path)]) == 1
+    message = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}" in message
+    assert message.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert main(["server", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "file")]) == 1
+    assert "data_dir" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_the_server_serves_until_it_is_asked_to_stop(tmp_path: Path, stop: signal.Signals) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "eagle_eye.cli.main", "server", "--listen", f"127.0.0.1:{port}"]
+    with subprocess.Popen([*command, "--data", str(tmp_path)], stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            assert f"serving http://127.0.0.1:{port}" in server.stderr.readline()
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+                assert client.get("/healthz").status_code == 200
+                with client.stream("GET", "/api/v1/events") as stream:
+                    next(stream.iter_lines())
+                    server.send_signal(stop)
+                    assert server.wait(WITHIN_S) == 0
+        finally:
+            server.kill()
+        assert "Traceback" not in server.stderr.read()
+
+
+def tokens(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    tokens_command.configure(parser)
+    return tokens_command.run(parser.parse_args(words), FakeClock())
+
+
+def test_a_token_is_printed_once_listed_without_its_text_and_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(tmp_path)]
+    assert tokens("create", "--scope", "agent", "--node", "n1", "--expires-days", "2", *data) == 0
+    text = capsys.readouterr().out.strip()
+    assert text.startswith("ee_")
+    assert tokens("list", *data) == 0
+    listed = capsys.readouterr().out
+    assert text not in listed
+    assert "2023-11-16T22:13:20.000Z" in listed
+    assert tokens("revoke", listed.split()[0], *data) == 0
+    assert tokens("list", *data) == 0
+    assert "revoked" in capsys.readouterr().out.split()[3]
+    assert tokens("revoke", "tok-none", *data) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--scope", "agent"],
+        ["--scope", "read", "--node", "n1"],
+        ["--scope", "read", "--expires-days", "0"],
+        ["--scope", "read", "--expires-days", "nan"],
+        ["--scope", "root"],
+        [],
+    ],
+)
+def test_wrong_usage_of_tokens_is_exit_code_2(tmp_path: Path, words: list[str]) -> None:
+    assert main(["tokens", "create", *words, "--data", str(tmp_path)]) == 2

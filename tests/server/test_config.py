@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.server.config import address, is_loopback, load
+
+
+def test_defaults_listen_on_loopback_and_observe() -> None:
+    config = load(None, {"XDG_STATE_HOME": "/state"}, {})
+    assert config.listen == "127.0.0.1:8470"
+    assert config.policy.mode == "observe"
+    assert config.webhooks.allow_private is False
+    assert config.data_dir == "/state/eagle-eye/server"
+    assert config.public_url == "http://127.0.0.1:8470"
+
+
+def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text('listen = "127.0.0.1:1"\n[policy]\nmode = "act"\n[webhooks]\ntimeout_s = 3\n')
+    config = load(
+        file, {"EAGLE_EYE_LISTEN": "127.0.0.1:2", "EAGLE_EYE_WEBHOOKS_TIMEOUT_S": "4"}, {"listen": "127.0.0.1:3"}
+    )
+    assert config.listen == "127.0.0.1:3"
+    assert config.webhooks.timeout_s == 4.0
+    assert config.policy.mode == "act"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("listne = 1", "listne"),
+        ("[webhooks]\nallow_privat = true", "webhooks.allow_privat"),
+        ("[webhooks]\ntimeout_s = 0", "webhooks.timeout_s"),
+        ("[webhooks]\nattempts_max = 'many'", "webhooks.attempts_max"),
+        ("[policy]\nmode = 'dare'", "policy.mode"),
+        ("[ingest]\nnodes = 'n*'", "ingest.nodes"),
+        ("[history]\nretention_bytes = 1", "history.retention_bytes"),
+        ("listen = 'localhost'", "listen"),
+        ("listen = '127.0.0.1:70000'", "listen"),
+        ("public_url = 'eagle'", "public_url"),
+    ],
+)
+def test_an_error_names_the_key(tmp_path: Path, text: str, key: str) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=key):
+        load(file, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("listen", "loopback"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.9.9.9:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("10.0.0.1:1", False),
+        ("host.example:1", False),
+    ],
+)
+def test_only_this_machine_counts_as_loopback(listen: str, loopback: bool) -> None:
+    assert is_loopback(listen) is loopback
+
+
+def test_an_ipv6_address_loses_its_brackets() -> None:
+    assert address("[::1]:8470") == ("::1", 8470)

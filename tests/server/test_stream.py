@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eagle_eye.server import sqlite_store
+from eagle_eye.server.records import Node
+from eagle_eye.server.store import Change
+from tests.server.builders import NOW, Running, action, event, incident, running
+
+Message = tuple[int, str, dict[str, Any]]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path) as started:
+        yield started
+
+
+@contextmanager
+def reading(server: Running, last: int | None = None) -> Iterator[Iterator[Message]]:
+    headers = {} if last is None else {"last-event-id": str(last)}
+    with server.client.stream("GET", "/api/v1/events", headers=headers) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        if last is None:
+            assert next(lines) == ": hello"
+        yield messages(lines)
+
+
+def messages(lines: Iterator[str]) -> Iterator[Message]:
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif fields:
+            yield int(fields["id"]), fields["event"], json.loads(fields["data"])
+            fields = {}
+
+
+def commit(server: Running, **records: Any) -> None:
+    server.front.services.store.commit(Change(**records))
+
+
+def test_changes_are_told_as_they_happen(server: Running) -> None:
+    commit(server, incidents=(incident("before"),))
+    with reading(server) as told:
+        commit(server, incidents=(incident(),), actions=(action(),), events=(event(),))
+        kinds = {}
+        for _ in range(3):
+            _, kind, record = next(told)
+            kinds[kind] = record["id"]
+        assert kinds == {"incident": "inc_1", "action": "act_1", "event": "evt-1"}
+
+
+def test_a_reader_resumes_where_it_stopped(server: Running) -> None:
+    with reading(server) as told:
+        commit(server, incidents=(incident("a"),))
+        last, _, _ = next(told)
+    commit(server, incidents=(incident("b"),))
+    commit(server, nodes=(Node(node="n9", state="excluded", reason="", updated_s=NOW),))
+    with reading(server, last) as told:
+        assert [(kind, record.get("id", record.get("node"))) for _, kind, record in (next(told), next(told))] == [
+            ("incident", "b"),
+            ("node", "n9"),
+        ]
+
+
+def test_a_record_that_changed_often_is_told_once_as_it_is_now(server: Running) -> None:
+    for number in range(5):
+        commit(server, incidents=(incident("a", summary=str(number)),))
+    commit(server, incidents=(incident("b"),))
+    with reading(server, 0) as told:
+        assert next(told)[2]["summary"] == "4"
+        assert next(told)[2]["id"] == "b"
+
+
+@pytest.mark.parametrize("last", [0, 10_000])
+def test_a_reader_who_was_away_too_long_is_told_to_read_anew(
+    server: Running, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    monkeypatch.setattr(sqlite_store, "CHANGES_KEPT", 2)
+    for number in range(5):
+        commit(server, incidents=(incident(f"inc_{number}"),))
+    server.front.services.store.prune(NOW, 1e9)
+    with reading(server, last) as told:
+        assert next(told) == (5, "reset", {})
+        commit(server, incidents=(incident("new"),))
+        assert next(told)[2]["id"] == "new"
+
+
+def test_an_id_of_something_else_is_refused(server: Running) -> None:
+    answer = server.client.get("/api/v1/events", headers={"last-event-id": "abc"})
+    assert (answer.status_code, answer.json()["reason"]) == (400, "cursor")
+
+
+def test_readers_are_limited_and_those_who_left_make_room(tmp_path: Path) -> None:
+    with running(tmp_path, streams_max=1) as server:
+        with reading(server):
+            answer = server.client.get("/api/v1/events")
+            assert (answer.status_code, answer.json()["reason"]) == (503, "busy")
+            assert answer.headers["retry-after"] == "10"
+        for _ in range(100):
+            if server.metric("event_streams") == 0:
+                break
+            server.client.get("/healthz")
+        with reading(server):
+            pass
+
+
+def test_secrets_do_not_go_out_with_changes(server: Running) -> None:
+    from tests.server.builders import SECRET, subscription
+
+    commit(server, subscriptions=(subscription(),))
+    with reading(server, 0) as told:
+        _, kind, record = next(told)
+    assert kind == "subscription"
+    assert SECRET not in json.dumps(record)
+
+
+def test_a_stopping_server_lets_its_readers_go(tmp_path: Path) -> None:
+    with running(tmp_path) as server, reading(server) as told:
+        server.front.stop()
+        with pytest.raises((StopIteration, httpx.RemoteProtocolError)):
+            next(told)
