@@ -49,7 +49,7 @@ def test_lists_come_from_the_environment_as_json() -> None:
     [
         ("lisen = 1", "lisen"),
         ("[inner]\nmoed = 1", "inner.moed"),
-        ('[inner]\nmode = "c"', "inner.mode"),
+        ('[inner]\nmode = "c"', "inner.mode: Invalid enum value 'c', expected one of 'a', 'b'"),
         ("inner = 3", "inner"),
         ("listen = 3", "listen"),
         ("listen", "not TOML"),

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _keep(stack: Stack, timeline: Timeline) -> None:
     """Leave everything running until Ctrl-C."""
-    timeline.tell("kept", f"the page is at {stack.url}/ (token: {stack.folder / 'tokens' / 'admin'}); Ctrl-C ends it")
+    timeline.tell("kept", f"the page is at {stack.url}/ (token: {stack.token_file('admin')}); Ctrl-C ends it")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(1.0)

@@ -76,10 +76,10 @@ class Stack:
         for path in (folder / "logs", folder / "tokens", self.checkpoints, self.corruption):
             path.mkdir(parents=True, exist_ok=True)
         (folder / "server.toml").write_text(SERVER_CONFIG, encoding="utf-8")
-        self._tokens = {name: self._token(*scope) for name, scope in self._scopes().items()}
-        self.api = httpx.Client(
-            base_url=f"{self.url}/api/v1", headers={"Authorization": f"Bearer {self._tokens['admin']}"}, timeout=5.0
-        )
+        for name, scope in self._scopes().items():
+            self._make_token(name, *scope)
+        bearer = f"Bearer {self.token_file('admin').read_text(encoding='utf-8')}"
+        self.api = httpx.Client(base_url=f"{self.url}/api/v1", headers={"Authorization": bearer}, timeout=5.0)
 
     def start(self) -> None:
         """Server, agents and launcher run; the job is starting. Raises StageFailed when the server does not answer."""
@@ -98,7 +98,7 @@ class Stack:
         """The node's agent is starting."""
         node = self._node(name)
         words = ("agent", "--server", self.url, "--node", name, "--interval", str(AGENT_INTERVAL_S))
-        files = ("--token-file", self._token_file(name), "--spool", str(self.folder / "spool" / name))
+        files = ("--token-file", str(self.token_file(name)), "--spool", str(self.folder / "spool" / name))
         self._start(f"agent-{name}", node.prefix, (*words, *files, "--hook-socket", self._socket("{node}", name)), {})
 
     def start_launcher(self) -> None:
@@ -115,12 +115,16 @@ class Stack:
             *("--nodes", ",".join(node.name for node in self.site.nodes)),
             *("--exec", self.site.exec_template, "--rdzv-host", self.site.head_address),
             *("--checkpoint-dir", str(self.checkpoints), "--state-dir", str(self.folder / "launch")),
-            *("--server", self.url, "--token-file", self._token_file("launcher"), "--json"),
+            *("--server", self.url, "--token-file", str(self.token_file("launcher")), "--json"),
             *(word for key, value in ranks.items() for word in ("--env", f"{key}={value}")),
         )
         # Unknown to the launcher: a module in the nodes' Python path that can corrupt gradients.
         outside = {"PYTHONPATH": str(CORRUPTION_MODULE), "EAGLE_EYE_DEMO_CORRUPTION": str(self.corruption)}
         self._start("launcher", (), (*words, *script), outside)
+
+    def token_file(self, name: str) -> Path:
+        """Return the file with the token of "admin", "launcher" or a node."""
+        return self.folder / "tokens" / name
 
     def pid(self, name: str) -> int:
         """Return the process id of "server", "launcher" or "agent-NODE"."""
@@ -184,20 +188,16 @@ class Stack:
         agents: dict[str, tuple[str, str | None]] = {node.name: ("agent", node.name) for node in self.site.nodes}
         return {"admin": ("admin", None), "launcher": ("operate", None), **agents}
 
-    def _token(self, scope: str, node: str | None) -> str:
+    def _make_token(self, name: str, scope: str, node: str | None) -> None:
+        """Put a new token into its file, as an administrator would on the server's machine."""
         words = ["tokens", "create", "--scope", scope, "--data", str(self.folder / "server"), "--json"]
         words += ["--node", node] if node else []
         done = subprocess.run([*_EAGLE_EYE, *words], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise StageFailed(f"no token for {scope}: {done.stderr.strip()}")
-        token: str = json.loads(done.stdout)["token"]
-        return token
-
-    def _token_file(self, name: str) -> str:
-        path = self.folder / "tokens" / name
+        path = self.token_file(name)
         path.touch(mode=0o600)
-        path.write_text(self._tokens[name], encoding="utf-8")
-        return str(path)
+        path.write_text(json.loads(done.stdout)["token"], encoding="utf-8")
 
     def _socket(self, placeholder: str, name: str) -> str:
         return str(self.folder / "hook" / placeholder / "hook.sock").replace(placeholder, name)

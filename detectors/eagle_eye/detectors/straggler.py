@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.medians import median_of_others, median_over_rows, quantile_over_rows
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
@@ -65,11 +66,7 @@ class Straggler:
                 continue
             comparable = True
             group = values[:, members]
-            for column, member in enumerate(members):
-                others = np.delete(group, column, axis=1)
-                known = np.isfinite(others).sum(axis=1) >= PEERS_MIN
-                if known.any():
-                    relative[known, member] = group[known, column] / np.nanmedian(others[known], axis=1)
+            relative[:, members] = group / median_of_others(group, PEERS_MIN)
         if not comparable:
             raise Blind(f"no role has {PEERS_MIN + 1} comparable series: nobody can say which is off")
         return relative
@@ -80,18 +77,20 @@ class Straggler:
         enough = rows >= max(ROWS_MIN, self.steps)
         if not enough.any():
             return []
-        centre = np.full(relative.shape[1], np.nan)
-        centre[enough] = np.nanmedian(relative[:, enough], axis=0)
+        centre = np.where(enough, median_over_rows(relative), np.nan)
+        # The culprit's own low quartile guards against a few very slow rows among ordinary ones.
+        steady = quantile_over_rows(relative, 0.25) >= 1 + (self.ratio - 1) / 2
+        suspects = np.flatnonzero((centre >= self.ratio) & steady)
+        if len(suspects) == 0:
+            return []
         spread = np.abs(relative - centre)
         found = []
-        for index in np.flatnonzero(enough & (centre >= self.ratio)):
+        for index in suspects:
             peers = np.delete(spread, index, axis=1)
             peers = peers[np.isfinite(peers)]
             noise = SIGMA_PER_MAD * float(np.median(peers)) if len(peers) else np.inf
             error = MEDIAN_EFFICIENCY * max(noise, NOISE_FLOOR_RATIO) / np.sqrt(rows[index])
-            # The culprit's own low quartile guards against a few very slow rows among ordinary ones.
-            steady = float(np.nanquantile(relative[:, index], 0.25)) >= 1 + (self.ratio - 1) / 2
-            if steady and centre[index] - 1 >= self.sigmas * error:
+            if centre[index] - 1 >= self.sigmas * error:
                 found.append((int(index), float(centre[index]), float(error)))
         return found
 

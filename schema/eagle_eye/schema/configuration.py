@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -58,7 +58,10 @@ def load(
         return msgspec.convert(merged, shape, strict=True)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$.")
-        raise ConfigurationError(f"{where.rstrip('`') or 'configuration'}: {message}") from None
+        key = where.rstrip("`")
+        if get_origin(known.get(key)) is Literal:
+            message += f", expected one of {', '.join(map(repr, get_args(known[key])))}"
+        raise ConfigurationError(f"{key or 'configuration'}: {message}") from None
 
 
 def masked(configuration: msgspec.Struct) -> dict[str, Any]:
@@ -78,11 +81,12 @@ def _read(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        plain: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"configuration file {file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"configuration file {file} is not TOML: {error}") from None
+    return plain
 
 
 def _keys(shape: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,54 @@
+"""Medians of arrays with holes: many at once, by one sort and no loop over series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.types import Floats, Integers
+
+
+def median_over_rows(values: Floats) -> Floats:
+    """Return each column's median over the observed rows of (rows, columns): (columns,), NaN where none was."""
+    ordered = np.sort(values, axis=0)  # NaN goes last
+    count = np.isfinite(values).sum(axis=0)
+    return _middle(ordered, count, axis=0)
+
+
+def median_of_others(values: Floats, least: int) -> Floats:
+    """Return for each value of (rows, columns) the median of its row without it.
+
+    NaN where the value itself was not observed or fewer than ``least`` others of the row were.
+    """
+    order = np.argsort(values, axis=1)
+    ordered = np.take_along_axis(values, order, axis=1)
+    count = np.isfinite(values).sum(axis=1, keepdims=True)  # (rows, 1)
+    rank = np.arange(values.shape[1])[None, :]
+    others = count - 1
+    low, high = (others - 1) // 2, others // 2
+    # Without the value of rank r, what had a rank above r moves down by one.
+    lower = np.take_along_axis(ordered, np.clip(low + (low >= rank), 0, values.shape[1] - 1), axis=1)
+    upper = np.take_along_axis(ordered, np.clip(high + (high >= rank), 0, values.shape[1] - 1), axis=1)
+    median = np.where((rank < count) & (others >= least), (lower + upper) / 2, np.nan)
+    result = np.empty_like(median)
+    np.put_along_axis(result, order, median, axis=1)
+    return result
+
+
+def quantile_over_rows(values: Floats, q: float) -> Floats:
+    """Return each column's lower q-quantile over the observed rows: (columns,), NaN where none was."""
+    ordered = np.sort(values, axis=0)
+    count = np.isfinite(values).sum(axis=0)
+    at = np.clip((q * (count - 1)).astype(np.intp), 0, None)
+    picked = np.take_along_axis(ordered, at[None, :], axis=0)[0]
+    return np.where(count > 0, picked, np.nan)
+
+
+def _middle(ordered: Floats, count: Integers, axis: int) -> Floats:
+    low: NDArray[Any] = np.expand_dims(np.clip((count - 1) // 2, 0, None), axis)
+    high: NDArray[Any] = np.expand_dims(np.clip(count // 2, 0, ordered.shape[axis] - 1), axis)
+    lower = np.take_along_axis(ordered, low, axis).squeeze(axis)
+    upper = np.take_along_axis(ordered, high, axis).squeeze(axis)
+    return np.where(count > 0, (lower + upper) / 2, np.nan)

@@ -1,0 +1,49 @@
+"""The fast medians agree with the plain ones."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from eagle_eye.detectors.medians import median_of_others, median_over_rows, quantile_over_rows
+
+cells = st.one_of(st.just(np.nan), st.integers(-50, 50).map(float))
+tables = st.tuples(st.integers(1, 8), st.integers(1, 8)).flatmap(
+    lambda shape: st.lists(cells, min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]).map(
+        lambda flat: np.array(flat).reshape(shape)
+    )
+)
+
+
+@given(tables)
+def test_median_over_rows(table: np.ndarray) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_allclose(median_over_rows(table), np.nanmedian(table, axis=0))
+
+
+@given(tables, st.integers(1, 3))
+def test_median_of_others(table: np.ndarray, least: int) -> None:
+    got = median_of_others(table, least)
+    for row in range(table.shape[0]):
+        for column in range(table.shape[1]):
+            others = np.delete(table[row], column)
+            others = others[np.isfinite(others)]
+            seen = np.isfinite(table[row, column]) and len(others) >= least
+            assert_allclose(got[row, column], np.median(others) if seen else np.nan)
+
+
+def test_quantile_takes_the_lower_value() -> None:
+    table = np.array([[1.0, np.nan], [2.0, np.nan], [3.0, np.nan], [4.0, np.nan]])
+    assert quantile_over_rows(table, 0.25).tolist()[0] == 1.0
+    assert np.isnan(quantile_over_rows(table, 0.25)[1])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_few_rows_are_no_trouble(rows: int) -> None:
+    assert median_over_rows(np.ones((rows, 3))).tolist() == [1.0, 1.0, 1.0]
