@@ -97,6 +97,12 @@ class TestProcessExit:
     def test_a_planned_end_is_no_crash(self, code: int) -> None:
         assert detect("process_exit", Story().exit("n0", code, 5).window()) == []
 
+    def test_ranks_of_several_nodes_killed_at_once_were_stopped_by_somebody(self) -> None:
+        assert detect("process_exit", Story().exit("n0", -9, 5).exit("n2", -9, 5).window()) == []
+
+    def test_one_killed_rank_is_a_crash(self) -> None:
+        assert only(detect("process_exit", Story().exit("n2", -9, 5).window())).node == "n2"
+
     def test_a_goodbye_without_a_readable_exit_code_is_no_crash(self) -> None:
         assert detect("process_exit", Story().exit("n0", None, 5, goodbye=True).window()) == []
 

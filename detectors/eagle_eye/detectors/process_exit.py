@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from eagle_eye.detectors.exits import Exit, unplanned_exits
@@ -35,6 +36,8 @@ class ProcessExit:
         if not causes and since_s < self.silent_s + self.settle_s and self._someone_unheard(window, exits):
             return []  # its silence may be the cause; the next seconds tell
         out_of_memory = {e.node for e in window.events if e.kind == "oom_kill"}
+        if not out_of_memory and _stopped_from_outside(causes):
+            return []
         nodes = sorted({item.node for item in causes})
         if len(nodes) == 1:
             return [self._verdict(window, causes[0], (nodes[0],), len(exits), nodes[0] in out_of_memory)]
@@ -71,6 +74,11 @@ class ProcessExit:
             kinds=frozenset({"exit"}),
             fact=True,
         )
+
+
+def _stopped_from_outside(causes: list[Exit]) -> bool:
+    """Whether ranks of several nodes died of SIGKILL and of nothing else: a scheduler ends jobs so, faults do not."""
+    return len({item.node for item in causes}) > 1 and all(item.exit_code == -signal.SIGKILL for item in causes)
 
 
 def _quoted(item: Exit) -> str:

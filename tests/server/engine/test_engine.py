@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from eagle_eye.detectors.types import Verdict, Window
 from eagle_eye.server.engine.engine import Judgement
 from tests.server.engine.frames import START_S, Fleet
 
@@ -137,6 +138,22 @@ def test_corruption_before_the_reduction_names_the_node() -> None:
     fleet.run(1)
     fleet.loss, fleet.local_norm = math.inf, dict.fromkeys(fleet.nodes, math.nan)
     assert faults(fleet.run(5))[0] == ("silent_data_corruption", "n2")
+
+
+def test_a_detector_with_a_bug_is_blind_and_silences_nobody() -> None:
+    class Broken:
+        name = "broken"
+
+        def detect(self, window: Window) -> list[Verdict]:
+            raise ZeroDivisionError("float division by zero")
+
+    fleet = Fleet()
+    fleet.engine._detectors = (Broken(), *fleet.engine._detectors)
+    fleet.run(30)
+    fleet.stopped, fleet.silent_s = True, {"n1": 9.0}
+    judgement = fleet.run(9)[-1]
+    assert [v.node for v in judgement.verdicts] == ["n1"]
+    assert judgement.blind["broken"] == "failed: ZeroDivisionError: float division by zero"
 
 
 def test_pauses_of_a_phase_are_learned() -> None:

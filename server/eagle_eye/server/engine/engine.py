@@ -131,6 +131,8 @@ class Engine:
                     verdicts.extend(detector.detect(window))
                 except Blind as reason:
                     blind[detector.name] = str(reason)
+                except Exception as error:  # noqa: BLE001 - one detector's bug must not silence the others
+                    blind[detector.name] = f"failed: {type(error).__name__}: {error}"
         return Judgement(
             job=track.job,
             attempt=track.attempt,
