@@ -126,6 +126,21 @@ def test_steps_between_the_last_row_and_the_end_are_not_lost(node: Node) -> None
         assert node.woken.wait(10)
         node.collector.happened()
         assert node.look().devices[0]["train_loss"] == float("inf")
+        assert [(rank.rank, rank.attempt) for rank in node.seen.ranks] == [(0, 0)], "the row says whose it is"
+
+
+def test_the_last_row_of_a_rank_yields_to_the_next_attempt_on_its_device(node: Node) -> None:
+    end = "training.step(loss=float('nan')); training._sender.send(); os._exit(1)"
+    with script(RANK.format(end=end), **environment(node)) as rank:
+        until(lambda: bool(node.look().devices))
+        with script(RANK.format(end=""), **environment(node, EAGLE_EYE_ATTEMPT="1")):
+            until(lambda: {r.attempt for r in node.look().ranks} == {0, 1})
+            node.woken.clear()
+            assert rank.stdin is not None
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            assert node.woken.wait(10)
+            assert node.look().devices[0]["train_loss"] == 1.0
 
 
 def test_a_training_error_wakes_the_agent_and_carries_its_text(node: Node) -> None:

@@ -7,6 +7,7 @@ than the CPU the host returns before the work is done, so that nothing of a step
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
@@ -15,6 +16,7 @@ from eagle_eye.agent.hook_timer import StepTimer
 
 NORM_COST_RATIO = 0.002  # local norms may cost this share of a step; they are taken at every n-th step otherwise
 NORM_EVERY_MAX = 64
+COSTS_KEPT = 8
 
 
 class Inert:
@@ -52,6 +54,7 @@ class LocalNorm:
         self._gradients = 0
         self._partial = False
         self._cost_s = 0.0
+        self._cost_ratios: deque[float] = deque(maxlen=COSTS_KEPT)
         self._every = 1
         self._step = 0
 
@@ -77,10 +80,12 @@ class LocalNorm:
         whole = self.wanted and self._gradients and backwards == 1 and not self._partial
         norm = math.sqrt(self._squares) if whole else None
         if self.wanted and step_s:
-            affordable = self._cost_s / (NORM_COST_RATIO * step_s)
+            # The least of several, since a process that lost its CPU meanwhile measures others' work too.
+            self._cost_ratios.append(self._cost_s / step_s)
+            affordable = min(self._cost_ratios) / NORM_COST_RATIO
             # A power of two, so that the ranks of a job mostly agree on the steps that they look at.
             every = 1 << math.ceil(math.log2(max(affordable, 1.0)))
-            self._every = min(NORM_EVERY_MAX, every, 2 * self._every)  # one slow step must not blind the next 64
+            self._every = min(NORM_EVERY_MAX, every)
         self._step += 1
         self.wanted = self._step % self._every == 0
         self._squares = self._cost_s = 0.0

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from eagle_eye.detectors.types import Verdict, Window
+from eagle_eye.schema.frame import block
+from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.engine import Judgement
 from tests.server.engine.frames import START_S, Fleet
 
@@ -154,6 +158,39 @@ def test_a_detector_with_a_bug_is_blind_and_silences_nobody() -> None:
     judgement = fleet.run(9)[-1]
     assert [v.node for v in judgement.verdicts] == ["n1"]
     assert judgement.blind["broken"] == "failed: ZeroDivisionError: float division by zero"
+
+
+def test_a_frame_sent_early_does_not_change_the_interval() -> None:
+    fleet = Fleet()
+    fleet.run(5)
+    early = msgspec.structs.replace(fleet.frame("n0"), blocks=[], interval_s=0.1)
+    fleet.engine.observe(early, fleet.now_s)
+    fleet.declare(1)
+    fleet.run(5)
+    assert next(fleet.engine.tracks()).interval_s == 1.0
+
+
+def test_the_last_row_of_a_rank_that_is_gone_is_no_word_of_the_next_attempt() -> None:
+    fleet = Fleet()
+    fleet.run(20)
+    fleet.declare(1)
+    fleet.attempt, fleet.loss = 0, math.inf
+    fleet.run(1)  # frames that name the ranks of attempt 0
+    unnamed = msgspec.structs.replace(fleet.frame("n0"), ranks=[])
+    fleet.engine.observe(unnamed, fleet.now_s)  # and one that names no rank at all
+    fleet.attempt, fleet.loss = 1, 2.0
+    assert faults(fleet.run(20)) == []
+
+
+def test_hardware_metrics_need_no_rank() -> None:
+    fleet = Fleet()
+    fleet.run(2)
+    idle = {0: {"gpu_temperature_celsius": 40.0, "train_loss": 1.0}}
+    frame = msgspec.structs.replace(fleet.frame("n0"), ranks=[], blocks=[block(Scope.DEVICE, idle)])
+    fleet.engine.observe(frame, fleet.now_s)
+    latest = next(fleet.engine.tracks()).latest()
+    assert latest["gpu_temperature_celsius"]["n0", 0] == 40.0
+    assert latest["train_loss"]["n0", 0] == 2.0
 
 
 def test_pauses_of_a_phase_are_learned() -> None:

@@ -51,9 +51,17 @@ class TrainingCollector:
             return observed
         with reader.lock:
             known_s = reader.drained_s
+            named = {rank.pid for rank in observed.ranks}
+            alive = {process.device for process in reader.processes.values()}
             for process in reader.unreported:
                 process.goodbye = True
+                if process.device in alive:
+                    # A row says by its device alone whose it is: the next attempt's rank has the device now.
+                    self._drops.count("rank_device_conflicts")
+                    continue
                 self._put(observed, process, known_s)
+                if process.pid not in named:
+                    observed.ranks.append(process.rank(known_s))
             reader.unreported.clear()
             # The newest attempt last: where two ranks claim one device, that one's row is kept.
             for process in sorted(reader.processes.values(), key=lambda item: item.message.attempt):

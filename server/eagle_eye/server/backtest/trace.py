@@ -17,7 +17,7 @@ from eagle_eye.schema import events as event_catalogue
 from eagle_eye.schema import metrics as metric_catalogue
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.events import WHOLE_NODE, Event
-from eagle_eye.schema.frame import WIRE_VERSION, Block, Frame
+from eagle_eye.schema.frame import WIRE_VERSION, Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.records import Job
 
@@ -103,6 +103,7 @@ class Trace:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.header = self._read_header()
+        self._present = self._ranks_by_node()
 
     def labels(self) -> list[Label] | None:
         """Return the labels, None when the trace has none. The engine never sees them."""
@@ -139,10 +140,36 @@ class Trace:
                     raise BadTrace(f"{path}:{number}: {error}") from None
         return result
 
+    def _memberships(self) -> list[Membership]:
+        """Return who took part from when on, oldest first; [] when the trace does not say."""
+        found = [Membership(self.header.start, 0, self.header.ranks)] if self.header.ranks else []
+        later = self.folder / "membership.jsonl"
+        if later.exists():
+            found += self._lines(later, Membership)
+        return sorted(found, key=lambda item: item.time)
+
     def _members(self, ranks: list[TraceRank]) -> list[MemberRank]:
         """Return the ranks with their peer group: pipeline stage and GPU model."""
         model = {node.node: node.gpu_model or "" for node in self.header.nodes}
         return [MemberRank(r.rank, r.node, r.device, f"pp{r.pp}/{model.get(r.node, '')}") for r in ranks]
+
+    def _ranks_by_node(self) -> list[tuple[float, dict[str, list[Rank]]]]:
+        """Return from when on which ranks ran on which node, newest first."""
+        present = []
+        for item in reversed(self._memberships()):
+            nodes: dict[str, list[Rank]] = {}
+            for member in self._members(item.ranks):
+                rank = Rank(
+                    job=self.header.job,
+                    rank=member.rank,
+                    world_size=len(item.ranks),
+                    device=member.device,
+                    attempt=item.attempt,
+                    role=member.role,
+                )
+                nodes.setdefault(member.node, []).append(rank)
+            present.append((item.time, nodes))
+        return present
 
     def _job_steps(self) -> Iterator[Step]:
         def job(time_s: float, attempt: int, state: str, ranks: list[TraceRank]) -> Step:
@@ -158,11 +185,7 @@ class Trace:
                 ),
             )
 
-        memberships = [Membership(self.header.start, 0, self.header.ranks)] if self.header.ranks else []
-        later = self.folder / "membership.jsonl"
-        if later.exists():
-            memberships += self._lines(later, Membership)
-        for item in memberships:
+        for item in self._memberships():
             yield job(item.time, item.attempt, "running", item.ranks)
         for event in self._events():
             if event.kind == "job_state":
@@ -208,6 +231,7 @@ class Trace:
                 interval_s=self.header.interval_s,
                 agent_version="trace",
                 job=self.header.job,
+                ranks=next((nodes.get(node, []) for since_s, nodes in self._present if since_s <= time_s), []),
                 blocks=blocks,
                 events=[Event(e.time, e.kind, e.device, e.attributes) for e in events],
             ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eagle_eye.detectors.types import Blind, Detector, Happening, Verdict
+from eagle_eye.detectors.types import Blind, Detector, Floats, Happening, Verdict
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Block, Frame, Rank, values_of
 from eagle_eye.schema.metrics import Scope
@@ -20,6 +20,7 @@ from eagle_eye.server.records import Job
 RUNNING_STATES = frozenset({"running"})
 FORGET_JOB_S = 86_400.0  # a job that nobody mentioned for this long is dropped from memory
 JOBS_MAX = 4_096
+TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have said
 
 
 @dataclass(slots=True)
@@ -75,7 +76,8 @@ class Engine:
     def observe(self, frame: Frame, received_s: float) -> None:
         """Take in a frame, its times on the server's clock."""
         track = self._nodes.setdefault(frame.node, _NodeTrack(received_s, frame.interval_s))
-        track.interval_s = frame.interval_s
+        if frame.blocks:  # a frame sent early, for an event alone, covers only part of an interval
+            track.interval_s = frame.interval_s
         track.heard_s = max(track.heard_s, received_s)
         track.farewell = any(event.kind == "agent_stop" for event in frame.events)
         current = {job.job: job for job in self._jobs_in(frame)}
@@ -156,7 +158,7 @@ class Engine:
                 found[rank.job] = track
         if not found and frame.job is not None and frame.job not in self._declared:
             track = self._jobs.get(frame.job) or self._track(frame.job, 0, frame)
-            if track is not None and not any(series.rank >= 0 for series in track.series):
+            if track is not None and not track.ranked:
                 track.add_node(frame.node)
                 found[frame.job] = track
         for name in self._jobs_of_node.get(frame.node, ()):
@@ -165,7 +167,7 @@ class Engine:
             if known is not None and known.is_member(frame.node) and not self._of_another_attempt(frame, known):
                 found.setdefault(name, known)
         for track in found.values():
-            track.adopt_interval(frame.interval_s)
+            track.adopt_interval(self._nodes[frame.node].interval_s)
         return list(found.values())
 
     def _concerns(self, event: Happening, track: JobTrack) -> bool:
@@ -199,7 +201,7 @@ class Engine:
             self.stale_rows_total += 1
             return None
         if known is None or attempt > known.attempt:
-            known = self._begin(job, attempt, frame.interval_s, frame.time_s)
+            known = self._begin(job, attempt, self._nodes[frame.node].interval_s, frame.time_s)
         return known
 
     def _begin(self, job: str, attempt: int, interval_s: float, started_s: float) -> JobTrack:
@@ -217,12 +219,31 @@ class Engine:
                 if job.is_member(frame.node):
                     job.write_node(frame.time_s, frame.node, block.metrics, values[:, 0])
         elif block.scope is Scope.DEVICE:
-            owners = {rank.device: rank.job for rank in frame.ranks}
+            owners = {
+                rank.device: (rank.job, rank.attempt) for rank in sorted(frame.ranks, key=lambda rank: rank.attempt)
+            }
             for job in jobs.values():
-                mine = [i for i, key in enumerate(block.keys) if owners.get(int(key), job.job) == job.job]
-                if mine:
-                    devices = [int(block.keys[i]) for i in mine]
-                    job.write_devices(frame.time_s, frame.node, devices, block.metrics, values[:, mine])
+                self._place_devices(frame, block, values, job, owners)
+
+    def _place_devices(
+        self, frame: Frame, block: Block, values: Floats, job: JobTrack, owners: dict[int, tuple[str, int]]
+    ) -> None:
+        """Place the rows of the job's own ranks whole, and of devices that no rank uses what is no rank's word."""
+        devices = [int(key) for key in block.keys]
+        claimed = [i for i, device in enumerate(devices) if owners.get(device) == (job.job, job.attempt)]
+        free = [i for i, device in enumerate(devices) if device not in owners]
+        hardware = [m for m, name in enumerate(block.metrics) if not name.startswith(TRAINING_PREFIXES)]
+        if not job.ranked:
+            hardware = list(range(len(block.metrics)))  # nobody says who uses what: all rows are the job's
+        for rows, metrics in ((claimed, list(range(len(block.metrics)))), (free, hardware)):
+            if rows and metrics:
+                job.write_devices(
+                    frame.time_s,
+                    frame.node,
+                    [devices[i] for i in rows],
+                    [block.metrics[m] for m in metrics],
+                    values[np.ix_(metrics, rows)],
+                )
 
     def _forget(self, now_s: float) -> None:
         for job in [t.job for t in self._jobs.values() if now_s - t.touched_s > FORGET_JOB_S]:

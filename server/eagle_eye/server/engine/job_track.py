@@ -72,6 +72,11 @@ class JobTrack:
         return tuple(self._series)
 
     @property
+    def ranked(self) -> bool:
+        """Whether anybody said which ranks run where."""
+        return any(series.rank >= 0 for series in self._series)
+
+    @property
     def last_step(self) -> float | None:
         """The highest step that any rank finished in this attempt; None before the first."""
         return self._highest_step if self._highest_step >= 0 else None

@@ -1,0 +1,90 @@
+"""The map agrees with the land: rooms, import weight, documented names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.detectors.faults import FAULTS
+from eagle_eye.schema.events import EVENTS
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("schema", "agent", "detectors", "server", "orchestrators", "cli", "demo")
+
+
+def modules() -> dict[str, set[str]]:
+    """Return each room's module paths below its package."""
+    return {
+        room: {str(path.relative_to(ROOT / room / "eagle_eye" / room)) for path in (ROOT / room).rglob("*.py")}
+        for room in ROOMS
+    }
+
+
+def mapped() -> dict[str, set[str]]:
+    """Return the module paths that ARCHITECTURE.md lists, by room."""
+    found: dict[str, set[str]] = {room: set() for room in ROOMS}
+    room = ""
+    for line in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines():
+        if title := re.match(r"\| \*\*(\w+)", line):
+            room = title[1]
+        elif line.startswith("| `") and room:
+            found[room].update(re.findall(r"`([\w/]+\.py)`", line.split("|")[1]))
+    return found
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_map_names_every_module_and_no_other(room: str) -> None:
+    assert mapped()[room] == modules()[room]
+
+
+def test_the_namespace_package_stays_one() -> None:
+    assert [str(path) for room in ROOMS for path in (ROOT / room / "eagle_eye").glob("__init__.py")] == []
+
+
+def test_no_file_outgrows_one_head() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
+    }
+    assert long == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("eagle_eye.schema.frame", {"numpy", "torch", "fastapi", "psutil", "httpx"}),
+        ("eagle_eye.agent.command", {"numpy", "torch", "fastapi", "httpx", "pandas"}),
+        ("eagle_eye.agent.hook", {"numpy", "torch", "fastapi", "httpx", "msgspec", "psutil"}),
+        ("eagle_eye.cli.main", {"numpy", "torch", "fastapi", "httpx"}),
+        ("eagle_eye.server.app", {"torch"}),
+        ("eagle_eye.orchestrators.launch.command", {"torch"}),
+    ],
+)
+def test_imports_stay_light(module: str, forbidden: set[str]) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert forbidden & set(done.stdout.split()) == set()
+
+
+def test_every_fault_and_event_says_what_it_means() -> None:
+    assert all(fault.meaning.endswith(".") and fault.evidence.endswith(".") for fault in FAULTS)
+    assert all(event.help.endswith(".") for event in EVENTS)
+
+
+def test_every_fault_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    for fault in FAULTS:
+        assert f"| `{fault.name}` |" in text
+        assert fault.meaning in text
+        assert fault.evidence in text
+
+
+def test_no_requirement_names_an_index() -> None:
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8") + (ROOT / "pyproject.toml").read_text("utf-8")
+    assert not re.search(r"index-url|find-links|https?://", text)
