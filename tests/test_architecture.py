@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.schema.events import EVENTS
+from eagle_eye.server.config import HistorySettings, IngestSettings, ServerConfig, WebhookSettings
+from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("schema", "agent", "detectors", "server", "orchestrators", "cli", "demo")
@@ -88,3 +92,21 @@ def test_every_fault_is_in_the_docs() -> None:
 def test_no_requirement_names_an_index() -> None:
     text = (ROOT / "requirements.lock").read_text(encoding="utf-8") + (ROOT / "pyproject.toml").read_text("utf-8")
     assert not re.search(r"index-url|find-links|https?://", text)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ServerConfig,
+        DetectionSettings,
+        PolicySettings,
+        WebhookSettings,
+        IngestSettings,
+        HistorySettings,
+        AgentConfiguration,
+    ],
+)
+def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    sections = {"detection", "policy", "webhooks", "ingest", "history"}
+    assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []

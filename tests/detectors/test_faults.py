@@ -158,6 +158,23 @@ class TestHang:
         with pytest.raises(Blind, match="pace"):
             detect("hang", Story(rows=30).standstill(28).window())
 
+    def test_a_start_that_never_ends_is_a_hang_after_its_deadline(self) -> None:
+        story = Story()
+        story.device["train_step"] = np.full((60, 4), np.nan)
+        story.device["nccl_sequence"] = np.ones((60, 4))
+        story.started_s = NOW_S - SETTINGS.start_deadline_s - 1
+        assert only(detect("hang", story.window())).node is None
+        story.started_s = NOW_S - SETTINGS.start_deadline_s + 1
+        with pytest.raises(Blind, match="starting"):
+            detect("hang", story.window())
+
+    def test_a_job_without_the_hook_is_never_said_to_hang(self) -> None:
+        story = Story()
+        story.device = {"gpu_utilization_ratio": np.ones((60, 4))}
+        story.started_s = 0.0
+        with pytest.raises(Blind, match="without the hook"):
+            detect("hang", story.window())
+
     def test_leaves_a_job_that_lost_a_process_to_others(self) -> None:
         assert detect("hang", Story().standstill(20).exit("n0", -11, 15).window()) == []
 

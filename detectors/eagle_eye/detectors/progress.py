@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.types import Blind, Floats, Window
+from eagle_eye.detectors.types import Blind, Window
 
 PAUSE_MARGIN_RATIO = 1.5  # over the longest pause that the job has shown in the same phase
 QUIET_PHASES = ("checkpoint", "eval")  # phases in which no step is due
@@ -21,13 +21,11 @@ QUIET_PHASE_FLOORS = 10.0  # a phase without history may last this many floors
 class Progress:
     """The job's progress as of the newest row.
 
-    ``steps`` (S,) is the last step each rank finished, NaN where unknown. ``advanced_s`` is the end of the
-    interval in which a step finished last; ``standstill_s`` is the time since then, or since a rank last changed its
-    phase; ``typical_step_s`` is the median step,
-    ``due_s`` how long a standstill must last before it means anything, given the job's phase and own history.
+    ``advanced_s`` is the end of the interval in which a step finished last; ``standstill_s`` is the time since then, or
+    since a rank last changed its phase; ``typical_step_s`` is the median step; ``due_s`` is how long a standstill must
+    last before it means anything, given the job's phase and own history.
     """
 
-    steps: Floats
     advanced_s: float
     standstill_s: float
     typical_step_s: float
@@ -57,9 +55,7 @@ def progress(window: Window, patience: Patience) -> Progress:
     """
     steps = window.device.get("train_step")
     if steps is None or not np.isfinite(steps).any():
-        if window.now_s - window.started_s < patience.start_deadline_s:
-            raise Blind("no rank has reported a step; the job may be starting or run without the hook")
-        raise Blind(f"no step within {patience.start_deadline_s:.0f} s of the start, and no rank reports steps")
+        return _never_stepped(window, patience)
     newest_s = float(window.times_s[-1])
     if window.now_s - newest_s > 4 * window.interval_s:
         raise Blind(f"the newest row is {window.now_s - newest_s:.1f} s old")
@@ -70,13 +66,10 @@ def progress(window: Window, patience: Patience) -> Progress:
     # The line in which the highest step was first seen: the step finished in the interval that it ends.
     advanced_s = float(window.times_s[int(np.argmax(highest == last))])
     typical_s = _typical_step_s(window)
-    if last - first < patience.warmup_steps:
-        if newest_s - window.started_s < patience.start_deadline_s:
-            raise Blind(f"{last - first + 1:.0f} steps of this attempt seen; its pace is not known yet")
-        typical_s = patience.start_deadline_s
+    if last - first < patience.warmup_steps and newest_s - window.started_s < patience.start_deadline_s:
+        raise Blind(f"{last - first + 1:.0f} steps of this attempt seen; its pace is not known yet")
     phase = _phase(window)
     return Progress(
-        steps=_newest(steps),
         advanced_s=advanced_s,
         standstill_s=max(newest_s - max(advanced_s, _phase_changed_s(window)), 0.0),
         typical_step_s=typical_s,
@@ -85,18 +78,27 @@ def progress(window: Window, patience: Patience) -> Progress:
     )
 
 
+def _never_stepped(window: Window, patience: Patience) -> Progress:
+    """Return the progress of an attempt without a step: none is due before the start's deadline."""
+    since_s = window.now_s - window.started_s
+    if since_s < patience.start_deadline_s:
+        raise Blind("no rank has reported a step; the job may be starting or run without the hook")
+    if not np.isfinite(window.device.get("nccl_sequence", np.array(np.nan))).any():
+        raise Blind(f"no rank has reported a step in {since_s:.0f} s; the job may run without the hook")
+    return Progress(
+        advanced_s=window.started_s,
+        standstill_s=since_s,
+        typical_step_s=patience.start_deadline_s,
+        due_s=patience.start_deadline_s,
+        phase="start",
+    )
+
+
 def _typical_step_s(window: Window) -> float:
     seconds = window.device.get("train_step_seconds")
     if seconds is None or not np.isfinite(seconds).any():
         return window.interval_s
     return float(np.median(seconds[np.isfinite(seconds)]))
-
-
-def _newest(values: Floats) -> Floats:
-    result = np.full(values.shape[1], np.nan)
-    for row in values[-4:]:
-        np.copyto(result, row, where=np.isfinite(row))
-    return result
 
 
 def _phase(window: Window) -> str:

@@ -40,4 +40,3 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     remaining_s: float = 86_400.0  # how long a job is taken to run on, where nobody says
     repeat_window_s: float = 86_400.0  # a second restart for the same node within it becomes an exclusion
     verdict_gone_s: float = 30.0  # an incident whose verdict has been gone this long has recovered
-    recovery_deadline_s: float = 1800.0  # after an action, how long a job may take to make steps again
