@@ -133,7 +133,7 @@ def _delivered(stack: Stack, timeline: Timeline, action: dict[str, Any]) -> None
     report = stack.wait("the webhook is delivered and accepted", accepted, VERDICT_WITHIN_S)
     received_s = _seconds(report["time"])
     timeline.measure("injection to webhook received", received_s)
-    timeline.tell("webhook", f"signed, delivered and accepted by {report['who']}: {action['kind']}", received_s)
+    timeline.tell("webhook", f"signed, delivered and accepted by the launcher: {action['kind']}", received_s)
 
 
 def _restarted(stack: Stack, timeline: Timeline, action: dict[str, Any], expected: Expected) -> dict[str, Any]:
