@@ -79,6 +79,9 @@ class FakeWatcher:
     def blind(self) -> dict[str, str]:
         return {"straggler": "no compute time"}
 
+    def drops(self) -> dict[str, int]:
+        return {"late_row": 3}
+
     def progress(self, job: str) -> Progress | None:
         return Progress(7.0, NOW, 1.5) if job == "job" else None
 

@@ -156,6 +156,7 @@ def _build(
             lambda: journal.problem() is None,
         ),
         telemetry.BlindCollector(outlook.blind),
+        telemetry.DropsCollector(outlook.drops),
         telemetry.LatestCollector(lambda: outlook.latest(config.series_max)),
     ):
         counters.registry.register(collector)

@@ -113,6 +113,22 @@ class BlindCollector(Collector):
         yield family
 
 
+class DropsCollector(Collector):
+    """What the detection loop left out of its windows; falls when the job that it concerned is forgotten."""
+
+    def __init__(self, drops: Callable[[], dict[str, int]]) -> None:
+        self._drops = drops
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family."""
+        family = GaugeMetricFamily(
+            _name("window_drops"), "Rows and events left out of what detectors see, by reason.", labels=["reason"]
+        )
+        for reason, count in self._drops().items():
+            family.add_metric([reason], count)
+        yield family
+
+
 class LatestCollector(Collector):
     """The newest value of each series of the fleet. ``latest`` returns what is shown and whether there is more."""
 

@@ -16,7 +16,7 @@ from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.records import Action, Incident, Job, OutboundEvent
-from eagle_eye.server.store import JOBS, NODES, Change, Store
+from eagle_eye.server.store import JOBS, Change, Store
 from eagle_eye.server.watching import Latest, Progress
 
 log = logging.getLogger(__name__)
@@ -101,6 +101,10 @@ class Watch:
         everywhere = set.intersection(*(set(j.blind) for j in running))
         return {name: running[0].blind[name] for name in sorted(everywhere)}
 
+    def drops(self) -> dict[str, int]:
+        """Return how much the windows of the jobs in memory left out, by reason."""
+        return self._engine.drops()
+
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""
         track = next((t for t in self._engine.tracks() if t.job == job), None)
@@ -123,7 +127,6 @@ class Watch:
         book = Book(
             incidents=[i for i in store.open_incidents() if i.job == judgement.job],
             actions=store.actions_since(judgement.now_s - self._policy.window_s),
-            nodes=store.all(NODES),
         )
         blind = ""
         if 2 * judgement.heard < judgement.members:

@@ -70,6 +70,10 @@ class Watcher(Protocol):
         """Return the detectors that could judge nothing in the last tick, each with its reason."""
         ...
 
+    def drops(self) -> dict[str, int]:
+        """Return how much was left out of what detectors see, by reason, since the start."""
+        ...
+
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""
         ...
@@ -100,6 +104,10 @@ class Outlook:
     def blind(self) -> dict[str, str]:
         """Return the detectors that could judge nothing in the last tick, each with its reason."""
         return self._ask(self._watcher.blind)
+
+    def drops(self) -> dict[str, int]:
+        """Return how much was left out of what detectors see, by reason, since the start."""
+        return self._ask(self._watcher.drops)
 
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""

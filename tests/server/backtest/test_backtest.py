@@ -187,7 +187,9 @@ def test_the_command_writes_verdicts_and_a_report(slow: Path, tmp_path: Path, ca
     assert run(parser.parse_args([str(slow), "--verdicts", str(verdicts), "--report", str(report)])) == 0
     line = msgspec.json.decode(verdicts.read_bytes().splitlines()[0], type=VerdictLine)
     assert line.trace == str(slow)
-    assert json.loads(report.read_text())["overall"]["labelled"] == 1
+    told = json.loads(report.read_text())
+    assert told["overall"]["labelled"] == 1
+    assert told["blind_ratio"]["loss_not_finite"] == 1.0, "a trace without a loss: cannot tell, not healthy"
     assert "straggler" in capsys.readouterr().out
 
 

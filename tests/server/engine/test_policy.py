@@ -70,7 +70,6 @@ def situation(**changes: Any) -> Situation:
     fields: dict[str, Any] = {
         "settings": PolicySettings(mode="act"),
         "actions": (),
-        "nodes": (),
         "fleet_size": 100,
         "members": 8,
         "job_state": "running",

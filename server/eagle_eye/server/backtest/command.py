@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -38,29 +40,47 @@ def run(args: argparse.Namespace) -> int:
         return 2
     card = Scorecard()
     found: list[VerdictLine] = []
+    watched = Watched()
     try:
         with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
             for folder in bar.track(args.traces, description="traces"):
-                found += _run_one(folder, config, card)
+                found += _run_one(folder, config, card, watched)
         if args.verdicts is not None:
             args.verdicts.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
         if args.report is not None:
-            args.report.write_text(json.dumps(card.report(), indent=2) + "\n", encoding="utf-8")
+            args.report.write_text(json.dumps({**card.report(), "blind_ratio": watched.ratios()}, indent=2) + "\n")
     except (BadTrace, OSError) as error:
         sys.stderr.write(f"eagle-eye backtest: {error}\n")
         return 1
     if args.json:
         for line in found:
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-        sys.stdout.write(json.dumps({"report": card.report()}) + "\n")
+        sys.stdout.write(json.dumps({"report": {**card.report(), "blind_ratio": watched.ratios()}}) + "\n")
     else:
-        _print(found, card)
+        _print(found, card, watched)
     return 0
 
 
-def _run_one(folder: Path, config: ServerConfig, card: Scorecard) -> list[VerdictLine]:
+@dataclass(slots=True)
+class Watched:
+    """What was watched, over all traces: when each began, how many judgements, in how many a detector could not tell."""
+
+    starts_s: dict[str, float] = field(default_factory=dict)
+    judgements: int = 0
+    blind: Counter[str] = field(default_factory=Counter)
+
+    def ratios(self) -> dict[str, float]:
+        """Return the share of judgements in which each detector was blind; those that never were are absent."""
+        return {name: round(count / self.judgements, 4) for name, count in sorted(self.blind.items())}
+
+
+def _run_one(folder: Path, config: ServerConfig, card: Scorecard, watched: Watched) -> list[VerdictLine]:
     trace = Trace(folder)
-    lines = list(Backtest(trace, config.detection, config.policy).run())
+    backtest = Backtest(trace, config.detection, config.policy)
+    lines = list(backtest.run())
+    watched.starts_s[str(folder)] = trace.header.start
+    watched.judgements += backtest.judgements
+    watched.blind.update(backtest.blind)
     labels = trace.labels()
     if labels is not None:
         header = trace.header
@@ -68,13 +88,17 @@ def _run_one(folder: Path, config: ServerConfig, card: Scorecard) -> list[Verdic
     return lines
 
 
-def _print(found: list[VerdictLine], card: Scorecard) -> None:
-    console = Console()
-    table = Table("trace", "time", "fault", "nodes", "action", "confidence", "summary")
+def _print(found: list[VerdictLine], card: Scorecard, watched: Watched) -> None:
+    console = Console(highlight=False)
     for line in found:
-        row = (Path(line.trace).name, f"{line.time:.1f}", line.fault, ", ".join(line.nodes), line.action)
-        table.add_row(*row, f"{line.confidence:.2f}", line.summary)
-    console.print(table if found else "no verdicts")
+        since_s = line.time - watched.starts_s[line.trace]
+        who = ", ".join(line.nodes) or "no single node"
+        console.print(f"{Path(line.trace).name}  +{since_s:.1f} s  {line.fault}: {who} → {line.action}", markup=False)
+        console.print(f"    {line.summary} (confidence {line.confidence:.2f})", markup=False, style="dim")
+    if not found:
+        console.print("no verdicts")
+    for detector, ratio in watched.ratios().items():
+        console.print(f"{detector} could not tell in {ratio:.0%} of {watched.judgements} judgements")
     report = card.report()
     if report["node_days"]:
         scores = Table("fault", "labelled", "hits", "false", "recall", "delay p50 s", "delay p95 s")

@@ -40,13 +40,13 @@ class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Backtest:
-    """One run over one trace; ``blind`` counts the ticks at which a detector could not tell, by detector."""
+    """One run over one trace; ``blind`` counts by detector the judgements in which it could not tell."""
 
     trace: Trace
     detection: DetectionSettings
     policy: PolicySettings
     blind: dict[str, int] = field(default_factory=dict)
-    ticks: int = 0
+    judgements: int = 0
     _incidents: dict[str, Incident] = field(default_factory=dict)
     _raised: int = 0
 
@@ -70,7 +70,7 @@ class Backtest:
                 yield from self._judged(judgement)
 
     def _judged(self, judgement: Judgement) -> Iterator[VerdictLine]:
-        self.ticks += 1
+        self.judgements += 1
         for name in judgement.blind:
             self.blind[name] = self.blind.get(name, 0) + 1
         changed = folding.fold(self._incidents.values(), judgement, (), self.policy.verdict_gone_s, self._next_id)
@@ -90,7 +90,6 @@ class Backtest:
         situation = Situation(
             settings=msgspec.structs.replace(self.policy, mode="act"),
             actions=(),
-            nodes=(),
             fleet_size=len(self.trace.header.nodes),
             members=judgement.members,
             job_state=judgement.state,

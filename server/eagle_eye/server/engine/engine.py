@@ -114,6 +114,15 @@ class Engine:
         """Yield what is known of each job, for the API and metrics."""
         yield from self._jobs.values()
 
+    def drops(self) -> dict[str, int]:
+        """Return how much was left out of the windows of the jobs in memory, by reason."""
+        tracks = self._jobs.values()
+        return {
+            "stale_attempt": self.stale_rows_total,
+            "late_row": sum(track.late_total for track in tracks),
+            "event_overflow": sum(track.events_dropped_total for track in tracks),
+        }
+
     def heard_s(self) -> dict[str, float]:
         """Return when each node was last heard."""
         return {node: track.heard_s for node, track in self._nodes.items()}

@@ -47,7 +47,6 @@ class JobTrack:
         self._paces: deque[float] = deque(maxlen=32)
         self.declared = False  # whether a scheduler or launcher named the members
         self.events_dropped_total = 0
-        self.first_step_s: float | None = None
 
     def adopt_interval(self, interval_s: float) -> None:
         """Take the agents' interval for the grid's; a job can be declared before any agent was heard."""
@@ -224,9 +223,7 @@ class JobTrack:
         highest = float(known.max())
         if highest <= self._highest_step:
             return
-        if self._highest_step < 0:
-            self.first_step_s = time_s
-        else:
+        if self._highest_step >= 0:
             self._note_gap(time_s, highest - self._highest_step)
         self._highest_step = highest
         self._advanced_s = time_s

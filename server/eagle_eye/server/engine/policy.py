@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from eagle_eye.detectors.faults import BY_NAME, Repair
 from eagle_eye.schema.action import ActionKind
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, Incident, Node
+from eagle_eye.server.records import Action, Incident
 
 # Who restarts a job when the job did not say: we ask for it.
 OUR_RESTART_OWNERS = frozenset({"", "eagle-eye"})
@@ -25,14 +25,13 @@ INDEPENDENT_KINDS_MIN = 2
 class Situation:
     """What policy may know besides the incident.
 
-    ``actions`` are those of the policy's window, newest last; ``nodes`` the fleet's standing; ``fleet_size`` how
+    ``actions`` are those of the policy's window, newest last; ``fleet_size`` how
     many nodes were heard of at all; ``members`` how many the job has; ``blind`` why the server cannot judge, ""
     when it can.
     """
 
     settings: PolicySettings
     actions: Sequence[Action]
-    nodes: Sequence[Node]
     fleet_size: int
     members: int
     job_state: str

@@ -11,7 +11,7 @@ from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Judgement
 from eagle_eye.server.engine.policy import Decision, Situation, decide
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, ActionState, Incident, Node
+from eagle_eye.server.records import Action, ActionState, Incident
 
 _ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaiting", "act": "requested"}
 _FRUITLESS_STATES = ("failed", "refused", "rejected", "expired")
@@ -19,11 +19,10 @@ _FRUITLESS_STATES = ("failed", "refused", "rejected", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What is on record: incidents that have not ended, the policy window's actions (oldest first), nodes."""
+    """What is on record: incidents that have not ended, the policy window's actions (oldest first)."""
 
     incidents: Sequence[Incident]
     actions: Sequence[Action]
-    nodes: Sequence[Node] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,6 @@ def respond(
             incident,
             judgement,
             [*book.actions, *ended.values(), *asked],
-            book,
             settings,
             fleet_size,
             blind,
@@ -84,7 +82,6 @@ def _follow(
     incident: Incident,
     judgement: Judgement,
     actions: Sequence[Action],
-    book: Book,
     settings: PolicySettings,
     fleet_size: int,
     blind: str,
@@ -105,7 +102,6 @@ def _follow(
     situation = Situation(
         settings=settings,
         actions=actions,
-        nodes=book.nodes,
         fleet_size=fleet_size,
         members=judgement.members,
         job_state=judgement.state,
