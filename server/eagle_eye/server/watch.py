@@ -16,13 +16,14 @@ from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.records import Action, Incident, Job, OutboundEvent
-from eagle_eye.server.store import JOBS, Change, Store
+from eagle_eye.server.store import INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.watching import Latest, Progress
 
 log = logging.getLogger(__name__)
 
 GAP_TICKS = 4.0  # a pause of the loop longer than this many ticks was time in which nobody watched
 GAP_FLOOR_S = 2.0
+DISMISSED_MAX = 100  # newest false alarms of a job that are remembered, so as not to be raised again
 CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
 SEEN_GRAIN_RATIO = 0.25  # of the time after which an incident is gone: how stale its seen_s on record may get
 
@@ -124,8 +125,9 @@ class Watch:
             self._engine.resume_watching(now_s)
 
     def _change(self, judgement: Judgement, store: Store) -> Change:
+        dismissed = store.page(INCIDENTS, {"job": judgement.job, "state": "false"}, limit=DISMISSED_MAX).items
         book = Book(
-            incidents=[i for i in store.open_incidents() if i.job == judgement.job],
+            incidents=[*(i for i in store.open_incidents() if i.job == judgement.job), *dismissed],
             actions=store.actions_since(judgement.now_s - self._policy.window_s),
         )
         blind = ""

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Watched:
-    """What was watched, over all traces: when each began, how many judgements, in how many a detector could not tell."""
+    """What was watched, over all traces: when each began, how many judgements, how many of them blind by detector."""
 
     starts_s: dict[str, float] = field(default_factory=dict)
     judgements: int = 0

@@ -65,7 +65,8 @@ def fold(
 ) -> list[Incident]:
     """Return the incidents of the judgement's job that are new or have changed.
 
-    ``known`` are the job's incidents that have not ended. ``acting`` holds the (job, attempt) pairs that a
+    ``known`` are the job's incidents that have not ended, and those that a person marked false: the same claim is not
+    made again in their attempt. ``acting`` holds the (job, attempt) pairs that a
     subscriber is restarting right now: what stops in them is our own doing. An incident without a verdict for
     ``gone_s`` has recovered, one of an earlier attempt as soon as the job makes steps again.
     """
@@ -77,7 +78,7 @@ def fold(
     seen: set[str] = set()
     for family, verdict in causes(judgement.verdicts).items():
         old = current.get(family)
-        if old is None and being_restarted:
+        if old is None and (being_restarted or _dismissed(verdict, judgement, mine)):
             continue
         seen.add(family)
         new = _opened(verdict, judgement, family, new_id()) if old is None else _updated(old, verdict, now_s)
@@ -89,6 +90,16 @@ def fold(
             if ended is not None:
                 changed.append(ended)
     return changed
+
+
+def _dismissed(verdict: Verdict, judgement: Judgement, incidents: Iterable[Incident]) -> bool:
+    """Whether a person called this very claim a false alarm."""
+    return any(
+        incident.state == "false"
+        and incident.attempt == judgement.attempt
+        and (incident.fault, incident.nodes) == (verdict.fault, list(verdict.nodes))
+        for incident in incidents
+    )
 
 
 def _opened(verdict: Verdict, judgement: Judgement, family: str, incident_id: str) -> Incident:

@@ -19,7 +19,7 @@ _FRUITLESS_STATES = ("failed", "refused", "rejected", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What is on record: incidents that have not ended, the policy window's actions (oldest first)."""
+    """What is on record: incidents that are open or were marked false, the policy window's actions (oldest first)."""
 
     incidents: Sequence[Incident]
     actions: Sequence[Action]

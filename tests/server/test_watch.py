@@ -1,0 +1,156 @@
+"""The detection loop on a fake clock over a real store: what it writes, what it forgives, what it never repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.schema import action as schema
+from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.ledger import mark_false, report_action
+from eagle_eye.server.records import Subscription
+from eagle_eye.server.sqlite_store import SqliteStore
+from eagle_eye.server.store import ACTIONS, DELIVERIES, INCIDENTS, Change
+from eagle_eye.server.watch import Watch
+from tests.server.engine.frames import SETTINGS, START_S, Fleet
+
+
+@dataclass
+class TwoClocks:
+    """Wall and monotonic time, which a test can tear apart."""
+
+    wall_s: float = START_S
+    steady_s: float = 0.0
+
+    def now_s(self) -> float:
+        return self.wall_s
+
+    def monotonic_s(self) -> float:
+        return self.steady_s
+
+    def advance(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.steady_s += seconds
+
+
+class Site:
+    """A fleet whose frames go to a Watch, one tick a second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = SqliteStore(folder / "records.db")
+        self.clock = TwoClocks()
+        self.fleet = Fleet()
+        self.watch = self.new_watch()
+        self.sent: list[tuple[object, float]] = []
+
+    def new_watch(self) -> Watch:
+        engine = Engine(SETTINGS, watching_since_s=self.clock.now_s())
+        policy = PolicySettings(mode="act", verdict_gone_s=10)
+        return Watch(engine, self.store, self.clock, policy, "http://eagle-eye:8470")
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.advance(1.0)
+            self.fleet.now_s = self.clock.now_s()
+            self.fleet.step += 0.0 if self.fleet.stopped else 1.0
+            for node in self.fleet.nodes:
+                if node not in self.fleet.mute:
+                    frame = self.fleet.frame(node)
+                    self.sent.append((frame, self.clock.now_s()))
+                    self.watch.observe(frame, self.clock.now_s(), 0.0)
+            self.watch.tick(self.clock.now_s())
+
+    def hang(self) -> None:
+        self.run(30)
+        self.fleet.stopped, self.fleet.silent_s = True, {"n1": 9.0}
+        self.run(12)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_hang_becomes_an_incident_an_action_and_a_delivery(site: Site) -> None:
+    subscriber = Subscription(
+        id="sub",
+        url="http://launcher/",
+        format="cloudevents",
+        types=[schema.ACTION_REQUESTED],
+        jobs=["j"],
+        secrets=["whsec_x"],
+        active=True,
+        created_s=START_S,
+    )
+    site.store.commit(Change(subscriptions=(subscriber,)))
+    site.hang()
+    (incident,), (action,) = site.store.all(INCIDENTS), site.store.all(ACTIONS)
+    assert (incident.fault, incident.node, incident.state) == ("hang", "n1", "acting")
+    assert (action.kind, action.exclude, action.state) == ("exclude_node", ["n1"], "requested")
+    assert [d.type for d in site.store.all(DELIVERIES)] == [schema.ACTION_REQUESTED]
+
+
+def test_a_server_that_was_killed_repeats_nothing(site: Site) -> None:
+    site.hang()
+    site.watch = site.new_watch()
+    site.watch.recover((frame, received_s) for frame, received_s in site.sent)  # type: ignore[misc]  # frames they are
+    site.run(10)
+    assert len(site.store.all(INCIDENTS)) == 1
+    assert len(site.store.all(ACTIONS)) == 1
+
+
+def test_a_time_in_which_nobody_watched_is_nobodys_silence(site: Site) -> None:
+    site.run(30)
+    site.clock.advance(600.0)
+    site.watch.tick(site.clock.now_s())
+    assert site.store.all(INCIDENTS) == []
+
+
+def test_a_clock_that_was_set_is_nobodys_silence(site: Site) -> None:
+    site.run(30)
+    site.clock.wall_s += 3600.0
+    site.clock.steady_s += 1.0
+    site.watch.tick(site.clock.now_s())
+    assert site.store.all(INCIDENTS) == []
+
+
+def test_a_subscribers_report_counts_at_the_next_tick(site: Site) -> None:
+    site.hang()
+    (action,) = site.store.all(ACTIONS)
+    told = report_action(action, schema.Report("refused", "no spare"), "launcher", site.clock.now_s())
+    site.store.commit(Change(actions=(told,)))
+    site.run(1)
+    (incident,) = site.store.all(INCIDENTS)
+    assert incident.state == "open"
+    assert "refused" in incident.hold
+
+
+def test_a_false_alarm_stays_one(site: Site) -> None:
+    site.hang()
+    (incident,) = site.store.all(INCIDENTS)
+    site.store.commit(Change(incidents=(mark_false(incident, site.clock.now_s()),)))
+    site.run(5)
+    assert [i.state for i in site.store.all(INCIDENTS)] == ["false"]
+    assert len(site.store.all(ACTIONS)) == 1
+
+
+def test_an_incident_is_not_written_anew_at_every_tick(site: Site) -> None:
+    site.hang()
+    _, before = site.store.change_range()
+    site.run(10)
+    _, after = site.store.change_range()
+    assert after - before <= 4, "seen_s is refreshed now and then, not at each of 10 ticks"
+
+
+def test_most_of_the_fleet_silent_is_blindness_and_not_guilt(site: Site) -> None:
+    site.run(30)
+    site.fleet.stopped, site.fleet.mute = True, {"n0", "n1"}
+    site.run(20)
+    assert site.store.all(ACTIONS) == []
+    assert "node_silent" in site.watch.blind()
