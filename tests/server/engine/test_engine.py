@@ -97,6 +97,16 @@ def test_a_declared_job_ignores_the_ranks_of_strangers() -> None:
     assert next(fleet.engine.tracks()).nodes == ("n0", "n1")
 
 
+def test_a_stranger_cannot_end_a_declared_attempt() -> None:
+    fleet = Fleet(nodes=3)
+    fleet.declare(0, nodes=["n0", "n1"])
+    stranger = Fleet(nodes=3)
+    stranger.attempt = 7
+    fleet.engine.observe(stranger.frame("n2"), START_S)
+    assert next(fleet.engine.tracks()).attempt == 0
+    assert fleet.engine.drops()["stranger"] == 1
+
+
 def test_an_observer_that_did_not_watch_blames_nobody() -> None:
     fleet = Fleet()
     fleet.run(30)

@@ -68,6 +68,7 @@ class Engine:
         self._declared: dict[str, Job] = {}
         self._jobs_of_node: dict[str, set[str]] = {}
         self.stale_rows_total = 0  # rows of an attempt that is over
+        self.strangers_total = 0  # rows of a later attempt from nodes that are no members of a declared job
 
     def resume_watching(self, now_s: float) -> None:
         """Start the observer's patience anew: no silence before ``now_s`` was anybody's but ours."""
@@ -119,6 +120,7 @@ class Engine:
         tracks = self._jobs.values()
         return {
             "stale_attempt": self.stale_rows_total,
+            "stranger": self.strangers_total,
             "late_row": sum(track.late_total for track in tracks),
             "event_overflow": sum(track.events_dropped_total for track in tracks),
         }
@@ -210,6 +212,10 @@ class Engine:
             self.stale_rows_total += 1
             return None
         if known is None or attempt > known.attempt:
+            if known is not None and known.declared and not known.is_member(frame.node):
+                # A stranger's word must not end the attempt that the job's launcher declared.
+                self.strangers_total += 1
+                return None
             known = self._begin(job, attempt, self._nodes[frame.node].interval_s, frame.time_s)
         return known
 
