@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
     # SIGTERM ends the demo as Ctrl-C does: nothing of it may be left running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with contextlib.closing(open_site()) as site, contextlib.closing(Stack(site, folder)) as stack:
+        with (
+            contextlib.closing(open_site()) as site,
+            contextlib.closing(Stack(site, folder, waiting=timeline.waiting)) as stack,
+        ):
             timeline.tell("start", f"a server and four nodes: {site.description}; no GPU here, so no GPU metrics")
             stack.start()
             moral = play(args.fault, stack, timeline, args.healthy_seconds)

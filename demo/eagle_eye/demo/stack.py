@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,7 +65,13 @@ class Stack:
     Leaves no process behind: whoever uses it calls ``close``. Logs lie in ``folder``/logs.
     """
 
-    def __init__(self, site: Site, folder: Path, job_arguments: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        folder: Path,
+        job_arguments: Mapping[str, str] | None = None,
+        waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.site = site
         self.folder = folder
         self.job = f"demo-{secrets.token_hex(3)}"
@@ -73,6 +80,7 @@ class Stack:
         self.corruption = folder / "corruption"
         self.url = f"http://{site.head_address}:{_free_port(site.head_address)}"
         self._job_arguments = job_arguments or {}
+        self._waiting = waiting
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for path in (folder / "logs", folder / "tokens", self.checkpoints, self.corruption):
             path.mkdir(parents=True, exist_ok=True)
@@ -157,7 +165,11 @@ class Stack:
 
     def wait(self, what: str, look: Callable[[], ResultT | None], within_s: float) -> ResultT:
         """Return what ``look`` sees as soon as it sees something; raises StageFailed after ``within_s``."""
-        deadline_s = time.monotonic() + within_s
+        with self._waiting(what):
+            return self._wait(what, look, time.monotonic() + within_s)
+
+    def _wait(self, what: str, look: Callable[[], ResultT | None], deadline_s: float) -> ResultT:
+        began_s = time.monotonic()
         while True:
             with contextlib.suppress(httpx.TransportError):
                 seen = look()
@@ -167,7 +179,7 @@ class Stack:
                 if name in self._processes and self.ended(name) is not None:
                     raise StageFailed(f"{what}: the {name} ended; its log: {self._log(name)}")
             if time.monotonic() > deadline_s:
-                raise StageFailed(f"{what}: not within {within_s:.0f} s; logs in {self.folder / 'logs'}")
+                raise StageFailed(f"{what}: not within {deadline_s - began_s:.0f} s; logs in {self.folder / 'logs'}")
             time.sleep(POLL_S)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,12 @@ class Timeline:
             f"[dim]{at_s - self.began_s:7.1f} s  {fault:<14}[/dim] [bold]{stage:<10}[/bold] ", end="", soft_wrap=True
         )
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
+
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        """Show on a terminal, until left, what is being waited for; nowhere else."""
+        if self.as_json or not self._console.is_terminal:
+            return nullcontext()
+        return self._console.status(f"waiting: {what}")
 
     def measure(self, what: str, at_s: float) -> None:
         """Note how long after the fault something happened."""
