@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     except StageFailed as failure:
         timeline.finish(False, f"{failure}. Logs: {folder / 'logs'}")
     except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
         sys.stderr.write("eagle-eye demo: interrupted\n")
         return 130
     finally:
