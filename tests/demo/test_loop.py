@@ -24,6 +24,7 @@ from eagle_eye.demo.timeline import Timeline
 
 pytestmark = pytest.mark.slow
 DEMO_WITHIN_S = 300
+SERVER_AWAY_S = 4.0  # much longer than any gap that a busy machine alone makes in an agent's rows
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_repeats_nothing(make_st
     began_s, _ = inject("hang", stack, CULPRIT)
     stack.wait("an action is asked for", lambda: stack.items("actions") or None, VERDICT_WITHIN_S)
     stack.kill("server")
-    time.sleep(4 * AGENT_INTERVAL_S)  # time in which agents have only their spools
+    time.sleep(SERVER_AWAY_S)  # time in which agents have only their spools
     stack.start_server()
     first_attempt = stack.steps()[0]["attempt"]
     stack.wait(
@@ -82,7 +83,7 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_repeats_nothing(make_st
     assert action["exclude"] == [CULPRIT]
     assert {step["attempt"] for step in stack.steps()} == {first_attempt, first_attempt + 1}
     for node in stack.site.nodes:
-        assert longest_gap_s(stack, node.name, began_s) <= 3 * AGENT_INTERVAL_S
+        assert longest_gap_s(stack, node.name, began_s) < SERVER_AWAY_S - AGENT_INTERVAL_S
 
 
 def longest_gap_s(stack: Stack, node: str, since_s: float) -> float:
