@@ -14,6 +14,8 @@ LEGAL = {
     "requested": {"accepted", "running", "done", "failed", "refused"},
     "accepted": {"running", "done", "failed", "refused"},
     "running": {"done", "failed"},
+    # A subscriber that had begun before it heard of the withdrawal: what was done is to be known.
+    "withdrawn": {"accepted", "running", "done", "failed", "refused"},
 }
 
 

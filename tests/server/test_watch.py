@@ -105,6 +105,18 @@ def test_a_server_that_was_killed_repeats_nothing(site: Site) -> None:
     assert len(site.store.all(ACTIONS)) == 1
 
 
+def test_a_server_that_was_away_does_not_take_its_absence_for_recovery(site: Site) -> None:
+    site.hang()
+    site.clock.advance(60.0)
+    site.fleet.silent_s = {}  # the verdict is not repeated at once
+    site.fleet.stopped = False
+    site.watch = site.new_watch()
+    site.watch.recover((frame, received_s) for frame, received_s in site.sent)  # type: ignore[misc]  # frames they are
+    site.run(3)
+    assert [i.state for i in site.store.all(INCIDENTS)] == ["acting"]
+    assert [a.state for a in site.store.all(ACTIONS)] == ["requested"]
+
+
 def test_a_time_in_which_nobody_watched_is_nobodys_silence(site: Site) -> None:
     site.run(30)
     site.clock.advance(600.0)

@@ -22,6 +22,8 @@ _REPORTABLE = MappingProxyType(
         "requested": ("accepted", "running", "done", "failed", "refused"),
         "accepted": ("running", "done", "failed", "refused"),
         "running": ("done", "failed"),
+        # It had begun before it heard: what was done was done, and is to be known.
+        "withdrawn": ("accepted", "running", "done", "failed", "refused"),
     }
 )
 _OVER = ("closed", "false")

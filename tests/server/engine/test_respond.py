@@ -100,6 +100,16 @@ def test_a_hang_that_ends_by_itself_withdraws_what_nobody_began() -> None:
     assert [a.state for a in office.actions.values()] == ["withdrawn"]
 
 
+def test_a_request_whose_report_is_late_is_not_withdrawn_when_the_job_moves_on() -> None:
+    office = Office()
+    fleet = hung(office)
+    fleet.declare(1, nodes=["n0", "n2", "n3"])
+    fleet.stopped, fleet.silent_s = False, {}
+    office.take(fleet.run(5))
+    assert [i.state for i in office.incidents.values()] == ["recovered"]
+    assert [a.state for a in office.actions.values()] == ["requested"]
+
+
 def test_a_blind_server_holds_and_says_why() -> None:
     office = Office()
     fleet = Fleet()

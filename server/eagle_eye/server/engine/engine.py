@@ -50,6 +50,7 @@ class Judgement:
     heard: int = 0
     stepping: bool = False
     ranks: tuple[MemberRank, ...] = ()
+    watching_since_s: float = 0.0
 
 
 class Engine:
@@ -158,6 +159,7 @@ class Engine:
             heard=sum(now_s - heard_s.get(node, -np.inf) <= limit_s for node in track.nodes),
             stepping=track.last_step is not None,
             ranks=tuple(track.ranks()),
+            watching_since_s=self._watching_since_s,
         )
 
     def _jobs_in(self, frame: Frame) -> list[JobTrack]:

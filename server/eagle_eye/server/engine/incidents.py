@@ -166,7 +166,9 @@ def _ended(incident: Incident, judgement: Judgement, gone_s: float, being_restar
         over = True
     else:
         blind = any(detector in judgement.blind for detector in incident.detectors)
-        over = judgement.now_s - incident.seen_s > gone_s and not being_restarted and not blind
+        # A time in which nobody watched says nothing about whether the fault was still there.
+        seen_s = max(incident.seen_s, judgement.watching_since_s)
+        over = judgement.now_s - seen_s > gone_s and not being_restarted and not blind
     if not over:
         return None
     return msgspec.structs.replace(incident, state="recovered", updated_s=judgement.now_s, ended_s=judgement.now_s)

@@ -90,7 +90,9 @@ def _follow(
     """Return the incident as policy leaves it, and an action that is asked for or withdrawn because of it."""
     own = next((a for a in reversed(actions) if a.incident_id == incident.id), None)
     if incident.state not in folding.OPEN_STATES:
-        withdrawn = own is not None and own.state in ("awaiting", "requested")
+        # A job that has moved on may have done so because of our request, whose reports are still on their way.
+        untouched = ("awaiting", "requested") if incident.attempt == judgement.attempt else ("awaiting",)
+        withdrawn = own is not None and own.state in untouched
         return incident, _moved(own, "withdrawn", judgement.now_s) if own and withdrawn else None
     if incident.state == "acting":
         if own is None or own.state in _FRUITLESS_STATES:
