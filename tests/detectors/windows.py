@@ -81,7 +81,6 @@ class Story:
             "times_s": self.times_s,
             "nodes": self.nodes,
             "series": self.series,
-            "node_of": np.array([self.nodes.index(s.node) for s in self.series]),
             "role_of": np.zeros(len(self.series), dtype=np.intp),
             "device": self.device,
             "node": {},

@@ -55,8 +55,8 @@ class Window:
 
     ``times_s`` (T,) are the ends of a common grid of intervals, oldest first; ``device[m]`` (T, S) and
     ``node[m]`` (T, N) hold metric m on it, NaN where nothing was observed; a metric that nobody sent is
-    absent. +inf means that the quantity really was not finite. ``node_of`` (S,) maps a series to
-    its node, ``role_of`` (S,) to its group of comparable peers. ``heard_s`` (N,) is when each node was last
+    absent. +inf means that the quantity really was not finite. ``role_of`` (S,) maps
+    a series to its group of comparable peers. ``heard_s`` (N,) is when each node was last
     heard (-inf: never in this attempt), ``farewell`` (N,) whether its agent said goodbye since.
     ``silent_s`` (S,) is for how long the rank's process has said nothing although it exists.
     ``watching_since_s`` is since when the observer itself has been watching without a gap: no silence
@@ -72,7 +72,6 @@ class Window:
     times_s: Floats
     nodes: tuple[str, ...]
     series: tuple[Series, ...]
-    node_of: Integers
     role_of: Integers
     device: Mapping[str, Floats]
     node: Mapping[str, Floats]

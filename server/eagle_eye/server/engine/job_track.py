@@ -181,7 +181,6 @@ class JobTrack:
         watching_since_s: float,
     ) -> Window:
         """Return what detectors may see at ``now_s``; views, not copies."""
-        node_of = np.array([self._nodes[s.node] for s in self._series], dtype=np.intp)
         return Window(
             now_s=now_s,
             job=self.job,
@@ -191,7 +190,6 @@ class JobTrack:
             times_s=self._devices.times(),
             nodes=self.nodes,
             series=self.series,
-            node_of=node_of,
             role_of=np.array(self._roles, dtype=np.intp),
             device={name: self._devices.view(name) for name in self._devices.names()},
             node={name: self._node_rows.view(name) for name in self._node_rows.names()},
