@@ -126,7 +126,7 @@ class TestHang:
         assert only(detect("hang", Story().standstill(20).window())).node is None
 
     def test_two_lagging_nodes_are_no_culprit(self) -> None:
-        story = Story().standstill(20)
+        story = Story().hardware().standstill(20)
         story.device["nccl_sequence"][-20:, 2:] -= 1
         assert only(detect("hang", story.window())).node is None
 

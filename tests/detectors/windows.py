@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle_eye.detectors.types import Happening, Pause, Series, Window
+from eagle_eye.detectors.types import Curve, Happening, Link, Pause, Series, Steps, Window
+from eagle_eye.server.engine.step_grid import StepGrid
 
 NOW_S = 1_000.0
 INTERVAL_S = 1.0
@@ -37,6 +38,12 @@ class Story:
             "train_grad_norm": np.full((rows, count), 1.0),
             "train_local_grad_norm": np.full((rows, count), 1.5),
         }
+        self.node: dict[str, Any] = {}
+        self.links: tuple[Link, ...] = ()
+        self.link: dict[str, Any] = {}
+        self.switches: tuple[str, ...] = ("",) * nodes
+        self.role_of = np.zeros(count, dtype=np.intp)
+        self.earlier: Curve | None = None
         self.heard_s = np.full(nodes, NOW_S)
         self.farewell = np.zeros(nodes, dtype=np.bool_)
         self.silent_s = np.zeros(count)
@@ -58,6 +65,78 @@ class Story:
         self.device["nccl_sequence"][-rows:] += 1
         return self
 
+    def hardware(self) -> Story:
+        """Add what healthy GPUs and hosts under load show, with some spread between them."""
+        rng = np.random.default_rng(1)
+        rows, count, hosts = len(self.times_s), len(self.series), len(self.nodes)
+
+        def gpu(value: float, ratio: float = 0.01) -> Any:
+            return value * (1 + ratio * rng.normal(size=count)) * (1 + 0.3 * ratio * rng.normal(size=(rows, count)))
+
+        def host(value: float, ratio: float = 0.02) -> Any:
+            return value * (1 + ratio * rng.normal(size=hosts)) * (1 + ratio * rng.normal(size=(rows, hosts)))
+
+        self.device |= {
+            "gpu_utilization_ratio": np.full((rows, count), 0.99),
+            "gpu_tensor_active_ratio": gpu(0.45),
+            "gpu_power_watts": gpu(660.0),
+            "gpu_power_limit_watts": np.full((rows, count), 700.0),
+            "gpu_temperature_celsius": gpu(66.0, 0.03),
+            "gpu_memory_temperature_celsius": gpu(78.0, 0.03),
+            "gpu_sm_clock_hertz": gpu(1.75e9, 0.004),
+            "gpu_memory_clock_hertz": np.full((rows, count), 2.6e9),
+            "gpu_throttle_reasons": np.zeros((rows, count)),
+            "gpu_ecc_corrected_total": np.zeros((rows, count)),
+            "gpu_ecc_uncorrected_total": np.zeros((rows, count)),
+            "gpu_remapped_rows_total": np.zeros((rows, count)),
+            "gpu_remap_pending": np.zeros((rows, count)),
+            "gpu_pcie_link_width": np.full((rows, count), 16.0),
+            "gpu_pcie_link_generation": np.full((rows, count), 5.0),
+            "gpu_pcie_replays_total": np.zeros((rows, count)),
+            "gpu_pcie_rx_bytes_per_second": gpu(8e9, 0.05),
+            "gpu_pcie_tx_bytes_per_second": gpu(6e9, 0.05),
+            "gpu_nvlink_rx_bytes_per_second": gpu(1.2e11, 0.03),
+            "gpu_nvlink_tx_bytes_per_second": gpu(1.2e11, 0.03),
+            "gpu_nvlink_errors_total": np.zeros((rows, count)),
+            "gpu_nvlinks_active": np.full((rows, count), 18.0),
+        }
+        self.node |= {
+            "node_cpu_utilization_ratio": host(0.2, 0.05),
+            "node_cpu_pressure_ratio": host(0.01, 0.2),
+            "node_cpu_steal_ratio": np.zeros((rows, hosts)),
+            "node_memory_used_ratio": host(0.4),
+            "node_io_pressure_ratio": host(0.01, 0.2),
+            "node_iowait_ratio": host(0.01, 0.2),
+            "node_blocked_tasks": np.zeros((rows, hosts)),
+            "node_disk_read_bytes_per_second": host(5e7, 0.2),
+            "node_disk_write_bytes_per_second": host(2e7, 0.2),
+            "node_rdma_rx_bytes_per_second": host(4e10, 0.03),
+            "node_rdma_tx_bytes_per_second": host(4e10, 0.03),
+            "node_rdma_errors_total": np.zeros((rows, hosts)),
+            "node_rdma_link_downed_total": np.zeros((rows, hosts)),
+            "node_pfc_tx_pause_packets_per_second": host(20.0, 0.3),
+            "node_pfc_rx_pause_packets_per_second": host(20.0, 0.3),
+            "node_congestion_notifications_total": np.zeros((rows, hosts)),
+            "node_tcp_retransmits_per_second": host(0.5, 0.3),
+        }
+        return self
+
+    def ports(self, each: int = 2) -> Story:
+        """Add ``each`` healthy RDMA ports a node; port p of all nodes hangs on switch "rail<p>"."""
+        rng = np.random.default_rng(2)
+        self.links = tuple(Link(node, f"mlx5_{p}", f"rail{p}") for node in self.nodes for p in range(each))
+        rows, count = len(self.times_s), len(self.links)
+        self.link = {
+            "link_up": np.ones((rows, count)),
+            "link_rx_bytes_per_second": 2e10 * (1 + 0.03 * rng.normal(size=(rows, count))),
+            "link_tx_bytes_per_second": 2e10 * (1 + 0.03 * rng.normal(size=(rows, count))),
+            "link_errors_total": np.zeros((rows, count)),
+            "link_downed_total": np.zeros((rows, count)),
+            "link_pfc_tx_pause_packets_per_second": np.full((rows, count), 10.0),
+            "link_pfc_rx_pause_packets_per_second": np.full((rows, count), 10.0),
+        }
+        return self
+
     def exit(self, node: str, code: int | None, before_s: float, error: str = "", goodbye: bool = False) -> Story:
         """A rank of the node ended ``before_s`` ago."""
         time_s = NOW_S - before_s
@@ -68,10 +147,22 @@ class Story:
         self.events.append(Happening(time_s, node, 0, "process_exit", attributes))
         return self
 
+    def aligned(self, role_of: Any) -> tuple[Steps, Curve]:
+        """Return the story's rows by step, as the engine aligns them."""
+        grid = StepGrid()
+        for line, time_s in enumerate(self.times_s):
+            grid.take(float(time_s), {name: values[line] for name, values in self.device.items()}, role_of)
+        return grid.steps(), grid.curve()
+
     def window(self, **changes: Any) -> Window:
         """Return the window, its arrays read-only."""
-        for values in self.device.values():
+        for values in (*self.device.values(), *self.node.values(), *self.link.values()):
             values.flags.writeable = False
+        role_of = changes.get("role_of", self.role_of)
+        steps, curve = self.aligned(role_of)
+        highest = np.fmax.reduce(self.device.get("train_step", np.full((1, 1), np.nan)), axis=1)
+        reported = highest[np.isfinite(highest)]
+        advanced = np.flatnonzero(highest == reported.max())[:1] if len(reported) else np.zeros(0, np.intp)
         fields: dict[str, Any] = {
             "now_s": NOW_S,
             "job": "j",
@@ -81,9 +172,21 @@ class Story:
             "times_s": self.times_s,
             "nodes": self.nodes,
             "series": self.series,
-            "role_of": np.zeros(len(self.series), dtype=np.intp),
+            "role_of": role_of,
+            "node_of": np.array([self.nodes.index(series.node) for series in self.series], dtype=np.intp),
             "device": self.device,
-            "node": {},
+            "node": self.node,
+            "node_times_s": self.times_s,
+            "links": self.links,
+            "link": self.link,
+            "link_times_s": self.times_s if self.link else self.times_s[:0],
+            "switches": self.switches,
+            "first_step": float(reported[0]) if len(reported) else float("nan"),
+            "last_step": float(reported.max()) if len(reported) else float("nan"),
+            "advanced_s": float(self.times_s[advanced[0]]) if len(advanced) else self.started_s,
+            "steps": steps,
+            "curve": curve,
+            "earlier": self.earlier,
             "heard_s": self.heard_s,
             "farewell": self.farewell,
             "silent_s": self.silent_s,

@@ -37,8 +37,8 @@ silent_intervals = 3.0
 rank_silent_floor_s = 1.25
 hang_floor_s = 2.0
 crash_settle_s = 0.6
-straggler_floor_s = 4.0
-straggler_steps = 4
+straggler_floor_s = 3.0
+straggler_ripe_s = 4.0
 straggler_ratio = 1.3
 start_deadline_s = 180.0
 

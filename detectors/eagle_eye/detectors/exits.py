@@ -73,6 +73,17 @@ def unplanned_exits(window: Window) -> list[Exit]:
     return sorted(found, key=lambda item: (item.time_s, item.node, item.device))
 
 
+def left_early(window: Window) -> list[str]:
+    """Return the ranks whose process ended well (exit code 0) although others of the attempt are still there."""
+    ended = {
+        (event.node, event.device): f"rank {_integer(event, 'rank', -1)} on {event.node}"
+        for event in window.events
+        if event.kind == "process_exit" and _exit_code(event) == 0
+    }
+    ranks = sum(series.rank >= 0 for series in window.series) if ended else 0
+    return list(ended.values()) if len(ended) < ranks else []
+
+
 def _planned(event: Happening, code: int | None, failed: bool) -> bool:
     if code is None:
         return bool(event.attributes.get("goodbye")) and not failed

@@ -7,21 +7,60 @@ from typing import Literal, NamedTuple
 
 Repair = Literal["reset_gpu", "reboot", "replace", "inspect", "none"]
 DefaultAction = Literal["exclude_node", "restart_job", "drain_node", "checkpoint_now", "notify", "none"]
+# What kind of trouble a fault makes: it stops the job, breaks its numbers, slows it by one node, slows it as a
+# whole, or is a sign of something to come. Within one kind the cause explains the symptoms.
+Trouble = Literal["stop", "numbers", "slow", "pace", "early"]
 
 
 class Fault(NamedTuple):
-    """One fault: its name, what it means, the evidence that tells it from others, repair and action."""
+    """One fault: its name, the trouble it makes, its meaning, the evidence that tells it apart, repair and action."""
 
     name: str
+    trouble: Trouble
     meaning: str
     evidence: str
     repair: Repair
     action: DefaultAction
 
 
+# In order of causation: of several that explain one trouble, the first is the cause and the rest are its symptoms.
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "switch_down",
+        "stop",
+        "A switch or rail is down: all that hangs on it is cut off.",
+        "Most ports or nodes of one switch, and few others, lost their link or fell silent at once.",
+        "inspect",
+        "notify",
+    ),
+    Fault(
+        "gpu_lost",
+        "stop",
+        "A GPU has left the PCIe bus.",
+        "XID 79 or the PCI device gone. An NVML that does not answer is not enough.",
+        "reboot",
+        "exclude_node",
+    ),
+    Fault(
+        "gpu_memory_error",
+        "stop",
+        "A GPU's memory is failing.",
+        "Uncontained or uncorrected ECC errors (XID 48, 64, 95, 140, or the counter). A contained error (XID 94)"
+        " restarts the job; a pending remap or rising corrected errors ask for a planned replacement.",
+        "reset_gpu",
+        "exclude_node",
+    ),
+    Fault(
+        "gpu_hang",
+        "stop",
+        "A GPU, its driver or its firmware has stopped working.",
+        "XID 46, 62, 109, 119, 120 and their like, or a device that stopped answering while its job stands still.",
+        "reset_gpu",
+        "exclude_node",
+    ),
+    Fault(
         "node_unreachable",
+        "stop",
         "A node of the job is silent and the job has stopped.",
         "No frame from the agent and no goodbye, while the other nodes report that no step finishes or that"
         " their ranks have lost a peer. A silent node whose job goes on is only told of.",
@@ -29,21 +68,41 @@ FAULTS: tuple[Fault, ...] = (
         "exclude_node",
     ),
     Fault(
-        "process_crash",
-        "A training process ended by itself.",
-        "A rank's exit by a signal or with an error that is not the echo of a peer's death.",
-        "none",
-        "restart_job",
+        "silent_data_corruption",
+        "numbers",
+        "A node computes wrong numbers without any error.",
+        "Its gradient or parameter checksum differed before the reduction from what its peers had, again and again"
+        " on the same node, or was not finite in a step whose loss was.",
+        "replace",
+        "exclude_node",
     ),
     Fault(
         "out_of_memory",
+        "stop",
         "The kernel killed a training process for memory.",
         "The kernel's OOM kill together with a rank's exit by SIGKILL.",
         "none",
         "restart_job",
     ),
     Fault(
+        "network_hang",
+        "stop",
+        "The job stands still because a node's network does not carry its collectives.",
+        "All ranks wait in the same collective, and one node's links are down or move nothing where its peers' do.",
+        "inspect",
+        "exclude_node",
+    ),
+    Fault(
+        "process_crash",
+        "stop",
+        "A training process ended by itself.",
+        "A rank's exit by a signal or with an error that is not the echo of a peer's death.",
+        "none",
+        "restart_job",
+    ),
+    Fault(
         "hang",
+        "stop",
         "No step finishes although the job's own history says that one should have.",
         "The culprit's process says nothing, or it lags in collective sequence while its peers wait in the"
         " collective that it has not reached.",
@@ -51,26 +110,134 @@ FAULTS: tuple[Fault, ...] = (
         "exclude_node",
     ),
     Fault(
-        "straggler",
-        "One node makes every step of the job longer.",
-        "Its compute time is above its peers' and it arrives last, so that it waits least in collectives.",
-        "inspect",
-        "exclude_node",
-    ),
-    Fault(
         "loss_not_finite",
+        "numbers",
         "The loss or the gradient norm is NaN or infinite on all ranks, and no rank was first.",
         "Not finite everywhere at once, local gradients finite before: the data, the program or the precision.",
         "none",
         "restart_job",
     ),
     Fault(
-        "silent_data_corruption",
-        "A node computes wrong numbers without any error.",
-        "Its gradient was not finite before the reduction in a step whose loss was finite, its peers' was.",
-        "replace",
+        "loss_divergence",
+        "numbers",
+        "The loss has risen and stays up.",
+        "The loss lies far above its own recent course on all ranks, step after step, without coming back.",
+        "none",
+        "restart_job",
+    ),
+    Fault(
+        "loss_spike",
+        "numbers",
+        "The loss or gradient norm jumped for a few steps.",
+        "Far above its own recent course on all ranks alike: the data, until it repeats.",
+        "none",
+        "notify",
+    ),
+    Fault(
+        "thermal_throttle",
+        "slow",
+        "A GPU is slow because it is hot.",
+        "SM clock below its peers' with the thermal throttle bit or a temperature at the limit, and power down.",
+        "inspect",
         "exclude_node",
+    ),
+    Fault(
+        "power_throttle",
+        "slow",
+        "A GPU is slow because its power is capped.",
+        "SM clock and power below its peers' with the power brake or cap bit or a lower power limit, and not hot.",
+        "inspect",
+        "exclude_node",
+    ),
+    Fault(
+        "pcie_degraded",
+        "slow",
+        "A GPU's PCIe link has lost width or speed.",
+        "Link width or generation below its peers', or replays, with less traffic over the link under the same load.",
+        "reboot",
+        "exclude_node",
+    ),
+    Fault(
+        "nvlink_degraded",
+        "slow",
+        "A GPU's NVLinks have failed or lost bandwidth.",
+        "Fewer active links or more errors than its peers', or XID 74 without the job's end.",
+        "reset_gpu",
+        "exclude_node",
+    ),
+    Fault(
+        "nic_degraded",
+        "slow",
+        "A node's network adapter or cable is slow or failing.",
+        "Its ports carry less than its peers' or show errors or flaps, its switch's other nodes do not.",
+        "inspect",
+        "exclude_node",
+    ),
+    Fault(
+        "cpu_contention",
+        "slow",
+        "Something else takes the CPUs of a node that its training needs.",
+        "CPU utilisation, pressure or steal above its peers' while all its GPUs wait, clocks and temperatures normal.",
+        "inspect",
+        "exclude_node",
+    ),
+    Fault(
+        "straggler",
+        "slow",
+        "One node makes every step of the job longer.",
+        "Its compute time is above its peers' and it arrives last, so that it waits least in collectives.",
+        "inspect",
+        "exclude_node",
+    ),
+    Fault(
+        "network_congestion",
+        "pace",
+        "The network between nodes is overloaded.",
+        "Congestion notifications or pauses on many nodes, or on one switch's, and longer collectives for all.",
+        "none",
+        "notify",
+    ),
+    Fault(
+        "storage_stall",
+        "pace",
+        "The storage does not deliver.",
+        "I/O wait, I/O pressure or blocked tasks on many nodes, and long waits for data or checkpoints.",
+        "none",
+        "notify",
+    ),
+    Fault(
+        "workload_imbalance",
+        "pace",
+        "Steps are long because work is uneven, not because a node is bad.",
+        "The slowest rank changes from step to step, or a whole pipeline stage is longer than the others.",
+        "none",
+        "notify",
+    ),
+    Fault(
+        "throughput_drop",
+        "pace",
+        "The job as a whole has become slower.",
+        "A lasting change in step time against the job's own history, on all nodes alike.",
+        "none",
+        "notify",
+    ),
+    Fault(
+        "recurrent_node",
+        "early",
+        "A node fails again and again, across restarts and jobs.",
+        "More incidents in which it was the culprit than its time in use explains.",
+        "inspect",
+        "drain_node",
+    ),
+    Fault(
+        "node_anomaly",
+        "early",
+        "A learned model finds a node unlike its own past and its peers; no rule names it.",
+        "The model's score far above that of the site's healthy history. It asks for a look and never acts alone.",
+        "inspect",
+        "notify",
     ),
 )
 
 BY_NAME = MappingProxyType({fault.name: fault for fault in FAULTS})
+CAUSE_ORDER = MappingProxyType({fault.name: place for place, fault in enumerate(FAULTS)})

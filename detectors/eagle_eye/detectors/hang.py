@@ -6,9 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.exits import unplanned_exits
+from eagle_eye.detectors.exits import left_early, unplanned_exits
+from eagle_eye.detectors.gpu_activity import activity_outliers
+from eagle_eye.detectors.host_activity import busy_with_io
+from eagle_eye.detectors.peers import group_members, latest
 from eagle_eye.detectors.progress import Patience, Progress, progress
-from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
+
+RECENT_LINES = 4  # rows in which a rank's collective sequence is looked for
+WAITING_RATIO = 0.5  # of the ranks that must be inside a collective before a hang without culprit restarts anything
+CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
+CONFIDENCE_UNKNOWN = 0.8
+PAUSE_FLOORS = 10.0  # a standstill that looks like a pause or a write: this many floors before anything is done
+UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their hosts do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +26,16 @@ class Hang:
     """Finds a standstill and its culprit.
 
     The culprit is the rank whose process says nothing although it exists (stopped, or stuck in the kernel), or the
-    rank that has enqueued fewer collectives than its peers, who wait in one that it has not reached (C4D, Aegis:
-    "collective launch lower than the group"). One node must stand out; where none or several do, the verdict is a
-    hang without a known culprit. A job that
-    lost a process is not hanging: ProcessExit speaks. Blind as ``progress`` is. Cannot see: which of two ends of
-    a broken link is to blame when all ranks wait in the same collective.
+    rank that has enqueued fewer collectives than its peers, who wait in one that it has not reached (C4D, Wu et al.
+    HPCA 2025; Aegis, Dong et al. NSDI 2025: "collective launch lower than the group"). Where the whole pipeline of the
+    culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand
+    out; where none or several do, the verdict is a hang without a known culprit, which waits for the site's floor
+    and asks for a restart only while the ranks are inside a collective: a job that stands still outside any is
+    pausing. A known culprit is told of as soon as a step is overdue and acted on when two kinds of evidence agree, its
+    host is not busy with I/O (a checkpoint that nobody announced looks the same), and the standstill lasts.
+    A job that lost a process is not hanging: ProcessExit speaks. Blind as ``progress`` is. Cannot see: which
+    of two ends of a broken link is to blame when all ranks wait in the same collective; collectives that differ at
+    the same sequence number (the flight recorder tells).
     """
 
     patience: Patience
@@ -30,18 +45,36 @@ class Hang:
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return at most one verdict."""
-        if unplanned_exits(window):
-            return []
         state = progress(window, self.patience)
-        if not state.stopped:
+        if not state.stopped or unplanned_exits(window):
             return []
+        gone = left_early(window)
+        if gone:
+            return [self._left(window, state, gone)] if state.ripe else []
         if self._unheard(window):
             raise Blind("a node of the job has not been heard of since before the standstill became due")
         silent = self._silent_nodes(window)
-        lagging, lag = self._lagging_nodes(window)
-        suspects = silent & lagging if silent and lagging and silent & lagging else silent or lagging
-        culprit = next(iter(suspects)) if len(suspects) == 1 else None
-        return [self._verdict(window, state, culprit, silent, lag)]
+        lag = self._lag(window)
+        culprit, kinds = self._culprit(window, state, silent, lag)
+        if culprit is not None:
+            return [self._verdict(window, state, culprit, kinds, silent, lag)]
+        return self._unknown(window, state, lag)
+
+    def _culprit(self, window: Window, state: Progress, silent: set[int], lag: Floats) -> tuple[int | None, set[str]]:
+        """Return the one node that stands out, as its index, and by which kinds of evidence; None where none does."""
+        worst = np.nanmax(lag) if np.isfinite(lag).any() else 0.0
+        lagging = {int(n) for n in np.unique(window.node_of[lag == worst])} if worst > 0 else set()
+        odd = activity_outliers(window, since_s=state.advanced_s)
+        evidence = [("rank_silence", silent), ("collective_sequence", lagging), ("gpu_activity", odd)]
+        suspects: set[int] | None = None
+        kinds: set[str] = set()
+        for kind, nodes in evidence:
+            if nodes and (suspects is None or suspects & nodes):
+                suspects = nodes if suspects is None else suspects & nodes
+                kinds.add(kind)
+        if suspects is None or len(suspects) != 1 or kinds == {"gpu_activity"}:
+            return None, set()
+        return next(iter(suspects)), kinds
 
     def _unheard(self, window: Window) -> bool:
         """Whether some node's silence may yet explain the standstill; NodeSilent decides that."""
@@ -49,82 +82,146 @@ class Hang:
         missed_s = np.where(window.farewell, 0.0, window.now_s - heard_s)
         return bool((missed_s > max(0.5 * self.silent_node_s, 2 * window.interval_s)).any())
 
-    def _silent_nodes(self, window: Window) -> set[str]:
+    def _silent_nodes(self, window: Window) -> set[int]:
         quiet = window.silent_s > self.rank_silent_s
-        if quiet.all():
-            return set()
-        return {window.series[i].node for i in np.flatnonzero(quiet)}
+        return set() if quiet.all() else {int(n) for n in np.unique(window.node_of[quiet])}
 
-    def _lagging_nodes(self, window: Window) -> tuple[set[str], Floats]:
-        """Return the nodes with a rank behind in collectives, and each rank's lag (S,), NaN where unknown."""
-        sequence = _last(window, "nccl_sequence")
-        if not np.isfinite(sequence).any():
-            return set(), sequence
-        lag = np.nanmax(sequence) - sequence
-        return {window.series[i].node for i in np.flatnonzero(lag > 0)}, lag
+    def _lag(self, window: Window) -> Floats:
+        """Return by how many collectives each rank is behind the first of its role since the last step: (S,)."""
+        lag = np.full(len(window.series), np.nan)
+        sequence = window.device.get("nccl_sequence")
+        if sequence is None:
+            return lag
+        now = latest(sequence, RECENT_LINES)
+        at_step = self._at_last_step(window, sequence)
+        for members in group_members(window.role_of):
+            own, then = now[members], at_step[members]
+            if np.isfinite(own).sum() < 2:
+                continue
+            # Ranks of one role may count from different offsets: what counts is what each enqueued since the step.
+            offset = then - np.nanmedian(then) if np.isfinite(then).any() else np.zeros(len(members))
+            ahead = own - np.where(np.isfinite(offset), offset, 0.0)
+            lag[members] = np.nanmax(ahead) - ahead
+        return lag
 
-    def _verdict(self, window: Window, state: Progress, culprit: str | None, silent: set[str], lag: Floats) -> Verdict:
-        evidence = [
-            Evidence(
-                "train_step_standstill_seconds",
-                None,
-                None,
-                state.standstill_s,
-                state.typical_step_s,
-                state.due_s,
-                "seconds",
+    def _at_last_step(self, window: Window, sequence: Floats) -> Floats:
+        """Return each rank's sequence in the rows before the standstill began: (S,)."""
+        end = int(np.searchsorted(window.times_s, window.advanced_s, side="left"))
+        start = max(end - RECENT_LINES, 0)
+        return latest(sequence[start:end], RECENT_LINES) if end > start else np.full(len(window.series), np.nan)
+
+    def _unknown(self, window: Window, state: Progress, lag: Floats) -> list[Verdict]:
+        """Return a hang whose culprit nobody can name, once it cannot be a pause or a write any more."""
+        if not state.ripe:
+            return []
+        waiting = self._waiting_ratio(window)
+        inside = waiting is not None and waiting >= WAITING_RATIO
+        patience = 1.0
+        if waiting is not None and not inside and state.phase != "start":
+            patience = PAUSE_FLOORS  # the program is doing something else than waiting for its peers
+        elif (lag > 0).any():
+            # Some do not wait: they may be writing for the others, a checkpoint that nobody announced.
+            writing = [busy_with_io(window, int(n), state.advanced_s) for n in np.unique(window.node_of[lag > 0])]
+            patience = PAUSE_FLOORS if any(writing) else UNSEEN_IO_FLOORS if None in writing else 1.0
+        if state.standstill_s < patience * state.ripe_s:
+            return []
+        seen = "most ranks wait in a collective" if inside else "whether ranks wait in a collective is not known"
+        hard = state.standstill_s >= self.patience.start_deadline_s
+        return [
+            Verdict(
+                detector=self.name,
+                fault="hang",
+                job=window.job,
+                nodes=(),
+                node=None,
+                device=None,
+                confidence=CONFIDENCE_UNKNOWN,
+                onset_s=state.advanced_s,
+                summary=f"{_standing(state)}; {seen}, culprit unknown: flight recorder dumps or stacks would tell",
+                evidence=(_standstill(state),),
+                kinds=frozenset({"standstill", "collective_sequence"} if inside else {"standstill"}),
+                asks=None if inside or hard else "notify",
             )
         ]
-        kinds = {"standstill"}
-        reasons: list[str] = []
-        device = None
-        onset_s = state.advanced_s
-        for i, series in enumerate(window.series):
-            if series.node != culprit:
-                continue
-            if culprit in silent and window.silent_s[i] > self.rank_silent_s:
-                quiet_s = float(window.silent_s[i])
-                evidence.append(
-                    Evidence(
-                        "rank_silence_seconds",
-                        culprit,
-                        series.device,
-                        quiet_s,
-                        0.0,
-                        self.rank_silent_s,
-                        "seconds",
-                    )
-                )
-                kinds.add("rank_silence")
-                reasons.append(f"rank {series.rank} exists but has said nothing for {quiet_s:.1f} s")
-                device = series.device
-            if lag[i] > 0:
-                evidence.append(
-                    Evidence("nccl_sequence_lag", culprit, series.device, float(lag[i]), 0.0, 0.0, "collectives")
-                )
-                kinds.add("collective_sequence")
-                reasons.append(f"rank {series.rank} is {lag[i]:.0f} collectives behind its peers, who wait for it")
-                device = series.device
-        where = f"{culprit} holds the job up: {'; '.join(reasons[:2])}" if culprit else "culprit unknown"
+
+    def _waiting_ratio(self, window: Window) -> float | None:
+        """Return the share of ranks with a collective under way; None where no rank says."""
+        sequence = window.device.get("nccl_sequence")
+        completed = window.device.get("nccl_completed_sequence")
+        if sequence is None or completed is None:
+            return None
+        enqueued, done = latest(sequence, RECENT_LINES), latest(completed, RECENT_LINES)
+        known = np.isfinite(enqueued) & np.isfinite(done)
+        return float((enqueued > done)[known].mean()) if known.any() else None
+
+    def _left(self, window: Window, state: Progress, gone: list[str]) -> Verdict:
         return Verdict(
             detector=self.name,
             fault="hang",
             job=window.job,
-            nodes=(culprit,) if culprit else (),
-            node=culprit,
-            device=device,
-            confidence=0.97 if culprit else 0.8,
-            onset_s=onset_s,
-            summary=(f"no step for {state.standstill_s:.1f} s where {state.typical_step_s:.2f} s are typical; {where}"),
-            evidence=tuple(evidence),
-            kinds=frozenset(kinds),
+            nodes=(),
+            node=None,
+            device=None,
+            confidence=CONFIDENCE_RIPE,
+            onset_s=state.advanced_s,
+            summary=f"{_standing(state)}; {gone[0]} ended with exit code 0 while its peers wait for it: the program",
+            evidence=(_standstill(state), Evidence("process_exits", None, None, float(len(gone)), None, 0.0)),
+            kinds=frozenset({"standstill", "exit"}),
+            application=True,
         )
 
+    def _verdict(
+        self, window: Window, state: Progress, culprit: int, kinds: set[str], silent: set[int], lag: Floats
+    ) -> Verdict:
+        node = window.nodes[culprit]
+        members: Integers = np.flatnonzero(window.node_of == culprit)
+        evidence = [_standstill(state)]
+        reasons: list[str] = []
+        device = None
+        if culprit in silent:
+            worst = int(members[np.argmax(window.silent_s[members])])
+            quiet_s, device = float(window.silent_s[worst]), window.series[worst].device
+            evidence.append(Evidence("rank_silence_seconds", node, device, quiet_s, 0.0, self.rank_silent_s, "seconds"))
+            reasons.append(f"rank {window.series[worst].rank} exists but has said nothing for {quiet_s:.1f} s")
+        behind = np.where(np.isfinite(lag[members]), lag[members], 0.0)
+        if behind.max(initial=0.0) > 0:
+            worst = int(members[np.argmax(behind)])
+            # Ranks of the node that lag alike wait for each other; only a single one can be named.
+            device = window.series[worst].device if int((behind == behind.max()).sum()) == 1 else device
+            evidence.append(Evidence("nccl_sequence_lag", node, device, float(behind.max()), 0.0, 0.0, "collectives"))
+            reasons.append(
+                f"rank {window.series[worst].rank} is {behind.max():.0f} collectives behind its peers, who wait for it"
+            )
+        if "gpu_activity" in kinds:
+            reasons.append("its GPUs do not wait as its peers' do")
+        return Verdict(
+            detector=self.name,
+            fault="hang",
+            job=window.job,
+            nodes=(node,),
+            node=node,
+            device=device,
+            confidence=CONFIDENCE_RIPE if self._sure(window, state, culprit, kinds) else CONFIDENCE_EARLY,
+            onset_s=state.advanced_s,
+            summary=f"{_standing(state)}; {node} holds the job up: {'; '.join(reasons)}",
+            evidence=tuple(evidence),
+            kinds=frozenset({"standstill", *kinds}),
+        )
 
-def _last(window: Window, metric: str) -> Floats:
-    values = window.device.get(metric)
-    result = np.full(len(window.series), np.nan)
-    if values is not None:
-        for row in values:
-            np.copyto(result, row, where=np.isfinite(row))
-    return result
+    def _sure(self, window: Window, state: Progress, culprit: int, kinds: set[str]) -> bool:
+        if "rank_silence" in kinds:
+            return state.prompt  # a process that cannot even say that it lives is not writing a checkpoint
+        writing = busy_with_io(window, culprit, before_s=state.advanced_s)
+        if writing:
+            return state.standstill_s >= PAUSE_FLOORS * state.ripe_s
+        return state.ripe if writing is None else state.prompt
+
+
+def _standstill(state: Progress) -> Evidence:
+    return Evidence(
+        "train_step_standstill_seconds", None, None, state.standstill_s, state.typical_step_s, state.due_s, "seconds"
+    )
+
+
+def _standing(state: Progress) -> str:
+    return f"no step for {state.standstill_s:.1f} s where {state.typical_step_s:.2f} s are typical"

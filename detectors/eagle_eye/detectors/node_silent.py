@@ -48,7 +48,7 @@ class NodeSilent:
             state = progress(window, self.patience)
         except Blind:
             return False, None
-        return state.stopped, Evidence(
+        return state.prompt, Evidence(
             "train_step_standstill_seconds", None, None, state.standstill_s, None, state.due_s, "seconds"
         )
 

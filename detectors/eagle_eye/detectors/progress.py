@@ -1,7 +1,8 @@
 """What a window says about the job's progress: when it last made a step, its pace, how long it stands still.
 
 Shared by the detectors of faults that stop a job. "Stands still" is judged on the clock of the rows, not on
-the time of their arrival: late rows are no standstill.
+the time of their arrival: late rows are no standstill. A standstill is first *due* (a step should have come by now),
+then *ripe*: it has lasted so long that a claim about it may be acted on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from eagle_eye.detectors.types import Blind, Window
 PAUSE_MARGIN_RATIO = 1.5  # over the longest pause that the job has shown in the same phase
 QUIET_PHASES = ("checkpoint", "eval")  # phases in which no step is due
 QUIET_PHASE_FLOORS = 10.0  # a phase without history may last this many floors
+SHORT_STEP_S = 1.0  # steps below this: a standstill of many steps is still a short time
+PROMPT_S = 10.0  # garbage collections, retransmits and page faults are over by then
+PACE_STEPS = 64  # newest steps whose median is the typical one
+STALE_INTERVALS = 4.0  # newest row older than this: nothing can be said about now
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +28,14 @@ class Progress:
 
     ``advanced_s`` is the end of the interval in which a step finished last; ``standstill_s`` is the time since then, or
     since a rank last changed its phase; ``typical_step_s`` is the median step; ``due_s`` is how long a standstill must
-    last before it means anything, given the job's phase and own history.
+    last before it means anything, ``ripe_s`` before anything may be done about it, given the job's phase and history.
     """
 
     advanced_s: float
     standstill_s: float
     typical_step_s: float
     due_s: float
+    ripe_s: float
     phase: str
 
     @property
@@ -37,10 +43,26 @@ class Progress:
         """Whether a step is overdue."""
         return self.standstill_s >= self.due_s
 
+    @property
+    def prompt(self) -> bool:
+        """Whether two independent kinds of evidence against one node may be acted on already.
+
+        Jobs of very short steps pause for many of them without harm, so there only a ripe standstill counts.
+        """
+        return self.ripe or (self.typical_step_s >= SHORT_STEP_S and self.standstill_s >= max(self.due_s, PROMPT_S))
+
+    @property
+    def ripe(self) -> bool:
+        """Whether the standstill has lasted longer than the site's floor and all that the job did by itself."""
+        return self.standstill_s >= self.ripe_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a standstill is nobody's fault: an absolute floor, typical steps, a deadline for the start."""
+    """How long a standstill is nobody's fault: an absolute floor, typical steps, a deadline for the start.
+
+    A standstill is due after ``typical_steps`` and ripe after ``floor_s`` as well.
+    """
 
     floor_s: float
     typical_steps: float
@@ -53,29 +75,36 @@ def progress(window: Window, patience: Patience) -> Progress:
 
     Raises Blind when no rank reports steps, when nobody was heard of late, and while the job is starting.
     """
-    steps = window.device.get("train_step")
-    if steps is None or not np.isfinite(steps).any():
+    if not np.isfinite(window.last_step):
         return _never_stepped(window, patience)
     newest_s = float(window.times_s[-1])
-    if window.now_s - newest_s > 4 * window.interval_s:
+    if window.now_s - newest_s > STALE_INTERVALS * window.interval_s:
         raise Blind(f"the newest row is {window.now_s - newest_s:.1f} s old")
-    highest = np.fmax.reduce(np.where(np.isfinite(steps), steps, -1.0), axis=1)
-    highest = np.maximum.accumulate(highest)
-    seen = highest >= 0
-    first, last = float(highest[seen][0]), float(highest[-1])
-    # The line in which the highest step was first seen: the step finished in the interval that it ends.
-    advanced_s = float(window.times_s[int(np.argmax(highest == last))])
-    typical_s = _typical_step_s(window)
-    if last - first < patience.warmup_steps and newest_s - window.started_s < patience.start_deadline_s:
-        raise Blind(f"{last - first + 1:.0f} steps of this attempt seen; its pace is not known yet")
+    typical_s = typical_step_s(window)
+    done = window.last_step - window.first_step
+    if done < patience.warmup_steps and newest_s - window.started_s < patience.start_deadline_s:
+        raise Blind(f"{done + 1:.0f} steps of this attempt seen; its pace is not known yet")
     phase = _phase(window)
+    due_s = _own_pauses_s(window, patience, phase, patience.typical_steps * max(typical_s, window.interval_s))
     return Progress(
-        advanced_s=advanced_s,
-        standstill_s=max(newest_s - max(advanced_s, _phase_changed_s(window)), 0.0),
+        advanced_s=window.advanced_s,
+        standstill_s=max(newest_s - max(window.advanced_s, _phase_changed_s(window)), 0.0),
         typical_step_s=typical_s,
-        due_s=_due_s(window, patience, typical_s, phase),
+        due_s=due_s,
+        ripe_s=max(due_s, patience.floor_s),
         phase=phase,
     )
+
+
+def typical_step_s(window: Window) -> float:
+    """Return the median of the newest steps' durations; the interval where no rank reports them."""
+    seconds = window.curve.values.get("train_step_seconds")
+    if seconds is None or not np.isfinite(seconds[-PACE_STEPS:]).any():
+        reported = window.device.get("train_step_seconds")
+        seconds = reported[-1] if reported is not None and len(reported) else np.array([np.nan])
+    newest = seconds[-PACE_STEPS:]
+    known = newest[np.isfinite(newest)]
+    return float(np.median(known)) if len(known) else window.interval_s
 
 
 def _never_stepped(window: Window, patience: Patience) -> Progress:
@@ -90,15 +119,9 @@ def _never_stepped(window: Window, patience: Patience) -> Progress:
         standstill_s=since_s,
         typical_step_s=patience.start_deadline_s,
         due_s=patience.start_deadline_s,
+        ripe_s=patience.start_deadline_s,
         phase="start",
     )
-
-
-def _typical_step_s(window: Window) -> float:
-    seconds = window.device.get("train_step_seconds")
-    if seconds is None or not np.isfinite(seconds).any():
-        return window.interval_s
-    return float(np.median(seconds[np.isfinite(seconds)]))
 
 
 def _phase(window: Window) -> str:
@@ -111,9 +134,8 @@ def _phase_changed_s(window: Window) -> float:
     return float(np.max(window.phase_since_s, initial=-np.inf))
 
 
-def _due_s(window: Window, patience: Patience, typical_s: float, phase: str) -> float:
-    due_s = max(patience.floor_s, patience.typical_steps * typical_s)
+def _own_pauses_s(window: Window, patience: Patience, phase: str, least_s: float) -> float:
     if phase and not any(pause.phase == phase for pause in window.pauses):
-        return due_s * QUIET_PHASE_FLOORS
+        return max(least_s, patience.floor_s) * QUIET_PHASE_FLOORS
     longest_s = max((pause.seconds for pause in window.pauses if pause.phase == phase), default=0.0)
-    return max(due_s, PAUSE_MARGIN_RATIO * longest_s)
+    return max(least_s, PAUSE_MARGIN_RATIO * longest_s, patience.floor_s if phase else 0.0)

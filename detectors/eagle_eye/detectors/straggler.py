@@ -2,132 +2,159 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
-from eagle_eye.detectors.medians import median_of_others, median_over_rows, quantile_over_rows
-from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
+from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.progress import SHORT_STEP_S, typical_step_s
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-SIGMA_PER_MAD = 1.4826  # of a normal distribution
-MEDIAN_EFFICIENCY = 1.2533  # standard error of a median over that of a mean, normal distribution
-ROWS_MIN = 3  # a median of fewer says nothing about persistence
-PEERS_MIN = 2  # with one peer nobody can say which of the two is off
+DAY_S = 86_400.0
+STEPS_MIN = 3  # fewer steps say nothing about persistence
+STRETCH_GROWTH = 2  # stretches double: a large slowdown is found soon, a small one when it has lasted
+SCREEN_RATIO = 0.7  # of the excess that counts, which a plain mean must show before a rank is looked at closely
+SUSPECTS_MAX = 64  # ranks looked at closely in one pass, worst first
+PEERS_SAMPLED = 256  # of a large role, enough for its spread
+TRIM_RATIO = 0.2  # cut off at both ends before a mean: robust, and nearly as efficient
+TRIM_EFFICIENCY = 1.06  # standard error of such a mean over that of a mean, normal distribution
 NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's grain
+LONE_STEP_NOISE_MAX = 0.03  # of single steps, above which single steps are no evidence: heavy tails (packed sequences)
+NOISY_STEPS_MIN = (
+    18  # so many steps it takes then (0.15% of worker-windows of 20 exceed 1.1 by chance, Lin et al. 2025)
+)
+STEADY_QUANTILE = 0.25  # this low quantile must be off, too: a few very slow steps are no slow node
+ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arrived late...
+ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its excess compute
+ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow
+CONFIDENCE_LONE, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.85, 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """Names the series whose compute time exceeds its peers', and that arrives last in collectives.
+    """Names the rank whose compute time exceeds its peers', and that arrives last in collectives.
 
-    Each row's compute time is divided by the median of the other series of the same role. A series is slow when the
-    median of these ratios over some stretch is above ``ratio`` and above what the job's own noise explains:
-    ``sigmas`` standard errors of a median, with the noise taken from the peers (Iglewicz & Hoaglin 1993). Stretches
-    double in length from ``floor_s``, so that a large slowdown is found soon and a small one when it has lasted; none
-    counts before it has lasted ``floor_s``. Late arrival is the second, independent kind of evidence: the last to
-    arrive waits least. Without it (collective time not observed, or not least) the verdict carries one kind only.
-    Only rows in which a step finished count. Blind with fewer than three comparable series or no compute time.
-    Cannot see: a whole role that is slow; causes.
+    Works on ``steps.relative_compute``: each rank's compute time in a step over the median of the other ranks of its
+    role, after what their work explains. A rank is slow when the trimmed mean of these over some stretch of steps
+    is above ``ratio`` and above what chance explains: as many standard errors as ``false_per_1000_node_days`` allows,
+    the error from the peers' own means over the stretch (their spread, and their noise from step to step). Where single
+    steps are noisy (packed sequences: 21% of single worker-steps are over 10% slower than their peers, Lin
+    et al., OSDI 2025) only long stretches count. Late arrival is the second, independent kind of evidence:
+    the last to arrive waits least (correlation -1.0 for reduce-scatter in the same work), so what it lacks in
+    waiting is what it has too much of computing. A verdict is raised after ``STEPS_MIN`` steps and ``floor_s``;
+    surer once it has lasted ``ripe_s``: what passes by itself has passed by then. Blind with fewer than three
+    comparable ranks or no compute time. Cannot see: a whole role that is slow; causes.
     """
 
     ratio: float
     floor_s: float
-    steps: int
-    sigmas: float = 6.0
-    waiting_ratio: float = 0.7  # of the peers' time in collectives, below which a series arrived late
+    ripe_s: float
+    false_per_1000_node_days: float
     name: str = "straggler"
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each slow node."""
-        compute = window.device.get("train_compute_seconds")
-        if compute is None or len(window.times_s) < ROWS_MIN:
+        relative = window.steps.relative_compute
+        if "train_compute_seconds" not in window.device:
             raise Blind("no compute time is reported: the hook is not installed or cannot see it")
-        relative = self._relative(window, compute)
-        lines = max(ROWS_MIN, self.steps, int(np.ceil(self.floor_s / window.interval_s)))
+        if len(relative) < STEPS_MIN:
+            return []
+        if not np.isfinite(relative[-STEPS_MIN:]).any():
+            raise Blind(f"no rank has {PEERS_MIN} comparable peers that report: nobody can say which is off")
         worst: dict[str, Verdict] = {}
-        while lines <= 2 * len(window.times_s):
-            for index, ratio, noise in self._slow(relative[-lines:]):
-                node = window.series[index].node
-                onset_s = self._onset_s(window, relative[:, index], ratio)
-                if node not in worst and window.times_s[-1] - onset_s >= self.floor_s:
-                    worst[node] = self._verdict(window, index, onset_s, min(lines, len(relative)), ratio, noise)
-            lines *= 2
+        for length, index in self._suspects(relative):
+            node = window.series[index].node
+            if node not in worst:
+                verdict = self._judge(window, index, length)
+                if verdict is not None:
+                    worst[node] = verdict
         return list(worst.values())
 
-    def _relative(self, window: Window, compute: Floats) -> Floats:
-        """Return each row's compute time over its peers' median, NaN where no step finished or peers are too few."""
-        fresh = np.isfinite(compute) & _step_finished(window)
-        values = np.where(fresh, compute, np.nan).astype(np.float64)
-        relative = np.full(values.shape, np.nan)
-        comparable = False
-        for role in np.unique(window.role_of):
-            members = np.flatnonzero(window.role_of == role)
-            if len(members) <= PEERS_MIN:
-                continue
-            comparable = True
-            group = values[:, members]
-            relative[:, members] = group / median_of_others(group, PEERS_MIN)
-        if not comparable:
-            raise Blind(f"no role has {PEERS_MIN + 1} comparable series: nobody can say which is off")
-        return relative
+    def _suspects(self, relative: Floats) -> list[tuple[int, int]]:
+        """Return (stretch, rank) of the ranks whose plain mean is high enough to look closely, worst first."""
+        found: list[tuple[float, int, int]] = []
+        total = np.zeros(relative.shape[1])
+        seen = np.zeros(relative.shape[1])
+        taken, length = 0, STEPS_MIN
+        while taken < len(relative):
+            lines = relative[max(len(relative) - length, 0) : len(relative) - taken]
+            known = np.isfinite(lines)
+            total += np.where(known, lines, 0.0).sum(axis=0)
+            seen += known.sum(axis=0)
+            taken += len(lines)
+            excess = total - seen * (1 + SCREEN_RATIO * (self.ratio - 1))
+            high = np.flatnonzero((excess > 0) & (2 * seen >= taken) & (seen >= STEPS_MIN))
+            found.extend((-float(total[index] / seen[index]), taken, int(index)) for index in high)
+            length *= STRETCH_GROWTH
+        found.sort()
+        ranks = {index for _, _, index in found[: 4 * SUSPECTS_MAX]}
+        chosen = set(sorted(ranks, key=lambda i: min(score for score, _, j in found if j == i))[:SUSPECTS_MAX])
+        return sorted((length, index) for _, length, index in found if index in chosen)
 
-    def _slow(self, relative: Floats) -> list[tuple[int, float, float]]:
-        """Return (series, median ratio, its standard error) of the series that are slow over these rows."""
-        rows = np.isfinite(relative).sum(axis=0)
-        enough = rows >= max(ROWS_MIN, self.steps)
-        if not enough.any():
-            return []
-        centre = np.where(enough, median_over_rows(relative), np.nan)
-        # The culprit's own low quartile guards against a few very slow rows among ordinary ones.
-        steady = quantile_over_rows(relative, 0.25) >= 1 + (self.ratio - 1) / 2
-        suspects = np.flatnonzero((centre >= self.ratio) & steady)
-        if len(suspects) == 0:
-            return []
-        spread = np.abs(relative - centre)
-        found = []
-        for index in suspects:
-            peers = np.delete(spread, index, axis=1)
-            peers = peers[np.isfinite(peers)]
-            noise = SIGMA_PER_MAD * float(np.median(peers)) if len(peers) else np.inf
-            error = MEDIAN_EFFICIENCY * max(noise, NOISE_FLOOR_RATIO) / np.sqrt(rows[index])
-            if centre[index] - 1 >= self.sigmas * error:
-                found.append((int(index), float(centre[index]), float(error)))
-        return found
+    def _judge(self, window: Window, index: int, length: int) -> Verdict | None:
+        relative = window.steps.relative_compute
+        own = relative[-length:, index]
+        own = own[np.isfinite(own)]
+        centre = _trimmed_mean(own)
+        low = float(np.quantile(own, STEADY_QUANTILE))
+        if centre < self.ratio or low < 1 + ONSET_MARGIN * (self.ratio - 1):
+            return None
+        peers = _sample(
+            np.flatnonzero((window.role_of == window.role_of[index]) & (np.arange(len(window.series)) != index))
+        )
+        noise, error = _noise(relative[-length:, peers], len(own))
+        if noise > LONE_STEP_NOISE_MAX and len(own) < NOISY_STEPS_MIN:
+            return None
+        step_s = typical_step_s(window)
+        threshold = max(self.ratio, 1 + self._sigmas(window, length * step_s) * error)
+        if centre < threshold:
+            return None
+        onset = self._onset(relative[:, index], centre)
+        onset_s = float(window.steps.times_s[onset]) - max(window.interval_s, step_s)
+        if window.now_s - onset_s < self.floor_s:
+            return None
+        return self._verdict(window, index, onset, onset_s, centre, threshold, peers)
 
-    def _verdict(self, window: Window, index: int, onset_s: float, lines: int, ratio: float, error: float) -> Verdict:
+    def _sigmas(self, window: Window, stretch_s: float) -> float:
+        """Return how many standard errors chance reaches as seldom as the site accepts false exclusions."""
+        ranks = len(window.series) / max(len(window.nodes), 1)
+        tests_per_node_day = ranks * DAY_S / max(stretch_s, 1.0)
+        tail = self.false_per_1000_node_days / 1000 / tests_per_node_day
+        return NormalDist().inv_cdf(1 - min(max(tail, 1e-15), 0.01))
+
+    def _onset(self, relative: Floats, centre: float) -> int:
+        """Return the line from which on the rank has been slow."""
+        ordinary = np.flatnonzero(np.isfinite(relative) & (relative < 1 + ONSET_MARGIN * (centre - 1)))
+        first = int(ordinary[-1]) + 1 if len(ordinary) else 0
+        if len(relative) - first < STEPS_MIN:  # noise: the last ordinary step may be one of the slow ones
+            first = max(len(relative) - STEPS_MIN, 0)
+        return first
+
+    def _verdict(
+        self, window: Window, index: int, onset: int, onset_s: float, centre: float, threshold: float, peers: Integers
+    ) -> Verdict:
         series = window.series[index]
-        own_s, peers_s = _medians(window, "train_compute_seconds", index, lines)
+        own_s, peers_s = _levels(window, "train_compute_seconds", onset, index, peers)
         evidence = [
             Evidence(
-                "train_compute_seconds",
-                series.node,
-                series.device,
-                own_s,
-                peers_s,
-                peers_s * max(self.ratio, 1 + self.sigmas * error),
-                "seconds",
+                "train_compute_seconds", series.node, series.device, own_s, peers_s, peers_s * threshold, "seconds"
             )
         ]
         kinds = {"compute_time"}
-        waits_s, peers_wait_s = _medians(window, "nccl_collective_seconds", index, lines)
-        late = np.isfinite(waits_s) and waits_s <= self.waiting_ratio * peers_wait_s
-        if late:
+        late = self._late(window, onset, index, peers, own_s - peers_s)
+        if late is not None:
             kinds.add("collective_arrival")
-            evidence.append(
-                Evidence(
-                    "nccl_collective_seconds",
-                    series.node,
-                    series.device,
-                    waits_s,
-                    peers_wait_s,
-                    self.waiting_ratio * peers_wait_s,
-                    "seconds",
-                )
-            )
-        step_s, _ = _medians(window, "train_step_seconds", index, lines)
-        excess_s = own_s - peers_s
-        slowdown = excess_s / (step_s - excess_s) if np.isfinite(step_s) and step_s > excess_s else ratio - 1
-        tail = f" and waits least in collectives ({waits_s:.3f} s against {peers_wait_s:.3f} s)" if late else ""
+            evidence.append(late)
+        step_s, _ = _levels(window, "train_step_seconds", onset, index, peers)
+        excess_s = peers_s * (centre - 1)
+        slowdown = excess_s / (step_s - excess_s) if math.isfinite(step_s) and step_s > excess_s else centre - 1
+        ripe_s = self.ripe_s if typical_step_s(window) >= SHORT_STEP_S else max(self.ripe_s, self.floor_s)
+        confidence = CONFIDENCE_LONE
+        if late is not None:
+            confidence = CONFIDENCE_RIPE if window.now_s - onset_s >= ripe_s else CONFIDENCE_EARLY
+        tail = f" and waits least in collectives ({late.value:.3f} s against {late.peers_median:.3f} s)" if late else ""
         return Verdict(
             detector=self.name,
             fault="straggler",
@@ -135,10 +162,10 @@ class Straggler:
             nodes=(series.node,),
             node=series.node,
             device=series.device,
-            confidence=0.95 if late else 0.6,
+            confidence=confidence,
             onset_s=onset_s,
             summary=(
-                f"{series.node} computes {ratio:.2f} times as long as its peers"
+                f"{series.node} computes {centre:.2f} times as long as its peers"
                 f" ({own_s:.3f} s against {peers_s:.3f} s){tail};"
                 f" the job's steps are {100 * slowdown:.0f}% longer for it"
             ),
@@ -147,36 +174,49 @@ class Straggler:
             slowdown_ratio=float(slowdown),
         )
 
-    def _onset_s(self, window: Window, relative: Floats, ratio: float) -> float:
-        """Return the start of the interval from which on the series has been slow."""
-        ordinary = np.flatnonzero(np.isfinite(relative) & (relative < (1 + ratio) / 2))
-        first = int(ordinary[-1]) + 1 if len(ordinary) else 0
-        slow = np.flatnonzero(np.isfinite(relative[first:]))
-        line = first + int(slow[0]) if len(slow) else first
-        return float(window.times_s[min(line, len(window.times_s) - 1)]) - window.interval_s
+    def _late(self, window: Window, onset: int, index: int, peers: Integers, excess_s: float) -> Evidence | None:
+        """Return the evidence that the rank arrives last, None where it does not or nobody reports waiting."""
+        for metric in ("nccl_reduce_scatter_seconds", "nccl_collective_seconds"):
+            waits_s, peers_s = _levels(window, metric, onset, index, peers)
+            limit_s = max(ARRIVAL_RATIO * peers_s, peers_s - ARRIVAL_EXCESS_RATIO * excess_s)
+            if math.isfinite(waits_s) and waits_s <= limit_s:
+                series = window.series[index]
+                return Evidence(metric, series.node, series.device, waits_s, peers_s, limit_s, "seconds")
+        return None
 
 
-def _step_finished(window: Window) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Return (T, S): whether a step finished in the row; True everywhere when steps are not reported."""
-    steps = window.device.get("train_step")
-    compute = window.device["train_compute_seconds"]
-    if steps is None:
-        return np.ones(compute.shape, dtype=np.bool_)
-    before = np.fmax.accumulate(np.vstack([np.full((1, steps.shape[1]), -np.inf), steps[:-1]]), axis=0)
-    return np.asarray(steps > before)
+def _noise(relative: Floats, steps: int) -> tuple[float, float]:
+    """Return the peers' noise from step to step, and the error of a mean over the stretch: their spread counts, too."""
+    known = np.isfinite(relative)
+    enough = known.sum(axis=0) >= STEPS_MIN
+    if not enough.any():
+        return np.inf, np.inf
+    values = relative[:, enough]
+    centres = np.array([_trimmed_mean(column[np.isfinite(column)]) for column in values.T])
+    spread = np.abs(values - centres)
+    noise = SIGMA_PER_MAD * float(np.median(spread[np.isfinite(spread)]))
+    # The mean deviation reaches into the tails that the median deviation does not see.
+    tails = 1.2533 * float(np.mean(spread[np.isfinite(spread)]))
+    between = SIGMA_PER_MAD * float(np.median(np.abs(centres - np.median(centres))))
+    error = TRIM_EFFICIENCY * max(noise, tails, NOISE_FLOOR_RATIO) / math.sqrt(max(steps, 1))
+    return max(noise, tails), max(error, between, NOISE_FLOOR_RATIO)
 
 
-def _medians(window: Window, metric: str, index: int, lines: int) -> tuple[float, float]:
-    """Return the series' median over the newest lines and the median of its peers' medians; NaN where not observed."""
-    values = window.device.get(metric)
+def _trimmed_mean(values: Floats) -> float:
+    cut = int(TRIM_RATIO * len(values))
+    ordered = np.sort(values)
+    return float(ordered[cut : len(ordered) - cut].mean()) if len(values) else float("nan")
+
+
+def _sample(peers: Integers) -> Integers:
+    return peers if len(peers) <= PEERS_SAMPLED else peers[:: len(peers) // PEERS_SAMPLED + 1]
+
+
+def _levels(window: Window, metric: str, onset: int, index: int, peers: Integers) -> tuple[float, float]:
+    """Return the rank's median since the onset and the median of its peers'; NaN where not observed."""
+    values = window.steps.values.get(metric)
     if values is None:
-        return float("nan"), float("nan")
-    recent = np.where(_step_finished(window)[-lines:], values[-lines:], np.nan)
-    peers = np.flatnonzero(window.role_of == window.role_of[index])
-    medians = {int(p): _median(recent[:, p]) for p in peers}
-    return medians[index], _median(np.array([m for p, m in medians.items() if p != index]))
-
-
-def _median(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+        return math.nan, math.nan
+    own, others = values[onset:, index], values[onset:, peers]
+    own, others = own[np.isfinite(own)], others[np.isfinite(others)]
+    return (float(np.median(own)) if len(own) else math.nan), (float(np.median(others)) if len(others) else math.nan)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.faults import DefaultAction
+
 Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]
 
@@ -49,17 +51,60 @@ class Pause:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link row: a port of a node; ``switch`` is what it hangs on, "" unknown."""
+
+    node: str
+    link: str
+    switch: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """What ranks reported, aligned by training step instead of by time, oldest first.
+
+    Nodes' clocks and rows differ by seconds; a step is the same step everywhere. ``number`` (K,) is the last step that
+    a line covers (a line covers one step, or as many as a row does where steps are shorter than the interval),
+    ``times_s`` (K,) the end of the interval in which the first rank reported it. ``values[m]`` (K, S) is NaN where a
+    rank has not reported the step. ``relative_compute`` (K, S) is a rank's compute time over the median of the
+    other ranks of its role in that step, after what their work explains; NaN with fewer than two peers.
+    """
+
+    number: Floats
+    times_s: Floats
+    values: Mapping[str, Floats]
+    relative_compute: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """The job as a whole by step, over a longer past than any other view: (H,) medians over the ranks.
+
+    ``number`` (H,), ``times_s`` (H,) as in Steps; ``values[m]`` (H,) is NaN where no rank reported it, +inf where the
+    median really was not finite. A metric that nobody sent is absent.
+    """
+
+    number: Floats
+    times_s: Floats
+    values: Mapping[str, Floats]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """All that a detector may see: one attempt of one job, up to ``now_s``. Read-only.
 
-    ``times_s`` (T,) are the ends of a common grid of intervals, oldest first; ``device[m]`` (T, S) and
-    ``node[m]`` (T, N) hold metric m on it, NaN where nothing was observed; a metric that nobody sent is
-    absent. +inf means that the quantity really was not finite. ``role_of`` (S,) maps
-    a series to its group of comparable peers. ``heard_s`` (N,) is when each node was last
-    heard (-inf: never in this attempt), ``farewell`` (N,) whether its agent said goodbye since.
-    ``silent_s`` (S,) is for how long the rank's process has said nothing although it exists.
-    ``watching_since_s`` is since when the observer itself has been watching without a gap: no silence
+    ``times_s`` (T,) are the ends of a common grid of intervals, oldest first; ``device[m]`` (T, S) holds metric m on
+    it, ``node[m]`` (Tn, N) on ``node_times_s`` (Tn,), ``link[m]`` (Tl, L) on ``link_times_s`` (Tl,), NaN where
+    nothing was observed; a metric that nobody sent is absent. +inf means that the quantity really was not
+    finite. ``role_of`` (S,) maps a series to its group of comparable peers (same pipeline stage, same hardware),
+    ``node_of`` (S,) to its node's index, ``switches`` (N,) name the switch that each node hangs on ("" unknown).
+    ``steps`` and ``curve`` are the same reports by training step; ``earlier`` is the curve of the attempt before.
+    ``first_step`` and ``last_step`` are the lowest and highest step that any rank finished in this attempt (NaN: none),
+    ``advanced_s`` the end of the interval in which the last one finished (the attempt's start before).
+    ``heard_s`` (N,) is when each node was last heard (-inf: never in this attempt), ``farewell`` (N,) whether its
+    agent said goodbye since. ``silent_s`` (S,) is for how long the rank's process has said nothing although it
+    exists. ``watching_since_s`` is since when the observer itself has been watching without a gap: no silence
     is older than that. ``phase`` (one for each series) is what the rank said it is doing ("" unknown),
     ``phase_since_s`` (S,) since when (-inf unknown), ``pauses`` the job's own earlier times without a step.
     """
@@ -73,14 +118,26 @@ class Window:
     nodes: tuple[str, ...]
     series: tuple[Series, ...]
     role_of: Integers
+    node_of: Integers
     device: Mapping[str, Floats]
     node: Mapping[str, Floats]
+    node_times_s: Floats
     heard_s: Floats
     farewell: NDArray[np.bool_]
     silent_s: Floats
     watching_since_s: float
     phase: tuple[str, ...]
     phase_since_s: Floats
+    first_step: float
+    last_step: float
+    advanced_s: float
+    steps: Steps
+    curve: Curve
+    earlier: Curve | None = None
+    switches: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+    link: Mapping[str, Floats] = field(default_factory=dict)
+    link_times_s: Floats = field(default_factory=lambda: np.zeros(0))
     pauses: tuple[Pause, ...] = ()
     events: tuple[Happening, ...] = ()
 
@@ -103,9 +160,12 @@ class Verdict:
     """One detector's claim.
 
     ``nodes`` are those concerned; ``node`` is the one accused, None where none or several are. ``confidence``
-    is between 0 and 1. ``onset_s`` is when the fault began. ``kinds`` names the independent kinds of evidence
-    it rests on; ``fact`` is True where the evidence alone is proof. ``slowdown_ratio`` is by how much
-    the job's steps are longer than they would be without the fault (0: not a slowness).
+    is the probability that the claim is true. ``onset_s`` is when the fault began. ``kinds`` names the independent
+    kinds of evidence it rests on; ``fact`` is True where the evidence alone is proof. ``slowdown_ratio`` is by how
+    much the job's steps are longer than they would be without the fault (0: not a slowness, or not known).
+    ``asks`` is the action that this presentation of the fault deserves where it is another than the fault's
+    default: a contained memory error restarts, a pending remap drains. ``application`` says that the user's
+    program is to blame and no node: then nobody is excluded, however often it comes back.
     """
 
     detector: str
@@ -121,6 +181,8 @@ class Verdict:
     kinds: frozenset[str] = field(default_factory=frozenset)
     fact: bool = False
     slowdown_ratio: float = 0.0
+    asks: DefaultAction | None = None
+    application: bool = False
 
 
 class Detector(Protocol):

@@ -35,9 +35,10 @@ Scope = Literal["agent", "read", "operate", "admin"]
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of trouble in one attempt of a job, however many detectors and symptoms it has.
 
-    ``family`` is what kinds of trouble it stands for, so that later symptoms find it. ``kinds``, ``fact`` and
-    ``slowdown_ratio`` are those of the verdict. ``seen_s`` is when a verdict last supported it. ``hold`` says
-    why policy has not acted on it, "" when it has. ``acknowledged_by`` is a person or "".
+    ``family`` is what kinds of trouble it stands for, so that later symptoms find it. ``kinds``, ``fact``,
+    ``slowdown_ratio``, ``asks`` ("" the fault's default) and ``application`` are those of the verdict. ``seen_s`` is
+    when a verdict last supported it. ``hold`` says why policy has not acted on it, "" when it has.
+    ``acknowledged_by`` is a person or "".
     """
 
     id: str
@@ -61,6 +62,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[str] = []
     fact: bool = False
     slowdown_ratio: float = 0.0
+    asks: str = ""
+    application: bool = False
     seen_s: float = 0.0
     hold: str = ""
     acknowledged_by: str = ""

@@ -21,12 +21,15 @@ def test_a_healthy_job_raises_nothing() -> None:
     assert faults(Fleet().run(120)) == []
 
 
-def test_a_hang_names_the_silent_node_after_the_floor() -> None:
+def test_a_hang_is_told_of_when_a_step_is_overdue_and_sure_after_the_floor() -> None:
     fleet = Fleet()
     fleet.run(30)
     fleet.stopped, fleet.silent_s = True, {"n1": 9.0}
-    assert faults(fleet.run(7)) == []
-    assert faults(fleet.run(2))[-1] == ("hang", "n1")
+    assert faults(fleet.run(2)) == []
+    early = [v for j in fleet.run(4) for v in j.verdicts]
+    assert {(v.fault, v.node, v.confidence) for v in early} == {("hang", "n1", 0.85)}
+    late = [v for j in fleet.run(4) for v in j.verdicts]
+    assert (late[-1].node, late[-1].confidence) == ("n1", 0.97)
 
 
 def test_a_node_that_falls_silent_with_its_job_is_unreachable() -> None:

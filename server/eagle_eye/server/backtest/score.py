@@ -23,7 +23,11 @@ DAY_S = 86_400.0
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over traces; ``delays_s`` are from onset to verdict, of hits."""
+    """Counts over traces; of hits: ``delays_s`` from onset to verdict, ``action_delays_s`` to what is asked for.
+
+    A verdict may come before its action: what has no second kind of evidence yet, or may still pass by itself, is
+    told of first and acted on later.
+    """
 
     labelled: int = 0
     hits: int = 0
@@ -31,6 +35,7 @@ class Tally:
     named: int = 0  # hits and false claims on a labelled fault whose nodes were exactly right
     claims: int = 0  # all claims that fell into a labelled fault's time
     delays_s: list[float] = field(default_factory=list)
+    action_delays_s: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         """Return the figures; None where nothing was there to divide by."""
@@ -48,6 +53,8 @@ class Tally:
             "localisation": _ratio(self.named, self.claims),
             "delay_p50_s": _quantile(self.delays_s, 0.5),
             "delay_p95_s": _quantile(self.delays_s, 0.95),
+            "action_delay_p50_s": _quantile(self.action_delays_s, 0.5),
+            "action_delay_p95_s": _quantile(self.action_delays_s, 0.95),
         }
 
 
@@ -78,7 +85,8 @@ class Scorecard:
                 tally.named += sum(sorted(lines[i].nodes) == sorted(label.nodes) for i in claimed)
                 if hit is not None:
                     tally.hits += 1
-                    tally.delays_s.append(lines[hit].time - label.start)
+                    tally.delays_s.append(_told_s(lines, within, hit) - label.start)
+                    tally.action_delays_s.append(lines[hit].time - label.start)
             if hit is not None:
                 used.update(i for i in within if lines[i].id == lines[hit].id)
         for i, line in enumerate(lines):
@@ -98,6 +106,12 @@ class Scorecard:
             "false_exclusions_per_1000_node_days": _ratio(self.false_exclusions, thousand),
             "false_exclusions_per_1000_node_days_upper_95": _ratio(poisson_upper(self.false_exclusions), thousand),
         }
+
+
+def _told_s(lines: Sequence[VerdictLine], within: Sequence[int], hit: int) -> float:
+    """Return when the hit's verdict was first raised on the same nodes."""
+    same = [i for i in within if lines[i].id == lines[hit].id and sorted(lines[i].nodes) == sorted(lines[hit].nodes)]
+    return min(lines[i].time for i in same)
 
 
 def poisson_upper(count: int, confidence: float = 0.95) -> float:

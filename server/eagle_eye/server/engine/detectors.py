@@ -28,6 +28,11 @@ def build_detectors(settings: DetectionSettings) -> tuple[Detector, ...]:
             rank_silent_s=settings.rank_silent_floor_s,
             silent_node_s=settings.silent_floor_s,
         ),
-        Straggler(ratio=settings.straggler_ratio, floor_s=settings.straggler_floor_s, steps=settings.straggler_steps),
+        Straggler(
+            ratio=settings.straggler_ratio,
+            floor_s=settings.straggler_floor_s,
+            ripe_s=settings.straggler_ripe_s,
+            false_per_1000_node_days=settings.false_exclusions_per_1000_node_days,
+        ),
         LossNotFinite(),
     )

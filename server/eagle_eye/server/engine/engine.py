@@ -14,6 +14,7 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.settings import DetectionSettings
+from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.records import Job
 
 # What the scheduler may say of a job that is meant to make steps. Any other word: the engine says nothing about it.
@@ -68,6 +69,7 @@ class Engine:
         self._jobs: dict[str, JobTrack] = {}
         self._declared: dict[str, Job] = {}
         self._jobs_of_node: dict[str, set[str]] = {}
+        self._topology: Topology | None = None
         self.stale_rows_total = 0  # rows of an attempt that is over
         self.strangers_total = 0  # rows of a later attempt from nodes that are no members of a declared job
 
@@ -107,6 +109,10 @@ class Engine:
             for rank in job.ranks:
                 self._jobs_of_node.setdefault(rank.node, set()).add(job.job)
 
+    def observe_topology(self, topology: Topology) -> None:
+        """Take in which switch each node and port hangs on; what was known before is forgotten."""
+        self._topology = topology
+
     def tick(self, now_s: float) -> list[Judgement]:
         """Judge every job."""
         self._forget(now_s)
@@ -139,7 +145,7 @@ class Engine:
         limit_s = max(self.settings.silent_floor_s, self.settings.silent_intervals * track.interval_s)
         if state in RUNNING_STATES and track.nodes:
             farewell = {node: seen.farewell for node, seen in self._nodes.items()}
-            window = track.window(now_s, heard_s, farewell, self._watching_since_s)
+            window = track.window(now_s, heard_s, farewell, self._watching_since_s, self._topology)
             for detector in self._detectors:
                 try:
                     verdicts.extend(detector.detect(window))
@@ -158,7 +164,7 @@ class Engine:
             members=len(track.nodes),
             heard=sum(now_s - heard_s.get(node, -np.inf) <= limit_s for node in track.nodes),
             stepping=track.last_step is not None,
-            ranks=tuple(track.ranks()),
+            ranks=track.ranks,
             watching_since_s=self._watching_since_s,
         )
 
@@ -203,8 +209,8 @@ class Engine:
     def _admit(self, track: JobTrack, node: str, rank: Rank) -> bool:
         if track.declared and not track.is_member(node):
             return False
-        track.add_series(node, rank.device, rank.rank, rank.role)
-        track.set_silence(node, rank.device, rank.silent_s)
+        column = track.add_series(node, rank.device, rank.rank, rank.role)
+        track.set_silence(column, rank.silent_s)
         self._jobs_of_node.setdefault(node, set()).add(track.job)
         return True
 
@@ -225,7 +231,9 @@ class Engine:
         if job not in self._jobs and len(self._jobs) >= JOBS_MAX:
             oldest = min(self._jobs.values(), key=lambda track: track.touched_s)
             self._drop(oldest.job)
-        track = JobTrack(job, attempt, interval_s, self.settings.window_s, started_s)
+        before = self._jobs.get(job)
+        earlier = (before.curve if len(before.curve.number) else before.earlier) if before else None
+        track = JobTrack(job, attempt, interval_s, self.settings.window_s, started_s, earlier)
         self._jobs[job] = track
         return track
 
@@ -235,6 +243,10 @@ class Engine:
             for job in jobs.values():
                 if job.is_member(frame.node):
                     job.write_node(frame.time_s, frame.node, block.metrics, values[:, 0])
+        elif block.scope is Scope.LINK:
+            for job in jobs.values():
+                if job.is_member(frame.node):
+                    job.write_links(frame.time_s, frame.node, [str(k) for k in block.keys], block.metrics, values)
         elif block.scope is Scope.DEVICE:
             owners = {
                 rank.device: (rank.job, rank.attempt) for rank in sorted(frame.ranks, key=lambda rank: rank.attempt)

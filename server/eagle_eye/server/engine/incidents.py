@@ -1,8 +1,7 @@
-"""From verdicts to incidents: one incident per cause, however many detectors and symptoms. Pure.
+"""From findings to incidents: one incident per cause, from the first verdict to the recovery. Pure.
 
-A verdict finds its incident by (job, attempt, family): everything that stops a job is one family, since a job
-stops for one reason; what breaks its numbers another; slowness and silence are one family per node. Within a
-moment the verdict nearer to the cause explains the others of its family.
+A finding finds its incident by (job, attempt, family): everything that stops a job is one family, since a job
+stops for one reason; what breaks its numbers another; slowness and silence are one family per node (``fusion``).
 """
 
 from __future__ import annotations
@@ -14,46 +13,10 @@ import msgspec
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.engine.fusion import Finding, fuse
 from eagle_eye.server.records import Incident
 
-STOP, NUMBERS = "stop", "numbers"
-# Within a family the first explains the rest.
-_CAUSE_FIRST = (
-    "node_unreachable",
-    "silent_data_corruption",
-    "out_of_memory",
-    "process_crash",
-    "hang",
-    "loss_not_finite",
-    "straggler",
-)
 OPEN_STATES = ("open", "acting")
-
-
-def family_of(verdict: Verdict) -> str:
-    """Return the family of trouble that a verdict belongs to."""
-    if verdict.fault in ("silent_data_corruption", "loss_not_finite"):
-        return NUMBERS
-    if verdict.fault == "node_unreachable" and "standstill" not in verdict.kinds:
-        return f"silence:{verdict.node}"
-    if verdict.slowdown_ratio > 0:
-        return f"slow:{verdict.node}"
-    return STOP
-
-
-def causes(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
-    """Return the verdict nearest to the cause of each family; a known culprit goes before an unknown one."""
-
-    def rank(verdict: Verdict) -> tuple[bool, int, float]:
-        return verdict.node is None, _CAUSE_FIRST.index(verdict.fault), -verdict.confidence
-
-    nearest: dict[str, Verdict] = {}
-    for verdict in sorted(verdicts, key=rank):
-        nearest.setdefault(family_of(verdict), verdict)
-    stop = nearest.get(STOP)
-    if stop is not None and stop.node is not None:
-        nearest.pop(f"silence:{stop.node}", None)
-    return nearest
 
 
 def fold(
@@ -76,12 +39,13 @@ def fold(
     changed: list[Incident] = []
     being_restarted = (judgement.job, judgement.attempt) in acting
     seen: set[str] = set()
-    for family, verdict in causes(judgement.verdicts).items():
+    for family, finding in fuse(judgement.verdicts).items():
+        verdict = finding.verdict
         old = current.get(family)
         if old is None and (being_restarted or _dismissed(verdict, judgement, mine)):
             continue
         seen.add(family)
-        new = _opened(verdict, judgement, family, new_id()) if old is None else _updated(old, verdict, now_s)
+        new = _opened(finding, judgement, family, new_id()) if old is None else _updated(old, finding, now_s)
         if new != old:
             changed.append(new)
     for incident in mine:
@@ -102,7 +66,8 @@ def _dismissed(verdict: Verdict, judgement: Judgement, incidents: Iterable[Incid
     )
 
 
-def _opened(verdict: Verdict, judgement: Judgement, family: str, incident_id: str) -> Incident:
+def _opened(finding: Finding, judgement: Judgement, family: str, incident_id: str) -> Incident:
+    verdict = finding.verdict
     return Incident(
         id=incident_id,
         job=judgement.job,
@@ -117,7 +82,7 @@ def _opened(verdict: Verdict, judgement: Judgement, family: str, incident_id: st
         detected_s=judgement.now_s,
         updated_s=judgement.now_s,
         ended_s=None,
-        detectors=[verdict.detector],
+        detectors=sorted(finding.detectors),
         summary=verdict.summary,
         evidence=[evidence_item(e) for e in verdict.evidence],
         action="none",
@@ -125,18 +90,29 @@ def _opened(verdict: Verdict, judgement: Judgement, family: str, incident_id: st
         kinds=sorted(verdict.kinds),
         fact=verdict.fact,
         slowdown_ratio=verdict.slowdown_ratio,
+        asks=verdict.asks or "",
+        application=verdict.application,
         seen_s=judgement.now_s,
     )
 
 
-def _updated(old: Incident, verdict: Verdict, now_s: float) -> Incident:
+def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
     """Return the incident as the verdict has it. Its story changes only while nothing is being done about it."""
     if old.state == "acting":
         return msgspec.structs.replace(old, seen_s=now_s)
-    told = (old.fault, tuple(old.nodes), tuple(old.kinds))
-    if told == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds))):
-        # The same claim again: keep the first wording, so that subscribers are not told of every tick.
-        return msgspec.structs.replace(old, seen_s=now_s, confidence=max(old.confidence, verdict.confidence))
+    verdict = finding.verdict
+    told = (old.fault, tuple(old.nodes), tuple(old.kinds), old.asks)
+    if told == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds)), verdict.asks or ""):
+        # The same claim again: keep the wording, so that subscribers are not told of every tick, until it is surer.
+        surer = verdict.confidence > old.confidence
+        return msgspec.structs.replace(
+            old,
+            summary=verdict.summary if surer else old.summary,
+            evidence=[evidence_item(e) for e in verdict.evidence] if surer else old.evidence,
+            seen_s=now_s,
+            confidence=max(old.confidence, verdict.confidence),
+            slowdown_ratio=max(old.slowdown_ratio, verdict.slowdown_ratio),
+        )
     if old.node is not None and verdict.node is None:
         return msgspec.structs.replace(old, seen_s=now_s)  # a culprit once known is not forgotten
     return msgspec.structs.replace(
@@ -149,12 +125,14 @@ def _updated(old: Incident, verdict: Verdict, now_s: float) -> Incident:
         onset_s=min(old.onset_s, verdict.onset_s),
         updated_s=now_s,
         seen_s=now_s,
-        detectors=sorted({*old.detectors, verdict.detector}),
+        detectors=sorted({*old.detectors, *finding.detectors}),
         summary=verdict.summary,
         evidence=[evidence_item(e) for e in verdict.evidence],
         kinds=sorted(verdict.kinds),
         fact=verdict.fact,
         slowdown_ratio=verdict.slowdown_ratio,
+        asks=verdict.asks or "",
+        application=verdict.application,
     )
 
 

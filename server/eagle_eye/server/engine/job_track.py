@@ -1,4 +1,4 @@
-"""Everything the engine knows of one attempt of one job: members, columns, events, phases, pauses."""
+"""Everything the engine knows of one attempt of one job: members, columns, steps, events, phases, pauses."""
 
 from __future__ import annotations
 
@@ -9,37 +9,50 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from eagle_eye.detectors.progress import QUIET_PHASES
-from eagle_eye.detectors.types import Floats, Happening, Pause, Series, Window
+from eagle_eye.detectors.types import Curve, Floats, Happening, Link, Pause, Series, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.engine.grid import Grid
+from eagle_eye.server.engine.roster import Roster
+from eagle_eye.server.engine.step_grid import StepGrid
+from eagle_eye.server.engine.topology import Topology
 
 EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones are dropped and counted
 PAUSES_KEPT = 64
 GRID_LINES_MIN = 16  # rows kept however long the interval
 PAUSE_STEPS = 3.0  # a gap between steps longer than this many typical ones is a pause
 STEPS_FOR_PACE = 5  # steps before the pace is known well enough to call a gap a pause
+LATE_S = 1.0  # how long a row may be under way before its line counts as complete without it
 
 
 class JobTrack:
-    """One attempt of one job, fed row by row; ``window`` is what detectors see of it."""
+    """One attempt of one job, fed row by row; ``window`` is what detectors see of it.
 
-    def __init__(self, job: str, attempt: int, interval_s: float, window_s: float, started_s: float) -> None:
+    ``earlier`` is the course of the attempt before, for what only shows against it.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        attempt: int,
+        interval_s: float,
+        window_s: float,
+        started_s: float,
+        earlier: Curve | None = None,
+    ) -> None:
         self.job = job
         self.attempt = attempt
         self.started_s = started_s
+        self.earlier = earlier
         self._window_s = window_s
-        self._devices, self._node_rows = self._grids(interval_s)
+        self._roster = Roster()
+        self._links: dict[tuple[str, str], int] = {}
+        self._devices, self._node_rows, self._link_rows = self._grids(interval_s)
+        self._steps = StepGrid()
+        self._fed_until_s = -math.inf
         self.interval_s = interval_s
-        self._series: list[Series] = []
-        self._columns: dict[tuple[str, int], int] = {}
-        self._roles: list[int] = []
-        self._role_ids: dict[str, int] = {}
-        self._nodes: dict[str, int] = {}
-        self._phase: list[str] = []
-        self._phase_since_s: list[float] = []
-        self._silent_s: list[float] = []
         self._events: deque[Happening] = deque()
         self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
+        self._first_step = math.nan
         self._highest_step = -1.0
         self._advanced_s = started_s
         self.touched_s = started_s  # the newest row or word about the job
@@ -51,29 +64,30 @@ class JobTrack:
     def adopt_interval(self, interval_s: float) -> None:
         """Take the agents' interval for the grid's; a job can be declared before any agent was heard."""
         if interval_s != self.interval_s and not len(self._devices.times()) and not len(self._node_rows.times()):
-            self._devices, self._node_rows = self._grids(interval_s)
-            self._devices.add_columns(len(self._series))
-            self._node_rows.add_columns(len(self._nodes))
+            self._devices, self._node_rows, self._link_rows = self._grids(interval_s)
+            self._devices.add_columns(self._roster.series_count)
+            self._node_rows.add_columns(len(self._roster.nodes))
+            self._link_rows.add_columns(len(self._links))
             self.interval_s = interval_s
 
-    def _grids(self, interval_s: float) -> tuple[Grid, Grid]:
+    def _grids(self, interval_s: float) -> tuple[Grid, Grid, Grid]:
         depth = max(math.ceil(self._window_s / interval_s), GRID_LINES_MIN)
-        return Grid(interval_s, depth), Grid(interval_s, depth)
+        return Grid(interval_s, depth), Grid(interval_s, depth), Grid(interval_s, depth)
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The attempt's members, in the order they became known."""
-        return tuple(self._nodes)
+        return self._roster.nodes
 
     @property
     def series(self) -> tuple[Series, ...]:
         """The device rows, in column order."""
-        return tuple(self._series)
+        return self._roster.series
 
     @property
     def ranked(self) -> bool:
         """Whether anybody said which ranks run where."""
-        return any(series.rank >= 0 for series in self._series)
+        return self._roster.ranked
 
     @property
     def last_step(self) -> float | None:
@@ -93,12 +107,17 @@ class JobTrack:
     @property
     def late_total(self) -> int:
         """Rows that came too late to be placed."""
-        return self._devices.late_total + self._node_rows.late_total
+        return self._devices.late_total + self._node_rows.late_total + self._link_rows.late_total
 
-    def ranks(self) -> list[MemberRank]:
-        """Return the members with a rank, by rank."""
-        known = (MemberRank(s.rank, s.node, s.device) for s in self._series if s.rank >= 0)
-        return sorted(known, key=lambda member: member.rank)
+    @property
+    def ranks(self) -> tuple[MemberRank, ...]:
+        """The members with a rank, by rank."""
+        return self._roster.ranks
+
+    @property
+    def curve(self) -> Curve:
+        """The job's course by step."""
+        return self._steps.curve()
 
     def declare(self, ranks: Iterable[MemberRank]) -> None:
         """Take the scheduler's word for who the members are; rows of others are not this job's."""
@@ -108,34 +127,24 @@ class JobTrack:
 
     def is_member(self, node: str) -> bool:
         """Whether the node takes part in this attempt."""
-        return node in self._nodes
+        return node in self._roster
 
     def add_node(self, node: str) -> None:
         """Make the node a member."""
-        if node not in self._nodes:
-            self._nodes[node] = self._node_rows.add_columns(1)
+        if self._roster.add_node(node):
+            self._node_rows.add_columns(1)
 
     def add_series(self, node: str, device: int, rank: int = -1, role: str = "") -> int:
         """Make a device row of the node known and return its column."""
-        column = self._columns.get((node, device))
-        if column is None:
-            self.add_node(node)
-            column = self._devices.add_columns(1)
-            self._columns[node, device] = column
-            self._series.append(Series(node, device, rank))
-            self._roles.append(0)
-            self._phase.append("")
-            self._phase_since_s.append(-math.inf)
-            self._silent_s.append(0.0)
-        elif rank >= 0 and self._series[column].rank != rank:
-            self._series[column] = Series(node, device, rank)
-        if role or rank >= 0:
-            self._roles[column] = self._role_ids.setdefault(role, len(self._role_ids))
+        self.add_node(node)
+        column, new = self._roster.add_series(node, device, rank, role)
+        if new:
+            self._devices.add_columns(1)
         return column
 
-    def set_silence(self, node: str, device: int, seconds: float) -> None:
+    def set_silence(self, column: int, seconds: float) -> None:
         """Note for how long a rank's living process has said nothing."""
-        self._silent_s[self._columns[node, device]] = seconds
+        self._roster.silent_s[column] = seconds
 
     def write_devices(
         self, time_s: float, node: str, devices: Sequence[int], metrics: Sequence[str], values: Floats
@@ -157,16 +166,28 @@ class JobTrack:
         line = self._node_rows.line(time_s)
         if line is None:
             return
-        column = np.array([self._nodes[node]], dtype=np.intp)
+        column = np.array([self._roster.node_index(node)], dtype=np.intp)
         for metric, value in zip(metrics, values, strict=True):
             self._node_rows.write(line, metric, column, np.asarray([value]))
 
+    def write_links(
+        self, time_s: float, node: str, links: Sequence[str], metrics: Sequence[str], values: Floats
+    ) -> None:
+        """Place the rows of a node's links; ``values`` is (metrics, links)."""
+        for name in links:
+            if (node, name) not in self._links:
+                self._links[node, name] = self._link_rows.add_columns(1)
+        line = self._link_rows.line(time_s)
+        if line is None:
+            return
+        columns = np.array([self._links[node, name] for name in links], dtype=np.intp)
+        for metric, row in zip(metrics, values, strict=True):
+            self._link_rows.write(line, metric, columns, row)
+
     def add_event(self, event: Happening) -> None:
         """Keep an event of this attempt; a phase event also moves its rank."""
-        if event.kind == "phase" and event.node is not None:
-            column = self._columns.get((event.node, event.device))
-            if column is not None:
-                self._enter_phase(column, str(event.attributes.get("name", "")), event.time_s)
+        if event.kind in ("phase", "checkpoint_begin", "checkpoint_end") and event.node is not None:
+            self._note_phase(event.node, event)
             return
         if len(self._events) >= EVENTS_KEPT:
             self.events_dropped_total += 1
@@ -179,8 +200,12 @@ class JobTrack:
         heard_s: Mapping[str, float],
         farewell: Mapping[str, bool],
         watching_since_s: float,
+        topology: Topology | None = None,
     ) -> Window:
         """Return what detectors may see at ``now_s``; views, not copies."""
+        self._feed_steps(now_s)
+        switch_of = topology.switch_of_node if topology else {}
+        of_link = topology.switch_of_link if topology else {}
         return Window(
             now_s=now_s,
             job=self.job,
@@ -190,15 +215,27 @@ class JobTrack:
             times_s=self._devices.times(),
             nodes=self.nodes,
             series=self.series,
-            role_of=np.array(self._roles, dtype=np.intp),
+            role_of=self._roster.roles,
+            node_of=self._roster.node_of,
             device={name: self._devices.view(name) for name in self._devices.names()},
             node={name: self._node_rows.view(name) for name in self._node_rows.names()},
-            heard_s=np.array([heard_s.get(node, -math.inf) for node in self._nodes]),
-            farewell=np.array([farewell.get(node, False) for node in self._nodes], dtype=np.bool_),
-            silent_s=np.array(self._silent_s),
+            node_times_s=self._node_rows.times(),
+            link={name: self._link_rows.view(name) for name in self._link_rows.names()},
+            link_times_s=self._link_rows.times(),
+            links=tuple(Link(node, link, of_link.get(node, {}).get(link, "")) for node, link in self._links),
+            switches=tuple(switch_of.get(node, "") for node in self.nodes),
+            heard_s=self._roster.by_node(heard_s, -math.inf, np.float64),
+            farewell=self._roster.by_node(farewell, False, np.bool_),
+            silent_s=self._roster.silent_s.copy(),
             watching_since_s=watching_since_s,
-            phase=tuple(self._phase),
-            phase_since_s=np.array(self._phase_since_s),
+            phase=tuple(self._roster.phase),
+            phase_since_s=self._roster.phase_since_s.copy(),
+            first_step=self._first_step,
+            last_step=self._highest_step if self._highest_step >= 0 else math.nan,
+            advanced_s=self._advanced_s,
+            steps=self._steps.steps(),
+            curve=self._steps.curve(),
+            earlier=self.earlier,
             pauses=tuple(self._pauses),
             events=tuple(self._events),
         )
@@ -208,11 +245,25 @@ class JobTrack:
         result: dict[str, dict[tuple[str, int], float]] = {}
         for name in self._devices.names():
             values = self._devices.latest(name)
-            result[name] = {(s.node, s.device): float(v) for s, v in zip(self._series, values, strict=True)}
+            result[name] = {(s.node, s.device): float(v) for s, v in zip(self.series, values, strict=True)}
         for name in self._node_rows.names():
             values = self._node_rows.latest(name)
-            result[name] = {(node, -1): float(values[column]) for node, column in self._nodes.items()}
+            result[name] = {(node, -1): float(value) for node, value in zip(self.nodes, values, strict=True)}
         return result
+
+    def _feed_steps(self, now_s: float) -> None:
+        """Hand the step grid the lines that no row is likely to join any more."""
+        times_s = self._devices.times()
+        if "train_step" not in self._devices.names():
+            return
+        steps = self._devices.view("train_step")
+        for line in range(int(np.searchsorted(times_s, self._fed_until_s, side="right")), len(times_s)):
+            time_s = float(times_s[line])
+            if now_s < time_s + self.interval_s / 2 + LATE_S and not np.isfinite(steps[line]).all():
+                return
+            row = {name: self._devices.view(name)[line] for name in self._devices.names()}
+            self._steps.take(time_s, row, self._roster.roles)
+            self._fed_until_s = time_s
 
     def _advance(self, time_s: float, steps: Floats) -> None:
         known = steps[np.isfinite(steps)]
@@ -221,15 +272,17 @@ class JobTrack:
         highest = float(known.max())
         if highest <= self._highest_step:
             return
-        if self._highest_step >= 0:
+        if self._highest_step < 0:
+            self._first_step = float(known.min())
+        else:
             self._note_gap(time_s, highest - self._highest_step)
         self._highest_step = highest
         self._advanced_s = time_s
 
     def _note_gap(self, time_s: float, steps: float) -> None:
         """Keep the time to this step as a pause when it was much longer than the job's pace."""
-        gap_s = time_s - max(self._advanced_s, max(self._phase_since_s, default=-math.inf))
-        if gap_s <= 0 or any(phase in QUIET_PHASES for phase in self._phase):
+        gap_s = time_s - max(self._advanced_s, float(np.max(self._roster.phase_since_s, initial=-math.inf)))
+        if gap_s <= 0 or any(phase in QUIET_PHASES for phase in self._roster.phase):
             return
         self._steps_seen += 1
         pace_s = self.pace_s or math.inf
@@ -237,12 +290,28 @@ class JobTrack:
             self._pauses.append(Pause("", gap_s))
         self._paces.append(gap_s / steps)
 
+    def _note_phase(self, node: str, event: Happening) -> None:
+        """Move a rank, or all ranks of the node where the event names none, to the phase that the event begins."""
+        if event.device >= 0:
+            column = self._roster.column(node, event.device)
+            columns = [] if column is None else [column]
+        else:
+            columns = [i for i, series in enumerate(self.series) if series.node == node]
+        for column in columns:
+            if event.kind == "phase":
+                self._enter_phase(column, str(event.attributes.get("name", "")), event.time_s)
+            elif event.kind == "checkpoint_begin":
+                self._enter_phase(column, "checkpoint", event.time_s)
+            elif self._roster.phase[column] == "checkpoint":
+                self._enter_phase(column, "train", event.time_s)
+
     def _enter_phase(self, column: int, name: str, time_s: float) -> None:
         """Note a rank's change of phase; a quiet phase that ended is a pause that ended well."""
-        since_s = self._phase_since_s[column]
+        since_s = float(self._roster.phase_since_s[column])
         if time_s < since_s:
             return
-        if self._phase[column] in QUIET_PHASES and name != self._phase[column]:
-            self._pauses.append(Pause(self._phase[column], time_s - since_s))
-        self._phase[column] = name
-        self._phase_since_s[column] = time_s
+        before = self._roster.phase[column]
+        if before in QUIET_PHASES and name != before:
+            self._pauses.append(Pause(before, time_s - since_s))
+        self._roster.phase[column] = name
+        self._roster.phase_since_s[column] = time_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from eagle_eye.detectors.faults import BY_NAME, Repair
 from eagle_eye.schema.action import ActionKind
@@ -19,6 +20,7 @@ OUR_RESTART_OWNERS = frozenset({"", "eagle-eye"})
 ASKED_STATES = frozenset({"awaiting", "requested", "accepted", "running", "done", "would_act"})
 UNDER_WAY_STATES = frozenset({"awaiting", "requested", "accepted", "running"})
 INDEPENDENT_KINDS_MIN = 2
+NODE_KINDS = frozenset({"exclude_node", "drain_node"})  # actions against one node
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,12 @@ def decide(incident: Incident, situation: Situation) -> Decision:
     kind, why = _kind(incident, situation)
     if kind in ("notify", "none"):
         return Decision(kind, hold=why, repair=fault.repair)
-    exclude = (incident.node,) if kind == "exclude_node" and incident.node is not None else ()
+    exclude = (incident.node,) if kind in NODE_KINDS and incident.node is not None else ()
     hold = next((reason for rule in _HOLDS if (reason := rule(incident, kind, exclude, situation))), "")
     return Decision(
         kind=kind,
         exclude=exclude,
-        restart=situation.restart_owner in OUR_RESTART_OWNERS,
+        restart=kind in ("exclude_node", "restart_job") and situation.restart_owner in OUR_RESTART_OWNERS,
         hold=hold,
         repair=fault.repair,
     )
@@ -74,9 +76,11 @@ def decide(incident: Incident, situation: Situation) -> Decision:
 def _kind(incident: Incident, situation: Situation) -> tuple[ActionKind, str]:
     """Return the action for the incident's fault as it presents itself, and why it is less than usual."""
     settings = situation.settings
-    kind: ActionKind = BY_NAME[incident.fault].action
-    if incident.fault == "hang" and incident.node is None:
-        kind = "restart_job"
+    kind = _asked_kind(incident)
+    if kind in ("notify", "none"):
+        return kind, ""
+    if kind in NODE_KINDS and incident.node is None:
+        return "notify", f"{len(incident.nodes)} nodes are concerned and no single one is accused"
     if kind == "exclude_node" and not incident.fact and len(incident.kinds) < INDEPENDENT_KINDS_MIN:
         return (
             "notify",
@@ -85,16 +89,30 @@ def _kind(incident: Incident, situation: Situation) -> tuple[ActionKind, str]:
     doubtful = not incident.fact and incident.confidence < settings.confidence_min
     if doubtful and not (incident.fault == "hang" and incident.node is None):
         return "notify", f"confidence {incident.confidence:.2f} is below {settings.confidence_min:.2f}"
-    if incident.slowdown_ratio > 0:
+    slow = BY_NAME[incident.fault].trouble == "slow" and kind == "exclude_node"
+    if slow and incident.slowdown_ratio <= 0:
+        return "notify", "how much the job is slower for it is not known: nothing says that a restart would pay"
+    if slow:
         gain_s = settings.remaining_s * incident.slowdown_ratio / (1 + incident.slowdown_ratio)
         if gain_s <= settings.restart_cost_s:
             return "notify", (
                 f"a restart costs {settings.restart_cost_s:.0f} s and would save {gain_s:.0f} s"
                 f" of the remaining {settings.remaining_s:.0f} s"
             )
-    if kind == "restart_job" and incident.node is not None and _restarted_for(incident, situation):
+    if kind != "restart_job" or incident.application:
+        return kind, ""
+    if incident.node is not None and _restarted_for(incident, situation):
         return "exclude_node", ""
     return kind, ""
+
+
+def _asked_kind(incident: Incident) -> ActionKind:
+    """Return what the incident's presentation asks for, else what its fault does."""
+    if incident.asks:
+        return cast("ActionKind", incident.asks)  # a verdict's own word, which is typed
+    if incident.fault == "hang" and incident.node is None:
+        return "restart_job"
+    return BY_NAME[incident.fault].action
 
 
 def _restarted_for(incident: Incident, situation: Situation) -> bool:

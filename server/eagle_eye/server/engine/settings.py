@@ -15,14 +15,15 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     silent_intervals: float = 4.0  # missed intervals before a node counts as silent...
     silent_floor_s: float = 10.0  # ...but never less than this
     rank_silent_floor_s: float = 10.0  # how long a living process may say nothing
-    hang_floor_s: float = 60.0  # no hang before this much standstill...
-    hang_typical_steps: float = 3.0  # ...nor before this many of the job's typical steps
+    hang_typical_steps: float = 3.0  # a standstill means something after this many of the job's typical steps...
+    hang_floor_s: float = 60.0  # ...and may be acted on after this, sooner on two kinds of evidence against one node
     start_deadline_s: float = 1800.0  # from the start of an attempt to its first steps
     warmup_steps: int = 3  # steps of an attempt before its pace is trusted
     crash_settle_s: float = 1.0  # after a first exit, how long to wait for those of its peers
-    straggler_floor_s: float = 60.0  # no slowness before it has lasted this long...
-    straggler_steps: int = 3  # ...nor before this many steps
+    straggler_floor_s: float = 10.0  # no slowness before it has lasted this long
+    straggler_ripe_s: float = 60.0  # what has no hardware cause may pass by itself until then: only told of
     straggler_ratio: float = 1.10  # compute time over the peers' that counts as slow
+    false_exclusions_per_1000_node_days: float = 0.1  # how many a site accepts: sets how sure detectors must be
 
 
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,0 +1,46 @@
+"""What GPUs do while a job stands still: those that wait in a collective spin alike, the one that does not differs.
+
+NCCL's kernels spin while they wait, so that utilisation stays near 1 and power at a third of full load. A GPU whose
+host is stuck has nothing to run and idles; one that is stuck in a kernel of its own burns differently.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from eagle_eye.detectors.medians import median_over_rows
+from eagle_eye.detectors.peers import standing
+from eagle_eye.detectors.types import Floats, Window
+
+# Metric, the spread that healthy waiting GPUs show in its unit, and how far off is another activity altogether.
+SIGNS = (
+    ("gpu_utilization_ratio", 0.03, 0.4),
+    ("gpu_sm_active_ratio", 0.03, 0.25),
+    ("gpu_tensor_active_ratio", 0.02, 0.15),
+    ("gpu_power_watts", 10.0, 60.0),
+)
+SIGMAS_MIN = 6.0
+ROWS_MIN = 2
+ROWS_MAX = 30
+
+
+def activity_outliers(window: Window, since_s: float) -> set[int]:
+    """Return the nodes, as indexes, with a GPU that does something else than its peers since a moment; {} when alike.
+
+    The row in which the moment falls still mixes work and waiting, so it does not count.
+    """
+    rows = int((window.times_s > since_s + window.interval_s / 2).sum())
+    if rows < ROWS_MIN:
+        return set()
+    odd = np.zeros(len(window.series), dtype=np.bool_)
+    for metric, spread, least in SIGNS:
+        values = window.device.get(metric)
+        if values is None:
+            continue
+        level: Floats = median_over_rows(values[-min(rows, ROWS_MAX) :])
+        # While all wait, the pipeline stage makes no difference: everybody is a peer.
+        found = standing(level, np.zeros(len(level), dtype=np.intp), floor=spread)
+        with np.errstate(invalid="ignore"):
+            odd |= (np.abs(found.distance) > SIGMAS_MIN) & (np.abs(level - found.median) > least)
+    nodes = {int(n) for n in np.unique(window.node_of[odd])}
+    return nodes if 3 * len(nodes) <= len(window.nodes) else set()

@@ -1,0 +1,41 @@
+"""What a host does beside training: whether a node that holds others up is busy reading or writing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from eagle_eye.detectors.peers import level
+from eagle_eye.detectors.types import Window
+
+# Metric and by how much more than before counts as being busy with it.
+IO_SIGNS = (
+    ("node_disk_write_bytes_per_second", 1e8),
+    ("node_disk_read_bytes_per_second", 1e8),
+    ("node_network_tx_bytes_per_second", 1e8),
+    ("node_iowait_ratio", 0.05),
+    ("node_io_pressure_ratio", 0.10),
+    ("node_blocked_tasks", 4.0),
+)
+GROWTH_RATIO = 2.0  # and at least this many times what it was
+ROWS_BEFORE = 30
+ROWS_NOW = 5
+
+
+def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
+    """Return whether the node (its index) reads or writes much more now than it did before a moment.
+
+    None where no metric of it was observed: then nobody knows.
+    """
+    known = False
+    before = int(np.searchsorted(window.node_times_s, before_s, side="left"))
+    for metric, least in IO_SIGNS:
+        values = window.node.get(metric)
+        if values is None or before == 0:
+            continue
+        own = values[:, node : node + 1]
+        then, now = float(level(own[:before], ROWS_BEFORE)[0]), float(level(own[before:], ROWS_NOW)[0])
+        if np.isfinite(then) and np.isfinite(now):
+            known = True
+            if now - then > least and now > GROWTH_RATIO * then:
+                return True
+    return False if known else None

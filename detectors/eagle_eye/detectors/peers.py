@@ -1,0 +1,87 @@
+"""Comparable peers: where a value lies among those of its group, at one moment, for many series at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_eye.detectors.medians import median_of_others, median_over_rows
+from eagle_eye.detectors.types import Floats, Integers
+
+SIGMA_PER_MAD = 1.4826  # of a normal distribution
+PEERS_MIN = 2  # with one peer nobody can say which of the two is off
+SMALL_GROUP = 64  # up to here a group's median is taken without the value itself; beyond, one value moves nothing
+
+
+class Standing(NamedTuple):
+    """Where each value stands among its group: all (S,), NaN where not observed or with too few peers.
+
+    ``median`` is that of the other members, ``sigma`` their robust standard deviation (1.4826 times the median absolute
+    deviation, Iglewicz & Hoaglin 1993), never below the floor; ``distance`` is (value - median) / sigma.
+    """
+
+    median: Floats
+    sigma: Floats
+    distance: Floats
+
+
+def peers_median(values: Floats, groups: Integers, least: int = PEERS_MIN) -> Floats:
+    """Return for each of (S,) values the median of the others of its group; NaN with fewer than ``least`` of them."""
+    result = np.full(values.shape, np.nan)
+    for members in group_members(groups):
+        own = values[members]
+        if len(members) <= SMALL_GROUP:
+            result[members] = median_of_others(own[None, :].astype(np.float64), least)[0]
+            continue
+        known = own[np.isfinite(own)]
+        if len(known) > least:
+            result[members] = np.where(np.isfinite(own), np.median(known), np.nan)
+    return result
+
+
+def standing(values: Floats, groups: Integers, floor: float, least: int = PEERS_MIN) -> Standing:
+    """Return where each of (S,) values stands among its group; ``floor`` is the least sigma, in the values' unit."""
+    median = peers_median(values, groups, least)
+    spread = np.abs(values - median)
+    sigma = np.maximum(SIGMA_PER_MAD * peers_median(spread, groups, least), floor)
+    return Standing(median, sigma, (values - median) / sigma)
+
+
+def group_members(groups: Integers) -> list[Integers]:
+    """Return each group's members as indexes, by group."""
+    if len(groups) == 0:
+        return []
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+
+
+def latest(values: Floats, lines: int) -> Floats:
+    """Return each column's newest observed value within the last ``lines`` rows of (rows, columns); NaN: none."""
+    result = np.full(values.shape[1], np.nan)
+    for row in values[-lines:]:
+        np.copyto(result, row, where=~np.isnan(row))
+    return result
+
+
+def level(values: Floats, lines: int) -> Floats:
+    """Return each column's median over its observed values of the last ``lines`` rows: (columns,), NaN: none."""
+    return median_over_rows(values[-lines:])
+
+
+def growth(values: Floats, lines: int) -> Floats:
+    """Return by how much each counter grew over the last ``lines`` rows: (columns,), 0 or more, NaN when unobserved.
+
+    A counter that falls began again at zero: its source restarted.
+    """
+    recent = np.asarray(values[-lines:], dtype=np.float64)
+    known = np.isfinite(recent)
+    filled = np.where(known, recent, -np.inf)
+    # Carry the last observed value over gaps, so that growth across a gap counts.
+    at = np.maximum.accumulate(np.where(known, np.arange(len(recent))[:, None], -1), axis=0)
+    carried = np.take_along_axis(filled, np.maximum(at, 0), axis=0)
+    carried = np.where(at >= 0, carried, np.nan)
+    change = np.diff(carried, axis=0)
+    grown = np.where(change >= 0, change, carried[1:])
+    total = np.nansum(grown, axis=0) if len(recent) > 1 else np.zeros(recent.shape[1])
+    return np.where(known.sum(axis=0) >= 2, total, np.nan)

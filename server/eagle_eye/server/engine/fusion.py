@@ -1,0 +1,146 @@
+"""Many detectors' verdicts into one finding for each trouble: the cause named, its symptoms as evidence. Pure.
+
+Verdicts of one family (what stops a job; what breaks its numbers; slowness of one node; pace of the whole job;
+early signs of one node) are about one trouble. The one nearest to the cause names it (``faults.FAULTS`` is in order of
+causation), the others that agree with it on the node add their kinds of evidence. Independent kinds
+raise the probability that the claim is true: 1 - (1 - p)(1 - q), never beyond ``CONFIDENCE_MAX``; verdicts that
+share a kind have seen the same thing and raise nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from eagle_eye.detectors.faults import BY_NAME, CAUSE_ORDER
+from eagle_eye.detectors.types import Verdict
+
+CONFIDENCE_MAX = 0.99  # what inference can reach; only a fact is surer
+EVIDENCE_MAX = 12
+EXPLAINED_RATIO = 0.5  # of a drop in the job's pace, that one slow node must account for to explain it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One trouble: the verdict that names its cause, enriched with what agrees, and all who spoke."""
+
+    verdict: Verdict
+    detectors: tuple[str, ...]
+
+
+def family_of(verdict: Verdict) -> str:
+    """Return the family of trouble that a verdict belongs to."""
+    trouble = BY_NAME[verdict.fault].trouble
+    if verdict.asks in ("drain_node", "checkpoint_now") or trouble == "early":
+        return f"early:{_who(verdict)}"
+    if verdict.fault == "node_unreachable" and "standstill" not in verdict.kinds:
+        return f"silence:{verdict.node}"
+    return f"slow:{_who(verdict)}" if trouble == "slow" else trouble
+
+
+def fuse(verdicts: Iterable[Verdict]) -> dict[str, Finding]:
+    """Return one finding for each family of trouble."""
+    families: dict[str, list[Verdict]] = {}
+    for verdict in sorted(verdicts, key=_nearness):
+        families.setdefault(family_of(verdict), []).append(verdict)
+    findings = {family: _united(members) for family, members in families.items()}
+    _explain(findings)
+    return findings
+
+
+def _who(verdict: Verdict) -> str:
+    return verdict.node if verdict.node is not None else ",".join(sorted(verdict.nodes))
+
+
+def _nearness(verdict: Verdict) -> tuple[bool, int, bool, float, str]:
+    """Return the key that sorts causes before symptoms; an unknown culprit explains nothing."""
+    nobody = verdict.node is None and not verdict.nodes and BY_NAME[verdict.fault].trouble == "stop"
+    return nobody, CAUSE_ORDER[verdict.fault], verdict.node is None, -verdict.confidence, verdict.node or ""
+
+
+def _united(members: list[Verdict]) -> Finding:
+    """Return the finding whose cause is the first of a family's verdicts, which are sorted by nearness."""
+    cause = members[0]
+    kinds, confidence, slowdown = set(cause.kinds), cause.confidence, cause.slowdown_ratio
+    evidence, said, onset_s = list(cause.evidence), [cause.summary], cause.onset_s
+    detectors = [cause.detector]
+    for other in members[1:]:
+        if other.nodes and cause.nodes and not set(other.nodes) & set(cause.nodes):
+            continue  # about somebody else: a symptom that this cause does not share evidence with
+        if other.detector not in detectors:
+            detectors.append(other.detector)
+        if other.node is None or other.node != cause.node:
+            continue
+        if not kinds & other.kinds and not cause.fact:
+            confidence = 1 - (1 - confidence) * (1 - other.confidence)
+        kinds |= other.kinds
+        # Measured slowness goes before what counters let one expect.
+        slowdown = other.slowdown_ratio if "compute_time" in other.kinds else max(slowdown, other.slowdown_ratio)
+        evidence += [item for item in other.evidence if item not in evidence]
+        onset_s = min(onset_s, other.onset_s)
+        if other.fault != cause.fault and other.summary not in said:
+            said.append(other.summary)
+    return Finding(
+        verdict=dataclasses.replace(
+            cause,
+            confidence=cause.confidence if cause.fact else max(cause.confidence, min(confidence, CONFIDENCE_MAX)),
+            kinds=frozenset(kinds),
+            slowdown_ratio=slowdown,
+            evidence=tuple(evidence[:EVIDENCE_MAX]),
+            onset_s=onset_s,
+            summary="; ".join(said[:2]),
+        ),
+        detectors=tuple(detectors),
+    )
+
+
+def _explain(findings: dict[str, Finding]) -> None:
+    """Drop the findings that another one explains, and let a learned score support what a rule has named."""
+    _explained_by_the_stop(findings)
+    _explained_by_the_room(findings)
+    _supported_by_the_model(findings)
+    _explained_by_one_node(findings)
+
+
+def _explained_by_the_stop(findings: dict[str, Finding]) -> None:
+    stop, pace = findings.get("stop"), findings.get("pace")
+    if stop is None:
+        return
+    for node in stop.verdict.nodes:
+        for family in (f"silence:{node}", f"slow:{node}", f"early:{node}"):
+            findings.pop(family, None)
+    if pace is None:
+        return
+    stalled = pace.verdict.fault == "storage_stall" and "standstill" in pace.verdict.kinds
+    if stalled and not stop.verdict.nodes:
+        findings.pop("stop")  # nobody hangs: everybody waits for the storage
+    else:
+        findings.pop("pace")  # a job that stands still is slow, too
+
+
+def _explained_by_the_room(findings: dict[str, Finding]) -> None:
+    """Drop what is said of single nodes that a rack's or a room's trouble has hit together."""
+    shared = [f.verdict for name, f in findings.items() if name.startswith("slow:") and len(f.verdict.nodes) > 1]
+    for verdict in shared:
+        for node in verdict.nodes:
+            findings.pop(f"slow:{node}", None)
+            findings.pop(f"early:{node}", None)
+
+
+def _supported_by_the_model(findings: dict[str, Finding]) -> None:
+    for family, finding in list(findings.items()):
+        learned = findings.get(f"early:{finding.verdict.node}")
+        if family.startswith("slow:") and learned is not None and learned.verdict.fault == "node_anomaly":
+            united = _united([finding.verdict, learned.verdict])
+            findings[family] = Finding(united.verdict, tuple(sorted({*finding.detectors, *learned.detectors})))
+            findings.pop(f"early:{finding.verdict.node}")
+
+
+def _explained_by_one_node(findings: dict[str, Finding]) -> None:
+    pace = findings.get("pace")
+    if pace is None or pace.verdict.fault != "throughput_drop":
+        return
+    worst = max((f.verdict.slowdown_ratio for name, f in findings.items() if name.startswith("slow:")), default=0.0)
+    if worst > 0 and worst >= EXPLAINED_RATIO * pace.verdict.slowdown_ratio:
+        findings.pop("pace")

@@ -1,0 +1,143 @@
+"""Who takes part in one attempt of a job: nodes, device rows, ranks, roles, phases; as arrays in column order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.types import Integers, Series
+from eagle_eye.schema.action import MemberRank
+
+GROWTH_MIN = 16  # columns that arrays begin with
+
+
+class Roster:
+    """Nodes and series only ever join; the arrays are made once and again only after somebody joined."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, int] = {}
+        self._series: list[Series] = []
+        self._columns: dict[tuple[str, int], int] = {}
+        self._roles: list[int] = []
+        self._role_ids: dict[str, int] = {}
+        self._changes = 0
+        self._made: dict[str, tuple[int, Any]] = {}
+        self.phase: list[str] = []
+        self._silent_s: NDArray[np.float64] = np.zeros(GROWTH_MIN)
+        self._phase_since_s: NDArray[np.float64] = np.full(GROWTH_MIN, -math.inf)
+
+    def add_node(self, node: str) -> bool:
+        """Make the node known and return whether it is new."""
+        if node in self._nodes:
+            return False
+        self._nodes[node] = len(self._nodes)
+        self._changes += 1
+        return True
+
+    def add_series(self, node: str, device: int, rank: int, role: str) -> tuple[int, bool]:
+        """Make a device row of a known node known; return its column and whether it is new."""
+        column = self._columns.get((node, device))
+        new = column is None
+        if column is None:
+            column = self._columns[node, device] = len(self._series)
+            self._series.append(Series(node, device, rank))
+            self._roles.append(0)
+            self.phase.append("")
+            if column >= len(self._silent_s):
+                self._silent_s = np.concatenate([self._silent_s, np.zeros(column)])
+                self._phase_since_s = np.concatenate([self._phase_since_s, np.full(column, -math.inf)])
+            self._changes += 1
+        elif rank >= 0 and self._series[column].rank != rank:
+            self._series[column] = Series(node, device, rank)
+            self._changes += 1
+        if role or rank >= 0:
+            known = self._role_ids.setdefault(role, len(self._role_ids))
+            if self._roles[column] != known:
+                self._roles[column] = known
+                self._changes += 1
+        return column, new
+
+    @property
+    def silent_s(self) -> NDArray[np.float64]:
+        """For how long each rank's living process has said nothing: (S,), a view that may be written."""
+        return self._silent_s[: len(self._series)]
+
+    @property
+    def phase_since_s(self) -> NDArray[np.float64]:
+        """Since when each rank is in its phase: (S,), -inf unknown; a view that may be written."""
+        return self._phase_since_s[: len(self._series)]
+
+    def node_index(self, node: str) -> int:
+        """Return a known node's column among the node rows."""
+        return self._nodes[node]
+
+    def column(self, node: str, device: int) -> int | None:
+        """Return the column of a device row, None where it is not known."""
+        return self._columns.get((node, device))
+
+    def __contains__(self, node: str) -> bool:
+        """Whether the node takes part."""
+        return node in self._nodes
+
+    @property
+    def series_count(self) -> int:
+        """How many device rows there are."""
+        return len(self._series)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes, in the order they became known."""
+        made: tuple[str, ...] = self._once("nodes", lambda: tuple(self._nodes))
+        return made
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """The device rows, in column order."""
+        made: tuple[Series, ...] = self._once("series", lambda: tuple(self._series))
+        return made
+
+    @property
+    def roles(self) -> Integers:
+        """Each device row's group of peers: (S,)."""
+        made: Integers = self._once("roles", lambda: np.array(self._roles, dtype=np.intp))
+        return made
+
+    @property
+    def node_of(self) -> Integers:
+        """Each device row's node, as its index among the nodes: (S,)."""
+        made: Integers = self._once(
+            "node_of", lambda: np.array([self._nodes[series.node] for series in self._series], dtype=np.intp)
+        )
+        return made
+
+    @property
+    def ranked(self) -> bool:
+        """Whether anybody said which ranks run where."""
+        made: bool = self._once("ranked", lambda: any(series.rank >= 0 for series in self._series))
+        return made
+
+    @property
+    def ranks(self) -> tuple[MemberRank, ...]:
+        """The members with a rank, by rank."""
+
+        def make() -> tuple[MemberRank, ...]:
+            known: Iterable[MemberRank] = (MemberRank(s.rank, s.node, s.device) for s in self._series if s.rank >= 0)
+            return tuple(sorted(known, key=lambda member: member.rank))
+
+        made: tuple[MemberRank, ...] = self._once("ranks", make)
+        return made
+
+    def by_node(self, values: Mapping[str, Any], otherwise: Any, dtype: Any) -> NDArray[Any]:
+        """Return a value for each node, in their order: (N,)."""
+        return np.array([values.get(node, otherwise) for node in self._nodes], dtype=dtype)
+
+    def _once(self, name: str, make: Any) -> Any:
+        known = self._made.get(name)
+        if known is None or known[0] != self._changes:
+            known = (self._changes, make())
+            self._made[name] = known
+        return known[1]

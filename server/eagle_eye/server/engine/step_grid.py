@@ -1,0 +1,242 @@
+"""Rows into steps: what ranks reported, aligned by training step, and the job's own course by step.
+
+Rows of different nodes end at different moments and nodes' clocks differ, while a step is the same step everywhere.
+Rows are taken once they are complete (a little late), each rank's mean over the steps it finished since its last row
+is written to the lines of just these steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.peers import peers_median
+from eagle_eye.detectors.types import Curve, Floats, Integers, Steps
+
+# What a rank says of a step. The first group is kept for each rank, the second also as the job's course.
+STEP_METRICS = (
+    "train_compute_seconds",
+    "train_data_wait_seconds",
+    "nccl_collective_seconds",
+    "nccl_reduce_scatter_seconds",
+    "train_step_seconds",
+    "train_work_units",
+    "train_local_grad_norm",
+    "train_parameter_checksum",
+    "train_loss",
+    "train_grad_norm",
+    "train_tokens_per_second",
+)
+CURVE_METRICS = (
+    "train_step_seconds",
+    "train_loss",
+    "train_grad_norm",
+    "train_tokens_per_second",
+    "train_compute_seconds",
+    "train_data_wait_seconds",
+    "nccl_collective_seconds",
+)
+LINES_KEPT = 256  # steps (or groups of steps) of which each rank's values are kept
+CURVE_KEPT = 8_192  # and the job's medians
+CELLS_MAX = 128 * 1024 * 1024  # values in memory for one job: fewer lines for more ranks
+LINES_MIN = 32
+BACKFILL_MAX = 8  # lines that one row may fill: a row after a long gap says little about each of them
+PACE_ROWS = 2  # rows with progress before the number of steps in a row is known
+SETTLED_LINES = 1  # the newest line may still lack ranks
+
+
+class StepGrid:
+    """One attempt's steps, fed with rows of the time grid in order; ``steps`` and ``curve`` are what detectors see."""
+
+    def __init__(self) -> None:
+        self._columns = 0
+        self._depth = LINES_KEPT
+        self._width: float = 0.0  # steps a line covers; 0: not known yet
+        self._waiting: list[tuple[float, dict[str, Floats]]] = []
+        self._number: NDArray[np.float64] = np.zeros(0)
+        self._times_s: NDArray[np.float64] = np.zeros(0)
+        self._arrays: dict[str, Floats] = {}
+        self._relative: Floats = np.zeros((0, 0), np.float32)
+        self._lines = 0
+        self._settled = 0  # lines before this one have gone into the relative values and the curve
+        self._last: NDArray[np.float64] = np.zeros(0)  # each rank's newest step
+        self._rows_per_step: list[float] = []
+        self._curve: deque[tuple[float, float, dict[str, float]]] = deque(maxlen=CURVE_KEPT)
+        self._curve_made: Curve | None = None
+
+    def take(self, time_s: float, row: Mapping[str, Floats], roles: Integers) -> None:
+        """Take one complete row of the time grid: each metric's values (S,), NaN where not observed."""
+        steps = row.get("train_step")
+        if steps is None:
+            return
+        if len(steps) != self._columns:
+            self._widen(len(steps))
+        values = {m: np.array(row[m]) for m in STEP_METRICS if m in row}
+        values["train_step"] = np.asarray(steps, dtype=np.float64)
+        if self._width == 0.0:
+            self._waiting.append((time_s, values))
+            self._learn_width(steps)
+            if self._width == 0.0:
+                return
+            waiting, self._waiting = self._waiting, []
+            self._last[:] = np.nan
+            for earlier_s, earlier in waiting:
+                self._place(earlier_s, earlier)
+        else:
+            self._place(time_s, values)
+        self._settle(roles)
+
+    def steps(self) -> Steps:
+        """Return the settled steps: (K,) and (K, S), views."""
+        start = max(self._settled - self._depth, 0)
+        return Steps(
+            number=self._number[start : self._settled],
+            times_s=self._times_s[start : self._settled],
+            values={name: array[start : self._settled] for name, array in self._arrays.items()},
+            relative_compute=self._relative[start : self._settled],
+        )
+
+    def curve(self) -> Curve:
+        """Return the job's course."""
+        if self._curve_made is None:
+            names = sorted({name for _, _, values in self._curve for name in values})
+            self._curve_made = Curve(
+                number=np.array([number for number, _, _ in self._curve]),
+                times_s=np.array([time_s for _, time_s, _ in self._curve]),
+                values={m: np.array([values.get(m, math.nan) for _, _, values in self._curve]) for m in names},
+            )
+        return self._curve_made
+
+    def _learn_width(self, steps: Floats) -> None:
+        """Learn from the first rows how many steps one row covers: a line holds as many, at least one."""
+        before = self._last.copy()
+        self._last = np.fmax(before, steps)
+        grown = (steps - before)[np.isfinite(steps) & np.isfinite(before)]
+        grown = grown[grown > 0]
+        if len(grown):
+            self._rows_per_step.append(float(np.median(grown)))
+        if len(self._rows_per_step) >= PACE_ROWS:
+            self._width = max(1.0, float(np.round(np.median(self._rows_per_step))))
+
+    def _place(self, time_s: float, values: Mapping[str, Floats]) -> None:
+        steps = values["train_step"]
+        self._notice_rollback(steps)
+        fresh = np.isfinite(steps) & ~(steps <= self._last)  # a rank's first row counts: its last is NaN
+        if not fresh.any():
+            return
+        last = np.floor(steps / self._width)
+        first = np.where(np.isfinite(self._last), np.minimum(np.floor(self._last / self._width) + 1, last), last)
+        newest = float(last[fresh].max())
+        for number in np.arange(max(float(first[fresh].min()), newest - BACKFILL_MAX + 1), newest + 1):
+            ranks = fresh & (first <= number) & (number <= last)
+            if ranks.any():
+                line = self._line((number + 1) * self._width - 1 if self._width > 1 else number, time_s)
+                if line is not None:
+                    for name in STEP_METRICS:
+                        if name in values:
+                            np.copyto(self._array(name)[line], values[name], where=ranks)
+        np.copyto(self._last, steps, where=fresh)
+
+    def _notice_rollback(self, steps: Floats) -> None:
+        """Begin anew when most ranks went back to an earlier step: a restart that nobody announced."""
+        known = np.isfinite(steps) & np.isfinite(self._last)
+        if known.any() and 2 * int((steps < self._last)[known].sum()) > int(known.sum()):
+            self._last[:] = np.nan
+            self._lines = self._settled = 0
+            for array in (self._number, self._times_s, self._relative, *self._arrays.values()):
+                array[...] = np.nan
+
+    def _line(self, number: float, time_s: float) -> int | None:
+        """Return the line of a step, None for one that is settled already; steps that were never seen have no line."""
+        for line in range(self._lines - 1, self._settled - 1, -1):
+            if self._number[line] == number:
+                return line
+        if self._lines and number < self._number[self._lines - 1]:
+            return None
+        if self._lines == len(self._number):
+            self._shift()
+        self._number[self._lines], self._times_s[self._lines] = number, time_s
+        self._lines += 1
+        return self._lines - 1
+
+    def _settle(self, roles: Integers) -> None:
+        """Work out what is relative to peers for the lines that are complete."""
+        while self._settled < self._lines - SETTLED_LINES or self._complete():
+            line = self._settled
+            compute = self._arrays.get("train_compute_seconds")
+            if compute is not None:
+                own = per_work(compute[line], self._arrays, line)
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    self._relative[line] = own / peers_median(own, roles)
+            self._curve.append((float(self._number[line]), float(self._times_s[line]), self._medians(line)))
+            self._curve_made = None
+            self._settled += 1
+
+    def _complete(self) -> bool:
+        """Whether every rank has reported all that the oldest unsettled line covers."""
+        return bool(self._settled < self._lines and (self._last >= self._number[self._settled]).all())
+
+    def _medians(self, line: int) -> dict[str, float]:
+        found = {}
+        for name in CURVE_METRICS:
+            if name in self._arrays:
+                known = self._arrays[name][line]
+                known = known[~np.isnan(known)]
+                if len(known):
+                    found[name] = float(np.median(known))
+        return found
+
+    def _array(self, name: str) -> Floats:
+        array = self._arrays.get(name)
+        if array is None:
+            dtype = np.float64 if name == "train_parameter_checksum" else np.float32
+            array = np.full((len(self._number), self._columns), np.nan, dtype)
+            self._arrays[name] = array
+        return array
+
+    def _widen(self, columns: int) -> None:
+        extra = columns - self._columns
+        self._columns = columns
+        self._last = np.concatenate([self._last, np.full(extra, np.nan)])
+        if self._lines == 0:
+            self._depth = int(np.clip(CELLS_MAX / max(columns * len(STEP_METRICS), 1), LINES_MIN, LINES_KEPT))
+            capacity = self._depth + self._depth // 4
+            self._number, self._times_s = np.full(capacity, np.nan), np.full(capacity, np.nan)
+            self._arrays.clear()
+            self._relative = np.full((capacity, columns), np.nan, np.float32)
+            self._waiting = [(t, {m: _wider(v, columns) for m, v in row.items()}) for t, row in self._waiting]
+            return
+        self._relative = _wider(self._relative, columns)
+        self._arrays = {name: _wider(array, columns) for name, array in self._arrays.items()}
+
+    def _shift(self) -> None:
+        start = self._lines - self._depth
+        for array in (self._number, self._times_s, self._relative, *self._arrays.values()):
+            array[: self._depth] = array[start : self._lines].copy()
+            array[self._depth :] = np.nan
+        self._settled -= start
+        self._lines = self._depth
+
+
+def per_work(compute: Floats, arrays: Mapping[str, Floats], line: int) -> Floats:
+    """Return compute times divided by the work of the step, where the training code says how much that was."""
+    work = arrays.get("train_work_units")
+    if work is None:
+        return compute
+    units = work[line]
+    known = np.isfinite(units) & (units > 0)
+    if not known.any():
+        return compute
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(known, compute / units, np.nan)
+
+
+def _wider(array: Any, columns: int) -> Any:
+    wide = np.full((*array.shape[:-1], columns), np.nan, array.dtype)
+    wide[..., : array.shape[-1]] = array
+    return wide

@@ -1,0 +1,12 @@
+"""What hangs on which switch."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """The switch of each node, and of each node's links where they differ; what is absent is not known."""
+
+    switch_of_node: dict[str, str] = {}
+    switch_of_link: dict[str, dict[str, str]] = {}
