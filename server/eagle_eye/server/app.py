@@ -43,6 +43,7 @@ from eagle_eye.server.records import Node
 from eagle_eye.server.services import Services
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store import NODES, SUBSCRIPTIONS, Change, Store
+from eagle_eye.server.topology_file import read_topology
 from eagle_eye.server.watching import Outlook, Watcher
 
 HISTORY_FILE = "history.db"
@@ -67,6 +68,8 @@ def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
     from eagle_eye.server.watch import Watch
 
     engine = Engine(config.detection, watching_since_s=clock.now_s())
+    if config.topology_file:
+        engine.observe_topology(read_topology(Path(config.topology_file)))
     return Watch(engine, store, clock, config.policy, config.public_url)
 
 

@@ -14,6 +14,7 @@ from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import REQUEST_BYTES_MAX
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
+from eagle_eye.server.topology_file import read_topology
 
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -63,6 +64,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     public_url: str = ""
     series_max: Count = 200_000  # newest values shown on /metrics
     streams_max: Count = 64  # readers of /api/v1/events at a time
+    topology_file: str = ""  # JSON with switch_of_node and switch_of_link; "": not known
     detection: DetectionSettings = DetectionSettings()
     policy: PolicySettings = PolicySettings()
     webhooks: WebhookSettings = WebhookSettings()
@@ -76,6 +78,8 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     address(config.listen)
     if config.public_url and not config.public_url.startswith(("http://", "https://")):
         raise ConfigurationError(f"public_url: expected an http:// or https:// URL, got {config.public_url!r}")
+    if config.topology_file:
+        read_topology(Path(config.topology_file))
     data_dir = str(Path(config.data_dir).expanduser() if config.data_dir else default_data_dir(environ))
     public_url = (config.public_url or f"http://{config.listen}").rstrip("/")
     return msgspec.structs.replace(config, data_dir=data_dir, public_url=public_url)

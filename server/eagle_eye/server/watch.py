@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 GAP_TICKS = 4.0  # a pause of the loop longer than this many ticks was time in which nobody watched
 GAP_FLOOR_S = 2.0
 DISMISSED_MAX = 100  # newest false alarms of a job that are remembered, so as not to be raised again
+HISTORY_FRESH_S = 60.0
+HISTORY_MAX = 1_000  # newest incidents in which recurrence is looked for
 CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
 SEEN_GRAIN_RATIO = 0.25  # of the time after which an incident is gone: how stale its seen_s on record may get
 
@@ -42,6 +44,8 @@ class Watch:
         self._policy = policy
         self._public_url = public_url
         self._judged: dict[str, Judgement] = {}
+        self._history: list[Incident] = []
+        self._history_read_s = -HISTORY_FRESH_S
         self._ticked_s: float | None = None
         self._ticked_wall_s = clock.now_s()
 
@@ -73,6 +77,7 @@ class Watch:
     def tick(self, now_s: float) -> None:
         """Judge once and write down what follows."""
         self._notice_gap(now_s)
+        self._read_history()
         judgements = self._engine.tick(now_s)
         self._judged = {judgement.job: judgement for judgement in judgements}
         for judgement in judgements:
@@ -114,6 +119,12 @@ class Watch:
         stepping = track.last_step is not None
         return Progress(track.last_step, track.advanced_s if stepping else None, track.pace_s)
 
+    def _read_history(self) -> None:
+        """Read now and then what has happened in the past weeks: recurrence is no matter of seconds."""
+        if self._clock.monotonic_s() - self._history_read_s >= HISTORY_FRESH_S:
+            self._history = self._store.page(INCIDENTS, {}, limit=HISTORY_MAX).items
+            self._history_read_s = self._clock.monotonic_s()
+
     def _notice_gap(self, now_s: float) -> None:
         """Forgive the nodes the silence of a time in which we ourselves did not watch, or the clock was set."""
         if self._ticked_s is None:
@@ -129,6 +140,7 @@ class Watch:
         book = Book(
             incidents=[*(i for i in store.open_incidents() if i.job == judgement.job), *dismissed],
             actions=store.actions_since(judgement.now_s - self._policy.window_s),
+            history=self._history,
         )
         blind = ""
         if 2 * judgement.heard < judgement.members:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import msgspec
 from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Judgement
 from eagle_eye.server.engine.policy import Decision, Situation, decide
+from eagle_eye.server.engine.recurrence import recurrences
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Action, ActionState, Incident
 
@@ -19,10 +21,14 @@ _FRUITLESS_STATES = ("failed", "refused", "rejected", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What is on record: incidents that are open or were marked false, the policy window's actions (oldest first)."""
+    """What is on record: incidents that are open or were marked false, the policy window's actions (oldest first).
+
+    ``history`` are all jobs' incidents of the past weeks.
+    """
 
     incidents: Sequence[Incident]
     actions: Sequence[Action]
+    history: Sequence[Incident] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ def respond(
     ``new_id`` makes an identifier from a prefix. ``blind`` says why the server cannot judge at all, "" when it can.
     """
     now_s = judgement.now_s
+    recurrent = recurrences(judgement, book.history, fleet_size)
+    judgement = dataclasses.replace(judgement, verdicts=(*judgement.verdicts, *recurrent))
     actions = {action.id: action for action in book.actions if action.job == judgement.job}
     ended = {a.id: a for a in (_expired(action, now_s) for action in actions.values()) if a is not None}
     actions.update(ended)
