@@ -98,7 +98,7 @@ class Straggler:
         own = relative[-length:, index]
         own = own[np.isfinite(own)]
         centre = _trimmed_mean(own)
-        low = float(np.quantile(own, STEADY_QUANTILE))
+        low = float(np.quantile(own, STEADY_QUANTILE, method="lower"))
         if centre < self.ratio or low < 1 + ONSET_MARGIN * (self.ratio - 1):
             return None
         peers = _sample(

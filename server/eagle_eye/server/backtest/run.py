@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Engine, Judgement
 from eagle_eye.server.engine.policy import Situation, decide
+from eagle_eye.server.engine.recurrence import DISRUPTIVE, recurrences
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.records import Incident
 
@@ -48,12 +50,15 @@ class Backtest:
     blind: dict[str, int] = field(default_factory=dict)
     judgements: int = 0
     _incidents: dict[str, Incident] = field(default_factory=dict)
+    _ended: list[Incident] = field(default_factory=list)
+    _asked: set[tuple[int, str, tuple[str, ...]]] = field(default_factory=set)
     _raised: int = 0
 
     def run(self) -> Iterator[VerdictLine]:
         """Yield verdict lines in order of time."""
         header = self.trace.header
         engine = Engine(self.detection, watching_since_s=header.start)
+        engine.observe_topology(self.trace.topology())
         tick_s = max(self.detection.tick_s, header.interval_s / TICKS_PER_INTERVAL)
         steps = iter(self.trace.steps())
         step = next(steps, None)
@@ -73,17 +78,37 @@ class Backtest:
         self.judgements += 1
         for name in judgement.blind:
             self.blind[name] = self.blind.get(name, 0) + 1
+        past = [*self._ended, *self._incidents.values()]
+        recurrent = recurrences(judgement, past, len(self.trace.header.nodes))
+        judgement = dataclasses.replace(judgement, verdicts=(*judgement.verdicts, *recurrent))
         changed = folding.fold(self._incidents.values(), judgement, (), self.policy.verdict_gone_s, self._next_id)
         for incident in changed:
             known = self._incidents.get(incident.id)
             if incident.state == "recovered":
-                self._incidents.pop(incident.id)
+                self._ended.append(self._incidents.pop(incident.id))
                 continue
-            decided = msgspec.structs.replace(incident, action=self._action(incident, judgement))
+            decided = self._decided(incident, judgement)
             self._incidents[incident.id] = decided
             told = known and (known.fault, known.nodes, known.action)
             if told != (decided.fault, decided.nodes, decided.action):
                 yield self._line(decided, judgement.now_s)
+
+    def _decided(self, incident: Incident, judgement: Judgement) -> Incident:
+        """Return the incident with what policy asks for.
+
+        What was asked for is being done, as far as a trace can tell: its story no longer changes, and the same is not
+        asked for a second time in the attempt.
+        """
+        if incident.state == "acting":
+            return incident
+        action = self._action(incident, judgement)
+        request = (incident.attempt, action, tuple(incident.nodes))
+        if action in DISRUPTIVE and request in self._asked:
+            return msgspec.structs.replace(incident, action="notify")
+        if action in DISRUPTIVE:
+            self._asked.add(request)
+            return msgspec.structs.replace(incident, action=action, state="acting")
+        return msgspec.structs.replace(incident, action=action)
 
     def _action(self, incident: Incident, judgement: Judgement) -> Any:
         """Return what policy asks for in mode act, with an empty history and a full budget."""

@@ -71,13 +71,14 @@ class StepGrid:
 
     def take(self, time_s: float, row: Mapping[str, Floats], roles: Integers) -> None:
         """Take one complete row of the time grid: each metric's values (S,), NaN where not observed."""
-        steps = row.get("train_step")
-        if steps is None:
+        reported = row.get("train_step")
+        if reported is None:
             return
+        steps = np.where(np.isfinite(reported), reported, np.nan).astype(np.float64)
         if len(steps) != self._columns:
             self._widen(len(steps))
         values = {m: np.array(row[m]) for m in STEP_METRICS if m in row}
-        values["train_step"] = np.asarray(steps, dtype=np.float64)
+        values["train_step"] = steps
         if self._width == 0.0:
             self._waiting.append((time_s, values))
             self._learn_width(steps)

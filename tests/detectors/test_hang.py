@@ -1,0 +1,114 @@
+"""Standstills: who holds the job up, when that may be acted on, and what is a pause."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Hang
+from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.types import Happening, Pause, Verdict
+from tests.detectors.windows import NOW_S, Story
+
+PATIENCE = Patience(floor_s=60, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
+DETECTOR = Hang(patience=PATIENCE, rank_silent_s=10, silent_node_s=10)
+
+
+def job(rows: int = 120, standstill: int = 20, step_s: float = 2.0) -> Story:
+    story = Story(nodes=8, rows=rows).hardware()
+    story.device["train_step_seconds"][:] = step_s
+    story.standstill(standstill)
+    spin = slice(rows - standstill + 1, None)
+    story.device["gpu_tensor_active_ratio"][spin] = 0.0
+    story.device["gpu_power_watts"][spin] = 230.0
+    return story
+
+
+def lagging(story: Story, columns: list[int], standstill: int = 20) -> Story:
+    story.device["nccl_sequence"][-standstill:, columns] -= 1
+    return story
+
+
+def said(story: Story) -> list[Verdict]:
+    return DETECTOR.detect(story.window())
+
+
+def test_a_lagging_rank_is_the_culprit_and_its_hosts_quiet_makes_it_sure() -> None:
+    (verdict,) = said(lagging(job(), [3]))
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_RIPE)
+    assert verdict.kinds == {"standstill", "collective_sequence"}
+
+
+def test_a_lagging_rank_is_told_of_as_soon_as_a_step_is_overdue() -> None:
+    (verdict,) = said(lagging(job(standstill=7), [3], 7))
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_EARLY)
+
+
+def test_short_steps_wait_for_the_floor() -> None:
+    (verdict,) = said(lagging(job(step_s=0.04), [3]))
+    assert verdict.confidence == CONFIDENCE_EARLY
+    (verdict,) = said(lagging(job(standstill=70, step_s=0.04), [3], 70))
+    assert verdict.confidence == CONFIDENCE_RIPE
+
+
+def test_a_host_that_writes_may_be_saving_a_checkpoint_that_nobody_announced() -> None:
+    story = lagging(job(standstill=100), [0], 100)
+    story.node["node_disk_write_bytes_per_second"][-100:, 0] = 2e9
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n0", CONFIDENCE_EARLY)
+
+
+def test_a_pipeline_that_lags_with_its_culprit_is_told_apart_by_what_its_gpus_do() -> None:
+    story = lagging(job(), [2, 3, 6])
+    story.device["gpu_utilization_ratio"][-19:, 3] = 0.0
+    story.device["gpu_power_watts"][-19:, 3] = 90.0
+    (verdict,) = said(story)
+    assert verdict.node == "n3"
+    assert verdict.kinds == {"standstill", "collective_sequence", "gpu_activity"}
+
+
+def test_odd_gpus_alone_name_nobody() -> None:
+    story = job(standstill=100)
+    story.device["gpu_utilization_ratio"][-99:, 3] = 0.0
+    (verdict,) = said(story)
+    assert verdict.node is None
+
+
+def test_all_ranks_in_one_collective_are_a_hang_of_unknown_culprit_after_the_floor() -> None:
+    assert said(job(standstill=40)) == []
+    (verdict,) = said(job(standstill=100))
+    assert (verdict.node, verdict.asks) == (None, None)
+
+
+def test_a_job_that_pauses_outside_any_collective_does_not_hang() -> None:
+    story = job(standstill=100)
+    story.device["nccl_sequence"][-100:] -= 1
+    assert said(story) == []
+
+
+def test_without_sequences_a_standstill_is_only_told_of() -> None:
+    story = job(standstill=100)
+    story.device.pop("nccl_sequence")
+    (verdict,) = said(story)
+    assert verdict.asks == "notify"
+
+
+def test_sequences_that_start_from_other_offsets_are_no_lag() -> None:
+    story = job(standstill=40)
+    story.device["nccl_sequence"] += 100 * np.arange(8)
+    assert said(story) == []
+
+
+def test_a_rank_that_ended_well_while_its_peers_wait_is_the_programs_fault() -> None:
+    story = job(standstill=100)
+    story.events.append(Happening(NOW_S - 99, "n2", 0, "process_exit", {"exit_code": 0, "rank": 2}))
+    (verdict,) = said(story)
+    assert verdict.application
+    assert verdict.node is None
+
+
+@pytest.mark.parametrize("seconds", [50.0, 90.0])
+def test_the_jobs_own_pauses_are_its_patience(seconds: float) -> None:
+    story = lagging(job(standstill=70), [3], 70)
+    story.pauses = [Pause("", seconds)]
+    assert bool(said(story)) == (1.5 * seconds <= 70)

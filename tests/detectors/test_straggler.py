@@ -1,0 +1,150 @@
+"""Slow ranks against their peers: how soon, how surely, and what is only work, noise or a hiccup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.straggler import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Straggler
+from eagle_eye.detectors.types import Blind, Verdict
+from tests.detectors.windows import Story
+
+DETECTOR = Straggler(ratio=1.1, floor_s=10, ripe_s=30, false_per_1000_node_days=0.1)
+STEP_S = 5.0
+
+
+def job(nodes: int = 8, rows: int = 200, noise: float = 0.008, seed: int = 3, wait: float = 1.0) -> Story:
+    """Return a job of steps of five seconds, seen every second, whose waits follow from the slowest."""
+    story = Story(nodes=nodes, rows=rows)
+    rng = np.random.default_rng(seed)
+    steps = np.arange(rows) // int(STEP_S)
+    spread = 1 + 0.01 * rng.normal(size=nodes)
+    compute = 3.0 * spread * np.exp(noise * rng.normal(size=(steps[-1] + 1, nodes)))
+    story.device = {
+        "train_step": np.repeat(1000.0 + steps[:, None], nodes, axis=1),
+        "train_step_seconds": np.full((rows, nodes), STEP_S),
+        "train_compute_seconds": compute[steps],
+    }
+    waits(story, wait)
+    return story
+
+
+def waits(story: Story, base: float = 1.0) -> Story:
+    compute = story.device["train_compute_seconds"]
+    story.device["nccl_collective_seconds"] = base + compute.max(axis=1, keepdims=True) - compute
+    return story
+
+
+def slow(story: Story, ratio: float, steps: int, node: int = 2) -> Story:
+    story.device["train_compute_seconds"][-int(steps * STEP_S) :, node] *= ratio
+    return waits(story)
+
+
+def said(story: Story, **changes: Any) -> list[Verdict]:
+    return DETECTOR.detect(story.window(**changes))
+
+
+def test_ten_percent_on_fixed_length_data_is_told_of_after_three_steps() -> None:
+    (verdict,) = said(slow(job(), 1.13, 4))
+    assert verdict.node == "n2"
+    assert verdict.kinds == {"compute_time", "collective_arrival"}
+    assert verdict.confidence == CONFIDENCE_EARLY
+
+
+def test_what_lasts_becomes_sure() -> None:
+    (verdict,) = said(slow(job(), 1.2, 8))
+    assert verdict.confidence == CONFIDENCE_RIPE
+    assert verdict.slowdown_ratio == pytest.approx(0.6 / 4.4, rel=0.2)
+
+
+def test_the_onset_is_when_it_became_slow() -> None:
+    story = slow(job(), 1.3, 12)
+    (verdict,) = said(story)
+    assert verdict.onset_s == pytest.approx(story.times_s[-60], abs=2 * STEP_S)
+
+
+def test_a_small_slowness_that_lasts_names_nobody_below_the_ratio() -> None:
+    assert said(slow(job(), 1.06, 30)) == []
+
+
+def test_two_slow_steps_are_a_hiccup() -> None:
+    assert said(slow(job(), 2.0, 2)) == []
+
+
+def test_twenty_percent_among_packed_sequences_is_found_within_25_steps() -> None:
+    found = [said(slow(job(16, 600, noise=0.11, seed=seed), 1.25, 25)) for seed in range(8)]
+    assert sum([v.node for v in one] == ["n2"] for one in found) >= 7
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_packed_sequences_alone_accuse_nobody(seed: int) -> None:
+    story = job(16, 1200, noise=0.13, seed=seed)
+    ends = range(300, 1200, 45)
+    for end in ends:
+        part = Story(nodes=16, rows=end)
+        part.device = {name: values[:end].copy() for name, values in story.device.items()}
+        assert said(part) == []
+
+
+def test_packed_work_that_is_told_explains_the_time() -> None:
+    story = job(16, noise=0.0)
+    rng = np.random.default_rng(5)
+    work = np.repeat(np.exp(0.3 * rng.normal(size=(40, 16))), 5, axis=0)
+    story.device["train_compute_seconds"] = story.device["train_compute_seconds"] * work
+    story.device["train_work_units"] = work
+    assert said(waits(story)) == []
+
+
+def test_slowness_shows_beneath_packed_work_that_is_told() -> None:
+    story = job(16, noise=0.0)
+    work = np.repeat(np.exp(0.3 * np.random.default_rng(5).normal(size=(40, 16))), 5, axis=0)
+    story.device["train_compute_seconds"] = story.device["train_compute_seconds"] * work
+    story.device["train_work_units"] = work
+    (verdict,) = said(slow(story, 1.2, 6))
+    assert verdict.node == "n2"
+
+
+def test_a_long_stage_is_nobodys_fault() -> None:
+    story = job()
+    story.device["train_compute_seconds"][:, 4:] *= 1.8
+    assert said(waits(story), role_of=np.array([0, 0, 0, 0, 1, 1, 1, 1])) == []
+
+
+def test_a_rank_that_does_not_arrive_late_is_only_one_kind_of_evidence() -> None:
+    story = job()
+    story.device["train_compute_seconds"][-60:, 2] *= 1.3
+    story.device["nccl_collective_seconds"][:] = 1.0
+    (verdict,) = said(story)
+    assert verdict.kinds == {"compute_time"}
+    assert verdict.confidence < 0.9
+
+
+def test_lateness_counts_beside_long_collectives() -> None:
+    story = job(wait=8.0)
+    (verdict,) = said(waits(slow(story, 1.2, 10), 8.0))
+    assert "collective_arrival" in verdict.kinds
+
+
+def test_two_peers_cannot_tell() -> None:
+    with pytest.raises(Blind, match="comparable"):
+        said(slow(job(nodes=2), 1.5, 10, node=1))
+
+
+def test_two_slow_nodes_are_two_verdicts() -> None:
+    story = slow(slow(job(), 1.3, 10), 1.3, 10, node=5)
+    assert {v.node for v in said(story)} == {"n2", "n5"}
+
+
+def test_a_slow_warm_up_of_all_is_no_slow_node() -> None:
+    story = job()
+    story.device["train_compute_seconds"][:40] *= 3
+    assert said(waits(story)) == []
+
+
+def test_gaps_in_a_nodes_rows_accuse_nobody() -> None:
+    story = job()
+    for values in story.device.values():
+        values[100:140, 2] = np.nan
+    assert said(story) == []
