@@ -121,6 +121,12 @@ class Story:
         }
         return self
 
+    def complete(self) -> Story:
+        """Add all that a site can report, healthy."""
+        shape = self.device["train_step"].shape
+        self.device["train_data_wait_seconds"] = 0.005 * np.random.default_rng(3).uniform(0.5, 1.5, shape)
+        return self.hardware().ports()
+
     def ports(self, each: int = 2) -> Story:
         """Add ``each`` healthy RDMA ports a node; port p of all nodes hangs on switch "rail<p>"."""
         rng = np.random.default_rng(2)
