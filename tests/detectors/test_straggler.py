@@ -69,6 +69,11 @@ def test_a_small_slowness_that_lasts_names_nobody_below_the_ratio() -> None:
     assert said(slow(job(), 1.06, 30)) == []
 
 
+def test_twice_as_slow_is_found_soon_even_where_steps_are_noisy() -> None:
+    (verdict,) = said(slow(job(noise=0.06), 2.0, 5))
+    assert verdict.node == "n2"
+
+
 def test_two_slow_steps_are_a_hiccup() -> None:
     assert said(slow(job(), 2.0, 2)) == []
 

@@ -14,9 +14,12 @@ from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict
 
 DAY_S = 86_400.0
 STEPS_MIN = 3  # fewer steps say nothing about persistence
-STRETCH_GROWTH = 2  # stretches double: a large slowdown is found soon, a small one when it has lasted
+# Stretches of steps looked at: a large slowdown is found in a short one, a small one when it has lasted.
+STRETCHES = (3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 SCREEN_RATIO = 0.7  # of the excess that counts, which a plain mean must show before a rank is looked at closely
-SUSPECTS_MAX = 64  # ranks looked at closely in one pass, worst first
+SCREEN_SIGMAS = 4.0  # or as many standard errors of the noise
+SCREEN_STEPS = 20  # newest steps from which that noise is taken
+SUSPECTS_MAX = 24  # ranks looked at closely for each stretch, worst first
 PEERS_SAMPLED = 256  # of a large role, enough for its spread
 TRIM_RATIO = 0.2  # cut off at both ends before a mean: robust, and nearly as efficient
 TRIM_EFFICIENCY = 1.06  # standard error of such a mean over that of a mean, normal distribution
@@ -25,6 +28,7 @@ LONE_STEP_NOISE_MAX = 0.03  # of single steps, above which single steps are no e
 NOISY_STEPS_MIN = (
     18  # so many steps it takes then (0.15% of worker-windows of 20 exceed 1.1 by chance, Lin et al. 2025)
 )
+UNHEARD_OF_DIGITS = 8.0  # of chance, 1e-8, that short stretches of noisy steps must rule out
 STEADY_QUANTILE = 0.25  # this low quantile must be off, too: a few very slow steps are no slow node
 ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arrived late...
 ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its excess compute
@@ -73,25 +77,27 @@ class Straggler:
         return list(worst.values())
 
     def _suspects(self, relative: Floats) -> list[tuple[int, int]]:
-        """Return (stretch, rank) of the ranks whose plain mean is high enough to look closely, worst first."""
-        found: list[tuple[float, int, int]] = []
+        """Return (stretch, rank) of the ranks whose plain mean is high enough to look closely, short stretches first."""
+        found: list[tuple[int, int]] = []
+        noise = _screening_noise(relative)
         total = np.zeros(relative.shape[1])
         seen = np.zeros(relative.shape[1])
-        taken, length = 0, STEPS_MIN
-        while taken < len(relative):
+        taken = 0
+        for length in STRETCHES:
+            if taken == len(relative):
+                break
             lines = relative[max(len(relative) - length, 0) : len(relative) - taken]
             known = np.isfinite(lines)
             total += np.where(known, lines, 0.0).sum(axis=0)
             seen += known.sum(axis=0)
             taken += len(lines)
-            excess = total - seen * (1 + SCREEN_RATIO * (self.ratio - 1))
+            least = SCREEN_RATIO * max(self.ratio - 1, SCREEN_SIGMAS * noise / math.sqrt(taken))
+            excess = total - seen * (1 + least)
             high = np.flatnonzero((excess > 0) & (2 * seen >= taken) & (seen >= STEPS_MIN))
-            found.extend((-float(total[index] / seen[index]), taken, int(index)) for index in high)
-            length *= STRETCH_GROWTH
-        found.sort()
-        ranks = {index for _, _, index in found[: 4 * SUSPECTS_MAX]}
-        chosen = set(sorted(ranks, key=lambda i: min(score for score, _, j in found if j == i))[:SUSPECTS_MAX])
-        return sorted((length, index) for _, length, index in found if index in chosen)
+            if len(high) > SUSPECTS_MAX:
+                high = high[np.argpartition(-excess[high] / seen[high], SUSPECTS_MAX)[:SUSPECTS_MAX]]
+            found.extend((taken, int(index)) for index in high)
+        return found
 
     def _judge(self, window: Window, index: int, length: int) -> Verdict | None:
         relative = window.steps.relative_compute
@@ -105,7 +111,7 @@ class Straggler:
             np.flatnonzero((window.role_of == window.role_of[index]) & (np.arange(len(window.series)) != index))
         )
         noise, error = _noise(relative[-length:, peers], len(own))
-        if noise > LONE_STEP_NOISE_MAX and len(own) < NOISY_STEPS_MIN:
+        if noise > LONE_STEP_NOISE_MAX and len(own) < NOISY_STEPS_MIN and not _unheard_of(own, relative[:, peers]):
             return None
         step_s = typical_step_s(window)
         threshold = max(self.ratio, 1 + self._sigmas(window, length * step_s) * error)
@@ -200,6 +206,22 @@ def _noise(relative: Floats, steps: int) -> tuple[float, float]:
     between = SIGMA_PER_MAD * float(np.median(np.abs(centres - np.median(centres))))
     error = TRIM_EFFICIENCY * max(noise, tails, NOISE_FLOOR_RATIO) / math.sqrt(max(steps, 1))
     return max(noise, tails), max(error, between, NOISE_FLOOR_RATIO)
+
+
+def _screening_noise(relative: Floats) -> float:
+    """Return a rough noise of single steps, from a sample of the newest."""
+    newest = relative[-SCREEN_STEPS:, :: max(relative.shape[1] // PEERS_SAMPLED, 1)]
+    known = newest[np.isfinite(newest)]
+    return SIGMA_PER_MAD * float(np.median(np.abs(known - 1))) if len(known) else 0.0
+
+
+def _unheard_of(own: Floats, peers: Floats) -> bool:
+    """Whether every step of a short stretch is slower than any that any peer showed: so often that chance is ruled out.
+
+    One of M peers' steps tops them all with probability 1/M, n independent ones in a row with M to the -n.
+    """
+    known = peers[np.isfinite(peers)]
+    return bool(len(known) > 1 and own.min() > known.max() and len(own) * math.log10(len(known)) >= UNHEARD_OF_DIGITS)
 
 
 def _trimmed_mean(values: Floats) -> float:
