@@ -77,7 +77,7 @@ class Straggler:
         return list(worst.values())
 
     def _suspects(self, relative: Floats) -> list[tuple[int, int]]:
-        """Return (stretch, rank) of the ranks whose plain mean is high enough to look closely, short stretches first."""
+        """Return (stretch, rank) of ranks whose plain mean is high enough to look closely, short stretches first."""
         found: list[tuple[int, int]] = []
         noise = _screening_noise(relative)
         total = np.zeros(relative.shape[1])
@@ -103,7 +103,7 @@ class Straggler:
         relative = window.steps.relative_compute
         own = relative[-length:, index]
         own = own[np.isfinite(own)]
-        centre = _trimmed_mean(own)
+        centre = float(_trimmed_means(own[:, None])[0])
         low = float(np.quantile(own, STEADY_QUANTILE, method="lower"))
         if centre < self.ratio or low < 1 + ONSET_MARGIN * (self.ratio - 1):
             return None
@@ -198,7 +198,7 @@ def _noise(relative: Floats, steps: int) -> tuple[float, float]:
     if not enough.any():
         return np.inf, np.inf
     values = relative[:, enough]
-    centres = np.array([_trimmed_mean(column[np.isfinite(column)]) for column in values.T])
+    centres = _trimmed_means(values)
     spread = np.abs(values - centres)
     noise = SIGMA_PER_MAD * float(np.median(spread[np.isfinite(spread)]))
     # The mean deviation reaches into the tails that the median deviation does not see.
@@ -224,10 +224,14 @@ def _unheard_of(own: Floats, peers: Floats) -> bool:
     return bool(len(known) > 1 and own.min() > known.max() and len(own) * math.log10(len(known)) >= UNHEARD_OF_DIGITS)
 
 
-def _trimmed_mean(values: Floats) -> float:
-    cut = int(TRIM_RATIO * len(values))
-    ordered = np.sort(values)
-    return float(ordered[cut : len(ordered) - cut].mean()) if len(values) else float("nan")
+def _trimmed_means(values: Floats) -> Floats:
+    """Return each column's mean without its lowest and highest share: (columns,), NaN where nothing was observed."""
+    count = np.isfinite(values).sum(axis=0)
+    cut = (TRIM_RATIO * count).astype(np.intp)
+    sums = np.vstack([np.zeros(values.shape[1]), np.nancumsum(np.sort(values, axis=0), axis=0, dtype=np.float64)])
+    columns = np.arange(values.shape[1])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((sums[count - cut, columns] - sums[cut, columns]) / (count - 2 * cut))
 
 
 def _sample(peers: Integers) -> Integers:

@@ -9,6 +9,8 @@ import msgspec
 from eagle_eye.detectors.types import Verdict, Window
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.engine.asking import Asking
+from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.engine import Judgement
 from tests.server.engine.frames import START_S, Fleet
 
@@ -165,12 +167,12 @@ def test_a_detector_with_a_bug_is_blind_and_silences_nobody() -> None:
             raise ZeroDivisionError("float division by zero")
 
     fleet = Fleet()
-    fleet.engine._detectors = (Broken(), *fleet.engine._detectors)
     fleet.run(30)
-    fleet.stopped, fleet.silent_s = True, {"n1": 9.0}
-    judgement = fleet.run(9)[-1]
-    assert [v.node for v in judgement.verdicts] == ["n1"]
-    assert judgement.blind["broken"] == "failed: ZeroDivisionError: float division by zero"
+    window = next(fleet.engine.tracks()).window(fleet.now_s, {}, {}, 0.0)
+    verdicts, blind = Asking((Broken(), *build_detectors(fleet.engine.settings))).ask(window)
+    assert blind["broken"] == "failed: ZeroDivisionError: float division by zero"
+    assert "straggler" not in blind
+    assert verdicts == []
 
 
 def test_a_frame_sent_early_does_not_change_the_interval() -> None:

@@ -1,4 +1,4 @@
-"""The columns in memory: one array per metric over a common grid of times.
+"""The columns in memory: one plane per metric over a common grid of times.
 
 Rows of different agents that end within half an interval of each other share one line of the grid, so
 that agents need not agree on a clock tick. The newest ``depth`` lines are kept.
@@ -6,12 +6,14 @@ that agents need not agree on a clock tick. The newest ``depth`` lines are kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.metrics import Scope
 
 Floats = NDArray[np.floating[Any]]
 
@@ -20,30 +22,72 @@ LINES_MIN = 48  # what detectors need at least
 COLUMNS_FIRST = 8
 
 
-class _Column:
-    """One metric's array. Its row r is the grid's line ``base + r``: each moves to the front in its own time.
+class _Planes:
+    """The metrics of one precision: (metrics, capacity, columns), each plane with a base of its own.
 
-    Arrays hold some lines more than ``depth``, each a different number: when one is full its newest lines move to the
-    front, so that a view of the past is always one slice, and never do all arrays move in the same moment.
+    Row r of plane p is the grid's line ``base[p] + r``. A plane holds some lines more than ``depth``; when it is full
+    its newest lines move to the front, so that a view of the past is always one slice. Planes begin at
+    different places and so never move all in the same moment. Planes that nobody wrote to take no memory.
     """
 
-    __slots__ = ("array", "base")
+    def __init__(self, names: Sequence[str], dtype: Any) -> None:
+        self.names = tuple(names)
+        self.dtype = dtype
+        self.place = {name: at for at, name in enumerate(names)}
+        self.used = np.zeros(len(names), dtype=np.bool_)
+        self.base = np.zeros(len(names), dtype=np.intp)
+        self.cells: Floats = np.empty((len(names), 0, 0), dtype)
 
-    def __init__(self, array: Floats, base: int) -> None:
-        self.array = array
-        self.base = base
+    @property
+    def capacity(self) -> int:
+        """How many lines a plane holds."""
+        return int(self.cells.shape[1])
+
+    def resize(self, capacity: int, width: int, start: int, end: int) -> None:
+        """Take other dimensions, keeping lines ``start`` to ``end`` of the planes in use."""
+        cells = np.empty((len(self.names), capacity, width), self.dtype)
+        for plane in np.flatnonzero(self.used):
+            kept = self.cells[plane, max(start - self.base[plane], 0) : end - self.base[plane]]
+            first = max(start, int(self.base[plane]))
+            offset = _stagger(int(plane), capacity - (end - first))
+            cells[plane] = np.nan
+            cells[plane, offset : offset + len(kept), : kept.shape[1]] = kept
+            self.base[plane] = first - offset
+        self.cells = cells
+
+    def begin(self, plane: int, start: int) -> None:
+        """Make a plane usable from a line on."""
+        self.used[plane] = True
+        self.cells[plane] = np.nan
+        self.base[plane] = start - _stagger(plane, self.capacity // 5)
+
+    def reach(self, plane: int, start: int, end: int) -> None:
+        """Make room in a plane up to line ``end``."""
+        base = int(self.base[plane])
+        if end - base <= self.capacity:
+            return
+        cells = self.cells[plane]
+        kept = cells[max(start - base, 0) :]
+        first = max(start, base)
+        cells[: len(kept)] = kept.copy()
+        cells[len(kept) :] = np.nan
+        self.base[plane] = first
 
 
 class Grid:
-    """Values of many metrics for a growing set of columns (series or nodes), line by line."""
+    """Values of one scope's metrics for a growing set of columns (series, nodes or links), line by line."""
 
-    def __init__(self, interval_s: float, depth: int) -> None:
+    def __init__(self, scope: Scope, interval_s: float, depth: int) -> None:
         self.interval_s = interval_s
         self._depth = depth
-        self._times = _Column(np.full(_capacity(depth, 0), np.nan), 0)
-        self._end = 0  # one past the newest line; lines are numbered from the grid's beginning
+        self._times: NDArray[np.float64] = np.full(2 * depth + 16, np.nan)
+        self._first = 0  # the line that stands first in ``_times``; lines are numbered from the grid's beginning
+        self._end = 0  # one past the newest line
         self._columns = 0
-        self._metrics: dict[str, _Column] = {}
+        names = catalogue.names(scope)
+        self._exact = _Planes([n for n in names if catalogue.BY_NAME[n].exact], np.float64)
+        self._plain = _Planes([n for n in names if not catalogue.BY_NAME[n].exact], np.float32)
+        self._routes: dict[tuple[str, ...], tuple[tuple[_Planes, NDArray[np.intp], NDArray[np.intp]], ...]] = {}
         self.late_total = 0  # rows older than the oldest line kept
 
     @property
@@ -60,13 +104,9 @@ class Grid:
         """Add ``count`` unobserved columns and return the index of the first."""
         first = self._columns
         self._columns += count
-        for column in self._metrics.values():
-            if self._columns > column.array.shape[1]:
-                width = max(self._columns, 2 * column.array.shape[1])
-                wide = np.full((len(column.array), width), np.nan, column.array.dtype)
-                wide[:, : column.array.shape[1]] = column.array
-                column.array = wide
-        self._fit()
+        width = self._plain.cells.shape[2]
+        if self._columns > width:
+            self._fit(max(self._columns, 2 * width, COLUMNS_FIRST))
         return first
 
     def line(self, time_s: float) -> int | None:
@@ -77,9 +117,9 @@ class Grid:
         tolerance = self.interval_s / 2
         known = self.times()
         if len(known) == 0 or time_s > known[-1] + tolerance:
-            self._end += 1
-            self._row(self._times)[...] = time_s
-            return self._end - 1
+            return self._append(time_s)
+        if abs(float(known[-1]) - time_s) <= tolerance and (len(known) == 1 or time_s > (known[-1] + known[-2]) / 2):
+            return self._end - 1  # the usual case: the line that is being filled
         if time_s < known[0] - tolerance and len(known) >= self._depth:
             self.late_total += 1
             return None
@@ -90,31 +130,40 @@ class Grid:
             return self._start() + nearest
         return self._insert(after, time_s)
 
-    def write(self, line: int, name: str, columns: NDArray[np.intp], values: Floats) -> None:
-        """Set metric ``name`` of ``columns`` in a line."""
-        column = self._metrics.get(name)
-        if column is None:
-            dtype = np.float64 if catalogue.BY_NAME[name].exact else np.float32
-            width = max(self._columns, COLUMNS_FIRST)
-            lines = _capacity(self._depth, len(self._metrics) + 1)
-            column = _Column(np.full((lines, width), np.nan, dtype), self._start())
-            self._metrics[name] = column
-            self._fit()
-        self._reach(column)
-        if line >= column.base:
-            column.array[line - column.base, columns] = values
+    def write(self, line: int, metrics: Sequence[str], columns: NDArray[np.intp], values: Floats) -> None:
+        """Set metrics of columns in a line; ``values`` is (metrics, columns). KeyError for one of another scope."""
+        for planes, places, rows in self._route(tuple(metrics)):
+            at = line - planes.base[places]
+            if (at >= planes.capacity).any():
+                for plane in places.tolist():
+                    planes.reach(plane, self._start(), self._end)
+                at = line - planes.base[places]
+            kept = slice(None) if (at >= 0).all() else at >= 0
+            planes.cells[places[kept, None], at[kept, None], columns[None, :]] = values[rows[kept]]
 
     def times(self) -> Floats:
         """Return the newest lines' times, oldest first: (T,)."""
-        return self._view(self._times)
+        return _sealed(self._times[self._start() - self._first : self._end - self._first])
 
     def view(self, name: str) -> Floats:
         """Return the newest lines of a metric: (T, columns). KeyError when nobody ever sent it."""
-        return self._view(self._metrics[name])[:, : self._columns]
+        planes = self._plain if name in self._plain.place else self._exact
+        plane = planes.place[name]
+        if not planes.used[plane]:
+            raise KeyError(name)
+        planes.reach(plane, self._start(), self._end)
+        base = int(planes.base[plane])
+        start = max(self._start() - base, 0)
+        return _sealed(planes.cells[plane, start : self._end - base, : self._columns])
 
     def names(self) -> tuple[str, ...]:
         """Return the metrics seen so far."""
-        return tuple(self._metrics)
+        return tuple(
+            name
+            for planes in (self._exact, self._plain)
+            for name, used in zip(planes.names, planes.used.tolist(), strict=True)
+            if used
+        )
 
     def latest(self, name: str) -> Floats:
         """Return each column's newest observed value within the last four lines: (columns,), NaN: none."""
@@ -126,55 +175,75 @@ class Grid:
     def _start(self) -> int:
         return max(self._end - self._depth, 0)
 
-    def _view(self, column: _Column) -> Floats:
-        self._reach(column)
-        view = column.array[self._start() - column.base : self._end - column.base].view()
-        view.flags.writeable = False
-        return view
+    def _append(self, time_s: float) -> int:
+        if self._end - self._first == len(self._times):
+            kept = self._times[self._start() - self._first :].copy()
+            self._times[: len(kept)] = kept
+            self._first = self._start()
+        self._times[self._end - self._first] = time_s
+        self._end += 1
+        return self._end - 1
 
-    def _row(self, column: _Column) -> Floats:
-        self._reach(column)
-        return column.array[self._end - 1 - column.base : self._end - column.base]
+    def _route(self, metrics: tuple[str, ...]) -> tuple[tuple[_Planes, NDArray[np.intp], NDArray[np.intp]], ...]:
+        """Return for each precision which planes a block's metrics go to, and which of its rows they are."""
+        route = self._routes.get(metrics)
+        if route is None:
+            found = []
+            known = {*self._exact.names, *self._plain.names}
+            if not known.issuperset(metrics):
+                raise KeyError(next(m for m in metrics if m not in known))
+            for planes in (self._exact, self._plain):
+                rows = np.array([i for i, m in enumerate(metrics) if m in planes.place], dtype=np.intp)
+                places = np.array([planes.place[metrics[i]] for i in rows], dtype=np.intp)
+                if len(rows):
+                    new = places[~planes.used[places]].tolist()
+                    self._fit(self._plain.cells.shape[2], len(new))
+                    for plane in new:
+                        planes.begin(plane, self._start())
+                    found.append((planes, places, rows))
+            route = self._routes[metrics] = tuple(found)
+        return route
 
-    def _reach(self, column: _Column) -> None:
-        """Make room in an array up to the newest line, and fill what it has not seen with NaN."""
-        array, start = column.array, self._start()
-        if self._end - column.base <= len(array):
-            return
-        kept = array[max(start - column.base, 0) :]
-        array[: len(kept)] = kept.copy()
-        array[len(kept) :] = np.nan
-        column.base = max(start, column.base)
-
-    def _fit(self) -> None:
-        """Keep fewer lines where so many columns would take too much memory."""
-        width = max((column.array.shape[1] for column in self._metrics.values()), default=0)
-        lines = CELLS_MAX // max(width * len(self._metrics), 1)
-        if lines >= _capacity(self._depth, len(self._metrics)) or self._depth <= LINES_MIN:
-            return
-        self._depth = max(int(lines / 1.5), LINES_MIN)
-        for place, column in enumerate(self._metrics.values(), start=1):
-            kept = self._view(column)
-            array = np.full((_capacity(self._depth, place), column.array.shape[1]), np.nan, column.array.dtype)
-            array[: len(kept)] = kept
-            column.array, column.base = array, self._start()
+    def _fit(self, width: int, more: int = 0) -> None:
+        """Take a width, and keep fewer lines where so many columns would take too much memory."""
+        planes = int(self._exact.used.sum()) + int(self._plain.used.sum()) + more
+        lines = CELLS_MAX // max(width * planes, 1)
+        if lines < _capacity(self._depth) and self._depth > LINES_MIN:
+            self._depth = max(int(lines / 1.5), LINES_MIN)
+        for kind in (self._exact, self._plain):
+            if kind.cells.shape[1:] != (_capacity(self._depth), width):
+                kind.resize(_capacity(self._depth), width, self._start(), self._end)
 
     def _insert(self, at: int, time_s: float) -> int:
         """Open a line between two others: a row that arrived late, of a moment when nobody else was heard."""
         line = self._start() + at
-        self._end += 1
-        for column in (self._times, *self._metrics.values()):
-            self._reach(column)
-            row = line - column.base
-            if row < 0:
-                continue
-            column.array[row + 1 : self._end - column.base] = column.array[row : self._end - 1 - column.base].copy()
-            column.array[row] = np.nan
-        self._times.array[line - self._times.base] = time_s
+        self._append(float(self._times[self._end - 1 - self._first]))
+        row = line - self._first
+        self._times[row + 1 : self._end - self._first] = self._times[row : self._end - 1 - self._first].copy()
+        self._times[row] = time_s
+        for planes in (self._exact, self._plain):
+            for plane in np.flatnonzero(planes.used).tolist():
+                planes.reach(plane, self._start(), self._end)
+                row = line - int(planes.base[plane])
+                if row >= 0:
+                    cells = planes.cells[plane]
+                    cells[row + 1 : self._end - planes.base[plane]] = cells[
+                        row : self._end - 1 - planes.base[plane]
+                    ].copy()
+                    cells[row] = np.nan
         return line
 
 
-def _capacity(depth: int, place: int) -> int:
-    """Return how many lines an array holds: ``depth`` and some more, another number for each metric's place."""
-    slack = max(depth // 4, 16)
-    return depth + slack + (5 * place) % slack
+def _capacity(depth: int) -> int:
+    return depth + max(depth // 2, 16)
+
+
+def _stagger(plane: int, room: int) -> int:
+    """Return how far into its room a plane begins: another place for each, so that they fill up at other times."""
+    return (7 * plane) % room if room > 0 else 0
+
+
+def _sealed(view: Floats) -> Floats:
+    view = view.view()
+    view.flags.writeable = False
+    return view

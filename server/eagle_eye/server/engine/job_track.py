@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Curve, Floats, Happening, Link, Pause, Series, Window
 from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.grid import Grid
 from eagle_eye.server.engine.roster import Roster
 from eagle_eye.server.engine.step_grid import StepGrid
@@ -46,7 +48,7 @@ class JobTrack:
         self._window_s = window_s
         self._roster = Roster()
         self._links: dict[tuple[str, str], int] = {}
-        self._devices, self._node_rows, self._link_rows = self._grids(interval_s)
+        self._make_grids(interval_s)
         self._steps = StepGrid()
         self._fed_until_s = -math.inf
         self.interval_s = interval_s
@@ -64,15 +66,17 @@ class JobTrack:
     def adopt_interval(self, interval_s: float) -> None:
         """Take the agents' interval for the grid's; a job can be declared before any agent was heard."""
         if interval_s != self.interval_s and not len(self._devices.times()) and not len(self._node_rows.times()):
-            self._devices, self._node_rows, self._link_rows = self._grids(interval_s)
+            self._make_grids(interval_s)
             self._devices.add_columns(self._roster.series_count)
             self._node_rows.add_columns(len(self._roster.nodes))
             self._link_rows.add_columns(len(self._links))
             self.interval_s = interval_s
 
-    def _grids(self, interval_s: float) -> tuple[Grid, Grid, Grid]:
+    def _make_grids(self, interval_s: float) -> None:
         depth = max(math.ceil(self._window_s / interval_s), GRID_LINES_MIN)
-        return Grid(interval_s, depth), Grid(interval_s, depth), Grid(interval_s, depth)
+        self._grids_of = {scope: Grid(scope, interval_s, depth) for scope in Scope}
+        self._devices, self._node_rows = self._grids_of[Scope.DEVICE], self._grids_of[Scope.NODE]
+        self._link_rows = self._grids_of[Scope.LINK]
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -146,43 +150,29 @@ class JobTrack:
         """Note for how long a rank's living process has said nothing."""
         self._roster.silent_s[column] = seconds
 
-    def write_devices(
-        self, time_s: float, node: str, devices: Sequence[int], metrics: Sequence[str], values: Floats
-    ) -> None:
-        """Place device rows of a node; ``values`` is (metrics, devices). Devices no rank uses join without one."""
-        columns = np.array([self.add_series(node, device) for device in devices], dtype=np.intp)
-        self.touched_s = max(self.touched_s, time_s)
-        line = self._devices.line(time_s)
-        if line is None:
-            return
-        for metric, row in zip(metrics, values, strict=True):
-            self._devices.write(line, metric, columns, row)
-        if "train_step" in metrics:
-            self._advance(time_s, values[list(metrics).index("train_step")])
+    def node_column(self, node: str) -> int:
+        """Return a member's column among the node rows."""
+        return self._roster.node_index(node)
 
-    def write_node(self, time_s: float, node: str, metrics: Sequence[str], values: Floats) -> None:
-        """Place a node's own row; ``values`` is (metrics,)."""
-        self.touched_s = max(self.touched_s, time_s)
-        line = self._node_rows.line(time_s)
-        if line is None:
-            return
-        column = np.array([self._roster.node_index(node)], dtype=np.intp)
-        for metric, value in zip(metrics, values, strict=True):
-            self._node_rows.write(line, metric, column, np.asarray([value]))
+    def add_link(self, node: str, link: str) -> int:
+        """Make a link of the node known and return its column."""
+        column = self._links.get((node, link))
+        if column is None:
+            column = self._links[node, link] = self._link_rows.add_columns(1)
+        return column
 
-    def write_links(
-        self, time_s: float, node: str, links: Sequence[str], metrics: Sequence[str], values: Floats
+    def write(
+        self, time_s: float, scope: Scope, metrics: Sequence[str], columns: NDArray[np.intp], values: Floats
     ) -> None:
-        """Place the rows of a node's links; ``values`` is (metrics, links)."""
-        for name in links:
-            if (node, name) not in self._links:
-                self._links[node, name] = self._link_rows.add_columns(1)
-        line = self._link_rows.line(time_s)
+        """Place rows of one moment; ``values`` is (metrics, columns)."""
+        self.touched_s = max(self.touched_s, time_s)
+        grid = self._grids_of[scope]
+        line = grid.line(time_s)
         if line is None:
             return
-        columns = np.array([self._links[node, name] for name in links], dtype=np.intp)
-        for metric, row in zip(metrics, values, strict=True):
-            self._link_rows.write(line, metric, columns, row)
+        grid.write(line, metrics, columns, values)
+        if scope is Scope.DEVICE and "train_step" in metrics:
+            self._advance(time_s, values[metrics.index("train_step")])
 
     def add_event(self, event: Happening) -> None:
         """Keep an event of this attempt; a phase event also moves its rank."""

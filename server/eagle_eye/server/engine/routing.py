@@ -1,0 +1,96 @@
+"""Where a node's rows go: which jobs' columns, worked out once and again only when the node's frames change shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.schema.frame import Block, Frame, Rank, values_of
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.engine.job_track import JobTrack
+
+TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have said
+
+Shape = tuple[Scope, list[int | str], list[str]]
+
+
+class Placement(NamedTuple):
+    """Some rows and metrics of a block, and the job's columns that they go to; None: all of the block's."""
+
+    track: JobTrack
+    scope: Scope
+    metrics: tuple[str, ...]
+    chosen: tuple[NDArray[np.intp], NDArray[np.intp]] | None
+    columns: NDArray[np.intp]
+
+
+@dataclass(slots=True)
+class Route:
+    """Where the frames of one node go while their ranks and the shape of their blocks stay as they are."""
+
+    ranks: list[Rank]
+    job: str | None
+    epoch: int
+    tracks: list[JobTrack]
+    ranked: tuple[bool, ...]
+    shapes: list[Shape]
+    placements: list[list[Placement]]
+
+    def fits(self, frame: Frame, epoch: int) -> bool:
+        """Whether the frame belongs to the same jobs as the last one did."""
+        return (
+            self.epoch == epoch
+            and self.job == frame.job
+            and self.ranks == frame.ranks
+            and self.ranked == tuple(track.ranked for track in self.tracks)
+        )
+
+    def place(self, frame: Frame) -> None:
+        """Write the frame's rows to where they belong."""
+        shapes = [(block.scope, block.keys, block.metrics) for block in frame.blocks if block.keys]
+        if shapes != self.shapes:
+            self.shapes = shapes
+            self.placements = [list(_placements(frame, block, self.tracks)) for block in frame.blocks if block.keys]
+        for block, placements in zip((b for b in frame.blocks if b.keys), self.placements, strict=True):
+            values = np.frombuffer(values_of(block), dtype=np.float64).reshape(len(block.metrics), len(block.keys))
+            for placement in placements:
+                chosen = values if placement.chosen is None else values[np.ix_(*placement.chosen)]
+                placement.track.write(frame.time_s, placement.scope, placement.metrics, placement.columns, chosen)
+
+
+def _placements(frame: Frame, block: Block, tracks: Iterable[JobTrack]) -> Iterable[Placement]:
+    metrics = tuple(block.metrics)
+    for track in tracks:
+        if block.scope is Scope.DEVICE:
+            yield from _device_placements(frame, block, track)
+        elif track.is_member(frame.node) and block.scope is Scope.NODE:
+            columns = np.array([track.node_column(frame.node)], dtype=np.intp)
+            yield Placement(track, Scope.NODE, metrics, None, columns)
+        elif track.is_member(frame.node):
+            columns = np.array([track.add_link(frame.node, str(key)) for key in block.keys], dtype=np.intp)
+            yield Placement(track, Scope.LINK, metrics, None, columns)
+
+
+def _device_placements(frame: Frame, block: Block, track: JobTrack) -> Iterable[Placement]:
+    """Yield the rows of the job's own ranks whole, and of devices that no rank uses what is no rank's word."""
+    owners = {rank.device: (rank.job, rank.attempt) for rank in sorted(frame.ranks, key=lambda rank: rank.attempt)}
+    devices = [int(key) for key in block.keys]
+    claimed = [i for i, device in enumerate(devices) if owners.get(device) == (track.job, track.attempt)]
+    free = [i for i, device in enumerate(devices) if device not in owners]
+    everything = list(range(len(block.metrics)))
+    hardware = [m for m, name in enumerate(block.metrics) if not name.startswith(TRAINING_PREFIXES)]
+    # Where nobody says who uses what, all rows are the job's.
+    for rows, metrics in ((claimed, everything), (free, hardware if track.ranked else everything)):
+        if rows and metrics:
+            whole = len(rows) == len(devices) and len(metrics) == len(everything)
+            yield Placement(
+                track,
+                Scope.DEVICE,
+                tuple(block.metrics[m] for m in metrics),
+                None if whole else (np.array(metrics, dtype=np.intp), np.array(rows, dtype=np.intp)),
+                np.array([track.add_series(frame.node, devices[i]) for i in rows], dtype=np.intp),
+            )
