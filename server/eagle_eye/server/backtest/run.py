@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from eagle_eye.schema.action import EvidenceItem
+from eagle_eye.detectors.learned import NO_MODEL
+from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.schema.action import ActionKind, EvidenceItem
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Engine, Judgement
 from eagle_eye.server.engine.policy import Situation, decide
 from eagle_eye.server.engine.recurrence import DISRUPTIVE, recurrences
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.server.records import Incident
+from eagle_eye.server.records import Action, Incident
 
 TICKS_PER_INTERVAL = 4  # a trace whose rows are minutes apart needs no judgement every second
 
@@ -47,17 +48,19 @@ class Backtest:
     trace: Trace
     detection: DetectionSettings
     policy: PolicySettings
+    model: LearnedModel | str = NO_MODEL
     blind: dict[str, int] = field(default_factory=dict)
     judgements: int = 0
     _incidents: dict[str, Incident] = field(default_factory=dict)
     _ended: list[Incident] = field(default_factory=list)
     _asked: set[tuple[int, str, tuple[str, ...]]] = field(default_factory=set)
+    _actions: list[Action] = field(default_factory=list)
     _raised: int = 0
 
     def run(self) -> Iterator[VerdictLine]:
         """Yield verdict lines in order of time."""
         header = self.trace.header
-        engine = Engine(self.detection, watching_since_s=header.start)
+        engine = Engine(self.detection, watching_since_s=header.start, model=self.model)
         engine.observe_topology(self.trace.topology())
         tick_s = max(self.detection.tick_s, header.interval_s / TICKS_PER_INTERVAL)
         steps = iter(self.trace.steps())
@@ -107,14 +110,18 @@ class Backtest:
             return msgspec.structs.replace(incident, action="notify")
         if action in DISRUPTIVE:
             self._asked.add(request)
+            self._actions.append(_asked_for(incident, action, judgement.now_s))
             return msgspec.structs.replace(incident, action=action, state="acting")
         return msgspec.structs.replace(incident, action=action)
 
-    def _action(self, incident: Incident, judgement: Judgement) -> Any:
-        """Return what policy asks for in mode act, with an empty history and a full budget."""
+    def _action(self, incident: Incident, judgement: Judgement) -> ActionKind:
+        """Return what policy asks for in mode act, with a full budget and no history but the trace's own.
+
+        What was asked for in earlier attempts counts: a crash that comes back on the same node is its second.
+        """
         situation = Situation(
             settings=msgspec.structs.replace(self.policy, mode="act"),
-            actions=(),
+            actions=[action for action in self._actions if action.attempt < incident.attempt],
             fleet_size=len(self.trace.header.nodes),
             members=judgement.members,
             job_state=judgement.state,
@@ -146,3 +153,29 @@ class Backtest:
             summary=incident.summary,
             evidence=incident.evidence,
         )
+
+
+def _asked_for(incident: Incident, kind: ActionKind, now_s: float) -> Action:
+    """Return what was asked for as policy remembers it."""
+    return Action(
+        id=incident.id,
+        incident_id=incident.id,
+        kind=kind,
+        job=incident.job,
+        attempt=incident.attempt,
+        exclude=[incident.node] if kind == "exclude_node" and incident.node else [],
+        restart=True,
+        fault=incident.fault,
+        confidence=incident.confidence,
+        onset_s=incident.onset_s,
+        detected_s=incident.detected_s,
+        expires_s=now_s,
+        repair="none",
+        summary=incident.summary,
+        evidence=incident.evidence,
+        ranks=[],
+        state="done",
+        node=incident.node,
+        created_s=now_s,
+        updated_s=now_s,
+    )

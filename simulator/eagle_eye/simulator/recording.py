@@ -1,0 +1,67 @@
+"""One simulated run in memory, in columns, before any site's instruments have left something out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from eagle_eye.simulator.arrays import Booleans, Floats
+from eagle_eye.simulator.layout import Layout
+from eagle_eye.simulator.scenario import Scenario
+
+
+class Event(NamedTuple):
+    """One event by its node's clock (Unix seconds); ``node`` None for the whole job."""
+
+    time: float
+    kind: str
+    node: str | None
+    device: int
+    attributes: dict[str, Any]
+
+
+class Label(NamedTuple):
+    """What was done to the job, and what is expected: ``exclude``, ``restart``, ``job`` (tell) or ``none``."""
+
+    start: float
+    end: float
+    nodes: tuple[str, ...]
+    fault: str
+    expect: str
+
+
+class Membership(NamedTuple):
+    """From ``time`` on these ranks take part: rows of (rank, node, device, dp, pp, tp)."""
+
+    time: float
+    attempt: int
+    ranks: tuple[tuple[int, str, int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """K rows of N nodes, G GPUs each, L links each.
+
+    ``time`` and ``true_time`` (K, N) are Unix seconds as the node's clock and as the true clock have them.
+    ``arrived`` (K, N) and ``device_arrived`` (K, N, G): the row exists. ``device`` maps metrics to (K, N, G),
+    ``node`` to (K, N), ``link`` to (K, N, L); NaN is not observed, +inf a number that was not finite. ``slowdown`` is
+    how much longer steps take after the onset than they would have without the fault, 0 where the job stopped.
+    """
+
+    scenario: Scenario
+    layout: Layout
+    job: str
+    start: float
+    end: float
+    time: Floats
+    true_time: Floats
+    arrived: Booleans
+    device_arrived: Booleans
+    device: dict[str, Floats]
+    node: dict[str, Floats]
+    link: dict[str, Floats]
+    members: tuple[Membership, ...]
+    events: tuple[Event, ...]
+    labels: tuple[Label, ...]
+    slowdown: float
+    exports_xid: bool

@@ -1,0 +1,180 @@
+"""Every name writes a valid trace with the right labels; profiles keep what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from eagle_eye.schema.events import BY_KIND
+from eagle_eye.server.backtest.trace import Trace
+from eagle_eye.simulator.names import FAULTS, SITUATIONS
+from eagle_eye.simulator.profiles import PROFILES, profile, visible_faults
+from eagle_eye.simulator.scenario import Scenario, WrongScenario
+from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.writer import NotATrace, write
+from tests.simulator.builders import SMALL, recorded
+
+# The action table of the contract; slowness is excluded where it costs more than a restart.
+EXPECTED = {
+    "gpu_lost": {"exclude"},
+    "gpu_memory_error": {"exclude", "restart"},
+    "gpu_hang": {"exclude"},
+    "hang": {"exclude", "restart"},
+    "network_hang": {"exclude"},
+    "node_unreachable": {"exclude"},
+    "silent_data_corruption": {"exclude"},
+    "straggler": {"exclude"},
+    "thermal_throttle": {"exclude"},
+    "power_throttle": {"exclude"},
+    "pcie_degraded": {"exclude"},
+    "nic_degraded": {"exclude"},
+    "nvlink_degraded": {"exclude"},
+    "cpu_contention": {"exclude"},
+    "process_crash": {"restart"},
+    "out_of_memory": {"restart"},
+    "loss_not_finite": {"restart"},
+    "loss_divergence": {"restart"},
+    "loss_spike": {"job"},
+    "switch_down": {"job"},
+    "network_congestion": {"job"},
+    "storage_stall": {"job"},
+    "workload_imbalance": {"job"},
+    "throughput_drop": {"job"},
+    "recurrent_node": {"exclude"},
+}
+
+
+def test_every_fault_of_the_contract_is_there() -> None:
+    assert set(FAULTS) == {"none", *EXPECTED}
+
+
+@pytest.mark.parametrize("fault", sorted(EXPECTED))
+def test_every_fault_writes_a_trace_with_its_label(fault: str, tmp_path: Path) -> None:
+    write(recorded(fault), tmp_path)
+    trace = Trace(tmp_path)
+    labels = trace.labels()
+    assert labels
+    last = labels[-1]
+    assert last.fault == fault
+    assert last.expect in EXPECTED[fault]
+    assert trace.header.start < last.start < last.end <= trace.header.end
+    assert set(last.nodes) <= {node.node for node in trace.header.nodes}
+    assert last.nodes or last.expect != "exclude"
+    frames = [step.frame for step in trace.steps() if step.frame]
+    assert len(frames) > 600
+    assert all(event.kind in BY_KIND for frame in frames for event in frame.events)
+
+
+@pytest.mark.parametrize("situation", sorted(SITUATIONS))
+def test_every_situation_writes_a_trace_without_labels(situation: str, tmp_path: Path) -> None:
+    write(recorded(situation), tmp_path)
+    trace = Trace(tmp_path)
+    assert trace.labels() == []
+    assert sum(step.frame is not None for step in trace.steps()) > 300
+
+
+@pytest.mark.parametrize("fault", ["none", "straggler", "node_unreachable"])
+def test_the_same_seed_gives_the_same_bytes(fault: str, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write(simulate(Scenario(**(SMALL | {"fault": fault}))), tmp_path / folder)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "b").iterdir())
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_fault_and_its_absence_share_all_noise_before_the_onset() -> None:
+    faulty, healthy = recorded("straggler"), recorded("none")
+    rows = int(faulty.labels[0].start - faulty.start) - 5
+    assert np.array_equal(
+        faulty.device["train_compute_seconds"][:rows], healthy.device["train_compute_seconds"][:rows], equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("name", [p.name for p in PROFILES])
+def test_profiles_keep_what_they_say_and_no_more(name: str, tmp_path: Path) -> None:
+    write(recorded("process_crash"), tmp_path, name)
+    site = profile(name)
+    columns = set(pq.read_schema(tmp_path / "samples.parquet").names) - {"time", "node", "device"}
+    assert columns
+    assert columns <= site.metrics
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert {event["kind"] for event in events} <= site.events
+    assert Trace(tmp_path).labels()
+
+
+def test_profiles_leave_out_what_their_instruments_lack() -> None:
+    assert not [m for m in profile("no_hook").metrics if m.startswith(("train_", "nccl_"))]
+    assert "gpu_tensor_active_ratio" not in profile("no_profiling").metrics
+    assert not [m for m in profile("remote_write").metrics if "throttle" in m or "ecc" in m or "pfc" in m]
+
+
+def test_remote_write_scrapes_no_faster_than_prometheus(tmp_path: Path) -> None:
+    write(recorded("none"), tmp_path, "remote_write")
+    header = json.loads((tmp_path / "trace.json").read_text())
+    assert header["interval_s"] == 15.0
+    assert "ranks" not in header
+    assert len(set(pq.read_table(tmp_path / "samples.parquet")["time"].to_pylist())) <= 4 * 16
+
+
+def test_without_the_hook_nobody_knows_the_parallel_groups(tmp_path: Path) -> None:
+    write(recorded("none"), tmp_path, "no_hook")
+    ranks = json.loads((tmp_path / "trace.json").read_text())["ranks"]
+    assert set(ranks[0]) == {"rank", "node", "device"}
+
+
+def test_better_instruments_show_more() -> None:
+    full, blind = set(visible_faults("full")), set(visible_faults("remote_write"))
+    assert full == set(EXPECTED)
+    assert blind < set(visible_faults("no_hook")) < full
+
+
+def test_another_attempt_is_in_the_membership(tmp_path: Path) -> None:
+    write(recorded("recurrent_node"), tmp_path)
+    lines = (tmp_path / "membership.jsonl").read_text().splitlines()
+    assert [json.loads(line)["attempt"] for line in lines] == [1, 2]
+    labels = Trace(tmp_path).labels() or []
+    assert [(label.fault, label.expect) for label in labels] == [
+        ("process_crash", "restart"),
+        ("recurrent_node", "exclude"),
+    ]
+    assert labels[0].nodes == labels[1].nodes
+
+
+def test_a_trace_may_be_written_over_a_trace_and_over_nothing_else(tmp_path: Path) -> None:
+    write(recorded("recurrent_node"), tmp_path / "trace")
+    write(recorded("none"), tmp_path / "trace")
+    assert not (tmp_path / "trace" / "membership.jsonl").exists()
+    (tmp_path / "trace" / "thesis.tex").write_text("years of work")
+    with pytest.raises(NotATrace, match=r"thesis\.tex"):
+        write(recorded("none"), tmp_path / "trace")
+    with pytest.raises(NotATrace, match="is a file"):
+        write(recorded("none"), tmp_path / "trace" / "thesis.tex")
+
+
+def test_a_fault_may_happen_in_the_midst_of_a_situation() -> None:
+    recording = recorded("straggler", background="packed_sequences", strength="strong")
+    assert [label.fault for label in recording.labels] == ["straggler"]
+    assert np.nanstd(recording.device["train_compute_seconds"][:50]) > 0.03
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fault": "gremlins"}, "gremlins"),
+        ({"background": "hang"}, "expected one of"),
+        ({"background": "scancel"}, "expected one of"),
+        ({"fault": "hang", "variant": "odd"}, "late, symmetric"),
+        ({"strength": "mighty"}, "faint, weak, medium, strong"),
+        ({"nodes": 0}, "nodes is 0"),
+        ({"interval_s": 120.0}, "ask for more"),
+        ({"nodes": 4096, "minutes": 10_000.0}, "do not fit"),
+    ],
+)
+def test_impossible_scenarios_are_refused_with_a_reason(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(WrongScenario, match=message):
+        simulate(Scenario(**changes))  # type: ignore[arg-type]
