@@ -99,6 +99,18 @@ def test_sequences_that_start_from_other_offsets_are_no_lag() -> None:
     assert said(story) == []
 
 
+def test_sequences_seen_at_other_moments_of_fast_steps_are_no_lag() -> None:
+    story = job(standstill=40, step_s=0.05)
+    story.device["nccl_sequence"][:80] += np.random.default_rng(0).integers(0, 300, (80, 8))
+    assert said(story) == []
+
+
+def test_ranks_that_all_stand_elsewhere_accuse_nobody() -> None:
+    story = job(standstill=40)
+    story.device["nccl_sequence"][-40:] += np.random.default_rng(0).integers(0, 300, 8)
+    assert said(story) == []
+
+
 def test_a_rank_that_ended_well_while_its_peers_wait_is_the_programs_fault() -> None:
     story = job(standstill=100)
     story.events.append(Happening(NOW_S - 99, "n2", 0, "process_exit", {"exit_code": 0, "rank": 2}))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ class Client:
 
     def call(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
         """Return the answer's JSON, None for an empty one. Raises ServerSaidNo."""
+        with self._answer(method, path, query, body) as answer:
+            return _json(answer.read(ANSWER_BYTES_MAX))
+
+    @contextlib.contextmanager
+    def stream(self, path: str, query: Mapping[str, Any]) -> Iterator[Callable[[int], bytes]]:
+        """Give a function that reads up to so many bytes of the answer, b"" at its end. Raises ServerSaidNo."""
+        with self._answer("GET", path, query, None) as answer:
+            yield answer.read
+
+    @contextlib.contextmanager
+    def _answer(self, method: str, path: str, query: Mapping[str, Any] | None, body: Any) -> Iterator[Any]:
         given = {name: value for name, value in (query or {}).items() if value is not None}
         url = f"{self._server}{path}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
@@ -50,14 +62,18 @@ class Client:
         data = None if body is None else msgspec.json.encode(body)
         request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 - the scheme was checked
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return _json(answer.read(ANSWER_BYTES_MAX))
+            answer = self._opener.open(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
                 raise ServerSaidNo(_reason(error)) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or error
             raise ServerSaidNo(f"{self._server} cannot be reached: {why}; is --server right?") from None
+        with answer:
+            try:
+                yield answer
+            except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
+                raise ServerSaidNo(f"{self._server} stopped in the middle of its answer: {error}") from None
 
     def pages(self, path: str, query: Mapping[str, Any], items_max: int) -> tuple[list[dict[str, Any]], bool]:
         """Return at most ``items_max`` items of a list, and whether there are more. Raises ServerSaidNo."""

@@ -93,22 +93,25 @@ class Hang:
         if sequence is None:
             return lag
         now = latest(sequence, RECENT_LINES)
-        at_step = self._at_last_step(window, sequence)
+        before = self._before(window, sequence)
         for members in group_members(window.role_of):
-            own, then = now[members], at_step[members]
+            own, then = now[members], before[members]
             if np.isfinite(own).sum() < 2:
                 continue
-            # Ranks of one role may count from different offsets: what counts is what each enqueued since the step.
-            offset = then - np.nanmedian(then) if np.isfinite(then).any() else np.zeros(len(members))
-            ahead = own - np.where(np.isfinite(offset), offset, 0.0)
-            lag[members] = np.nanmax(ahead) - ahead
+            behind = np.nanmax(own) - own
+            if 2 * int((behind == 0).sum()) < len(members) and np.isfinite(then).any():
+                # They count from different offsets: what tells is how far each has come since before.
+                ahead = own - np.where(np.isfinite(then), then, np.nanmedian(then))
+                behind = np.nanmax(ahead) - ahead
+                if 2 * int((behind == 0).sum()) < len(members):
+                    continue  # neither way do most stand at the same place: nobody can be said to lag
+            lag[members] = behind
         return lag
 
-    def _at_last_step(self, window: Window, sequence: Floats) -> Floats:
-        """Return each rank's sequence in the rows before the standstill began: (S,)."""
+    def _before(self, window: Window, sequence: Floats) -> Floats:
+        """Return each rank's sequence in one row before the standstill began: (S,), NaN where that lacks it."""
         end = int(np.searchsorted(window.times_s, window.advanced_s, side="left"))
-        start = max(end - RECENT_LINES, 0)
-        return latest(sequence[start:end], RECENT_LINES) if end > start else np.full(len(window.series), np.nan)
+        return np.asarray(sequence[end - 1], dtype=np.float64) if end > 0 else np.full(len(window.series), np.nan)
 
     def _unknown(self, window: Window, state: Progress, lag: Floats) -> list[Verdict]:
         """Return a hang whose culprit nobody can name, once it cannot be a pause or a write any more."""

@@ -20,7 +20,7 @@ from eagle_eye.server.watching import Outlook, Watcher
 
 @dataclass(slots=True)
 class OpenStreams:
-    """How many readers of /api/v1/events are connected; counted on the event loop."""
+    """How many readers of a streaming endpoint are connected; counted on the event loop."""
 
     count: int = 0
 
@@ -42,5 +42,6 @@ class Services:
     guard: Guard
     signal: Signal
     open_streams: OpenStreams = field(default_factory=OpenStreams)
+    open_recordings: OpenStreams = field(default_factory=OpenStreams)
     # Set when the server is asked to stop: readers of /api/v1/events are let go then, or it would wait for them.
     stopping: threading.Event = field(default_factory=threading.Event)

@@ -1,16 +1,19 @@
-"""GET /api/v1/query_range: a metric's course, read from the history."""
+"""GET /api/v1/query_range: a metric's course, read from the history; and a job's part of it as a recording."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.frame import Frame, values_of
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.server import recording
 from eagle_eye.server.api.requests import Parts, Reader, answer
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.services import Services
@@ -19,6 +22,7 @@ from eagle_eye.server.timestamps import rfc3339, unix_seconds
 
 POINTS_MAX = 11_000  # of one series
 SERIES_MAX = 20_000
+RECORDINGS_MAX = 2  # at a time: each reads as much of the disk as it can
 
 router = APIRouter(prefix="/api/v1", tags=["history"])
 Moment = Annotated[str, Query(max_length=64, description="RFC 3339, or Unix seconds.")]
@@ -69,13 +73,44 @@ def query_range(
     return answer({"metric": metric, "unit": spec.unit, "step_seconds": step, "series": shown})
 
 
-def _range(start: str, end: str, step: float) -> tuple[float, float]:
+@router.get("/jobs/{job}/recording")
+async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) -> Response:
+    """Every frame of the job in the range, for ``eagle-eye record``; see the document for the stream's format."""
+    start_s, end_s = _moments(start, end)
+    open_now = parts.open_recordings
+    if open_now.count >= RECORDINGS_MAX:
+        raise Refusal(
+            503, "busy", f"{RECORDINGS_MAX} recordings are being read, which is the most", {"Retry-After": "30"}
+        )
+
+    async def body() -> AsyncIterator[bytes]:
+        open_now.count += 1
+        try:
+            nodes = await asyncio.to_thread(_nodes, parts, job, None)
+            chunks = recording.stream(parts, job, nodes, start_s, end_s)
+            while not parts.stopping.is_set():
+                chunk = await asyncio.to_thread(next, chunks, None)
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            open_now.count -= 1
+
+    return StreamingResponse(body(), media_type=recording.CONTENT_TYPE, headers={"Cache-Control": "no-store"})
+
+
+def _moments(start: str, end: str) -> tuple[float, float]:
     try:
         start_s, end_s = unix_seconds(start), unix_seconds(end)
     except ValueError as error:
         raise Refusal(400, "time", f"{error}"[:300]) from None
     if not start_s <= end_s:
         raise Refusal(400, "time", f"start {start[:64]} is after end {end[:64]}")
+    return start_s, end_s
+
+
+def _range(start: str, end: str, step: float) -> tuple[float, float]:
+    start_s, end_s = _moments(start, end)
     if (end_s - start_s) / step > POINTS_MAX:
         raise Refusal(
             400, "too_much", f"{(end_s - start_s) / step:.0f} steps; at most {POINTS_MAX}: take a longer step"

@@ -15,11 +15,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from eagle_eye.detectors.learned import NO_MODEL
+from eagle_eye.detectors.learned_model import LearnedModel
 from eagle_eye.schema import configuration
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import Scorecard
 from eagle_eye.server.backtest.trace import BadTrace, Trace
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.model_file import BadModel, read
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +41,18 @@ def run(args: argparse.Namespace) -> int:
     except configuration.ConfigurationError as error:
         sys.stderr.write(f"eagle-eye backtest: {error}\n")
         return 2
+    try:
+        model = read(Path(config.detection.model).expanduser())[0] if config.detection.model else NO_MODEL
+    except BadModel as error:
+        sys.stderr.write(f"eagle-eye backtest: detection.model: {error}\n")
+        return 2
     card = Scorecard()
     found: list[VerdictLine] = []
     watched = Watched()
     try:
         with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
             for folder in bar.track(args.traces, description="traces"):
-                found += _run_one(folder, config, card, watched)
+                found += _run_one(folder, config, model, card, watched)
         if args.verdicts is not None:
             args.verdicts.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
         if args.report is not None:
@@ -74,9 +82,11 @@ class Watched:
         return {name: round(count / self.judgements, 4) for name, count in sorted(self.blind.items())}
 
 
-def _run_one(folder: Path, config: ServerConfig, card: Scorecard, watched: Watched) -> list[VerdictLine]:
+def _run_one(
+    folder: Path, config: ServerConfig, model: LearnedModel | str, card: Scorecard, watched: Watched
+) -> list[VerdictLine]:
     trace = Trace(folder)
-    backtest = Backtest(trace, config.detection, config.policy)
+    backtest = Backtest(trace, config.detection, config.policy, model)
     lines = list(backtest.run())
     watched.starts_s[str(folder)] = trace.header.start
     watched.judgements += backtest.judgements

@@ -2,90 +2,44 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from eagle_eye.schema import events as event_catalogue
-from eagle_eye.schema import metrics as metric_catalogue
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import WIRE_VERSION, Block, Frame, Rank
-from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.backtest.trace_format import (
+    EVENTS_FILE,
+    FORMAT,
+    LABELS_FILE,
+    LINKS_FILE,
+    MEMBERSHIP_FILE,
+    SAMPLES_FILE,
+    BadTrace,
+    Header,
+    Label,
+    Membership,
+    TraceEvent,
+    TraceRank,
+    read_header,
+    read_lines,
+)
+from eagle_eye.server.backtest.trace_rows import Moment, link_moments, sample_moments
+from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.records import Job
 
-FORMAT = "eagle-eye-trace/1"
+__all__ = ["FORMAT", "BadTrace", "Header", "Label", "Membership", "Step", "Trace", "TraceEvent", "TraceRank"]
 
-
-class BadTrace(ValueError):  # noqa: N818 - it names the thing that is bad
-    """A folder that is no usable trace; the message names the file and what was expected."""
-
-
-class TraceNode(msgspec.Struct, frozen=True):
-    """A node of the trace."""
-
-    node: str
-    gpus: int
-    switch: str | None = None
-    gpu_model: str | None = None
-
-
-class TraceRank(msgspec.Struct, frozen=True):
-    """A rank of the trace; ``pp`` is its pipeline stage."""
-
-    rank: int
-    node: str
-    device: int
-    dp: int = 0
-    pp: int = 0
-    tp: int = 0
-
-
-class Header(msgspec.Struct, frozen=True):
-    """``trace.json``."""
-
-    format: str
-    job: str
-    interval_s: float
-    start: float
-    end: float
-    nodes: list[TraceNode]
-    ranks: list[TraceRank] = []
-
-
-class Membership(msgspec.Struct, frozen=True):
-    """One line of ``membership.jsonl``."""
-
-    time: float
-    attempt: int
-    ranks: list[TraceRank]
-
-
-class TraceEvent(msgspec.Struct, frozen=True):
-    """One line of ``events.jsonl``; ``node`` None for the whole job."""
-
-    time: float
-    kind: str
-    node: str | None = None
-    device: int = WHOLE_NODE
-    attributes: dict[str, Any] = {}
-
-
-class Label(msgspec.Struct, frozen=True):
-    """One line of ``faults.jsonl``: what was done to the job, and what is expected of us."""
-
-    start: float
-    end: float
-    nodes: list[str]
-    fault: str
-    expect: str
+_JOB, _EVENT, _ROWS = 0, 1, 2  # what is told first of what becomes known at one moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,66 +51,85 @@ class Step:
     job: Job | None = None
 
 
+class _Told(NamedTuple):
+    """Something that a file tells, with what it is sorted by; ``node`` "" for the job."""
+
+    time_s: float
+    node: str
+    kind: int
+    what: Job | Event | list[Block]
+    silent: dict[int, float] = {}  # noqa: RUF012 - never changed
+
+
+_by_time = attrgetter("time_s")
+_by_time_said = attrgetter("time")
+_in_order = itemgetter(0, 1, 2)
+
+
 class Trace:
-    """A trace on disk. Raises BadTrace where a file is missing, malformed or of another format."""
+    """A trace on disk. Raises BadTrace where a file is missing, malformed or of another format.
+
+    ``ignored`` counts, by reason, what ``steps`` left out, once its steps have been taken.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.header = self._read_header()
+        self.header = read_header(folder)
+        self.ignored: Counter[str] = Counter()
+        self._memberships = self._read_memberships()
         self._present = self._ranks_by_node()
 
     def labels(self) -> list[Label] | None:
         """Return the labels, None when the trace has none. The engine never sees them."""
-        path = self.folder / "faults.jsonl"
-        return self._lines(path, Label) if path.exists() else None
+        path = self.folder / LABELS_FILE
+        return read_lines(path, Label) if path.exists() else None
+
+    def topology(self) -> Topology:
+        """Return what hangs on which switch, as far as the trace says."""
+        return Topology(
+            switch_of_node={node.node: node.switch for node in self.header.nodes if node.switch},
+            switch_of_link={
+                node.node: {link.link: switch for link in node.links if (switch := link.switch or node.switch)}
+                for node in self.header.nodes
+                if node.links
+            },
+        )
 
     def steps(self) -> Iterator[Step]:
-        """Yield all that the trace tells, in order of time; frames of one moment in order of node."""
-        steps = [*self._job_steps(), *self._frames()]
-        yield from sorted(steps, key=lambda step: (step.time_s, step.job is None))
+        """Yield all that the trace tells, in order of time; frames of one moment in order of node.
 
-    def _read_header(self) -> Header:
-        path = self.folder / "trace.json"
-        try:
-            header = msgspec.json.decode(path.read_bytes(), type=Header)
-        except OSError as error:
-            raise BadTrace(f"{path}: {error.strerror}; a trace is a folder with trace.json") from None
-        except msgspec.DecodeError as error:
-            raise BadTrace(f"{path}: {error}") from None
-        if header.format != FORMAT:
-            raise BadTrace(f"{path}: format {header.format!r}; this program reads {FORMAT!r}")
-        if not header.interval_s > 0 or not header.end >= header.start:
-            raise BadTrace(f"{path}: interval_s {header.interval_s}, start {header.start}, end {header.end}")
-        return header
+        An event is known when it happens, a row only when its interval has ended.
+        """
+        self.ignored.clear()
+        events = read_lines(self.folder / EVENTS_FILE, TraceEvent)
+        tables = sample_moments(self.folder / SAMPLES_FILE, self.ignored)
+        if (links := self.folder / LINKS_FILE).exists():
+            tables.append(link_moments(links, self.ignored))
+        sequence = 0
+        for told in heapq.merge(self._job_words(events), self._events(events), _rows(tables), key=_in_order):
+            if isinstance(told.what, Job):
+                yield Step(told.time_s, job=told.what)
+            else:
+                sequence += 1
+                yield Step(told.time_s, frame=self._frame(told, sequence, told.what))
 
-    def _lines(self, path: Path, shape: type[Any]) -> list[Any]:
-        decoder = msgspec.json.Decoder(shape)
-        result = []
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-            if line.strip():
-                try:
-                    result.append(decoder.decode(line))
-                except msgspec.DecodeError as error:
-                    raise BadTrace(f"{path}:{number}: {error}") from None
-        return result
-
-    def _memberships(self) -> list[Membership]:
+    def _read_memberships(self) -> list[Membership]:
         """Return who took part from when on, oldest first; [] when the trace does not say."""
-        found = [Membership(self.header.start, 0, self.header.ranks)] if self.header.ranks else []
-        later = self.folder / "membership.jsonl"
-        if later.exists():
-            found += self._lines(later, Membership)
-        return sorted(found, key=lambda item: item.time)
+        found = read_lines(self.folder / MEMBERSHIP_FILE, Membership)
+        start = self.header.start
+        if self.header.ranks and not any(item.time <= start for item in found):
+            found.append(Membership(start, 0, self.header.ranks))
+        return sorted(found, key=_by_time_said)
 
     def _members(self, ranks: list[TraceRank]) -> list[MemberRank]:
-        """Return the ranks with their peer group: pipeline stage and GPU model."""
+        """Return the ranks with their peer group: what the job said, else pipeline stage and GPU model."""
         model = {node.node: node.gpu_model or "" for node in self.header.nodes}
-        return [MemberRank(r.rank, r.node, r.device, f"pp{r.pp}/{model.get(r.node, '')}") for r in ranks]
+        return [MemberRank(r.rank, r.node, r.device, r.role or f"pp{r.pp}/{model.get(r.node, '')}") for r in ranks]
 
     def _ranks_by_node(self) -> list[tuple[float, dict[str, list[Rank]]]]:
         """Return from when on which ranks ran on which node, newest first."""
         present = []
-        for item in reversed(self._memberships()):
+        for item in reversed(self._memberships):
             nodes: dict[str, list[Rank]] = {}
             for member in self._members(item.ranks):
                 rank = Rank(
@@ -171,112 +144,78 @@ class Trace:
             present.append((item.time, nodes))
         return present
 
-    def _job_steps(self) -> Iterator[Step]:
-        def job(time_s: float, attempt: int, state: str, ranks: list[TraceRank]) -> Step:
-            return Step(
-                time_s,
-                job=Job(
-                    job=self.header.job,
-                    attempt=attempt,
-                    state=state,
-                    ranks=self._members(ranks),
-                    restart_owner="",
-                    updated_s=time_s,
-                ),
-            )
-
-        for item in self._memberships():
-            yield job(item.time, item.attempt, "running", item.ranks)
-        for event in self._events():
-            if event.kind == "job_state":
-                attempt = int(event.attributes.get("attempt", 0))
-                yield job(event.time, attempt, str(event.attributes.get("state", "")), [])
-
-    def _events(self) -> list[TraceEvent]:
-        path = self.folder / "events.jsonl"
-        return self._lines(path, TraceEvent) if path.exists() else []
-
-    def _frames(self) -> Iterator[Step]:
-        events: dict[str, list[TraceEvent]] = {}
-        for event in self._events():
-            if event.kind in event_catalogue.BY_KIND and event.kind != "job_state":
-                nodes = [event.node] if event.node else [node.node for node in self.header.nodes]
-                for node in nodes:
-                    events.setdefault(node, []).append(event)
-        table = self._samples()
-        sequence = 0
-        for node, rows in _by_node(table):
-            waiting = sorted(events.pop(node, []), key=lambda event: event.time)
-            for time_s, blocks in _blocks(rows):
-                sequence += 1
-                due = [event for event in waiting if event.time <= time_s]
-                waiting = waiting[len(due) :]
-                # An event is known when it happens; a row only when its interval has ended.
-                yield from (self._frame(node, event.time, sequence, [], [event]) for event in due)
-                yield self._frame(node, time_s, sequence, blocks, [])
-            yield from (self._frame(node, event.time, sequence, [], [event]) for event in waiting)
-        for node, left in events.items():
-            yield from (self._frame(node, event.time, sequence, [], [event]) for event in left)
-
-    def _frame(self, node: str, time_s: float, sequence: int, blocks: list[Block], events: list[TraceEvent]) -> Step:
-        return Step(
-            time_s,
-            frame=Frame(
-                version=WIRE_VERSION,
-                node=node,
-                boot_id="trace",
-                stream="trace",
-                sequence=sequence,
-                time_s=time_s,
-                interval_s=self.header.interval_s,
-                agent_version="trace",
+    def _job_words(self, events: list[TraceEvent]) -> list[_Told]:
+        said = [(item.time, item.attempt, "running", item.ranks) for item in self._memberships]
+        said += (
+            (event.time, self._attempt(event), str(event.attributes.get("state", "")), [])
+            for event in events
+            if event.kind == "job_state"
+        )
+        jobs = [
+            Job(
                 job=self.header.job,
-                ranks=next((nodes.get(node, []) for since_s, nodes in self._present if since_s <= time_s), []),
-                blocks=blocks,
-                events=[Event(e.time, e.kind, e.device, e.attributes) for e in events],
-            ),
+                attempt=attempt,
+                state=state,
+                ranks=self._members(ranks),
+                restart_owner="",
+                updated_s=time_s,
+            )
+            for time_s, attempt, state, ranks in said
+        ]
+        return sorted((_Told(job.updated_s, "", _JOB, job) for job in jobs), key=_by_time)
+
+    def _attempt(self, event: TraceEvent) -> int:
+        """Return the attempt that a job_state event speaks of: where it names none, the one under way then."""
+        named = event.attributes.get("attempt")
+        if isinstance(named, int | float) and math.isfinite(named):
+            return int(named)
+        begun = [item.attempt for item in self._memberships if item.time <= event.time]
+        return max(begun, default=0)
+
+    def _events(self, events: list[TraceEvent]) -> list[_Told]:
+        found: list[_Told] = []
+        for event in events:
+            if event.kind not in event_catalogue.BY_KIND:
+                self.ignored[f"event of unknown kind {event.kind[:80]!r}"] += 1
+            elif event.kind != "job_state":
+                device = WHOLE_NODE if event.device is None else event.device
+                one = Event(event.time, event.kind, device, event.attributes)
+                nodes = [event.node] if event.node else [known.node for known in self.header.nodes]
+                found += (_Told(event.time, node, _EVENT, one) for node in nodes)
+        return sorted(found, key=_in_order)
+
+    def _frame(self, told: _Told, sequence: int, what: Event | list[Block]) -> Frame:
+        time_s, node = told.time_s, told.node
+        ranks = next((nodes.get(node, []) for since_s, nodes in self._present if since_s <= time_s), [])
+        if told.silent:
+            ranks = [msgspec.structs.replace(rank, silent_s=told.silent.get(rank.device, 0.0)) for rank in ranks]
+        return Frame(
+            version=WIRE_VERSION,
+            node=node,
+            boot_id="trace",
+            stream="trace",
+            sequence=sequence,
+            time_s=time_s,
+            interval_s=self.header.interval_s,
+            agent_version="trace",
+            job=self.header.job,
+            ranks=ranks,
+            blocks=what if isinstance(what, list) else [],
+            events=[what] if isinstance(what, Event) else [],
         )
 
-    def _samples(self) -> pa.Table:
-        path = self.folder / "samples.parquet"
-        try:
-            table = pq.read_table(path)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise BadTrace(f"{path}: {error}") from None
-        missing = {"time", "node", "device"} - set(table.schema.names)
-        if missing:
-            raise BadTrace(f"{path}: no column {', '.join(sorted(missing))}")
-        known = [n for n in table.schema.names if n in metric_catalogue.BY_NAME]
-        table = table.select(["time", "node", "device", *known])
-        return table.set_column(1, "node", pc.cast(table["node"], pa.string()))
 
-
-def _by_node(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    for node in sorted(pc.unique(table["node"]).to_pylist()):
-        yield node, table.filter(pc.equal(table["node"], node))
-
-
-def _blocks(rows: pa.Table) -> Iterator[tuple[float, list[Block]]]:
-    """Yield a node's rows, one moment at a time, in order of time; of two rows of one moment the last counts."""
-    times = np.asarray(rows["time"], dtype=np.float64)
-    devices = np.asarray(rows["device"], dtype=np.int64)
-    metrics = [name for name in rows.schema.names if name in metric_catalogue.BY_NAME]
-    values = np.array([np.asarray(rows[m].cast(pa.float64()).fill_null(np.nan)) for m in metrics]).reshape(
-        len(metrics), len(times)
-    )
-    order = np.argsort(times, kind="stable")
-    starts = np.flatnonzero(np.diff(times[order], prepend=-np.inf))
-    for group in np.split(order, starts[1:]):
-        last = {int(devices[i]): int(i) for i in group}
-        blocks = []
-        for scope, keys in (
-            (Scope.DEVICE, sorted(k for k in last if k >= 0)),
-            (Scope.NODE, [k for k in last if k == WHOLE_NODE]),
-        ):
-            chosen = [i for i, m in enumerate(metrics) if metric_catalogue.BY_NAME[m].scope is scope]
-            if keys and chosen:
-                cells = values[np.ix_(chosen, [last[k] for k in keys])]
-                seen = ~np.isnan(cells).all(axis=1)
-                names = [metrics[i] for i, ok in zip(chosen, seen, strict=True) if ok]
-                blocks.append(Block(scope, list(keys), names, cells[seen].astype("<f8").tobytes()))
-        yield float(times[group[0]]), blocks
+def _rows(tables: list[Iterator[Moment]]) -> Iterator[_Told]:
+    """Yield one set of blocks for each node and moment, whichever tables its rows are in."""
+    blocks: list[Block] = []
+    silent: dict[int, float] = {}
+    time_s, node = math.nan, ""
+    for moment in heapq.merge(*tables, key=itemgetter(0, 1)):
+        if blocks and (moment.time_s != time_s or moment.node != node):
+            yield _Told(time_s, node, _ROWS, blocks, silent)
+            blocks, silent = [], {}
+        time_s, node = moment.time_s, moment.node
+        blocks.append(moment.block)
+        silent = moment.silent or silent
+    if blocks:
+        yield _Told(time_s, node, _ROWS, blocks, silent)

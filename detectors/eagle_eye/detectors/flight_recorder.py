@@ -1,0 +1,178 @@
+"""Which ranks hold a job up, by the flight recorders of all its ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from eagle_eye.detectors.flight_record import Recording
+from eagle_eye.detectors.flight_waits import Wait, Waits, spelt
+from eagle_eye.detectors.types import Blind
+
+__all__ = ["Finding", "Kind", "Wait", "analyse"]
+
+Kind = Literal["behind", "missing", "desynchronised", "symmetric"]
+WITHOUT_DUMP_RATIO = 0.5  # of the ranks: with more of them silent, nobody can be named for leaving no dump
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What holds the job up.
+
+    ``kind``: "behind", the culprits have enqueued less than those who wait for them; "missing", the culprits left no
+    dump, or none that shows the group; "desynchronised", ranks issued different operations at the same place, or wait
+    for each other crosswise: the user's program is to blame and no culprit named; "symmetric", all ranks are in
+    the same operation: network and NVLink evidence must decide. ``waits`` are the operations that show
+    it, the one with the most ranks first (desynchronised and symmetric: one for each operation that ranks disagree
+    on or stand in). ``without_dump`` are ranks that some group expects and of which there is no dump.
+    """
+
+    kind: Kind
+    culprits: tuple[int, ...]
+    waits: tuple[Wait, ...]
+    without_dump: tuple[int, ...]
+    recordings: int
+    summary: str
+
+    @property
+    def application(self) -> bool:
+        """Whether the user's program is to blame, and no node."""
+        return self.kind == "desynchronised"
+
+
+def analyse(recordings: Sequence[Recording]) -> Finding:
+    """Return what holds the job up, from the dumps of one moment, one for each rank.
+
+    Method: the collectives of a process group are numbered by each rank as it enqueues them; a rank that stands in
+    number p waits for every member that has enqueued less than p (PyTorch's own analyser of these dumps, and
+    "collective launch lower than the group" of Aegis, Dong et al. NSDI 2025). Ranks belong to many groups, and a
+    victim in one is a suspect in the next, so the waits are followed to where their chains end: whoever is
+    waited for and waits for nobody is a culprit. An operation that every member has reached and none has completed is
+    itself where a chain may end (symmetric), unless one of its members is held up elsewhere; a rank that alone has
+    not completed what its peers have is stuck by itself. Sends and receives are not collectives: they are matched pair
+    by pair, by number where both ends number alike (groups of two; pairs that show it), else by how many of each are
+    open. Collectives at the same number must agree in operation and types, and in size where the operation asks
+    for it. A rank without a dump is named only where nobody is seen to be behind.
+
+    Linear in ranks, group members and open operations, but for one sort by position in each group. Raises Blind:
+    no operation is open, no dump says which ranks form a group, nobody waits for anybody or in anything, or what is
+    known leads to ranks without a dump and more than half of the ranks have none.
+
+    Cannot see: what a rank does outside collectives (data loading, checkpoint, a stuck lock look alike: behind);
+    which end of a broken link is to blame (symmetric); dumps of different moments look like ranks that
+    are behind. Old dumps with open operations only and without the groups' status cannot tell a rank that
+    completed its part from one that never came.
+    """
+    if not any(recording.unfinished for recording in recordings):
+        raise Blind("no rank has an unfinished operation: nothing was waited for when the dumps were written")
+    conclusion = _Conclusion(Waits(recordings))
+    finding = conclusion.finding()
+    if finding is None:
+        raise Blind(conclusion.unclear())
+    return finding
+
+
+class _Conclusion:
+    """What a graph of waits says."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+
+    def finding(self) -> Finding | None:
+        """Return where the chains of waiting end; None where nobody waits for anything that explains it."""
+        culprits: set[int] = set()
+        crossed: set[int] = set()
+        split: list[Wait] = []
+        shared: list[Wait] = []
+        for end in self._waits.graph.ends():
+            inside = set(end)
+            ranks = [self._waits.ranks[node] for node in end if node < self._waits.graph.ranks]
+            # Who waits for a rank from outside says nothing about which of several that hang together is to blame.
+            accused = [r for r in ranks if any(len(end) == 1 or node in inside for node in self._waits.accusers[r])]
+            guilty = [rank for rank in accused if rank not in self._waits.blocked]
+            split += [self._waits.split[node] for node in end if node in self._waits.split]
+            if guilty:
+                culprits.update(guilty)
+            elif accused:
+                crossed.update(accused)
+            else:
+                shared += [self._waits.shared[node] for node in end if node in self._waits.shared]
+        if split or crossed:
+            return self._desynchronised(split, crossed)
+        # Whoever is seen to be behind is named; of those without a dump nothing is known but that they are waited for.
+        if seen := culprits - self._waits.silent:
+            return self._held_up(seen)
+        if culprits:
+            return self._held_up(culprits) if self._enough_dumps() else None
+        return self._symmetric(shared) if shared else None
+
+    def _enough_dumps(self) -> bool:
+        return len(self._waits.silent) <= WITHOUT_DUMP_RATIO * len(self._waits.ranks)
+
+    def _held_up(self, culprits: set[int]) -> Finding:
+        waits = {id(wait): wait for rank in culprits for wait in self._waits.absent_in[rank]}
+        shown = _most_first(
+            Wait(w.group, w.sequence, w.operation, w.waiting, tuple(r for r in w.absent if r in culprits))
+            for w in waits.values()
+        )
+        unseen = culprits - self._waits.placed
+        named = tuple(sorted(culprits))
+        first = shown[0]
+        how = "enqueued less than the others"
+        if unseen:
+            how = "left no dump" if unseen <= self._waits.silent else "never came to it"
+        return self._found(
+            "missing" if unseen else "behind",
+            named,
+            shown,
+            f"{spelt(named)} {how}: {len(first.waiting)} ranks wait for {spelt(first.absent)} in {_place(first)}",
+        )
+
+    def _desynchronised(self, split: list[Wait], crossed: set[int]) -> Finding:
+        if split:
+            shown = _most_first(split)
+            first = shown[0]
+            what = f"ranks disagree at number {first.sequence} of group {first.group}: {first.operation}"
+        else:
+            waits = {id(wait): wait for rank in crossed for wait in self._waits.absent_in[rank]}
+            shown = _most_first(waits.values())
+            what = f"{spelt(sorted(crossed))} wait for each other, each in another operation"
+        return self._found("desynchronised", (), shown, f"{what}: the program's fault, no node's")
+
+    def _symmetric(self, shared: list[Wait]) -> Finding:
+        heads = Counter(
+            (recording.unfinished[0].group, recording.unfinished[0].sequence)
+            for recording in self._waits.recordings.values()
+            if recording.unfinished
+        )
+        # The operation at the head of most ranks' queues is the one that does not end; the others are behind it.
+        shown = tuple(
+            sorted(shared, key=lambda w: (-heads[w.group, w.sequence], -len(w.waiting), w.group.name, w.sequence))
+        )
+        where = f"all {len(shown[0].waiting)} ranks of {_place(shown[0])} are in it and none gets out"
+        return self._found("symmetric", (), shown, f"{where}: nobody to name; network and NVLink evidence must decide")
+
+    def _found(self, kind: Kind, culprits: tuple[int, ...], waits: tuple[Wait, ...], summary: str) -> Finding:
+        return Finding(kind, culprits, waits, tuple(sorted(self._waits.silent)), len(self._waits.recordings), summary)
+
+    def unclear(self) -> str:
+        """Return why nothing can be said."""
+        if not self._waits.groups_known:
+            return "no dump says which ranks form the groups in which operations are open"
+        if not self._enough_dumps():
+            silent = sorted(self._waits.silent)
+            return (
+                f"{len(silent)} of {len(self._waits.ranks)} ranks left no dump ({spelt(silent)}),"
+                " and what the others wait for leads to them"
+            )
+        return "no rank waits for another: what is open on some has completed on the others"
+
+
+def _most_first(waits: Iterable[Wait]) -> tuple[Wait, ...]:
+    return tuple(sorted(waits, key=lambda wait: (-len(wait.waiting), wait.group.name, wait.sequence)))
+
+
+def _place(wait: Wait) -> str:
+    return f"{wait.operation}, number {wait.sequence} of group {wait.group}"

@@ -1,0 +1,227 @@
+"""The tables of a trace as the blocks of frames, in order of time and node, whatever order the files have.
+
+A table is read once, its keys sorted once (or found sorted), and its cells gathered in chunks of contiguous rows: no
+Python runs for a single row. Memory is the file's columns plus one chunk.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.events import WHOLE_NODE
+from eagle_eye.schema.frame import Block
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.backtest.trace_format import SILENCE_COLUMN, BadTrace
+
+CHUNK_CELLS = 1 << 21  # gathered at a time: 16 MiB
+NO_KEY = -2  # a device, node or link that the row does not name
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Moment(NamedTuple):
+    """Rows of one scope of one node that ended at one time.
+
+    ``silent`` says of the devices whose rank's process said nothing for how long, in seconds.
+    """
+
+    time_s: float
+    node: str
+    block: Block
+    silent: dict[int, float]
+
+
+class _Keys(NamedTuple):
+    """The rows' keys: Unix seconds, and indexes into ``nodes`` and ``names`` (devices: the device itself)."""
+
+    times_s: Floats
+    node_of: Integers
+    key_of: Integers
+    nodes: list[str]
+    names: list[str] | None
+
+
+def sample_moments(path: Path, ignored: Counter[str]) -> list[Iterator[Moment]]:
+    """Return the moments of ``samples.parquet``: those of devices, those of nodes. Raises BadTrace.
+
+    ``ignored`` counts what was left out: "duplicate row", "row without time, node or device".
+    """
+    table = _read(path, "device", (Scope.DEVICE, Scope.NODE))
+    times_s, (node_of, nodes) = _numbers(path, table, "time", pa.float64()), _texts(path, table, "node")
+    devices = _numbers(path, table, "device", pa.float64())
+    known = np.isfinite(devices) & (devices >= WHOLE_NODE)
+    key_of = np.where(known, devices, NO_KEY).astype(np.int64)
+    keys = _Keys(times_s, node_of, key_of, nodes, None)
+    order = _order(keys, ignored, "device")
+    of_node = key_of[order] == WHOLE_NODE
+    return [
+        _moments(path, table, keys, order[~of_node], Scope.DEVICE),
+        _moments(path, table, keys, order[of_node], Scope.NODE),
+    ]
+
+
+def link_moments(path: Path, ignored: Counter[str]) -> Iterator[Moment]:
+    """Return the moments of ``links.parquet``; the keys of their blocks are the links' names. Raises BadTrace."""
+    table = _read(path, "link", (Scope.LINK,))
+    times_s, (node_of, nodes) = _numbers(path, table, "time", pa.float64()), _texts(path, table, "node")
+    key_of, names = _texts(path, table, "link")
+    keys = _Keys(times_s, node_of, key_of, nodes, names)
+    return _moments(path, table, keys, _order(keys, ignored, "link"), Scope.LINK)
+
+
+def _read(path: Path, key: str, scopes: Sequence[Scope]) -> pa.Table:
+    """Return the key columns and those that the catalogue knows; the others are not even read."""
+    try:
+        with pq.ParquetFile(path) as file:
+            present = file.schema_arrow.names
+            missing = [name for name in ("time", "node", key) if name not in present]
+            if missing:
+                raise BadTrace(f"{path}: no column {', '.join(missing)}")
+            metrics = [name for scope in scopes for name in catalogue.names(scope) if name in present]
+            ours = [SILENCE_COLUMN] if Scope.DEVICE in scopes and SILENCE_COLUMN in present else []
+            return file.read(columns=["time", "node", key, *metrics, *ours])
+    except (OSError, pa.ArrowException) as error:
+        raise BadTrace(f"{path}: {error}") from None
+
+
+def _numbers(path: Path, table: pa.Table, name: str, kind: Any) -> Any:
+    """Return a column as an array of floats, NaN where it is null."""
+    column = table[name]
+    try:
+        return pc.cast(column, kind, safe=False).to_numpy() if column.type != kind else column.to_numpy()
+    except pa.ArrowException as error:
+        raise BadTrace(f"{path}: column {name!r} of type {column.type} holds no numbers: {error}") from None
+
+
+def _texts(path: Path, table: pa.Table, name: str) -> tuple[Integers, list[str]]:
+    """Return a column of text as indexes into its sorted values; NO_KEY where it is null."""
+    column = table[name]
+    try:
+        text = pc.cast(column, pa.string()).combine_chunks()
+        coded = pc.dictionary_encode(text)
+    except pa.ArrowException as error:
+        raise BadTrace(f"{path}: column {name!r} of type {column.type} holds no names: {error}") from None
+    if isinstance(coded, pa.ChunkedArray):
+        coded = coded.combine_chunks()
+    values: list[str] = coded.dictionary.to_pylist()
+    rank = np.empty(len(values) + 1, dtype=np.int64)
+    rank[sorted(range(len(values)), key=values.__getitem__)] = np.arange(len(values))
+    rank[-1] = NO_KEY
+    indexes = coded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+    return rank[indexes], sorted(values)
+
+
+def _order(keys: _Keys, ignored: Counter[str], key: str) -> Integers:
+    """Return the usable rows in order of time, node and key; of duplicates the last one in the file."""
+    usable = np.isfinite(keys.times_s) & (keys.node_of != NO_KEY) & (keys.key_of != NO_KEY)
+    order = np.flatnonzero(usable)
+    if len(order) < len(usable):
+        ignored[f"row without time, node or {key}"] += len(usable) - len(order)
+    columns = [keys.times_s[order], keys.node_of[order], keys.key_of[order]]
+    if not _ascending(columns):
+        turned = np.lexsort(columns[::-1])  # stable: the last of equal ones stays the last
+        order, columns = order[turned], [column[turned] for column in columns]
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    if not last.all():
+        ignored["duplicate row"] += int((~last).sum())
+        order = order[last]
+    return order
+
+
+def _ascending(columns: Sequence[Any]) -> bool:
+    settled = np.zeros(max(len(columns[0]) - 1, 0), dtype=bool)
+    for column in columns:
+        before, after = column[:-1], column[1:]
+        if (~settled & (after < before)).any():
+            return False
+        settled |= after > before
+    return True
+
+
+def _moments(path: Path, table: pa.Table, keys: _Keys, order: Integers, scope: Scope) -> Iterator[Moment]:
+    """Return the moments of the rows in ``order``; metrics that no key of a moment has are left out of its block."""
+    names = [name for name in catalogue.names(scope) if name in table.schema.names]
+    columns = [
+        _numbers(path, table, name, pa.float64() if catalogue.BY_NAME[name].exact else pa.float32()) for name in names
+    ]
+    silence = None
+    if scope is Scope.DEVICE and SILENCE_COLUMN in table.schema.names:
+        silence = _numbers(path, table, SILENCE_COLUMN, pa.float64())
+    return _gathered(columns, names, keys, order, scope, silence)
+
+
+def _gathered(
+    columns: list[Any], names: list[str], keys: _Keys, order: Integers, scope: Scope, silence: Any
+) -> Iterator[Moment]:
+    if len(order) == 0:
+        return
+    times_s, node_of = keys.times_s[order], keys.node_of[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (times_s[1:] != times_s[:-1]) | (node_of[1:] != node_of[:-1])
+    bounds = np.append(np.flatnonzero(new), len(order))
+    chunk_rows = max(CHUNK_CELLS // max(len(names), 1), 1)
+    patterns = _Patterns(names)
+    first = 0
+    while first < len(bounds) - 1:
+        last = max(int(np.searchsorted(bounds, bounds[first] + chunk_rows, side="right")) - 1, first + 1)
+        start, end = int(bounds[first]), int(bounds[last])
+        rows = order[start:end]
+        cells = np.empty((len(names), end - start), dtype="<f8")
+        for line, column in zip(cells, columns, strict=True):
+            line[:] = column[rows]
+        offsets = bounds[first:last] - start
+        seen: Any = np.logical_or.reduceat(~np.isnan(cells), offsets, axis=1).T
+        complete = seen.all(axis=1).tolist()
+        labels = _labels(keys, rows)
+        quiet = _silences(silence, rows, labels)
+        at = [*offsets.tolist(), end - start]
+        when = times_s[start:end][offsets].tolist()
+        who = node_of[start:end][offsets].tolist()
+        for i, (time_s, node) in enumerate(zip(when, who, strict=True)):
+            low, high = at[i], at[i + 1]
+            chosen, wanted = (names, None) if complete[i] else patterns.get(seen[i])
+            held = cells[:, low:high] if wanted is None else cells[wanted, low:high]
+            silent = dict(quiet[k] for k in range(low, high) if k in quiet) if quiet else {}
+            yield Moment(time_s, keys.nodes[node], Block(scope, labels[low:high], chosen, held.tobytes()), silent)
+        first = last
+
+
+class _Patterns:
+    """Which metrics a block has: few different answers, each looked up once."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self._known: dict[bytes, tuple[list[str], Integers]] = {}
+
+    def get(self, seen: Any) -> tuple[list[str], Integers]:
+        """Return the names and indexes of the metrics where ``seen`` (metrics,) is true."""
+        key = seen.tobytes()
+        if key not in self._known:
+            wanted = np.flatnonzero(seen)
+            self._known[key] = ([self._names[metric] for metric in wanted], wanted)
+        return self._known[key]
+
+
+def _silences(silence: Any, rows: Integers, labels: list[Any]) -> dict[int, tuple[int, float]]:
+    """Return, by place in the chunk, device and seconds of the ranks that were silent."""
+    if silence is None:
+        return {}
+    values = silence[rows]
+    return {int(k): (labels[k], float(values[k])) for k in np.flatnonzero(values > 0)}
+
+
+def _labels(keys: _Keys, rows: Integers) -> list[Any]:
+    found: list[int] = keys.key_of[rows].tolist()
+    return found if keys.names is None else [keys.names[key] for key in found]
