@@ -14,6 +14,8 @@ from eagle_eye.detectors.progress import Patience, Progress, progress
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 RECENT_LINES = 4  # rows in which a rank's collective sequence is looked for
+RUN_AHEAD_MAX = 64.0  # collectives that hosts enqueue ahead of their GPUs; more apart, ranks count from other offsets
+MINORITY_SHARE = 3  # where completions are not known, at most one in so many ranks can be the one that lags
 WAITING_RATIO = 0.5  # of the ranks that must be inside a collective before a hang without culprit restarts anything
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
@@ -87,31 +89,24 @@ class Hang:
         return set() if quiet.all() else {int(n) for n in np.unique(window.node_of[quiet])}
 
     def _lag(self, window: Window) -> Floats:
-        """Return by how many collectives each rank is behind the first of its role since the last step: (S,)."""
-        lag = np.full(len(window.series), np.nan)
-        sequence = window.device.get("nccl_sequence")
-        if sequence is None:
-            return lag
-        now = latest(sequence, RECENT_LINES)
-        before = self._before(window, sequence)
-        for members in group_members(window.role_of):
-            own, then = now[members], before[members]
-            if np.isfinite(own).sum() < 2:
-                continue
-            behind = np.nanmax(own) - own
-            if 2 * int((behind == 0).sum()) < len(members) and np.isfinite(then).any():
-                # They count from different offsets: what tells is how far each has come since before.
-                ahead = own - np.where(np.isfinite(then), then, np.nanmedian(then))
-                behind = np.nanmax(ahead) - ahead
-                if 2 * int((behind == 0).sum()) < len(members):
-                    continue  # neither way do most stand at the same place: nobody can be said to lag
-            lag[members] = behind
-        return lag
+        """Return by how many collectives each rank is behind the one that its role waits in: (S,), NaN unknown.
 
-    def _before(self, window: Window, sequence: Floats) -> Floats:
-        """Return each rank's sequence in one row before the standstill began: (S,), NaN where that lacks it."""
-        end = int(np.searchsorted(window.times_s, window.advanced_s, side="left"))
-        return np.asarray(sequence[end - 1], dtype=np.float64) if end > 0 else np.full(len(window.series), np.nan)
+        Hosts run ahead of their GPUs by different amounts, so that waiting ranks have not all enqueued the same
+        number. What tells is who has nothing outstanding while most others have.
+        """
+        lag = np.full(len(window.series), np.nan)
+        enqueued, completed = _newest(window, "nccl_sequence"), _newest(window, "nccl_completed_sequence")
+        for members in group_members(window.role_of):
+            own, done = enqueued[members], completed[members]
+            if np.isfinite(own - done).sum() >= 2:
+                idle = own <= done
+                if 2 * int((own > done).sum()) >= len(members):
+                    lag[members] = np.where(idle, np.maximum(np.nanmax(done) + 1 - own, 1.0), 0.0)
+            elif np.isfinite(own).sum() >= 2 and np.nanmax(own) - np.nanmin(own) <= RUN_AHEAD_MAX:
+                lowest = own == np.nanmin(own)
+                few = MINORITY_SHARE * int(lowest.sum()) <= len(members)
+                lag[members] = np.where(lowest & few, np.nanmax(own) - own, 0.0)
+        return lag
 
     def _unknown(self, window: Window, state: Progress, lag: Floats) -> list[Verdict]:
         """Return a hang whose culprit nobody can name, once it cannot be a pause or a write any more."""
@@ -149,11 +144,7 @@ class Hang:
 
     def _waiting_ratio(self, window: Window) -> float | None:
         """Return the share of ranks with a collective under way; None where no rank says."""
-        sequence = window.device.get("nccl_sequence")
-        completed = window.device.get("nccl_completed_sequence")
-        if sequence is None or completed is None:
-            return None
-        enqueued, done = latest(sequence, RECENT_LINES), latest(completed, RECENT_LINES)
+        enqueued, done = _newest(window, "nccl_sequence"), _newest(window, "nccl_completed_sequence")
         known = np.isfinite(enqueued) & np.isfinite(done)
         return float((enqueued > done)[known].mean()) if known.any() else None
 
@@ -218,6 +209,11 @@ class Hang:
         if writing:
             return state.standstill_s >= PAUSE_FLOORS * state.ripe_s
         return state.ripe if writing is None else state.prompt
+
+
+def _newest(window: Window, metric: str) -> Floats:
+    values = window.device.get(metric)
+    return np.full(len(window.series), np.nan) if values is None else latest(values, RECENT_LINES)
 
 
 def _standstill(state: Progress) -> Evidence:

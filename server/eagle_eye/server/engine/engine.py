@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eagle_eye.detectors.types import Blind, Detector, Floats, Happening, Verdict
+from eagle_eye.detectors.learned import NO_MODEL
+from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.detectors.types import Happening, Verdict
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.schema.frame import Block, Frame, Rank, values_of
-from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.frame import Frame, Rank
+from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.job_track import JobTrack
+from eagle_eye.server.engine.routing import Route
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.records import Job
@@ -21,7 +24,6 @@ from eagle_eye.server.records import Job
 RUNNING_STATES = frozenset({"running"})
 FORGET_JOB_S = 86_400.0  # a job that nobody mentioned for this long is dropped from memory
 JOBS_MAX = 4_096
-TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have said
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Judgement:
 
     ``blind`` maps a detector that could not tell to the reason. ``state`` is the scheduler's word on the job,
     "running" where nobody said. ``heard`` of ``members`` nodes were heard lately: coverage. ``stepping`` says
-    whether this attempt has made a step yet.
+    whether this attempt has made a step yet, ``advanced_s`` when the last one finished.
     """
 
     job: str
@@ -50,6 +52,7 @@ class Judgement:
     members: int = 0
     heard: int = 0
     stepping: bool = False
+    advanced_s: float = 0.0
     ranks: tuple[MemberRank, ...] = ()
     watching_since_s: float = 0.0
 
@@ -61,21 +64,29 @@ class Engine:
     twice or out of order. Nothing here reads a clock.
     """
 
-    def __init__(self, settings: DetectionSettings, watching_since_s: float) -> None:
+    def __init__(
+        self, settings: DetectionSettings, watching_since_s: float, model: LearnedModel | str = NO_MODEL
+    ) -> None:
         self.settings = settings
         self._watching_since_s = watching_since_s
-        self._detectors: tuple[Detector, ...] = build_detectors(settings)
+        self._asking = Asking(build_detectors(settings, model))
         self._nodes: dict[str, _NodeTrack] = {}
         self._jobs: dict[str, JobTrack] = {}
         self._declared: dict[str, Job] = {}
         self._jobs_of_node: dict[str, set[str]] = {}
         self._topology: Topology | None = None
+        self._routes: dict[str, Route] = {}
+        self._epoch = 0  # grows whenever a job begins, ends or gets members
         self.stale_rows_total = 0  # rows of an attempt that is over
         self.strangers_total = 0  # rows of a later attempt from nodes that are no members of a declared job
 
     def resume_watching(self, now_s: float) -> None:
         """Start the observer's patience anew: no silence before ``now_s`` was anybody's but ours."""
         self._watching_since_s = now_s
+
+    def use_model(self, model: LearnedModel | str) -> None:
+        """Judge by another learned model from now on; a text says why there is none."""
+        self._asking = Asking(build_detectors(self.settings, model))
 
     def observe(self, frame: Frame, received_s: float) -> None:
         """Take in a frame, its times on the server's clock."""
@@ -84,13 +95,14 @@ class Engine:
             track.interval_s = frame.interval_s
         track.heard_s = max(track.heard_s, received_s)
         track.farewell = any(event.kind == "agent_stop" for event in frame.events)
-        current = {job.job: job for job in self._jobs_in(frame)}
-        for block in frame.blocks:
-            if block.keys:
-                self._place(frame, block, current)
+        route = self._route(frame)
+        for job in route.tracks:
+            job.adopt_interval(track.interval_s)
+        if frame.blocks:
+            route.place(frame)
         for event in frame.events:
             happening = Happening(event.time_s, frame.node, event.device, event.kind, event.attributes)
-            for job in current.values():
+            for job in route.tracks:
                 if self._concerns(happening, job):
                     job.add_event(happening)
 
@@ -105,6 +117,7 @@ class Engine:
                 return
             known = self._begin(job.job, job.attempt, self._interval_s(job.ranks), job.updated_s)
         if job.ranks and not known.declared:
+            self._epoch += 1
             known.declare(job.ranks)
             for rank in job.ranks:
                 self._jobs_of_node.setdefault(rank.node, set()).add(job.job)
@@ -146,13 +159,7 @@ class Engine:
         if state in RUNNING_STATES and track.nodes:
             farewell = {node: seen.farewell for node, seen in self._nodes.items()}
             window = track.window(now_s, heard_s, farewell, self._watching_since_s, self._topology)
-            for detector in self._detectors:
-                try:
-                    verdicts.extend(detector.detect(window))
-                except Blind as reason:
-                    blind[detector.name] = str(reason)
-                except Exception as error:  # noqa: BLE001 - one detector's bug must not silence the others
-                    blind[detector.name] = f"failed: {type(error).__name__}: {error}"
+            verdicts, blind = self._asking.ask(window)
         return Judgement(
             job=track.job,
             attempt=track.attempt,
@@ -164,9 +171,24 @@ class Engine:
             members=len(track.nodes),
             heard=sum(now_s - heard_s.get(node, -np.inf) <= limit_s for node in track.nodes),
             stepping=track.last_step is not None,
+            advanced_s=track.advanced_s,
             ranks=track.ranks,
             watching_since_s=self._watching_since_s,
         )
+
+    def _route(self, frame: Frame) -> Route:
+        """Return where the frame's rows go: as before, unless ranks or jobs have changed since the node's last one."""
+        route = self._routes.get(frame.node)
+        if route is None or not route.fits(frame, self._epoch):
+            refused = self.stale_rows_total + self.strangers_total
+            tracks = self._jobs_in(frame)
+            ranked = tuple(track.ranked for track in tracks)
+            route = Route(frame.ranks, frame.job, self._epoch, tracks, ranked, [], [])
+            if refused == self.stale_rows_total + self.strangers_total:  # else every refusal is counted
+                self._routes[frame.node] = route
+            else:
+                self._routes.pop(frame.node, None)
+        return route
 
     def _jobs_in(self, frame: Frame) -> list[JobTrack]:
         """Return the jobs that the frame's rows belong to, beginning attempts that it is the first to show."""
@@ -185,8 +207,6 @@ class Engine:
             known = self._jobs.get(name)
             if known is not None and known.is_member(frame.node) and not self._of_another_attempt(frame, known):
                 found.setdefault(name, known)
-        for track in found.values():
-            track.adopt_interval(self._nodes[frame.node].interval_s)
         return list(found.values())
 
     def _concerns(self, event: Happening, track: JobTrack) -> bool:
@@ -235,44 +255,8 @@ class Engine:
         earlier = (before.curve if len(before.curve.number) else before.earlier) if before else None
         track = JobTrack(job, attempt, interval_s, self.settings.window_s, started_s, earlier)
         self._jobs[job] = track
+        self._epoch += 1
         return track
-
-    def _place(self, frame: Frame, block: Block, jobs: dict[str, JobTrack]) -> None:
-        values = np.frombuffer(values_of(block), dtype=np.float64).reshape(len(block.metrics), len(block.keys))
-        if block.scope is Scope.NODE:
-            for job in jobs.values():
-                if job.is_member(frame.node):
-                    job.write_node(frame.time_s, frame.node, block.metrics, values[:, 0])
-        elif block.scope is Scope.LINK:
-            for job in jobs.values():
-                if job.is_member(frame.node):
-                    job.write_links(frame.time_s, frame.node, [str(k) for k in block.keys], block.metrics, values)
-        elif block.scope is Scope.DEVICE:
-            owners = {
-                rank.device: (rank.job, rank.attempt) for rank in sorted(frame.ranks, key=lambda rank: rank.attempt)
-            }
-            for job in jobs.values():
-                self._place_devices(frame, block, values, job, owners)
-
-    def _place_devices(
-        self, frame: Frame, block: Block, values: Floats, job: JobTrack, owners: dict[int, tuple[str, int]]
-    ) -> None:
-        """Place the rows of the job's own ranks whole, and of devices that no rank uses what is no rank's word."""
-        devices = [int(key) for key in block.keys]
-        claimed = [i for i, device in enumerate(devices) if owners.get(device) == (job.job, job.attempt)]
-        free = [i for i, device in enumerate(devices) if device not in owners]
-        hardware = [m for m, name in enumerate(block.metrics) if not name.startswith(TRAINING_PREFIXES)]
-        if not job.ranked:
-            hardware = list(range(len(block.metrics)))  # nobody says who uses what: all rows are the job's
-        for rows, metrics in ((claimed, list(range(len(block.metrics)))), (free, hardware)):
-            if rows and metrics:
-                job.write_devices(
-                    frame.time_s,
-                    frame.node,
-                    [devices[i] for i in rows],
-                    [block.metrics[m] for m in metrics],
-                    values[np.ix_(metrics, rows)],
-                )
 
     def _forget(self, now_s: float) -> None:
         for job in [t.job for t in self._jobs.values() if now_s - t.touched_s > FORGET_JOB_S]:
@@ -280,6 +264,8 @@ class Engine:
 
     def _drop(self, job: str) -> None:
         del self._jobs[job]
+        self._epoch += 1
+        self._asking.forget(job)
         self._declared.pop(job, None)
         for jobs in self._jobs_of_node.values():
             jobs.discard(job)

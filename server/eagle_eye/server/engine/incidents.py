@@ -147,6 +147,8 @@ def _ended(incident: Incident, judgement: Judgement, gone_s: float, being_restar
         # A time in which nobody watched says nothing about whether the fault was still there.
         seen_s = max(incident.seen_s, judgement.watching_since_s)
         over = judgement.now_s - seen_s > gone_s and not being_restarted and not blind
+        if incident.family == "stop" and judgement.stepping:
+            over = over and judgement.advanced_s > incident.detected_s  # a job that stopped goes on by making a step
     if not over:
         return None
     return msgspec.structs.replace(incident, state="recovered", updated_s=judgement.now_s, ended_s=judgement.now_s)
