@@ -14,7 +14,7 @@ def put(grid: Grid, time_s: float, value: float, column: int = 0) -> bool:
     line = grid.line(time_s)
     if line is None:
         return False
-    grid.write(line, ["train_loss"], np.array([column]), np.array([[value]]))
+    grid.write(line, ["train_loss"], slice(column, column + 1), np.array([[value]]))
     return True
 
 
@@ -48,7 +48,7 @@ def test_counters_keep_every_bit() -> None:
     grid.add_columns(1)
     line = grid.line(1.0)
     assert line is not None
-    grid.write(line, ["train_step"], np.array([0]), np.array([[2.0**24 + 1]]))
+    grid.write(line, ["train_step"], slice(0, 1), np.array([[2.0**24 + 1]]))
     assert grid.latest("train_step").tolist() == [2.0**24 + 1]
 
 

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from eagle_eye.detectors.cpu_contention import CpuContention
+from eagle_eye.detectors.early_signs import EarlySigns
+from eagle_eye.detectors.gpu_hang import GpuHang
+from eagle_eye.detectors.gpu_lost import GpuLost
+from eagle_eye.detectors.gpu_memory import GpuMemory
 from eagle_eye.detectors.hang import Hang
+from eagle_eye.detectors.host_errors import HostErrors
+from eagle_eye.detectors.learned import NO_MODEL, Learned
+from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.detectors.loss_course import LossCourse
 from eagle_eye.detectors.loss_not_finite import LossNotFinite
+from eagle_eye.detectors.network_congestion import NetworkCongestion
+from eagle_eye.detectors.network_hang import NetworkHang
+from eagle_eye.detectors.nic_degraded import NicDegraded
 from eagle_eye.detectors.node_silent import NodeSilent
+from eagle_eye.detectors.nvlink_degraded import NvlinkDegraded
+from eagle_eye.detectors.nvswitch import NvSwitch
+from eagle_eye.detectors.out_of_memory import OutOfMemory
+from eagle_eye.detectors.pcie_degraded import PcieDegraded
+from eagle_eye.detectors.power_throttle import PowerThrottle
 from eagle_eye.detectors.process_exit import ProcessExit
+from eagle_eye.detectors.process_gone import ProcessGone
 from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.silent_corruption import SilentCorruption
+from eagle_eye.detectors.slow_input import SlowInput
+from eagle_eye.detectors.slow_memory import SlowMemory
+from eagle_eye.detectors.storage_stall import StorageStall
 from eagle_eye.detectors.straggler import Straggler
+from eagle_eye.detectors.switch_down import SwitchDown
+from eagle_eye.detectors.thermal_throttle import ThermalThrottle
+from eagle_eye.detectors.throughput_drop import ThroughputDrop
 from eagle_eye.detectors.types import Detector
+from eagle_eye.detectors.workload_imbalance import WorkloadImbalance
 from eagle_eye.server.engine.settings import DetectionSettings
 
 
-def build_detectors(settings: DetectionSettings) -> tuple[Detector, ...]:
-    """Return all detectors."""
+def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_MODEL) -> tuple[Detector, ...]:
+    """Return all detectors; ``model`` is what was learned of healthy nodes, or why nothing was."""
     patience = Patience(
         floor_s=settings.hang_floor_s,
         typical_steps=settings.hang_typical_steps,
@@ -22,17 +48,50 @@ def build_detectors(settings: DetectionSettings) -> tuple[Detector, ...]:
     )
     return (
         NodeSilent(patience=patience, intervals=settings.silent_intervals, floor_s=settings.silent_floor_s),
+        SwitchDown(patience=patience, intervals=settings.silent_intervals, floor_s=settings.silent_floor_s),
+        NetworkHang(patience=patience),
+        NicDegraded(patience=patience, ripe_s=settings.straggler_ripe_s),
+        NetworkCongestion(patience=patience),
+        StorageStall(patience=patience),
+        GpuLost(),
+        GpuMemory(),
+        GpuHang(patience=patience),
+        NvSwitch(patience=patience),
+        HostErrors(patience=patience),
+        OutOfMemory(patience=patience),
+        ProcessGone(),
+        EarlySigns(),
         ProcessExit(settle_s=settings.crash_settle_s, silent_s=settings.silent_floor_s),
         Hang(
             patience=patience,
             rank_silent_s=settings.rank_silent_floor_s,
             silent_node_s=settings.silent_floor_s,
         ),
+        ThermalThrottle(),
+        PowerThrottle(),
+        SlowMemory(),
+        PcieDegraded(),
+        NvlinkDegraded(),
+        CpuContention(),
         Straggler(
             ratio=settings.straggler_ratio,
             floor_s=settings.straggler_floor_s,
             ripe_s=settings.straggler_ripe_s,
             false_per_1000_node_days=settings.false_exclusions_per_1000_node_days,
         ),
+        SlowInput(
+            ratio=settings.straggler_ratio - 1,
+            floor_s=settings.straggler_floor_s,
+            ripe_s=2 * settings.straggler_ripe_s,  # a cold cache or a moved file passes
+        ),
         LossNotFinite(),
+        SilentCorruption(),
+        LossCourse(),
+        ThroughputDrop(),
+        WorkloadImbalance(),
+        Learned(
+            model=model if isinstance(model, LearnedModel) else None,
+            alarms_per_1000_node_days=settings.learned_alarms_per_1000_node_days,
+            without=model if isinstance(model, str) else NO_MODEL,
+        ),
     )

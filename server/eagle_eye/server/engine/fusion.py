@@ -139,8 +139,10 @@ def _supported_by_the_model(findings: dict[str, Finding]) -> None:
 
 def _explained_by_one_node(findings: dict[str, Finding]) -> None:
     pace = findings.get("pace")
-    if pace is None or pace.verdict.fault != "throughput_drop":
+    slow = [f.verdict.slowdown_ratio for name, f in findings.items() if name.startswith("slow:")]
+    if pace is None or not slow:
         return
-    worst = max((f.verdict.slowdown_ratio for name, f in findings.items() if name.startswith("slow:")), default=0.0)
-    if worst > 0 and worst >= EXPLAINED_RATIO * pace.verdict.slowdown_ratio:
+    uneven = pace.verdict.fault == "workload_imbalance"
+    drop = pace.verdict.fault == "throughput_drop" and max(slow) > 0
+    if uneven or (drop and max(slow) >= EXPLAINED_RATIO * pace.verdict.slowdown_ratio):
         findings.pop("pace")

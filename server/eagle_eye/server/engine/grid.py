@@ -37,6 +37,8 @@ class _Planes:
         self.used = np.zeros(len(names), dtype=np.bool_)
         self.base = np.zeros(len(names), dtype=np.intp)
         self.cells: Floats = np.empty((len(names), 0, 0), dtype)
+        self.full = 0  # the first line that some plane has no room for
+        self.begun = 0  # the first line that all planes reach back to
 
     @property
     def capacity(self) -> int:
@@ -54,12 +56,20 @@ class _Planes:
             cells[plane, offset : offset + len(kept), : kept.shape[1]] = kept
             self.base[plane] = first - offset
         self.cells = cells
+        self.measure()
+
+    def measure(self) -> None:
+        """Note from which line to which all planes in use have room."""
+        base = self.base[self.used]
+        self.full = int(base.min()) + self.capacity if len(base) else 0
+        self.begun = int(base.max()) if len(base) else 0
 
     def begin(self, plane: int, start: int) -> None:
         """Make a plane usable from a line on."""
         self.used[plane] = True
         self.cells[plane] = np.nan
         self.base[plane] = start - _stagger(plane, self.capacity // 5)
+        self.measure()
 
     def reach(self, plane: int, start: int, end: int) -> None:
         """Make room in a plane up to line ``end``."""
@@ -130,16 +140,22 @@ class Grid:
             return self._start() + nearest
         return self._insert(after, time_s)
 
-    def write(self, line: int, metrics: Sequence[str], columns: NDArray[np.intp], values: Floats) -> None:
-        """Set metrics of columns in a line; ``values`` is (metrics, columns). KeyError for one of another scope."""
+    def write(self, line: int, metrics: Sequence[str], columns: slice, values: Floats) -> None:
+        """Set metrics of neighbouring columns in a line; ``values`` is (metrics, columns).
+
+        KeyError for a metric of another scope.
+        """
         for planes, places, rows in self._route(tuple(metrics)):
-            at = line - planes.base[places]
-            if (at >= planes.capacity).any():
+            if line >= planes.full:
                 for plane in places.tolist():
                     planes.reach(plane, self._start(), self._end)
-                at = line - planes.base[places]
-            kept = slice(None) if (at >= 0).all() else at >= 0
-            planes.cells[places[kept, None], at[kept, None], columns[None, :]] = values[rows[kept]]
+                planes.measure()
+            at = line - planes.base[places]
+            if line >= planes.begun:
+                planes.cells[places, at, columns] = values[rows]
+            else:
+                kept = at >= 0
+                planes.cells[places[kept], at[kept], columns] = values[rows[kept]]
 
     def times(self) -> Floats:
         """Return the newest lines' times, oldest first: (T,)."""
@@ -244,6 +260,6 @@ def _stagger(plane: int, room: int) -> int:
 
 
 def _sealed(view: Floats) -> Floats:
-    view = view.view()
+    """Make a fresh view read-only."""
     view.flags.writeable = False
     return view

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eagle_eye.detectors.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Curve, Floats, Happening, Link, Pause, Series, Window
@@ -15,14 +14,16 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.grid import Grid
 from eagle_eye.server.engine.roster import Roster
-from eagle_eye.server.engine.step_grid import StepGrid
+from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
 from eagle_eye.server.engine.topology import Topology
 
 EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones are dropped and counted
+REPEATS_KEPT = 32  # of one kind and code on one device: a node that floods starves nobody
 PAUSES_KEPT = 64
 GRID_LINES_MIN = 16  # rows kept however long the interval
 PAUSE_STEPS = 3.0  # a gap between steps longer than this many typical ones is a pause
 STEPS_FOR_PACE = 5  # steps before the pace is known well enough to call a gap a pause
+ROW_METRICS = frozenset({"train_step", *STEP_METRICS})
 LATE_S = 1.0  # how long a row may be under way before its line counts as complete without it
 
 
@@ -48,11 +49,15 @@ class JobTrack:
         self._window_s = window_s
         self._roster = Roster()
         self._links: dict[tuple[str, str], int] = {}
+        self._made_for: tuple[Topology | None, int, int] = (None, -1, -1)
+        self._switches: tuple[str, ...] = ()
+        self._made_links: tuple[Link, ...] = ()
         self._make_grids(interval_s)
         self._steps = StepGrid()
         self._fed_until_s = -math.inf
         self.interval_s = interval_s
         self._events: deque[Happening] = deque()
+        self._repeats: dict[tuple[str, str | None, int, str], int] = {}
         self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self._first_step = math.nan
         self._highest_step = -1.0
@@ -161,10 +166,8 @@ class JobTrack:
             column = self._links[node, link] = self._link_rows.add_columns(1)
         return column
 
-    def write(
-        self, time_s: float, scope: Scope, metrics: Sequence[str], columns: NDArray[np.intp], values: Floats
-    ) -> None:
-        """Place rows of one moment; ``values`` is (metrics, columns)."""
+    def write(self, time_s: float, scope: Scope, metrics: Sequence[str], columns: slice, values: Floats) -> None:
+        """Place rows of one moment in neighbouring columns; ``values`` is (metrics, columns)."""
         self.touched_s = max(self.touched_s, time_s)
         grid = self._grids_of[scope]
         line = grid.line(time_s)
@@ -179,7 +182,9 @@ class JobTrack:
         if event.kind in ("phase", "checkpoint_begin", "checkpoint_end") and event.node is not None:
             self._note_phase(event.node, event)
             return
-        if len(self._events) >= EVENTS_KEPT:
+        claim = (event.kind, event.node, event.device, str(event.attributes.get("code", "")))
+        repeats = self._repeats[claim] = self._repeats.get(claim, 0) + 1
+        if repeats > REPEATS_KEPT or len(self._events) >= EVENTS_KEPT:
             self.events_dropped_total += 1
             return
         self._events.append(event)
@@ -194,8 +199,7 @@ class JobTrack:
     ) -> Window:
         """Return what detectors may see at ``now_s``; views, not copies."""
         self._feed_steps(now_s)
-        switch_of = topology.switch_of_node if topology else {}
-        of_link = topology.switch_of_link if topology else {}
+        switches, links = self._hung_on(topology)
         return Window(
             now_s=now_s,
             job=self.job,
@@ -212,8 +216,8 @@ class JobTrack:
             node_times_s=self._node_rows.times(),
             link={name: self._link_rows.view(name) for name in self._link_rows.names()},
             link_times_s=self._link_rows.times(),
-            links=tuple(Link(node, link, of_link.get(node, {}).get(link, "")) for node, link in self._links),
-            switches=tuple(switch_of.get(node, "") for node in self.nodes),
+            links=links,
+            switches=switches,
             heard_s=self._roster.by_node(heard_s, -math.inf, np.float64),
             farewell=self._roster.by_node(farewell, False, np.bool_),
             silent_s=self._roster.silent_s.copy(),
@@ -241,18 +245,34 @@ class JobTrack:
             result[name] = {(node, -1): float(value) for node, value in zip(self.nodes, values, strict=True)}
         return result
 
+    def _hung_on(self, topology: Topology | None) -> tuple[tuple[str, ...], tuple[Link, ...]]:
+        """Return the switch of each node, and the links with theirs; worked out again only when something joined."""
+        made_for = (topology, len(self.nodes), len(self._links))
+        if self._made_for != made_for:
+            of_node = topology.switch_of_node if topology else {}
+            of_link = topology.switch_of_link if topology else {}
+            self._switches = tuple(of_node.get(node, "") for node in self.nodes)
+            self._made_links = tuple(
+                Link(node, link, of_link.get(node, {}).get(link, "")) for node, link in self._links
+            )
+            self._made_for = made_for
+        return self._switches, self._made_links
+
     def _feed_steps(self, now_s: float) -> None:
         """Hand the step grid the lines that no row is likely to join any more."""
         times_s = self._devices.times()
         if "train_step" not in self._devices.names():
             return
+        first = int(np.searchsorted(times_s, self._fed_until_s, side="right"))
+        if first == len(times_s):
+            return
         steps = self._devices.view("train_step")
-        for line in range(int(np.searchsorted(times_s, self._fed_until_s, side="right")), len(times_s)):
+        views = {name: self._devices.view(name) for name in self._devices.names() if name in ROW_METRICS}
+        for line in range(first, len(times_s)):
             time_s = float(times_s[line])
             if now_s < time_s + self.interval_s / 2 + LATE_S and not np.isfinite(steps[line]).all():
                 return
-            row = {name: self._devices.view(name)[line] for name in self._devices.names()}
-            self._steps.take(time_s, row, self._roster.roles)
+            self._steps.take(time_s, {name: view[line] for name, view in views.items()}, self._roster.roles)
             self._fed_until_s = time_s
 
     def _advance(self, time_s: float, steps: Floats) -> None:

@@ -19,13 +19,13 @@ Shape = tuple[Scope, list[int | str], list[str]]
 
 
 class Placement(NamedTuple):
-    """Some rows and metrics of a block, and the job's columns that they go to; None: all of the block's."""
+    """Some metrics and rows of a block (as indexes), and the job's columns that they go to."""
 
     track: JobTrack
     scope: Scope
     metrics: tuple[str, ...]
-    chosen: tuple[NDArray[np.intp], NDArray[np.intp]] | None
-    columns: NDArray[np.intp]
+    chosen: tuple[NDArray[np.intp], NDArray[np.intp]]
+    columns: slice
 
 
 @dataclass(slots=True)
@@ -58,21 +58,22 @@ class Route:
         for block, placements in zip((b for b in frame.blocks if b.keys), self.placements, strict=True):
             values = np.frombuffer(values_of(block), dtype=np.float64).reshape(len(block.metrics), len(block.keys))
             for placement in placements:
-                chosen = values if placement.chosen is None else values[np.ix_(*placement.chosen)]
+                whole = values.shape == (len(placement.chosen[0]), len(placement.chosen[1]))
+                chosen = values if whole else values[np.ix_(*placement.chosen)]
                 placement.track.write(frame.time_s, placement.scope, placement.metrics, placement.columns, chosen)
 
 
 def _placements(frame: Frame, block: Block, tracks: Iterable[JobTrack]) -> Iterable[Placement]:
-    metrics = tuple(block.metrics)
+    names = tuple(block.metrics)
+    everything = list(range(len(names)))
     for track in tracks:
         if block.scope is Scope.DEVICE:
             yield from _device_placements(frame, block, track)
         elif track.is_member(frame.node) and block.scope is Scope.NODE:
-            columns = np.array([track.node_column(frame.node)], dtype=np.intp)
-            yield Placement(track, Scope.NODE, metrics, None, columns)
+            yield from _runs(track, Scope.NODE, names, everything, [0], [track.node_column(frame.node)])
         elif track.is_member(frame.node):
-            columns = np.array([track.add_link(frame.node, str(key)) for key in block.keys], dtype=np.intp)
-            yield Placement(track, Scope.LINK, metrics, None, columns)
+            columns = [track.add_link(frame.node, str(key)) for key in block.keys]
+            yield from _runs(track, Scope.LINK, names, everything, list(range(len(columns))), columns)
 
 
 def _device_placements(frame: Frame, block: Block, track: JobTrack) -> Iterable[Placement]:
@@ -86,11 +87,18 @@ def _device_placements(frame: Frame, block: Block, track: JobTrack) -> Iterable[
     # Where nobody says who uses what, all rows are the job's.
     for rows, metrics in ((claimed, everything), (free, hardware if track.ranked else everything)):
         if rows and metrics:
-            whole = len(rows) == len(devices) and len(metrics) == len(everything)
-            yield Placement(
-                track,
-                Scope.DEVICE,
-                tuple(block.metrics[m] for m in metrics),
-                None if whole else (np.array(metrics, dtype=np.intp), np.array(rows, dtype=np.intp)),
-                np.array([track.add_series(frame.node, devices[i]) for i in rows], dtype=np.intp),
-            )
+            names = tuple(block.metrics[m] for m in metrics)
+            columns = [track.add_series(frame.node, devices[i]) for i in rows]
+            yield from _runs(track, Scope.DEVICE, names, metrics, rows, columns)
+
+
+def _runs(
+    track: JobTrack, scope: Scope, names: tuple[str, ...], metrics: list[int], rows: list[int], columns: list[int]
+) -> Iterable[Placement]:
+    """Yield one placement for each run of neighbouring columns: usually one for all of a node's rows."""
+    start = 0
+    for end in range(1, len(columns) + 1):
+        if end == len(columns) or columns[end] != columns[end - 1] + 1:
+            chosen = np.array(metrics, dtype=np.intp), np.array(rows[start:end], dtype=np.intp)
+            yield Placement(track, scope, names, chosen, slice(columns[start], columns[end - 1] + 1))
+            start = end
