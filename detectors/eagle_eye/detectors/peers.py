@@ -74,7 +74,17 @@ def growth(values: Floats, lines: int) -> Floats:
 
     A counter that falls began again at zero: its source restarted.
     """
-    recent = np.asarray(values[-lines:], dtype=np.float64)
+    recent = values[-lines:]
+    if len(recent) == 0:
+        return np.full(values.shape[1], np.nan)
+    total = np.zeros(recent.shape[1]) if len(recent) > 1 else np.full(recent.shape[1], np.nan)
+    moved = np.flatnonzero((recent != recent[-1]).any(axis=0) | np.isnan(recent[-1]))  # the usual case: few or none
+    if len(moved):
+        total[moved] = _growth(np.asarray(recent[:, moved], dtype=np.float64))
+    return total
+
+
+def _growth(recent: Floats) -> Floats:
     known = np.isfinite(recent)
     filled = np.where(known, recent, -np.inf)
     # Carry the last observed value over gaps, so that growth across a gap counts.
@@ -83,5 +93,5 @@ def growth(values: Floats, lines: int) -> Floats:
     carried = np.where(at >= 0, carried, np.nan)
     change = np.diff(carried, axis=0)
     grown = np.where(change >= 0, change, carried[1:])
-    total = np.nansum(grown, axis=0) if len(recent) > 1 else np.zeros(recent.shape[1])
+    total = np.nansum(grown, axis=0)
     return np.where(known.sum(axis=0) >= 2, total, np.nan)

@@ -7,8 +7,6 @@ is written to the lines of just these steps.
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,8 +64,9 @@ class StepGrid:
         self._settled = 0  # lines before this one have gone into the relative values and the curve
         self._last: NDArray[np.float64] = np.zeros(0)  # each rank's newest step
         self._rows_per_step: list[float] = []
-        self._curve: deque[tuple[float, float, dict[str, float]]] = deque(maxlen=CURVE_KEPT)
-        self._curve_made: Curve | None = None
+        self._course: NDArray[np.float64] = np.full((2 + len(CURVE_METRICS), CURVE_KEPT + CURVE_KEPT // 4), np.nan)
+        self._course_lines = 0
+        self._on_course: set[str] = set()
 
     def take(self, time_s: float, row: Mapping[str, Floats], roles: Integers) -> None:
         """Take one complete row of the time grid: each metric's values (S,), NaN where not observed."""
@@ -103,15 +102,30 @@ class StepGrid:
         )
 
     def curve(self) -> Curve:
-        """Return the job's course."""
-        if self._curve_made is None:
-            names = sorted({name for _, _, values in self._curve for name in values})
-            self._curve_made = Curve(
-                number=np.array([number for number, _, _ in self._curve]),
-                times_s=np.array([time_s for _, time_s, _ in self._curve]),
-                values={m: np.array([values.get(m, math.nan) for _, _, values in self._curve]) for m in names},
-            )
-        return self._curve_made
+        """Return the job's course: views."""
+        course = self._course[:, max(self._course_lines - CURVE_KEPT, 0) : self._course_lines]
+        return Curve(
+            number=course[0],
+            times_s=course[1],
+            values={name: course[2 + place] for place, name in enumerate(CURVE_METRICS) if name in self._on_course},
+        )
+
+    def _note_course(self, line: int) -> None:
+        """Add a line's medians over the ranks to the job's course."""
+        if self._course_lines == self._course.shape[1]:
+            kept = self._course[:, -CURVE_KEPT:].copy()
+            self._course[:, :CURVE_KEPT], self._course_lines = kept, CURVE_KEPT
+        column = self._course[:, self._course_lines]
+        column[:] = np.nan
+        column[0], column[1] = self._number[line], self._times_s[line]
+        for place, name in enumerate(CURVE_METRICS):
+            values = self._arrays.get(name)
+            if values is not None:
+                known = values[line][~np.isnan(values[line])]
+                if len(known):
+                    column[2 + place] = np.median(known)
+                    self._on_course.add(name)
+        self._course_lines += 1
 
     def _learn_width(self, steps: Floats) -> None:
         """Learn from the first rows how many steps one row covers: a line holds as many, at least one."""
@@ -174,23 +188,12 @@ class StepGrid:
                 own = per_work(compute[line], self._arrays, line)
                 with np.errstate(invalid="ignore", divide="ignore"):
                     self._relative[line] = own / peers_median(own, roles)
-            self._curve.append((float(self._number[line]), float(self._times_s[line]), self._medians(line)))
-            self._curve_made = None
+            self._note_course(line)
             self._settled += 1
 
     def _complete(self) -> bool:
         """Whether every rank has reported all that the oldest unsettled line covers."""
         return bool(self._settled < self._lines and (self._last >= self._number[self._settled]).all())
-
-    def _medians(self, line: int) -> dict[str, float]:
-        found = {}
-        for name in CURVE_METRICS:
-            if name in self._arrays:
-                known = self._arrays[name][line]
-                known = known[~np.isnan(known)]
-                if len(known):
-                    found[name] = float(np.median(known))
-        return found
 
     def _array(self, name: str) -> Floats:
         array = self._arrays.get(name)
