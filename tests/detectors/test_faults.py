@@ -229,37 +229,3 @@ class TestStraggler:
     def test_is_blind_with_too_few_peers(self) -> None:
         with pytest.raises(Blind, match="comparable"):
             detect("straggler", Story(nodes=2).window())
-
-
-class TestLossNotFinite:
-    def test_names_the_node_whose_gradient_broke_before_the_reduction(self) -> None:
-        story = Story()
-        story.device["train_local_grad_norm"][-5, 2] = np.inf
-        story.device["train_local_grad_norm"][-4:, :] = np.nan
-        story.device["train_loss"][-4:, :] = np.inf
-        verdict = only(detect("loss_not_finite", story.window()))
-        assert (verdict.fault, verdict.node) == ("silent_data_corruption", "n2")
-
-    def test_names_it_also_when_everything_broke_within_one_row(self) -> None:
-        story = Story()
-        story.device["train_local_grad_norm"][-5, 2] = np.inf
-        story.device["train_loss"][-5:, :] = np.inf
-        assert only(detect("loss_not_finite", story.window())).node == "n2"
-
-    def test_a_loss_that_breaks_everywhere_at_once_accuses_nobody(self) -> None:
-        story = Story()
-        story.device["train_loss"][-5:, :] = np.inf
-        verdict = only(detect("loss_not_finite", story.window()))
-        assert (verdict.fault, verdict.node) == ("loss_not_finite", None)
-
-    def test_waits_for_the_rows_of_all_ranks(self) -> None:
-        story = Story()
-        story.device["train_loss"][-1, 0] = np.inf
-        assert detect("loss_not_finite", story.window()) == []
-
-    def test_is_blind_where_nobody_reports_a_loss(self) -> None:
-        story = Story()
-        for name in ("train_loss", "train_grad_norm", "train_local_grad_norm"):
-            del story.device[name]
-        with pytest.raises(Blind, match="loss"):
-            detect("loss_not_finite", story.window())

@@ -153,6 +153,11 @@ class Story:
         self.events.append(Happening(time_s, node, 0, "process_exit", attributes))
         return self
 
+    def happened(self, kind: str, node: str | None, before_s: float, device: int = -1, **attributes: Any) -> Story:
+        """Something happened ``before_s`` ago."""
+        self.events.append(Happening(NOW_S - before_s, node, device, kind, attributes))
+        return self
+
     def aligned(self, role_of: Any) -> tuple[Steps, Curve]:
         """Return the story's rows by step, as the engine aligns them."""
         grid = StepGrid()

@@ -6,6 +6,7 @@ import re
 import signal
 from dataclasses import dataclass
 
+from eagle_eye.detectors.attributes import text, whole
 from eagle_eye.detectors.types import Happening, Window
 
 # What the survivors of a collective print when a peer is gone. Seen from Gloo, NCCL and TCPStore.
@@ -15,8 +16,22 @@ ECHO = re.compile(
     r"|watchdog caught collective|DistNetworkError|DistStoreError|peer.{0,40}(gone|lost|unreachable)",
     re.IGNORECASE | re.DOTALL,
 )
+# Exceptions that only the program itself can raise, and a batch that does not fit: no node is to blame for them.
+PROGRAM_ERROR = re.compile(
+    r"^(\w+\.)*(TypeError|ValueError|KeyError|IndexError|AttributeError|NameError|UnboundLocalError|ImportError"
+    r"|ModuleNotFoundError|NotImplementedError|AssertionError|ZeroDivisionError|RecursionError|SyntaxError"
+    r")\b",
+    re.MULTILINE,
+)
+GPU_MEMORY_ERROR = re.compile(r"CUDA out of memory|\bOutOfMemoryError\b")  # the batch or the model does not fit
+HOST_MEMORY_ERROR = re.compile(r"^MemoryError\b|Cannot allocate memory|std::bad_alloc", re.MULTILINE)
+SHELL_SIGNALS = 128  # shells and containers report a process that signal n killed as 128 + n (POSIX sh)
 # Sent by whoever stops a job or cleans up after another rank's death.
 CLEANUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_DEADLY_SIGNALS = frozenset(
+    {*CLEANUP_SIGNALS, signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
+    | {signal.SIGKILL, signal.SIGSEGV, signal.SIGPIPE, signal.SIGXCPU, signal.SIGSYS}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,27 @@ class Exit:
         return self.exit_code is not None and self.exit_code < 0 and -self.exit_code != signal.SIGABRT
 
     @property
+    def program_error(self) -> bool:
+        """Whether the program's own error ended it, which no node can be blamed for."""
+        return self.cause and (PROGRAM_ERROR.search(self.error) or GPU_MEMORY_ERROR.search(self.error)) is not None
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it ended for want of memory, by its own word."""
+        return self.cause and (GPU_MEMORY_ERROR.search(self.error) or HOST_MEMORY_ERROR.search(self.error)) is not None
+
+    @property
+    def error_kind(self) -> str:
+        """Return the exception's name, or the last line's first word; "" without a text."""
+        lines = self.error.strip().splitlines()
+        return re.split(r"[:\s]", lines[-1].strip(), maxsplit=1)[0] if lines else ""
+
+    @property
+    def who(self) -> str:
+        """Say whose process it was, for people."""
+        return f"rank {self.rank} on {self.node}" if self.rank >= 0 else f"a rank on {self.node}"
+
+    @property
     def how(self) -> str:
         """Say how the process ended, for people."""
         if self.exit_code is None:
@@ -53,30 +89,30 @@ class Exit:
 def unplanned_exits(window: Window) -> list[Exit]:
     """Return the ends of this attempt's ranks that nobody planned, oldest first."""
     errors: dict[tuple[str | None, int], str] = {}
+    ends: list[Happening] = []
     for event in window.events:
         if event.kind == "training_error":
-            errors[event.node, event.device] = str(event.attributes.get("text", ""))
-    found = [
-        Exit(
-            time_s=event.time_s,
-            node=event.node,
-            device=event.device,
-            rank=_integer(event, "rank", -1),
-            exit_code=code,
-            error=errors.get((event.node, event.device), ""),
-        )
-        for event in window.events
-        if event.kind == "process_exit" and event.node is not None
-        for code in (_exit_code(event),)
-        if code != 0 and not _planned(event, code, (event.node, event.device) in errors)
-    ]
+            errors[event.node, event.device] = text(event.attributes, "text")
+        elif event.kind == "process_exit" and event.node is not None:
+            ends.append(event)
+    found: list[Exit] = []
+    ranks: dict[tuple[str, int], int] | None = None
+    for event in ends:
+        code, place = _exit_code(event), (event.node or "", event.device)
+        if code == 0 or _planned(event, code, place in errors):
+            continue
+        rank = whole(event.attributes, "rank")
+        if rank is None:
+            ranks = {(s.node, s.device): s.rank for s in window.series} if ranks is None else ranks
+            rank = ranks.get(place, -1)
+        found.append(Exit(event.time_s, *place, rank, code, errors.get(place, "")))
     return sorted(found, key=lambda item: (item.time_s, item.node, item.device))
 
 
 def left_early(window: Window) -> list[str]:
     """Return the ranks whose process ended well (exit code 0) although others of the attempt are still there."""
     ended = {
-        (event.node, event.device): f"rank {_integer(event, 'rank', -1)} on {event.node}"
+        (event.node, event.device): f"rank {_rank(event)} on {event.node}"
         for event in window.events
         if event.kind == "process_exit" and _exit_code(event) == 0
     }
@@ -91,10 +127,13 @@ def _planned(event: Happening, code: int | None, failed: bool) -> bool:
 
 
 def _exit_code(event: Happening) -> int | None:
-    code = event.attributes.get("exit_code")
-    return int(code) if isinstance(code, int | float) else None
+    """Return the exit code, negative for a signal however the signal was reported; None where nobody could read it."""
+    code = whole(event.attributes, "exit_code")
+    if code is not None and code > SHELL_SIGNALS and code - SHELL_SIGNALS in _DEADLY_SIGNALS:
+        return SHELL_SIGNALS - code
+    return code
 
 
-def _integer(event: Happening, name: str, otherwise: int) -> int:
-    value = event.attributes.get(name)
-    return int(value) if isinstance(value, int | float) else otherwise
+def _rank(event: Happening) -> int:
+    rank = whole(event.attributes, "rank")
+    return -1 if rank is None else rank

@@ -79,8 +79,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "out_of_memory",
         "stop",
-        "The kernel killed a training process for memory.",
-        "The kernel's OOM kill together with a rank's exit by SIGKILL.",
+        "A training process ran out of memory.",
+        "The kernel's OOM kill together with a rank's exit by SIGKILL or its silence, or the program's own word that an"
+        " allocation failed.",
         "none",
         "restart_job",
     ),
@@ -88,7 +89,8 @@ FAULTS: tuple[Fault, ...] = (
         "network_hang",
         "stop",
         "The job stands still because a node's network does not carry its collectives.",
-        "All ranks wait in the same collective, and one node's links are down or move nothing where its peers' do.",
+        "All ranks wait in the same collective, and one node's port is down, or it alone counts errors and has not"
+        " completed what its peers have.",
         "inspect",
         "exclude_node",
     ),

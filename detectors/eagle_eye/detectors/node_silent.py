@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from eagle_eye.detectors.exits import unplanned_exits
-from eagle_eye.detectors.progress import Patience, progress
+from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.silence import Silence, job_stopped, silence, silent_together
+from eagle_eye.detectors.topology import Shared, named
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
+
+EVIDENCE_NODES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +18,10 @@ class NodeSilent:
 
     Silence alone is never guilt: an upgrade, an expired token and a management network that reconverges are
     silent too. Only when the job has stopped as well (no step although one is due, or ranks elsewhere
-    died) does the verdict carry a second kind of evidence. When most of a job's nodes are silent the fault is
-    likelier between them and us: Blind. Cannot see: a node whose agent lives on while its GPUs are gone.
+    died) does the verdict carry a second kind of evidence. Nodes that fell silent at one moment and share a switch, or
+    are too many for chance, are told of together and none is accused; when the job stopped with them SwitchDown speaks.
+    When most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot see: a node
+    whose agent lives on while its GPUs are gone.
     """
 
     patience: Patience
@@ -27,42 +30,27 @@ class NodeSilent:
     name: str = "node_silent"
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each silent node, [] when all were heard."""
-        heard_s = np.maximum(window.heard_s, window.watching_since_s)
-        silence_s = np.where(window.farewell, 0.0, window.now_s - heard_s)
-        limit_s = max(self.floor_s, self.intervals * window.interval_s)
-        silent = np.flatnonzero(silence_s > limit_s)
-        if len(silent) == 0:
+        """Return one verdict for each silent node or group of them, [] when all were heard."""
+        found = silence(window, self.intervals, self.floor_s)
+        if len(found.nodes) == 0:
             return []
-        if 2 * len(silent) > len(window.nodes):
-            raise Blind(f"{len(silent)} of {len(window.nodes)} nodes are silent: likelier the way to them than they")
-        stopped, why = self._stopped(window)
-        return [self._verdict(window, int(i), float(silence_s[i]), limit_s, stopped, why) for i in silent]
+        if found.most:
+            raise Blind(
+                f"{len(found.nodes)} of {len(window.nodes)} nodes are silent: likelier the way to them than they"
+            )
+        groups = silent_together(window, found)
+        together = {node for group in groups for node in group.nodes}
+        if len(together) == len(window.nodes):
+            raise Blind("all nodes of the job are falling silent: likelier the way to them than they")
+        state, why = job_stopped(window, self.patience)
+        verdicts = [] if why is not None else [self._group_verdict(window, group, found) for group in groups]
+        stopped = why is not None and (state is None or state.prompt)
+        alone = [node for node in found.nodes.tolist() if node not in together]
+        return verdicts + [self._verdict(window, node, found, stopped, why) for node in alone]
 
-    def _stopped(self, window: Window) -> tuple[bool, Evidence | None]:
-        exits = unplanned_exits(window)
-        if exits:
-            first = exits[0]
-            return True, Evidence("process_exit", first.node, first.device, f"rank {first.rank} {first.how}")
-        try:
-            state = progress(window, self.patience)
-        except Blind:
-            return False, None
-        return state.prompt, Evidence(
-            "train_step_standstill_seconds", None, None, state.standstill_s, None, state.due_s, "seconds"
-        )
-
-    def _verdict(
-        self,
-        window: Window,
-        index: int,
-        silence_s: float,
-        limit_s: float,
-        stopped: bool,
-        why: Evidence | None,
-    ) -> Verdict:
-        node = window.nodes[index]
-        evidence = [Evidence("node_silence_seconds", node, None, silence_s, 0.0, limit_s, "seconds")]
+    def _verdict(self, window: Window, index: int, found: Silence, stopped: bool, why: Evidence | None) -> Verdict:
+        node, silence_s = window.nodes[index], float(found.seconds[index])
+        evidence = [Evidence("node_silence_seconds", node, None, silence_s, 0.0, found.limit_s, "seconds")]
         if why is not None:
             evidence.append(why)
         tail = "and the job has stopped" if stopped else "while the job goes on"
@@ -78,4 +66,37 @@ class NodeSilent:
             summary=f"{node} has been silent for {silence_s:.1f} s without a goodbye, {tail}",
             evidence=tuple(evidence),
             kinds=frozenset({"silence", "standstill"} if stopped else {"silence"}),
+        )
+
+    def _group_verdict(self, window: Window, group: Shared, found: Silence) -> Verdict:
+        nodes = tuple(window.nodes[i] for i in group.nodes)
+        silence_s = max(float(found.seconds[i]) for i in group.nodes)
+        where = f"on {', '.join(group.switches)} " if group.switches else ""
+        return Verdict(
+            detector=self.name,
+            fault="node_unreachable",
+            job=window.job,
+            nodes=nodes,
+            node=None,
+            device=None,
+            confidence=0.5,
+            onset_s=window.now_s - silence_s,
+            summary=(
+                f"{named(nodes)} {where}fell silent together {silence_s:.1f} s ago while the job goes on:"
+                " likelier the way to them than they"
+            ),
+            evidence=tuple(
+                Evidence(
+                    "node_silence_seconds",
+                    window.nodes[i],
+                    None,
+                    float(found.seconds[i]),
+                    0.0,
+                    found.limit_s,
+                    "seconds",
+                )
+                for i in group.nodes[:EVIDENCE_NODES_MAX]
+            ),
+            kinds=frozenset({"silence"}),
+            asks="notify",
         )

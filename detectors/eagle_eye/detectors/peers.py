@@ -11,6 +11,7 @@ from eagle_eye.detectors.types import Floats, Integers
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
 PEERS_MIN = 2  # with one peer nobody can say which of the two is off
+EDGE_ROWS = 4  # rows in which a node's newest or oldest value is looked for
 SMALL_GROUP = 64  # up to here a group's median is taken without the value itself; beyond, one value moves nothing
 
 
@@ -67,6 +68,15 @@ def latest(values: Floats, lines: int) -> Floats:
 def level(values: Floats, lines: int) -> Floats:
     """Return each column's median over its observed values of the last ``lines`` rows: (columns,), NaN: none."""
     return median_over_rows(values[-lines:])
+
+
+def risen(values: Floats, lines: int) -> Floats:
+    """Return roughly by how much each counter rose over the last ``lines`` rows: (columns,), NaN unknown; cheap.
+
+    The newest observed value minus the oldest, each looked for in a few rows; a restart of the source hides a rise.
+    """
+    oldest = latest(values[-lines:][:EDGE_ROWS][::-1], EDGE_ROWS)
+    return latest(values, EDGE_ROWS) - oldest
 
 
 def growth(values: Floats, lines: int) -> Floats:

@@ -5,19 +5,38 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from eagle_eye.detectors.counters import grown
 from eagle_eye.detectors.exits import Exit, unplanned_exits
+from eagle_eye.detectors.gpu_errors import UNKNOWN_DEVICE, GpuError, gpu_errors
+from eagle_eye.detectors.memory_kills import MemoryKill, killed_rank, memory_kills
+from eagle_eye.detectors.progress import typical_step_s
 from eagle_eye.detectors.types import Evidence, Verdict, Window
+
+ORDER_S = (
+    2.0  # an end so much earlier than all others was the first; clocks and the echo of a death are nearer than that
+)
+STOOD_STEPS = 3.0  # a job that stood still for this many steps before its first end hung: who gives up first is chance
+XID_NEAR_S = 30.0  # a GPU's error and the end of the process that met it
+# What a program's error leaves in the kernel log (NVIDIA, XID Errors: restart the application); the rest is hardware.
+PROGRAM_KINDS = ("application",)
+HARDWARE_KINDS = ("memory", "contained", "hang", "lost")
+HARDWARE_S = 2.0  # how long a crash is not told of while the hardware beneath it is looked at
+WITNESS_KINDS = ("application", "restart")  # errors that say whose process ended first
+CONFIDENCE_KNOWN, CONFIDENCE_ORDER, CONFIDENCE_UNKNOWN = 0.99, 0.9, 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExit:
-    """Names the node whose process ended first, by how it ended and not by when.
+    """Names the node whose process ended first: ``process_crash``, or ``out_of_memory`` where the kernel killed it.
 
-    One rank's death kills its peers within milliseconds, so that clocks cannot order the ends; but the
-    peers die of a communication error and say so, while the first dies of a signal or an error of its own.
-    The verdict waits ``settle_s`` for the others' ends to arrive, and for a node that has gone silent to be
-    known as such (``silent_s``). When no end stands out the job's crash is reported without a culprit. Cannot see:
-    an exit that no agent watched.
+    One rank's death kills its peers within milliseconds, so that clocks cannot order the ends; but the peers die of a
+    communication error and say so, while the first dies of a signal or an error of its own, of the kernel's OOM kill,
+    or with an XID of its own GPU. Where no end says anything, one that came ``ORDER_S`` before all others, in a job
+    that was making steps, was the first. The same error on every node, an exception that only the program can raise, or
+    an XID that programs cause (13, 31, 43; NVIDIA, XID Errors) make it the program's fault: no node is excluded for it.
+    The verdict waits ``settle_s`` for the others' ends to arrive, and for a node that has gone silent to be known as
+    such (``silent_s``). When no end stands out the job's crash is reported without a culprit. Cannot see: an exit that
+    no agent watched.
     """
 
     settle_s: float
@@ -30,18 +49,26 @@ class ProcessExit:
         if not exits:
             return []
         since_s = window.now_s - exits[0].time_s
-        if since_s < self.settle_s:
+        if since_s < self.settle_s or (since_s < self.settle_s + HARDWARE_S and _hardware_speaks(window, exits)):
             return []
-        causes = [item for item in exits if item.cause]
+        kills = [kill for kill in memory_kills(window) if any(killed_rank(kill, item) for item in exits)]
+        witnesses = _witnesses(window, exits)
+        causes = [i for i in exits if i.cause or i in witnesses or any(killed_rank(kill, i) for kill in kills)]
         if not causes and since_s < self.silent_s + self.settle_s and self._someone_unheard(window, exits):
             return []  # its silence may be the cause; the next seconds tell
-        out_of_memory = {e.node for e in window.events if e.kind == "oom_kill"}
-        if not out_of_memory and _stopped_from_outside(causes):
+        if not kills and _stopped_from_outside(causes):
             return []
-        nodes = sorted({item.node for item in causes})
-        if len(nodes) == 1:
-            return [self._verdict(window, causes[0], (nodes[0],), len(exits), nodes[0] in out_of_memory)]
-        return [self._verdict(window, (causes or exits)[0], (), len(exits), oom=False)]
+        by_order = False
+        if not causes:
+            if since_s < ORDER_S and len({item.node for item in exits}) == 1:
+                return []  # alone so far: whether it stays so tells who was first
+            causes = _clearly_first(window, exits)
+            by_order = bool(causes)
+        first = (causes or exits)[0]
+        nodes = {item.node for item in causes}
+        known = (first.node,) if len(nodes) == 1 else ()
+        kill = next((kill for kill in kills if known and kill.node == first.node), None)
+        return [self._verdict(window, exits, first, known, kill, witnesses.get(first), by_order)]
 
     def _someone_unheard(self, window: Window, exits: list[Exit]) -> bool:
         gone = {item.node for item in exits}
@@ -50,30 +77,94 @@ class ProcessExit:
             for node, heard_s in zip(window.nodes, window.heard_s, strict=True)
         )
 
-    def _verdict(self, window: Window, first: Exit, nodes: tuple[str, ...], count: int, oom: bool) -> Verdict:
-        fault = "out_of_memory" if oom else "process_crash"
+    def _verdict(
+        self,
+        window: Window,
+        exits: list[Exit],
+        first: Exit,
+        nodes: tuple[str, ...],
+        kill: MemoryKill | None,
+        error: GpuError | None,
+        by_order: bool,
+    ) -> Verdict:
+        application = kill is None and _application(window, exits, first, error)
         if nodes:
-            others = f"; {count - 1} other ranks followed" if count > 1 else ""
-            summary = f"rank {first.rank} on {first.node} {first.how}{_quoted(first)}{others}"
+            others = f"; {len(exits) - 1} other ranks followed" if len(exits) > 1 else ""
+            summary = f"{first.who} {first.how}{_quoted(first)}{others}"
         else:
-            summary = f"{count} ranks ended and none stands out as the first{_quoted(first)}"
+            summary = f"{len(exits)} ranks ended and none stands out as the first{_quoted(first)}"
+        evidence = [
+            Evidence("process_exit", first.node, first.device, first.how),
+            Evidence("process_exits", None, None, float(len(exits)), None, 0.0, "processes"),
+        ]
+        kinds = {"exit"}
+        for kind, extra in (("oom_kill", kill), ("xid", error)):
+            if extra is not None:
+                evidence.append(extra.evidence)
+                kinds.add(kind)
+        if application:
+            summary += f"; {error.named}: the program" if error is not None else "; the program's own error"
         return Verdict(
             detector=self.name,
-            fault=fault,
+            fault="out_of_memory" if kill is not None or (nodes and first.out_of_memory) else "process_crash",
             job=window.job,
             nodes=nodes,
             node=nodes[0] if nodes else None,
-            device=first.device if nodes else None,
-            confidence=0.99 if nodes else 0.8,
-            onset_s=first.time_s,
+            device=first.device if nodes and first.device >= 0 else None,
+            confidence=CONFIDENCE_ORDER if by_order else CONFIDENCE_KNOWN if nodes else CONFIDENCE_UNKNOWN,
+            onset_s=min(first.time_s, window.now_s),
             summary=summary,
-            evidence=(
-                Evidence("process_exit", first.node, first.device, first.how),
-                Evidence("process_exits", None, None, float(count), None, 0.0, "processes"),
-            ),
-            kinds=frozenset({"exit"}),
+            evidence=tuple(evidence),
+            kinds=frozenset(kinds),
             fact=True,
+            application=application,
         )
+
+
+def _witnesses(window: Window, exits: list[Exit]) -> dict[Exit, GpuError]:
+    """Return the ends beside which the process's own GPU logged an error that a program or its data cause."""
+    errors = [error for error in gpu_errors(window) if error.xid.kind in WITNESS_KINDS] if window.events else []
+    found: dict[Exit, GpuError] = {}
+    for item in exits:
+        for error in errors:
+            same = error.node == item.node and (
+                error.device == item.device or UNKNOWN_DEVICE in (error.device, item.device)
+            )
+            if same and error.first_s - XID_NEAR_S <= item.time_s <= error.last_s + XID_NEAR_S:
+                found.setdefault(item, error)
+    return found
+
+
+def _hardware_speaks(window: Window, exits: list[Exit]) -> bool:
+    """Whether a GPU of a node that lost a rank reports an error by itself: its detector may need a moment to tell."""
+    nodes = {item.node for item in exits}
+    if any(error.node in nodes and error.xid.kind in HARDWARE_KINDS for error in gpu_errors(window)):
+        return True
+    counter = window.device.get("gpu_ecc_uncorrected_total")
+    return counter is not None and any(window.series[column].node in nodes for column in grown(counter).tolist())
+
+
+def _application(window: Window, exits: list[Exit], first: Exit, error: GpuError | None) -> bool:
+    """Whether the user's program is to blame, not a node."""
+    if error is not None:
+        return error.xid.kind in PROGRAM_KINDS
+    if first.program_error:
+        return True
+    told = [item for item in exits if item.error and item.cause]
+    everywhere = len({item.node for item in told}) == len(window.nodes) and 2 * len(told) > len(exits) > 1
+    return everywhere and len({item.error_kind for item in told}) == 1
+
+
+def _clearly_first(window: Window, exits: list[Exit]) -> list[Exit]:
+    """Return the ends of the node whose end came clearly before all others'; [] when none did, or it was an echo."""
+    first = exits[0]
+    mine = [item for item in exits if item.node == first.node]
+    if len(window.nodes) < 2 or any(item.error for item in mine):
+        return []
+    if len(mine) < len(exits) and next(e.time_s for e in exits if e.node != first.node) - first.time_s < ORDER_S:
+        return []
+    stood_s = first.time_s - window.advanced_s
+    return mine if stood_s <= STOOD_STEPS * typical_step_s(window) + 2 * window.interval_s + ORDER_S else []
 
 
 def _stopped_from_outside(causes: list[Exit]) -> bool:

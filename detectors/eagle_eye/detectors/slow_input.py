@@ -33,6 +33,7 @@ class SlowInput:
     floor_s: float
     ripe_s: float
     name: str = "slow_input"
+    by_step: bool = True
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return at most one verdict."""

@@ -57,6 +57,7 @@ class Straggler:
     ripe_s: float
     false_per_1000_node_days: float
     name: str = "straggler"
+    by_step: bool = True
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return one verdict for each slow node."""

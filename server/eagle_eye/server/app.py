@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fastapi import FastAPI
 
+from eagle_eye.detectors.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server import outbound, telemetry
 from eagle_eye.server.api import (
@@ -35,6 +36,7 @@ from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.front import Front
 from eagle_eye.server.ingest import Ingest, corrected
 from eagle_eye.server.journal import Journal
+from eagle_eye.server.model_file import POLL_S, ModelFile
 from eagle_eye.server.notifiers.guard import Guard, Resolve, system_resolver
 from eagle_eye.server.notifiers.webhook import Webhook
 from eagle_eye.server.outbox import Outbox
@@ -179,6 +181,7 @@ def _life(parts: _Parts) -> AbstractAsyncContextManager[None]:
                 ("detection", services.watcher.run),
                 ("outbox", parts.outbox.run),
                 ("heartbeat", lambda: _beat(services)),
+                ("model", lambda: keep_model(services)),
             )
         ]
         try:
@@ -227,6 +230,22 @@ def _write_down(services: Services, names: list[str]) -> None:
         )
 
     services.store.update(nodes)
+
+
+async def keep_model(services: Services, poll_s: float = POLL_S) -> None:
+    """Have the detection loop use the configured model, and any that takes its place; a bad one changes nothing."""
+    if services.config.detection.model:
+        file = ModelFile(Path(services.config.detection.model), services.telemetry.model_errors.inc)
+        usable = False
+        while True:
+            found = await asyncio.to_thread(file.poll)
+            if isinstance(found, LearnedModel):
+                services.watcher.use_model(found)
+                usable = True
+            elif found is not None and not usable:
+                services.watcher.use_model(str(found))
+            await asyncio.sleep(poll_s)
+    await asyncio.Event().wait()
 
 
 async def _beat(services: Services) -> None:

@@ -39,6 +39,9 @@ class Telemetry:
         self.failures = Counter(
             _name("internal_errors"), "Errors that were not foreseen, by place.", ["place"], registry=registry
         )
+        self.model_errors = Counter(
+            _name("model_errors"), "Model files that could not be used; the one before stays.", registry=registry
+        )
         self.attempts = Counter(
             _name("webhook_attempts"), "Attempts to deliver, by outcome.", ["outcome"], registry=registry
         )

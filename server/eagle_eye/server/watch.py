@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Iterable, Iterator
 
+from eagle_eye.detectors.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server import outbound
 from eagle_eye.server.clock import Clock
@@ -56,6 +57,10 @@ class Watch:
     def observe_job(self, job: Job) -> None:
         """Take what a job's scheduler or launcher said."""
         self._engine.observe_job(job)
+
+    def use_model(self, model: LearnedModel | str) -> None:
+        """Judge by another learned model; a text says why there is none."""
+        self._engine.use_model(model)
 
     def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
         """Rebuild the windows from the jobs on record and the (frame, received_s) of the recent past."""

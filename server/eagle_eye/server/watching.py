@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
+from eagle_eye.detectors.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.records import Job
 
@@ -52,6 +53,10 @@ class Watcher(Protocol):
 
     def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
         """Rebuild what was known before a restart from the recent past's (corrected frame, received_s)."""
+        ...
+
+    def use_model(self, model: LearnedModel | str) -> None:
+        """Judge by this model of healthy nodes from now on; a text says why there is none."""
         ...
 
     async def run(self) -> None:

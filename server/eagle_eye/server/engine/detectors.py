@@ -84,8 +84,8 @@ def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_
             floor_s=settings.straggler_floor_s,
             ripe_s=2 * settings.straggler_ripe_s,  # a cold cache or a moved file passes
         ),
-        LossNotFinite(),
         SilentCorruption(),
+        LossNotFinite(),
         LossCourse(),
         ThroughputDrop(),
         WorkloadImbalance(),

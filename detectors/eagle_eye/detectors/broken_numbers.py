@@ -1,0 +1,101 @@
+"""Numbers that are no numbers any more: since when, on which ranks, and whether one node was first.
+
+Shared by the detectors of a loss that is not finite and of silent corruption, so that they speak at the same moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.peers import latest
+from eagle_eye.detectors.types import Floats, Window
+
+SCREEN_ROWS = 4  # newest rows in which something must be broken; a job that goes on well afterwards is well
+DEPTH_ROWS = 64  # how far back the beginning is looked for
+SETTLE_INTERVALS = 3.0  # how long to wait for the rows of all ranks that cover the onset
+MOST_RATIO = 0.5  # of the ranks that report a loss: it is the job's
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What is not finite now.
+
+    ``loss`` (S,) and ``norm`` (S,) say whose newest loss or reduced gradient norm is not; ``spoke`` and ``spoke_norm``
+    how many ranks report one. ``onset_s`` is the end of the row in which the first of them broke. ``settled``: the
+    rows of all ranks that cover the onset have come, or have had the time to.
+    """
+
+    loss: NDArray[np.bool_]
+    norm: NDArray[np.bool_]
+    spoke: int
+    spoke_norm: int
+    onset_s: float
+    settled: bool
+
+    @property
+    def lost(self) -> bool:
+        """Whether the loss is not finite on most of the ranks that report one."""
+        return bool(self.loss.sum() >= max(MOST_RATIO * self.spoke, 1))
+
+
+def broken_numbers(window: Window) -> Broken | None:
+    """Return what is not finite in the newest rows; None where nothing is."""
+    loss, norm = window.device.get("train_loss"), window.device.get("train_grad_norm")
+    seen = [values for values in (loss, norm) if values is not None]
+    if not any(np.isposinf(values[-SCREEN_ROWS:]).any() for values in seen):
+        return None
+    count = len(window.series)
+    newest_loss = latest(loss, SCREEN_ROWS) if loss is not None else np.full(count, np.nan)
+    newest_norm = latest(norm, SCREEN_ROWS) if norm is not None else np.full(count, np.nan)
+    # The loss goes before: a gradient norm that overflows while the loss stays finite is a step skipped.
+    deciding = loss if loss is not None and np.isposinf(newest_loss).any() else norm
+    onset = 0
+    if deciding is not None:
+        lines = np.flatnonzero(np.isposinf(deciding[-DEPTH_ROWS:]).any(axis=1))
+        onset = max(len(deciding) - DEPTH_ROWS, 0) + int(lines[0]) if len(lines) else len(window.times_s) - 1
+    onset_s = float(window.times_s[onset])
+    return Broken(
+        loss=np.isposinf(newest_loss),
+        norm=np.isposinf(newest_norm),
+        spoke=int((~np.isnan(newest_loss)).sum()),
+        spoke_norm=int((~np.isnan(newest_norm)).sum()),
+        onset_s=onset_s,
+        settled=_settled(window, onset, onset_s),
+    )
+
+
+def first_broken(window: Window) -> list[int]:
+    """Return the columns of the ranks whose gradient before the reduction was the first that was not finite.
+
+    By step where the ranks' reports are aligned by step, else by row, where only a node that was the only one at all
+    counts. [] where no rank was, or none can be told from the others.
+    """
+    local = window.steps.values.get("train_local_grad_norm")
+    if local is not None:
+        lines = np.flatnonzero(np.isposinf(local[-DEPTH_ROWS:]).any(axis=1))
+        if len(lines):
+            row = local[-DEPTH_ROWS:][lines[0]]
+            return _of_one_node(window, np.isposinf(row)) if np.isfinite(row).any() else []
+    rows = window.device.get("train_local_grad_norm")
+    if rows is None:
+        return []
+    broken: NDArray[np.bool_] = np.isposinf(rows[-DEPTH_ROWS:])
+    return _of_one_node(window, np.asarray(broken.any(axis=0)))
+
+
+def _of_one_node(window: Window, columns: NDArray[np.bool_]) -> list[int]:
+    found = np.flatnonzero(columns)
+    return [int(i) for i in found] if len(np.unique(window.node_of[found])) == 1 else []
+
+
+def _settled(window: Window, onset: int, onset_s: float) -> bool:
+    if window.now_s - onset_s > SETTLE_INTERVALS * window.interval_s:
+        return True
+    after: NDArray[np.bool_] = np.zeros(len(window.series), dtype=np.bool_)
+    for values in window.device.values():
+        later: Floats = values[onset + 1 :]
+        after |= np.isfinite(later).any(axis=0)
+    return bool(after.all())

@@ -1,0 +1,324 @@
+"""Something else takes the CPUs of a node that its training needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_eye.detectors.medians import median_over_rows
+from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.progress import typical_step_s
+from eagle_eye.detectors.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck, partition
+from eagle_eye.detectors.slow_share import Slowness, pace_change, slowness_by_pace
+from eagle_eye.detectors.topology import named
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
+from eagle_eye.detectors.under_load import Rows, compare, loaded_rows, middle, peers_of, require_training
+
+# What a busy host shows: metric, and by how much more than its peers' and than its own past it counts.
+HOST_SIGNS = (
+    ("node_cpu_utilization_ratio", 0.20),
+    ("node_cpu_pressure_ratio", 0.15),
+    ("node_cpu_steal_ratio", 0.05),
+    ("node_memory_pressure_ratio", 0.10),
+)
+DISTANCE_MIN = 6.0  # robust standard deviations of the peers
+LASTS_S, CHRONIC_LASTS_S = 12.0, 60.0
+ROWS_MIN = 3
+LOW_SHARE = 0.7  # of the rows since the onset that must show it
+PAST_SHARE = 0.5  # of the excess that the node's own past must not have shown
+NODES_SAMPLED = 128
+# What its GPUs show when their host is late: metric, share of the peers' level below which they do less.
+GPU_SIGNS = (
+    ("gpu_tensor_active_ratio", 0.93),
+    ("gpu_sm_active_ratio", 0.95),
+    ("gpu_power_watts", 0.95),
+    ("gpu_utilization_ratio", 0.96),
+)
+GPU_SIGMAS = 4.0
+ALL_SHARE = 0.75  # of the node's GPUs or ranks that must show it: a host's trouble is no single GPU's
+COMPUTE_RATIO = 1.05  # of the peers' compute time
+WAIT_SHARE = 0.03  # of a step: longer waits for data, or shorter ones in collectives, than the peers'
+ARRIVAL_RATIO = 0.7  # of the peers' time in collectives
+STEPS_MIN, STEPS_MAX = 2, 32
+SUSPECTS_MAX = 16
+CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.95, 0.92, 0.75
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Busy:
+    node: int
+    onset_s: float
+    chronic: bool
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Effect:
+    kind: str
+    ratio: float  # by what share of a step it makes the job longer, 0 unknown
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuContention:
+    """Names the node whose host is busy with something else while all its GPUs get slower together.
+
+    The host's CPU utilisation, pressure (PSI), steal or memory pressure must lie well above its peers' and its own
+    past; that alone is no fault (a checkpoint writer, rank 0's logging). The second kind of evidence is what
+    it does to the training, on most of the node's GPUs at once and since the same time: less tensor activity,
+    power or utilisation than the peers', longer compute times, longer waits for data, or the shortest waits in
+    collectives. Where it always was so, two of these are needed. Where several nodes got busy together something
+    is run on all of them: told, and nobody accused. Blind where no host metric is reported, and where neither
+    GPUs nor ranks are. Cannot see: late launches without a busy host (garbage collection): Straggler does.
+    """
+
+    name: str = "cpu_contention"
+    every_s: float = 2.0  # what hardware does lasts longer than that
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return one verdict for each node whose host holds its GPUs up."""
+        if not any(metric in window.node for metric, _ in HOST_SIGNS):
+            raise Blind("no host metric (CPU utilisation, pressure, steal) is reported")
+        suspects = _screen(window)
+        if not suspects:
+            return []
+        require_training(window)
+        rows = loaded_rows(window, len(window.times_s))
+        if not len(rows) or rows[-1] < len(window.times_s) - ROWS_MIN:
+            raise Blind("the job is not under load: nothing says whether a busy host holds it up")
+        found = []
+        for node in suspects:
+            busy = _busy(window, node)
+            if busy is None:
+                continue
+            effects = _effects(window, busy, rows[window.times_s[rows] > busy.onset_s + window.interval_s / 2])
+            if effects and (len(effects) > 1 or not busy.chronic):
+                found.append((busy, effects))
+        accused = {busy.node: Struck(busy.node, None if busy.chronic else busy.onset_s) for busy, _ in found}
+        alone, rooms = partition(window, accused, [mate for busy, _ in found for mate in _rose_together(window, busy)])
+        verdicts = [self._verdict(window, busy, effects) for busy, effects in found if busy.node in alone]
+        verdicts += [self._room(window, [item for item in found if item[0].node in room]) for room in rooms]
+        return verdicts
+
+    def _verdict(self, window: Window, busy: _Busy, effects: list[_Effect]) -> Verdict:
+        who = window.nodes[busy.node]
+        cost = _cost(window, busy, effects)
+        host = busy.evidence[0]
+        return Verdict(
+            detector=self.name,
+            fault="cpu_contention",
+            job=window.job,
+            nodes=(who,),
+            node=who,
+            device=None,
+            confidence=CONFIDENCE_SURE if len(effects) > 1 and not busy.chronic else CONFIDENCE_CLEAR,
+            onset_s=busy.onset_s,
+            summary=(
+                f"the host of {who} is busy ({host.metric} {host.value:.2f}, its peers' {host.peers_median:.2f})"
+                f" and all its GPUs are held up ({effects[0].kind.replace('_', ' ')}); {cost}"
+            ),
+            evidence=(*busy.evidence, *(effect.evidence for effect in effects)),
+            kinds=frozenset({"host_cpu", *(effect.kind for effect in effects)}),
+            slowdown_ratio=cost.ratio,
+        )
+
+    def _room(self, window: Window, found: list[tuple[_Busy, list[_Effect]]]) -> Verdict:
+        nodes = tuple(window.nodes[busy.node] for busy, _ in found)
+        costs = [_cost(window, busy, effects) for busy, effects in found]
+        return Verdict(
+            detector=self.name,
+            fault="cpu_contention",
+            job=window.job,
+            nodes=nodes,
+            node=None,
+            device=None,
+            confidence=CONFIDENCE_LIKELY,
+            onset_s=min(busy.onset_s for busy, _ in found),
+            summary=f"the hosts of {named(nodes)} became busy together and hold their GPUs up: something runs on all",
+            evidence=tuple(busy.evidence[0] for busy, _ in found[:4]),
+            kinds=frozenset({"host_cpu"}),
+            slowdown_ratio=max((cost.ratio for cost in costs), default=0.0),
+            asks="notify",
+        )
+
+
+def _screen(window: Window) -> list[int]:
+    """Return the nodes with a sign held over the newest rows, worst first."""
+    worst: dict[int, float] = {}
+    for metric, least in HOST_SIGNS:
+        values = window.node.get(metric)
+        if values is None or len(values) < ROWS_MIN or values.shape[1] <= PEERS_MIN:
+            continue
+        held = np.fmin.reduce(values[-ROWS_MIN:], axis=0)
+        unknown = int(np.isnan(held).sum())
+        half = (len(held) - unknown) // 2
+        if len(held) - unknown <= PEERS_MIN:
+            continue
+        line = float(np.partition(held, half)[half]) + least
+        for node in np.flatnonzero(held > line).tolist():
+            worst[node] = max(worst.get(node, 0.0), float(held[node] - line) / least)
+    return sorted(worst, key=lambda node: (-worst[node], node))[:SUSPECTS_MAX]
+
+
+def _busy(window: Window, node: int) -> _Busy | None:
+    """Return what makes a host busy beyond its peers and its past; None when nothing does for long enough."""
+    found = [sign for metric, least in HOST_SIGNS if (sign := _sign(window, node, metric, least)) is not None]
+    if not found:
+        return None
+    onset_s = min(onset for onset, _, _ in found)
+    return _Busy(node, onset_s, all(chronic for _, chronic, _ in found), tuple(evidence for _, _, evidence in found))
+
+
+def _sign(window: Window, node: int, metric: str, least: float) -> tuple[float, bool, Evidence] | None:
+    values = window.node.get(metric)
+    if values is None:
+        return None
+    others = np.array([i for i in range(len(window.nodes)) if i != node])
+    others = others[:: math.ceil(len(others) / NODES_SAMPLED)]
+    own, peers = values[:, node], _row_medians(values[:, others])
+    lines = max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s))
+    level, usual = middle(own[-lines:]), middle(peers[-lines:])
+    levels = np.array([middle(column[-lines:]) for column in values[:, others].T])
+    sigma = SIGMA_PER_MAD * middle(np.abs(levels - middle(levels)))
+    excess = level - usual
+    if not (excess >= least and excess >= DISTANCE_MIN * sigma):
+        return None
+    known = np.flatnonzero(np.isfinite(own) & np.isfinite(peers))
+    high = (own - peers)[known] > excess / 2
+    quiet = np.flatnonzero(~high[:-1] & ~high[1:])  # two ordinary rows together end it
+    first = min(int(quiet[-1]) + 2, len(known) - 1) if len(quiet) else 0
+    chronic = first == 0
+    onset_s = float(window.node_times_s[known[first]]) - window.interval_s
+    lasted_s = float(window.node_times_s[known[-1]]) - onset_s
+    if len(known) - first < ROWS_MIN or lasted_s < (CHRONIC_LASTS_S if chronic else LASTS_S):
+        return None
+    past = middle(own[known[:first]])
+    if float(high[first:].mean()) < LOW_SHARE or (not chronic and level - past < PAST_SHARE * excess):
+        return None
+    line = usual + max(least, DISTANCE_MIN * sigma)
+    return onset_s, chronic, Evidence(metric, window.nodes[node], None, level, usual, line, "ratio")
+
+
+def _rose_together(window: Window, busy: _Busy) -> list[Struck]:
+    """Return the other nodes that became busy about when this one did, whatever has become of them since."""
+    if busy.chronic:
+        return []
+    sign = busy.evidence[0]
+    values = window.node[sign.metric]
+    together_s = max(TOGETHER_S, TOGETHER_ROWS * window.interval_s)
+    since_s = window.node_times_s - busy.onset_s
+    lines = max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s))
+    before = np.flatnonzero(since_s <= -together_s)[-lines:]
+    if len(before) == 0:
+        before = np.flatnonzero(since_s <= 0)[:lines]
+    after = np.flatnonzero((since_s > -together_s) & (since_s <= together_s + LASTS_S))
+    if len(before) == 0 or not isinstance(sign.value, float):
+        return []
+    least = (sign.value - (sign.peers_median or 0.0)) / 2
+    usual = median_over_rows(values[before])
+    rose = np.zeros(values.shape[1], dtype=np.bool_)
+    for first in range(0, len(after), lines):
+        block = values[after[first : first + lines]]
+        rose |= (median_over_rows(block) - usual >= least) & (len(block) >= ROWS_MIN)
+    return [Struck(int(node), busy.onset_s) for node in np.flatnonzero(rose) if int(node) != busy.node]
+
+
+def _row_medians(values: Floats) -> Floats:
+    ordered = np.sort(values, axis=1)
+    count = np.isfinite(values).sum(axis=1)
+    at = np.clip(count // 2, 0, max(values.shape[1] - 1, 0))
+    return np.where(count >= PEERS_MIN, ordered[np.arange(len(ordered)), at], np.nan)
+
+
+def _effects(window: Window, busy: _Busy, rows: Rows) -> list[_Effect]:
+    """Return what the busy host does to the training, of each independent kind at most one."""
+    columns = np.flatnonzero(window.node_of == busy.node)
+    if len(columns) == 0:
+        return []
+    lines = max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s))
+    found = [_gpus_do_less(window, columns, rows[-lines:]), *_steps_tell(window, columns, busy)]
+    return [effect for effect in found if effect is not None]
+
+
+def _gpus_do_less(window: Window, columns: Integers, rows: Rows) -> _Effect | None:
+    if len(rows) < ROWS_MIN:
+        return None
+    for metric, share in GPU_SIGNS:
+        pairs = [compare(window, metric, c, peers_of(window, c, window.role_of), rows) for c in columns.tolist()]
+        known = [pair for pair in pairs if pair is not None and pair.peers > 0]
+        less = [p for p in known if p.ratio <= share and p.peers - p.own >= GPU_SIGMAS * p.sigma]
+        if known and len(less) >= max(ALL_SHARE * len(known), 1):
+            own, peers = middle(np.array([p.own for p in known])), middle(np.array([p.peers for p in known]))
+            node = window.series[int(columns[0])].node
+            return _Effect("gpu_activity", 0.0, Evidence(metric, node, None, own, peers, share * peers))
+    return None
+
+
+def _steps_tell(window: Window, columns: Integers, busy: _Busy) -> list[_Effect | None]:
+    steps = window.steps
+    step_s = typical_step_s(window)
+    lines = np.flatnonzero(steps.times_s >= busy.onset_s + step_s + window.interval_s)[-STEPS_MAX:]
+    if len(lines) < STEPS_MIN:
+        return []
+    node = window.series[int(columns[0])].node
+    columns = columns[columns < steps.relative_compute.shape[1]]  # others joined after these steps
+    found: list[_Effect | None] = []
+    relative = np.array([middle(steps.relative_compute[lines, c]) for c in columns.tolist()])
+    known = relative[np.isfinite(relative)]
+    if len(known) and (known >= COMPUTE_RATIO).mean() >= ALL_SHARE:
+        own = float(np.median(known))
+        longer = (1 - 1 / own) * middle(steps.values["train_compute_seconds"][lines][:, columns].ravel()) / step_s
+        found.append(
+            _effect("compute_time", longer / max(1 - longer, 0.1), "relative_compute", node, own, 1.0, COMPUTE_RATIO)
+        )
+    for metric, kind, sign in (
+        ("train_data_wait_seconds", "data_wait", 1.0),
+        ("nccl_collective_seconds", "collective_arrival", -1.0),
+    ):
+        values = steps.values.get(metric)
+        if values is None:
+            continue
+        own_s, peers_s = _levels(window, values, lines, columns)
+        known = sign * (own_s - peers_s)
+        late = known >= WAIT_SHARE * step_s
+        if sign < 0:
+            late &= own_s <= ARRIVAL_RATIO * peers_s
+        if len(late) and late.mean() >= ALL_SHARE:
+            more, own, peers = middle(known), middle(own_s), middle(peers_s)
+            line = peers + sign * WAIT_SHARE * step_s
+            found.append(_effect(kind, more / max(step_s - more, step_s / 10), metric, node, own, peers, line))
+    return found
+
+
+def _effect(kind: str, ratio: float, metric: str, node: str, own: float, peers: float, line: float) -> _Effect:
+    unit = "ratio" if metric == "relative_compute" else "seconds"
+    return _Effect(kind, ratio, Evidence(metric, node, None, own, peers, line, unit))
+
+
+def _levels(window: Window, values: Floats, lines: Integers, columns: Integers) -> tuple[Floats, Floats]:
+    """Return the ranks' own levels and their peers', where both were observed."""
+    pairs = []
+    for column in columns.tolist():
+        peers = peers_of(window, column, window.role_of)
+        peers = peers[peers < values.shape[1]]
+        own = middle(values[lines, column])
+        others = middle(values[np.ix_(lines, peers)].ravel()) if len(peers) >= PEERS_MIN else math.nan
+        if math.isfinite(own) and math.isfinite(others):
+            pairs.append((own, others))
+    own_s, peers_s = (np.array([pair[i] for pair in pairs]) for i in (0, 1))
+    return own_s, peers_s
+
+
+def _cost(window: Window, busy: _Busy, effects: list[_Effect]) -> Slowness:
+    """Return what it costs the job: by its pace since, else by what its ranks show."""
+    caused = sum(effect.ratio for effect in effects if effect.kind in ("compute_time", "data_wait"))
+    caused = caused or sum(effect.ratio for effect in effects)  # what its peers wait for it, where nobody says why
+    if caused > 0:
+        return Slowness(caused, measured=True)
+    paced = None if busy.chronic else pace_change(window, busy.onset_s)
+    activity = next((e.evidence for e in effects if e.kind == "gpu_activity"), None)
+    if activity is not None and activity.peers_median and isinstance(activity.value, float) and activity.value > 0:
+        return slowness_by_pace(paced, max(activity.peers_median / activity.value - 1, 0.0) / 2)
+    return slowness_by_pace(paced, 0.0)

@@ -1,0 +1,318 @@
+"""Signs of something to come: what does not hurt the job yet, and should be dealt with when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_eye.detectors.counters import grown, rises
+from eagle_eye.detectors.faults import DefaultAction
+from eagle_eye.detectors.gpu_errors import AT_ONCE_NODES, AT_ONCE_RATIO, gpu_errors
+from eagle_eye.detectors.link_state import outages, shared
+from eagle_eye.detectors.temperature_drift import drifts
+from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
+
+SUSPECTS_MAX = 64  # counters looked at closely in one pass, those that grew most first
+
+# Errors that the GPU's memory corrected. Some GPUs log a few for life; one that has begun to, and keeps on, will fail.
+CORRECTED_WINDOW_S = 300.0
+CORRECTED_MIN = 20.0  # in that time, and...
+CORRECTED_ROWS = 3  # ...in so many rows: one burst is one bad word, or a source that caught up
+CORRECTED_PAST_RATIO = 5.0  # of its own rate before
+CORRECTED_STORM = 200.0  # in that time, whatever its own past
+# NVIDIA DCGM's health check warns of more than 8 PCIe replays in a minute; twice that, for minutes, is no noise.
+REPLAYS_WINDOW_S = 180.0
+REPLAYS_MIN = 48.0
+REPLAYS_ROWS = 3
+PEERS_RATIO = 5.0  # of what its peers show: what all show is the driver's or the load's
+REMAPS_MIN = 2  # one remapped row is the memory's normal repair (NVIDIA, GPU Memory Error Management)
+REMAP_ROWS = 2  # and they must have come at two moments
+FLAPS_TOLERATED = 2  # in five minutes (ByteRobust, SOSP 2025)
+LINK_TRAINING_XID = 136
+PENDING_LINES = 2  # rows in which a pending remap must show
+
+
+CONFIDENCE_FACT, CONFIDENCE_COUNTED, CONFIDENCE_DRIFT = 0.99, 0.93, 0.9
+
+
+class _Sign(NamedTuple):
+    node: str
+    device: int
+    fault: str
+    since_s: float
+    confidence: float
+    summary: str
+    evidence: tuple[Evidence, ...]
+    kind: str
+    fact: bool = False
+    asks: DefaultAction = "drain_node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlySigns:
+    """Finds what asks for a drain before it becomes a fault; nothing here excludes a node or restarts a job.
+
+    ``gpu_memory_error``: a pending row remap, rows remapped again, XID 63 or 92 again, corrected errors that have begun
+    to come (against the GPU's own past and its peers). ``pcie_degraded``: replays far above DCGM's limit.
+    ``nic_degraded``: a port that goes down more than twice in five minutes while its switch's others do not.
+    ``thermal_throttle``: a temperature that leaves its own past and its peers behind, near the limit, at the same
+    power. ``nvlink_degraded``: XID 136. ``power_throttle``: XID 54, which a person should look at (notify). Sources:
+    NVIDIA, XID Errors; NVIDIA, GPU Memory Error Management; NVIDIA DCGM health checks; Meta, "Revisiting Reliability"
+    (HPCA 2025): PCIe errors precede XID 79. Counters (T, S), temperatures (T, S), ports (Tl, L), events; each part is
+    silent where its metric is absent. Cannot see: drifts slower than the window (the memory of nodes across jobs
+    knows).
+    """
+
+    name: str = "early_signs"
+    every_s: float = 5.0  # what hardware does lasts longer than that
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return one verdict for each node and fault, the surest sign first."""
+        found: dict[tuple[str, str], list[_Sign]] = {}
+        for sign in (
+            *_remaps(window),
+            *_corrected(window),
+            *_replays(window),
+            *_logged(window),
+            *_flaps(window),
+            *_heat(window),
+        ):
+            found.setdefault((sign.node, sign.fault), []).append(sign)
+        return [self._verdict(window, sorted(signs, key=_surest)) for signs in found.values()]
+
+    def _verdict(self, window: Window, signs: list[_Sign]) -> Verdict:
+        first = signs[0]
+        return Verdict(
+            detector=self.name,
+            fault=first.fault,
+            job=window.job,
+            nodes=(first.node,),
+            node=first.node,
+            device=first.device if first.device >= 0 else None,
+            confidence=first.confidence,
+            onset_s=min(*(sign.since_s for sign in signs), window.now_s),
+            summary="; ".join(dict.fromkeys(sign.summary for sign in signs[:2])),
+            evidence=tuple(item for sign in signs[:3] for item in sign.evidence),
+            kinds=frozenset(sign.kind for sign in signs),
+            fact=first.fact,
+            asks=first.asks,
+        )
+
+
+def _surest(sign: _Sign) -> tuple[float, float, int]:
+    return -sign.confidence, sign.since_s, sign.device
+
+
+def _remaps(window: Window) -> Iterator[_Sign]:
+    pending = window.device.get("gpu_remap_pending")
+    if pending is not None and len(pending):
+        recent = pending[-2 * PENDING_LINES :]  # the newest rows may not have come from all nodes yet
+        shown = (recent > 0).sum(axis=0)
+        for index in np.flatnonzero((shown >= PENDING_LINES) & (shown == np.isfinite(recent).sum(axis=0))).tolist():
+            series = window.series[index]
+            began = np.flatnonzero(pending[:, index] == 0)
+            since_s = float(window.times_s[began[-1]] if len(began) else window.times_s[0])
+            evidence = Evidence("gpu_remap_pending", series.node, series.device, 1.0, 0.0, 0.0)
+            summary = f"{series} has a row remap pending: its memory needs a reset to repair itself"
+            yield _Sign(
+                series.node,
+                series.device,
+                "gpu_memory_error",
+                since_s,
+                CONFIDENCE_FACT,
+                summary,
+                (evidence,),
+                "remap",
+                True,
+            )
+    rows = window.device.get("gpu_remapped_rows_total")
+    if rows is None:
+        return
+    for index in _suspects(rows):
+        up, series = rises(rows[:, index]), window.series[index]
+        count = sum(rise.amount for rise in up)
+        if len(up) >= REMAP_ROWS and count >= REMAPS_MIN:
+            since_s = float(window.times_s[up[0].line]) - window.interval_s
+            evidence = Evidence("gpu_remapped_rows_total", series.node, series.device, count, 0.0, 1.0, "rows")
+            summary = f"{series} has remapped {count:.0f} memory rows, again and again"
+            yield _Sign(
+                series.node,
+                series.device,
+                "gpu_memory_error",
+                since_s,
+                CONFIDENCE_COUNTED,
+                summary,
+                (evidence,),
+                "remap",
+            )
+
+
+def _corrected(window: Window) -> Iterator[_Sign]:
+    values = window.device.get("gpu_ecc_corrected_total")
+    for index, recent, before, median, since_s in _rising(window, values, CORRECTED_WINDOW_S, CORRECTED_ROWS):
+        begun = recent >= max(CORRECTED_MIN, CORRECTED_PAST_RATIO * before) or recent >= CORRECTED_STORM
+        if begun and recent >= PEERS_RATIO * median:
+            series = window.series[index]
+            evidence = Evidence(
+                "gpu_ecc_corrected_total",
+                series.node,
+                series.device,
+                recent,
+                median,
+                CORRECTED_MIN,
+                "errors in 5 minutes",
+            )
+            summary = (
+                f"{series} corrected {recent:.0f} memory errors in {CORRECTED_WINDOW_S:.0f} s ({before:.0f} before)"
+            )
+            yield _Sign(
+                series.node,
+                series.device,
+                "gpu_memory_error",
+                since_s,
+                CONFIDENCE_COUNTED,
+                summary,
+                (evidence,),
+                "corrected",
+            )
+
+
+def _replays(window: Window) -> Iterator[_Sign]:
+    values = window.device.get("gpu_pcie_replays_total")
+    for index, recent, before, median, since_s in _rising(window, values, REPLAYS_WINDOW_S, REPLAYS_ROWS):
+        if recent >= max(REPLAYS_MIN, PEERS_RATIO * median):
+            series = window.series[index]
+            evidence = Evidence(
+                "gpu_pcie_replays_total",
+                series.node,
+                series.device,
+                recent,
+                median,
+                REPLAYS_MIN,
+                "replays in 3 minutes",
+            )
+            summary = f"{series} repeated {recent:.0f} PCIe packets in {REPLAYS_WINDOW_S:.0f} s ({before:.0f} before)"
+            yield _Sign(
+                series.node,
+                series.device,
+                "pcie_degraded",
+                since_s,
+                CONFIDENCE_COUNTED,
+                summary,
+                (evidence,),
+                "pcie_replays",
+            )
+
+
+def _rising(
+    window: Window, values: Floats | None, recent_s: float, rows: int
+) -> Iterator[tuple[int, float, float, float, float]]:
+    """Yield column, growth in the newest ``recent_s``, growth before (scaled to as long), the peers', since when.
+
+    Only columns that grew in at least ``rows`` rows of that time, and not when many nodes' did: that is no node's own.
+    """
+    suspects = _suspects(values) if values is not None else []
+    if values is None or not suspects:
+        return
+    start = int(np.searchsorted(window.times_s, window.now_s - recent_s, side="right"))
+    found = []
+    for index in suspects:
+        up = rises(values[:, index])
+        recent = [rise for rise in up if rise.line >= start]
+        if len(recent) < rows:
+            continue
+        past_s = float(window.times_s[max(start - 1, 0)] - window.times_s[0])
+        before = sum(rise.amount for rise in up if rise.line < start) * (recent_s / past_s if past_s > 0 else 0.0)
+        since_s = float(window.times_s[recent[0].line]) - window.interval_s
+        found.append((index, sum(rise.amount for rise in recent), before, since_s))
+    if not found:
+        return
+    nodes = {int(window.node_of[index]) for index, *_ in found}
+    if len(nodes) >= AT_ONCE_NODES and len(nodes) > AT_ONCE_RATIO * len(window.nodes):
+        return
+    now, then = np.fmax.reduce(values[-3:], axis=0), values[max(start - 1, 0)]
+    for index, recent_count, before, since_s in found:
+        peers = (window.role_of == window.role_of[index]) & (window.node_of != window.node_of[index])
+        growth = (now - then)[peers]
+        growth = growth[np.isfinite(growth)]
+        yield index, recent_count, before, float(np.median(growth)) if len(growth) else 0.0, since_s
+
+
+def _suspects(values: Floats) -> list[int]:
+    """Return the columns that grew, those that grew most first, so many as can be looked at."""
+    columns = grown(values)
+    if len(columns) > SUSPECTS_MAX:
+        gain = np.nanmax(values[-3:][:, columns], axis=0) - np.fmin.reduce(values[:3][:, columns], axis=0)
+        columns = columns[np.argsort(-np.nan_to_num(gain), kind="stable")[:SUSPECTS_MAX]]
+    return [int(column) for column in columns]
+
+
+def _logged(window: Window) -> Iterator[_Sign]:
+    """Yield the kernel log's signs: remaps again, power and link training errors, what the driver wants drained."""
+    for error in gpu_errors(window) if window.events else ():
+        kind, place = error.xid.kind, (error.node, error.device)
+        drain = error.recovery in ("drain_p2p", "drain_and_reset", "reset", "reboot")
+        if kind in ("remap", "watch") and (error.occurrences >= REMAPS_MIN or drain):
+            often = f"{error.occurrences} times" if error.occurrences > 1 else "and its driver wants it drained"
+            summary = f"{error.named}, {often}"
+            yield _Sign(
+                *place, "gpu_memory_error", error.first_s, CONFIDENCE_FACT, summary, (error.evidence,), "xid", True
+            )
+        elif error.xid.code == LINK_TRAINING_XID:
+            yield _Sign(
+                *place, "nvlink_degraded", error.first_s, CONFIDENCE_FACT, error.named, (error.evidence,), "xid", True
+            )
+        elif kind == "power":
+            summary = f"{error.named}: its power cable or supply"
+            # Less sure than what a throttling GPU shows by itself, so that this one joins that and does not replace it.
+            yield _Sign(
+                *place,
+                error.xid.fault,
+                error.first_s,
+                0.6,
+                summary,
+                (error.evidence,),
+                "xid",
+                fact=False,
+                asks="notify",
+            )
+
+
+def _flaps(window: Window) -> Iterator[_Sign]:
+    if not (window.link or "node_rdma_link_downed_total" in window.node or window.events):
+        return
+    found = [item for item in outages(window) if item.downs > FLAPS_TOLERATED]
+    if not found or shared(window, found) is not None:
+        return
+    for item in found:
+        node = window.nodes[item.node]
+        evidence = Evidence(
+            "link_downed_total", node, None, float(item.downs), 0.0, float(FLAPS_TOLERATED), "times in 5 minutes"
+        )
+        summary = f"{item.link or 'a port'} of {node} went down {item.downs} times in 5 minutes"
+        yield _Sign(node, -1, "nic_degraded", item.since_s, CONFIDENCE_COUNTED, summary, (evidence,), "link_flaps")
+
+
+def _heat(window: Window) -> Iterator[_Sign]:
+    for drift in drifts(window):
+        series, rise = window.series[drift.column], drift.level - drift.before
+        evidence = Evidence(
+            drift.metric, series.node, series.device, drift.level, drift.peers_median, drift.threshold, "celsius"
+        )
+        summary = (
+            f"{series} has grown {rise:.0f} degrees hotter at the same power"
+            f" ({drift.level:.0f} C, its peers {drift.peers_median:.0f} C)"
+        )
+        yield _Sign(
+            series.node,
+            series.device,
+            "thermal_throttle",
+            drift.since_s,
+            CONFIDENCE_DRIFT,
+            summary,
+            (evidence,),
+            "temperature_drift",
+        )

@@ -1,0 +1,132 @@
+"""What the kernel logs of a job's nodes say about its GPUs: each error once, however often it was logged.
+
+And what became of the job afterwards, which tells an error that matters from one that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_eye.detectors.exits import Exit
+from eagle_eye.detectors.progress import typical_step_s
+from eagle_eye.detectors.types import Evidence, Window
+from eagle_eye.detectors.xids import BY_CODE, Recovery, Xid, code_of, recovery_of
+
+UNKNOWN_DEVICE = -1
+BURST_S = (
+    60.0  # repeats closer than this are one occurrence: a driver in trouble logs thousands of lines (800,000 seen)
+)
+RECOVERY_JOIN_S = 30.0  # XID 154 overrides the table for errors of the same GPU this near (NVIDIA, XID Errors)
+BEFORE_START_S = 60.0  # clocks and first rows may lie this much before an attempt's start; older errors are not its own
+EXIT_BEFORE_S, EXIT_AFTER_S = 5.0, 60.0  # a process that a GPU's error killed ends in this time around it
+AT_ONCE_S = 60.0  # errors of several nodes within this are one happening...
+AT_ONCE_NODES = 3  # ...when so many nodes...
+AT_ONCE_RATIO = 0.25  # ...and more than this share of the job have them: their power, their driver, not each node
+
+
+@dataclass(frozen=True, slots=True)
+class GpuError:
+    """One XID of one GPU (``device`` -1: which is not known), from its first line to its last.
+
+    ``occurrences`` counts bursts, not lines. ``recovery`` is what the driver itself asked for next to it (XID 154),
+    None when it did not say.
+    """
+
+    node: str
+    device: int
+    xid: Xid
+    first_s: float
+    last_s: float
+    occurrences: int = 1
+    recovery: Recovery | None = None
+
+    @property
+    def evidence(self) -> Evidence:
+        """Return the error as evidence."""
+        device = self.device if self.device >= 0 else None
+        return Evidence("xid", self.node, device, f"{self.xid.code} ({self.xid.meaning})")
+
+    @property
+    def named(self) -> str:
+        """Return the error as people say it."""
+        return f"{gpu(self.node, self.device)}: XID {self.xid.code} ({self.xid.meaning})"
+
+
+def gpu(node: str, device: int) -> str:
+    """Return "n1/gpu3", or "n1" where the GPU is not known."""
+    return node if device < 0 else f"{node}/gpu{device}"
+
+
+def gpu_errors(window: Window) -> list[GpuError]:
+    """Return the documented XIDs of this attempt's members, oldest first; each of a GPU's codes once."""
+    spans: dict[tuple[str, int, int], tuple[float, float, int]] = {}  # first, last, occurrences
+    said: dict[tuple[str, int], list[tuple[float, Recovery]]] = {}
+    members: set[str] | None = None
+    for event in window.events:
+        if event.kind != "xid" or event.node is None or event.time_s < window.started_s - BEFORE_START_S:
+            continue
+        code = code_of(event.attributes)
+        members = set(window.nodes) if members is None else members
+        if code is None or code not in BY_CODE or event.node not in members:
+            continue
+        if BY_CODE[code].kind == "recovery":
+            recovery = recovery_of(event.attributes)
+            if recovery is not None:
+                said.setdefault((event.node, event.device), []).append((event.time_s, recovery))
+        first_s, last_s, occurrences = spans.get((event.node, event.device, code), (event.time_s, event.time_s, 1))
+        spans[event.node, event.device, code] = (
+            min(first_s, event.time_s),
+            max(last_s, event.time_s),
+            occurrences + (event.time_s - last_s > BURST_S),
+        )
+    return sorted(
+        (
+            GpuError(node, device, BY_CODE[code], *span, _recovery(span, said.get((node, device), [])))
+            for (node, device, code), span in spans.items()
+        ),
+        key=lambda error: (error.first_s, error.node, error.device, error.xid.code),
+    )
+
+
+def uses(window: Window, node: str, device: int) -> bool:
+    """Whether a rank of the job runs on the GPU; True where nobody says who runs where, or which GPU it was."""
+    if device == UNKNOWN_DEVICE or node not in window.nodes:
+        return True
+    mine = [window.series[i] for i in np.flatnonzero(window.node_of == window.nodes.index(node)).tolist()]
+    ranked = {series.device for series in mine if series.rank >= 0}
+    return not ranked or device in ranked
+
+
+def went_on(window: Window, since_s: float) -> bool:
+    """Whether the job has made a step that began after a moment: one under way then may still have ended."""
+    return window.advanced_s > since_s + window.interval_s + typical_step_s(window)
+
+
+def soon_known(window: Window, since_s: float) -> bool:
+    """Whether the next rows will tell if the job goes on: its steps are short, and two intervals are not over."""
+    return typical_step_s(window) < window.interval_s and window.now_s < since_s + 2 * window.interval_s
+
+
+def exit_near(exits: Iterable[Exit], node: str, time_s: float) -> Exit | None:
+    """Return the first end of a rank of the node around the time of an error, None when there was none."""
+    near = (e for e in exits if e.node == node and -EXIT_BEFORE_S <= e.time_s - time_s <= EXIT_AFTER_S)
+    return min(near, key=lambda e: e.time_s, default=None)
+
+
+def at_once(window: Window, times_s: dict[str, float], time_s: float) -> tuple[str, ...]:
+    """Return the nodes to which the same happened at one time when they are too many for chance, else ().
+
+    ``times_s`` holds when it happened to each.
+    """
+    nodes = tuple(sorted(node for node, other_s in times_s.items() if abs(other_s - time_s) <= AT_ONCE_S))
+    many = len(nodes) >= AT_ONCE_NODES and len(nodes) > AT_ONCE_RATIO * len(window.nodes)
+    return nodes if many else ()
+
+
+def _recovery(span: tuple[float, float, int], said: list[tuple[float, Recovery]]) -> Recovery | None:
+    """Return the last recovery action that was asked for near an error's lines."""
+    near = [item for item in said if span[0] - RECOVERY_JOIN_S <= item[0] <= span[1] + RECOVERY_JOIN_S]
+    return max(near)[1] if near else None

@@ -1,0 +1,226 @@
+"""A GPU, its driver or its firmware that has stopped working."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_eye.detectors.exits import Exit, unplanned_exits
+from eagle_eye.detectors.gpu_errors import (
+    RECOVERY_JOIN_S,
+    GpuError,
+    at_once,
+    exit_near,
+    gpu,
+    gpu_errors,
+    soon_known,
+    uses,
+    went_on,
+)
+from eagle_eye.detectors.progress import PROMPT_S, Patience, Progress, progress, typical_step_s
+from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
+from eagle_eye.detectors.vanished import Vanished, vanished
+from eagle_eye.detectors.without_hook import idle_since_s
+
+CONFIDENCE_FACT = 0.99
+CONFIDENCE_GONE = 0.95  # values gone and the job stopped, long enough to act
+CONFIDENCE_EARLY = 0.85
+TOGETHER_S = 10.0  # values and job stop together within this, two intervals and two steps
+EXPLAINED_KINDS = ("memory", "contained", "remap", "lost")  # errors whose own detectors heed an XID 154 beside them
+STANDS_STEPS = 2.0  # typical steps, or intervals, without one: the job may have stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHang:
+    """Finds ``gpu_hang``: XID 46, 62, 109, 110, 119, 120, 143 (facts), or a device whose NVML values are gone.
+
+    Sources: NVIDIA, XID Errors; ByteRobust (SOSP 2025): a driver that hangs blocks NVML before it blocks the job. An
+    XID excludes the node, or drains it when the job is seen to go on (a timeout that only a tool met). Missing values
+    are no proof: when a device's ``gpu_*`` values (T, S) are gone for two rows in which its node still reports, the
+    answer is "cannot tell" while the job stands still, and a fault once it has stopped at the same moment or a rank has
+    ended then. Values that go after a process has ended are a reset or a diagnosis, whose work that is. Cannot see: a
+    hang of a GPU whose NVML answers (Hang finds its rank); what happened where a node of one GPU falls silent as a
+    whole.
+    """
+
+    patience: Patience
+    name: str = "gpu_hang"
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return one verdict for each node with a GPU that hangs; raise Blind when a device does not answer."""
+        errors = _hangs(gpu_errors(window)) if window.events else []
+        gone = vanished(window)
+        if not errors and not gone:
+            return []
+        exits = unplanned_exits(window)
+        found = self._logged(window, errors, exits) if errors else []
+        if not found and gone:
+            found = self._gone(window, gone, exits)
+        return found
+
+    def _logged(self, window: Window, errors: list[GpuError], exits: list[Exit]) -> list[Verdict]:
+        by_node: dict[str, list[GpuError]] = {}
+        for error in errors:
+            by_node.setdefault(error.node, []).append(error)
+        times_s = {node: own[0].first_s for node, own in by_node.items()}
+        together = at_once(window, times_s, max(times_s.values()))
+        found = []
+        for node, own in by_node.items():
+            if node in together:
+                continue
+            first = own[0]
+            drain = self._drain(window, own, exits)
+            if drain is not None:
+                tail = ", and the job goes on" if drain else ""
+                more = f" ({len(own) - 1} more)" if len(own) > 1 else ""
+                found.append(self._fact(window, (node,), own, f"{first.named}{more}{tail}", drain=drain))
+        if together:
+            own = [error for node in together for error in by_node[node]]
+            text = f"GPUs of {len(together)} nodes hang at once, first {own[0].named}"
+            found.append(self._fact(window, together, own, text, drain=False))
+        return found
+
+    def _drain(self, window: Window, own: list[GpuError], exits: list[Exit]) -> bool | None:
+        """Return whether draining the node will do; None while the next rows will tell."""
+        first = own[0]
+        ended = exit_near(exits, first.node, first.first_s) is not None
+        if not any(uses(window, error.node, error.device) for error in own):
+            return True
+        recovery = own[-1].recovery
+        if recovery in ("reset", "reboot"):
+            return False
+        if recovery in ("drain_p2p", "drain_and_reset"):
+            return not (ended and recovery == "drain_and_reset")
+        if ended:
+            return False
+        return None if soon_known(window, first.first_s) else went_on(window, first.first_s)
+
+    def _fact(self, window: Window, nodes: tuple[str, ...], own: list[GpuError], summary: str, drain: bool) -> Verdict:
+        alone, device = len(nodes) == 1, own[0].device
+        return Verdict(
+            detector=self.name,
+            fault="gpu_hang",
+            job=window.job,
+            nodes=nodes,
+            node=nodes[0] if alone else None,
+            device=device if alone and device >= 0 else None,
+            confidence=CONFIDENCE_FACT,
+            onset_s=min(*(error.first_s for error in own), window.now_s),
+            summary=summary,
+            evidence=tuple(error.evidence for error in own[:4]),
+            kinds=frozenset({"xid"}),
+            fact=True,
+            asks="drain_node" if drain else None,
+        )
+
+    def _gone(self, window: Window, gone: list[Vanished], exits: list[Exit]) -> list[Verdict]:
+        nodes = sorted({window.series[item.column].node for item in gone})
+        if at_once(window, dict.fromkeys(nodes, 0.0), 0.0):
+            return []  # what many nodes do not report has no cause in one of them
+        if not exits and not np.isfinite(window.last_step):
+            return self._idle(window, gone)
+        state = None if exits else progress(window, self.patience)
+        found = []
+        for node in nodes:
+            own = [item for item in gone if window.series[item.column].node == node]
+            first = min(own, key=lambda item: item.since_s)
+            verdict = self._ended(window, node, first, exits) if state is None else None
+            if state is not None and _together(window, first.since_s, state.advanced_s):
+                verdict = self._stopped(window, node, first, state)
+            if verdict is not None:
+                found.append(verdict)
+        return found
+
+    def _idle(self, window: Window, gone: list[Vanished]) -> list[Verdict]:
+        """Return the verdict on a job that reports no steps: what its other GPUs do tells whether it stopped."""
+        first = min(gone, key=lambda item: item.since_s)
+        series, idle_s = window.series[first.column], idle_since_s(window)
+        together_s = TOGETHER_S + 2 * window.interval_s
+        if idle_s is None or abs(idle_s - first.since_s) > together_s:
+            raise Blind(f"{series} does not answer; whether the job goes on is not reported")
+        if window.now_s - max(idle_s, first.since_s) < max(PROMPT_S, window.interval_s):
+            return []
+        evidence = Evidence("gpu_power_watts", None, None, "fell to that of waiting")
+        reason = f"the job's other GPUs have only waited for {window.now_s - idle_s:.1f} s"
+        return [self._silent(window, series.node, first, CONFIDENCE_GONE, evidence, "gpu_activity", reason)]
+
+    def _ended(self, window: Window, node: str, first: Vanished, exits: list[Exit]) -> Verdict | None:
+        near_s = TOGETHER_S + 2 * window.interval_s
+        ends = [e for e in exits if abs(e.time_s - first.since_s) <= near_s]
+        early = [e for e in exits if e.node == node and e.time_s < first.since_s - window.interval_s]
+        if early:
+            return None  # a reset or a diagnosis after the end
+        if not ends and exits[0].time_s > first.since_s and _together(window, first.since_s, window.advanced_s):
+            evidence = Evidence("process_exit", exits[0].node, exits[0].device, exits[0].how)
+            reason = "its peers gave up waiting"
+            return self._silent(window, node, first, CONFIDENCE_GONE, evidence, "standstill", reason)
+        if not ends or (first.whole_node and any(e.node == node for e in ends)):
+            return None  # rows that end with the processes say nothing about the GPUs
+        end = next((e for e in ends if e.node == node), ends[0])
+        evidence = Evidence("process_exit", end.node, end.device, end.how)
+        return self._silent(window, node, first, CONFIDENCE_GONE, evidence, "exit", f"a rank on {end.node} {end.how}")
+
+    def _stopped(self, window: Window, node: str, first: Vanished, state: Progress) -> Verdict | None:
+        place = gpu(node, window.series[first.column].device)
+        if not state.stopped:
+            if state.standstill_s > STANDS_STEPS * max(state.typical_step_s, window.interval_s):
+                raise Blind(f"{place} does not answer and no step has finished for {state.standstill_s:.1f} s")
+            return None
+        evidence = Evidence(
+            "train_step_standstill_seconds",
+            None,
+            None,
+            state.standstill_s,
+            state.typical_step_s,
+            state.due_s,
+            "seconds",
+        )
+        confidence = CONFIDENCE_GONE if state.prompt else CONFIDENCE_EARLY
+        reason = f"no step has finished for {state.standstill_s:.1f} s"
+        return self._silent(window, node, first, confidence, evidence, "standstill", reason)
+
+    def _silent(
+        self, window: Window, node: str, first: Vanished, confidence: float, other: Evidence, kind: str, reason: str
+    ) -> Verdict:
+        device = window.series[first.column].device
+        silence_s = window.now_s - first.since_s
+        which = "no GPU of it answers" if first.whole_node else "its node's other GPUs do"
+        return Verdict(
+            detector=self.name,
+            fault="gpu_hang",
+            job=window.job,
+            nodes=(node,),
+            node=node,
+            device=None if first.whole_node else device,
+            confidence=confidence,
+            onset_s=first.since_s,
+            summary=f"{gpu(node, device)} has not answered for {silence_s:.1f} s ({which}), and {reason}",
+            evidence=(Evidence("gpu_silence_seconds", node, device, silence_s, 0.0, None, "seconds"), other),
+            kinds=frozenset({"device_silence", kind}),
+        )
+
+
+def _hangs(errors: list[GpuError]) -> list[GpuError]:
+    """Return the errors that say that a GPU works no more: by the table, or the driver asks for a reset by itself."""
+    explained = [e for e in errors if e.xid.kind in EXPLAINED_KINDS]
+    return [
+        error
+        for error in errors
+        if (error.xid.kind == "hang" and error.recovery != "none")
+        or (
+            error.xid.kind == "recovery"
+            and error.recovery not in (None, "none")
+            and not any(
+                (other.node, other.device) == (error.node, error.device)
+                and other.first_s - RECOVERY_JOIN_S <= error.last_s
+                and error.first_s <= other.last_s + RECOVERY_JOIN_S
+                for other in explained
+            )
+        )
+    ]
+
+
+def _together(window: Window, gone_s: float, advanced_s: float) -> bool:
+    """Whether a device's values and the job's steps stopped at the same moment."""
+    return abs(gone_s - advanced_s) <= TOGETHER_S + 2 * window.interval_s + 2 * typical_step_s(window)

@@ -1,0 +1,159 @@
+"""Ports that are down or go down again and again: from link rows, nodes' sums over their ports, and events."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_eye.detectors.peers import latest
+from eagle_eye.detectors.topology import Shared, ports, struck_at_once, struck_switches
+from eagle_eye.detectors.types import Floats, Window
+
+STATE_LINES = 3  # rows in which a port's state is looked for
+FLAP_WINDOW_S = 300.0  # in which a port may go down twice (ByteRobust, SOSP 2025: two alerts in five minutes)
+
+
+class Outage(NamedTuple):
+    """A port that is down or went down in the last FLAP_WINDOW_S.
+
+    ``node`` is the node's index, ``link`` the port's name ("" when only the sum over the node's ports is known),
+    ``port`` its index among the link rows (-1: none). ``since_s`` is when it went down last, ``downs`` how often in
+    that time, ``down`` whether it is known to be down still.
+    """
+
+    node: int
+    link: str
+    port: int
+    since_s: float
+    downs: int
+    down: bool
+
+
+def outages(window: Window) -> list[Outage]:
+    """Return every port that is down or went down of late; a port that was never up in the window is unused."""
+    found = _from_events(window)
+    for item in _from_links(window):
+        known = found.get((item.node, item.link))
+        downs = max(item.downs, known.downs) if known is not None else item.downs
+        found[item.node, item.link] = item._replace(downs=downs)
+    named = {node for node, _ in found}
+    sums = [item for item in _from_sums(window) if item.node not in named]
+    return sorted([*found.values(), *sums])
+
+
+def observed(window: Window) -> bool:
+    """Whether anything tells of ports' states."""
+    return (
+        "link_up" in window.link or "link_downed_total" in window.link or "node_rdma_link_downed_total" in window.node
+    )
+
+
+def shared(window: Window, found: list[Outage]) -> Shared | None:
+    """Return what the outages share: a switch of which most is down, or too many nodes at once; None: nothing."""
+    if len({item.node for item in found}) < 2:
+        return None
+    newest_s = max(item.since_s for item in found)
+    at_once = [item for item in found if newest_s - item.since_s <= FLAP_WINDOW_S]
+    if window.links and all(item.port >= 0 for item in at_once):
+        places = ports(window)
+        struck = np.zeros(len(window.links), dtype=np.bool_)
+        struck[[item.port for item in at_once]] = True
+        return struck_switches(struck, places.node_of, places.switch_of) or struck_at_once(
+            struck, places.node_of, len(window.nodes)
+        )
+    nodes = np.arange(len(window.nodes))
+    struck = np.zeros(len(window.nodes), dtype=np.bool_)
+    struck[[item.node for item in at_once]] = True
+    by_switch = struck_switches(struck, nodes, window.switches) if any(window.switches) else None
+    return by_switch or struck_at_once(struck, nodes, len(window.nodes))
+
+
+def _from_links(window: Window) -> list[Outage]:
+    up, downed = window.link.get("link_up"), window.link.get("link_downed_total")
+    times_s = window.link_times_s
+    if len(times_s) == 0 or (up is None and downed is None):
+        return []
+    suspect = np.zeros(len(window.links), dtype=np.bool_)
+    state: Floats | None = None
+    if up is not None:
+        state = latest(up, STATE_LINES)
+        suspect |= state == 0
+    falls = _falls(downed, times_s, window.now_s) if downed is not None else None
+    if falls is not None:
+        suspect |= falls > 0
+    if not suspect.any():
+        return []
+    found = []
+    place = {node: index for index, node in enumerate(window.nodes)}
+    for port in np.flatnonzero(suspect).tolist():
+        node = place.get(window.links[port].node, -1)
+        was_up = up is None or bool((up[:, port] > 0).any())
+        if node < 0 or not was_up:
+            continue
+        down = state is not None and bool(state[port] == 0)
+        downs = int(falls[port]) if falls is not None and falls[port] > 0 else 1
+        since_s = _fell_s(up[:, port], times_s) if down and up is not None else -np.inf
+        if downed is not None and falls is not None and falls[port] > 0:
+            since_s = max(since_s, _grew_s(downed[:, port], times_s))
+        found.append(Outage(node, window.links[port].link, port, since_s, downs, down))
+    return found
+
+
+def _from_sums(window: Window) -> list[Outage]:
+    downed = window.node.get("node_rdma_link_downed_total")
+    if downed is None or len(window.node_times_s) == 0:
+        return []
+    falls = _falls(downed, window.node_times_s, window.now_s)
+    if falls is None or not (falls > 0).any():
+        return []
+    return [
+        Outage(node, "", -1, _grew_s(downed[:, node], window.node_times_s), int(falls[node]), down=False)
+        for node in np.flatnonzero(falls > 0).tolist()
+    ]
+
+
+def _from_events(window: Window) -> dict[tuple[int, str], Outage]:
+    found: dict[tuple[int, str], Outage] = {}
+    for event in window.events:
+        if event.kind not in ("link_down", "link_up") or event.node not in window.nodes:
+            continue
+        node, link = window.nodes.index(event.node), str(event.attributes.get("link", ""))
+        known = found.get((node, link))
+        if event.kind == "link_down":
+            recent = known is not None and event.time_s - known.since_s <= FLAP_WINDOW_S
+            downs = known.downs + 1 if known is not None and recent else 1
+            found[node, link] = Outage(node, link, -1, event.time_s, downs, down=True)
+        elif known is not None:
+            found[node, link] = known._replace(down=False)
+    if found:
+        port_of = {(link.node, link.link): port for port, link in enumerate(window.links)}
+        found = {
+            key: item._replace(port=port_of.get((window.nodes[item.node], item.link), -1))
+            for key, item in found.items()
+            if item.down or window.now_s - item.since_s <= FLAP_WINDOW_S
+        }
+    return found
+
+
+def _falls(downed: Floats, times_s: Floats, now_s: float) -> Floats | None:
+    """Return how often each counted port went down within FLAP_WINDOW_S: NaN unknown; None: too few rows."""
+    if len(times_s) < 2:
+        return None
+    start = min(int(np.searchsorted(times_s, now_s - FLAP_WINDOW_S)), len(times_s) - 2)
+    then = np.fmin.reduce(downed[start : start + STATE_LINES], axis=0)
+    falls: Floats = np.fmax.reduce(downed[-STATE_LINES:], axis=0) - then
+    return falls
+
+
+def _fell_s(up: Floats, times_s: Floats) -> float:
+    """Return the end of the last interval in which the port was seen up."""
+    seen = np.flatnonzero(up > 0)
+    return float(times_s[seen[-1]]) if len(seen) else float(times_s[0])
+
+
+def _grew_s(downed: Floats, times_s: Floats) -> float:
+    """Return the end of the last interval before the counter grew for the last time."""
+    known = np.flatnonzero(np.isfinite(downed))
+    steps = np.flatnonzero(np.diff(downed[known]) > 0)
+    return float(times_s[known[steps[-1]]]) if len(steps) else float(times_s[0])

@@ -1,0 +1,161 @@
+"""A network between nodes that is overloaded: everybody's collectives take longer and nobody's node is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.job_course import Change, overdue, slowed_by_network
+from eagle_eye.detectors.medians import quantile_over_rows
+from eagle_eye.detectors.port_signs import CONGESTION_PER_S, HOLD_S, pause_signs
+from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.recent_rows import grown, lines_for, middle, past
+from eagle_eye.detectors.topology import named, struck_switches
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
+
+# Metric, what it must reach in its unit (per second), its unit. Pauses: 1% of the time at 400 Gb/s, 3% at 100 Gb/s.
+GAUGES = (
+    ("node_pfc_rx_pause_packets_per_second", 100.0, "packets_per_second"),
+    ("node_tcp_retransmits_per_second", 20.0, "segments_per_second"),
+)
+NOTIFICATIONS = "node_congestion_notifications_total"
+PAST_FACTOR = 3.0  # times what the node showed before
+HELD_QUANTILE = 0.3  # of the rows of HOLD_S, which must be up: pauses come in bursts
+MOST_RATIO = 0.5  # of the nodes, from which on it is the whole job's
+NEARLY_ALL_RATIO = 0.8  # of the nodes, from which on naming them says nothing
+PAST_ROWS_MIN = 3
+SLOWER_RATIO = 0.05  # what costs less is not worth telling
+LASTS_S = 20.0  # bursts are over by then, and who is only told can wait
+CONFIDENCE_ONE, CONFIDENCE_SEVERAL = 0.8, 0.92
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCongestion:
+    """Finds ``network_congestion``: notifications, received pauses or retransmissions up on many nodes together.
+
+    Many is half of the job's nodes, or most of one switch's and few others. What is up is ``PAST_FACTOR`` times the
+    node's own past and beyond an absolute floor, in most of the newest rows; and the job is slower for it: collectives
+    longer than before while nobody's compute or data time is (42 of 43 multi-node fail-slows were congestion, and
+    no node's fault: Greyhound, ATC 2025). A burst that slows nothing is not told of. Nobody is accused or
+    excluded. A single node that sends pauses explains those that the others receive: NicDegraded speaks. Blind
+    without any of these counters. Cannot see: congestion that was there from the job's first step.
+    """
+
+    patience: Patience
+    name: str = "network_congestion"
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return at most one verdict."""
+        if NOTIFICATIONS not in window.node and not any(metric in window.node for metric, _, _ in GAUGES):
+            raise Blind("no congestion notifications, PFC pauses or retransmissions are observed")
+        if overdue(window, self.patience) or len(window.node_times_s) <= PAST_ROWS_MIN:
+            return []
+        if not self._maybe(window):
+            return []
+        slow = slowed_by_network(window)
+        if slow is None or slow[1].ratio < SLOWER_RATIO or window.now_s - slow[0].since_s < LASTS_S:
+            return []
+        if slow[0].since_s <= window.node_times_s[PAST_ROWS_MIN - 1]:
+            return []  # what was before has left the window
+        if pause_signs(window):
+            return []
+        signs = self._signs(window, slow[0].since_s)
+        if not signs:
+            return []
+        struck = np.any([flags for flags, _ in signs], axis=0)
+        nodes, where = _concerned(window, struck)
+        return [] if where is None else [self._verdict(window, nodes, where, slow, [item for _, item in signs])]
+
+    def _maybe(self, window: Window) -> bool:
+        """Whether any counter is above its floor on two nodes: the cheap look that a healthy job ends with."""
+        rates = _notification_rate(window)
+        if rates is not None and int((rates >= CONGESTION_PER_S).sum()) > 1:
+            return True
+        return any(
+            int((np.fmax.reduce(window.node[metric][-PAST_ROWS_MIN:], axis=0) >= least).sum()) > 1
+            for metric, least, _ in GAUGES
+            if metric in window.node
+        )
+
+    def _signs(self, window: Window, since_s: float) -> list[tuple[NDArray[np.bool_], Evidence]]:
+        """Return for each counter the nodes on which it is up since a moment, and what shows it."""
+        before = int(np.searchsorted(window.node_times_s, since_s, side="right"))
+        lines = lines_for(window.interval_s, HOLD_S)
+        rates = _notification_rate(window)
+        found = []
+        for metric, least, unit in GAUGES:
+            values = window.node.get(metric)
+            if values is not None:
+                now = quantile_over_rows(values[-lines:], HELD_QUANTILE)
+                found.append((metric, now, past(values, before), least, unit))
+        if rates is not None:
+            counter = window.node[NOTIFICATIONS][:before]
+            span = len(counter) - 1
+            usual = grown(counter, span) / (span * window.interval_s)
+            found.append((NOTIFICATIONS, rates, usual, CONGESTION_PER_S, "packets_per_second"))
+        signs = []
+        for metric, now, usual, least, unit in found:
+            up = now >= np.fmax(least, PAST_FACTOR * usual)
+            if up.any():
+                threshold = max(least, PAST_FACTOR * middle(usual))
+                signs.append((up, Evidence(metric, None, None, middle(now[up]), middle(usual), threshold, unit)))
+        return signs
+
+    def _verdict(
+        self,
+        window: Window,
+        nodes: tuple[str, ...],
+        where: str,
+        slow: tuple[Change, Change, str],
+        found: list[Evidence],
+    ) -> Verdict:
+        waits, steps, kind = slow
+        metric = "nccl_collective_seconds" if kind == "collective_time" else "train_step_seconds"
+        shown = ", ".join(f"{item.metric} at {item.value:.0f}/s" for item in found)
+        return Verdict(
+            detector=self.name,
+            fault="network_congestion",
+            job=window.job,
+            nodes=nodes,
+            node=None,
+            device=None,
+            confidence=CONFIDENCE_SEVERAL if len(found) > 1 else CONFIDENCE_ONE,
+            onset_s=waits.since_s,
+            summary=(
+                f"the network is congested {where} ({shown}): {metric} {waits.now:.3f} s where {waits.before:.3f} s"
+                f" were usual, steps {100 * steps.ratio:.0f}% longer, and no node's own work is"
+            ),
+            evidence=(*found, waits.evidence(metric)),
+            kinds=frozenset({"congestion", kind}),
+            slowdown_ratio=steps.ratio,
+            asks="notify",
+        )
+
+
+def _notification_rate(window: Window) -> Floats | None:
+    """Return each node's congestion notifications per second over HOLD_S: (N,); None where nothing counts them."""
+    counter = window.node.get(NOTIFICATIONS)
+    if counter is None or len(counter) <= PAST_ROWS_MIN:
+        return None
+    lines = min(lines_for(window.interval_s, HOLD_S), len(counter) - 1)
+    return grown(counter, lines) / (lines * window.interval_s)
+
+
+def _concerned(window: Window, struck: NDArray[np.bool_]) -> tuple[tuple[str, ...], str | None]:
+    """Return the nodes concerned, () for nearly all, and where that is in words; None: too few to be the network."""
+    count, total = int(struck.sum()), len(window.nodes)
+    if count >= NEARLY_ALL_RATIO * total and count > 1:
+        return (), "between all nodes"
+    if any(window.switches):
+        group = struck_switches(struck, np.arange(total), window.switches)
+        if group is not None:
+            there = [
+                node for node, switch in zip(window.nodes, window.switches, strict=True) if switch in group.switches
+            ]
+            return tuple(there), f"at {', '.join(group.switches)}"
+    if count > MOST_RATIO * total and count > 1:
+        nodes = tuple(window.nodes[i] for i in np.flatnonzero(struck).tolist())
+        return nodes, f"around {named(nodes)}"
+    return (), None

@@ -1,0 +1,236 @@
+"""A job that stands still because one node's network does not carry its collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_eye.detectors.exits import unplanned_exits
+from eagle_eye.detectors.job_course import overdue
+from eagle_eye.detectors.link_state import Outage, observed, outages
+from eagle_eye.detectors.peers import group_members, latest
+from eagle_eye.detectors.progress import Patience, Progress, progress
+from eagle_eye.detectors.recent_rows import middle
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
+
+LEAD_S = 10.0  # a port that fell so long before the last step can still be what stopped the next one
+RECENT_LINES = 4
+ERRORS_MIN = 10.0  # since the standstill began, on one node, and on the others less than a fifth
+OTHERS_RATIO = 0.2
+CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.96
+CONFIDENCE_ONE_SIGN = 0.9  # that a restart is right; not that the node is to blame
+RANK_SILENT_S = 5.0  # a process that says nothing for so long may be the culprit
+OFFSET_LINES, OFFSET_LINES_MIN = 16, 3  # rows before the standstill that tell how ranks count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkHang:
+    """Names the node whose network holds the job up: ``network_hang``.
+
+    All ranks wait in the same collective (equal ``nccl_sequence`` since the last step, or unknown; C4D, Wu et al.
+    HPCA 2025: a communication hang) and one node's port is down, or went down as the standstill began, while the
+    others' are up. It is told of when a step is overdue and acted on once the standstill is ``prompt``; also when
+    the ranks have died of it, each of a lost peer. A port that came back asks for a restart only: its node is
+    not to be excluded for one flap. While ports are up, errors that grow on one node alone, or one node alone that
+    has not completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than
+    completions), may be the other end's: each asks for a restart, when the standstill is ripe; both together name the
+    node. Where several nodes' ports are down at once nothing is said (SwitchDown), nor where no link or RDMA evidence
+    stands out, a rank lags or its process is silent (Hang). Blind as ``progress`` is, and when neither
+    port states nor RDMA errors are observed. Cannot see: a path that drops packets in the fabric; of a broken
+    cable, an end that counts nothing.
+    """
+
+    patience: Patience
+    name: str = "network_hang"
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return at most one verdict."""
+        if not observed(window) and not {"link_errors_total", "node_rdma_errors_total"} & {*window.link, *window.node}:
+            raise Blind("neither port states nor RDMA errors are observed")
+        exits = unplanned_exits(window)
+        if exits:
+            died_s = exits[0].time_s
+            return [] if any(item.cause for item in exits) else self._died(window, died_s, len(exits))
+        if np.isfinite(window.last_step) and not overdue(window, self.patience):
+            return []
+        state = progress(window, self.patience)
+        if not state.stopped:
+            return []
+        since_s = state.advanced_s - LEAD_S
+        fallen = [item for item in outages(window) if item.down or item.since_s >= since_s]
+        fell = {item.node for item in fallen}
+        late, unfinished = _lagging(window, state)
+        if len(fell) > 1 or late - fell:
+            return []
+        if fell:
+            kinds = {"standstill", "link_state"} | ({"collective_completion"} if unfinished == fell else set())
+            return [self._fallen(window, state, fallen, frozenset(kinds))]
+        silent = bool((window.silent_s > RANK_SILENT_S).any())
+        return [] if silent else self._unseen(window, state, unfinished)
+
+    def _died(self, window: Window, died_s: float, count: int) -> list[Verdict]:
+        """Return the verdict on ranks that all died of a lost peer, when one node's port is down."""
+        fallen = [item for item in outages(window) if item.down and item.since_s <= died_s + window.interval_s]
+        if len({item.node for item in fallen}) != 1:
+            return []
+        ends = Evidence("process_exits", None, None, float(count), None, 0.0, "processes")
+        story = f"{count} ranks ended, each of a lost peer"
+        return [self._verdict(window, fallen, ends, story, died_s, CONFIDENCE_RIPE, frozenset({"exit", "link_state"}))]
+
+    def _fallen(self, window: Window, state: Progress, fallen: list[Outage], kinds: frozenset[str]) -> Verdict:
+        down = any(item.down for item in fallen)
+        # Only a sum of ports' falls is known: nobody can say whether the port came back.
+        sure = state.prompt if down else state.ripe
+        return self._verdict(
+            window,
+            fallen,
+            _standstill(state),
+            _standing(state),
+            state.advanced_s,
+            CONFIDENCE_RIPE if sure else CONFIDENCE_EARLY,
+            kinds,
+        )
+
+    def _verdict(
+        self,
+        window: Window,
+        fallen: list[Outage],
+        stopped: Evidence,
+        story: str,
+        since_s: float,
+        confidence: float,
+        kinds: frozenset[str],
+    ) -> Verdict:
+        node = window.nodes[fallen[0].node]
+        worst = next((item for item in fallen if item.down), fallen[0])
+        port = worst.link or "a port"
+        metric = "link_up" if worst.down else "link_downed_total" if worst.link else "node_rdma_link_downed_total"
+        value, usual = (0.0, 1.0) if worst.down else (float(worst.downs), 0.0)
+        return Verdict(
+            detector=self.name,
+            fault="network_hang",
+            job=window.job,
+            nodes=(node,),
+            node=node,
+            device=None,
+            confidence=confidence,
+            onset_s=min(since_s, worst.since_s),
+            summary=f"{story}; {port} of {node} {'is' if worst.down else 'went'} down and no other node's is",
+            evidence=(stopped, Evidence(metric, node, None, value, usual, usual, "bool" if worst.down else "events")),
+            kinds=kinds,
+            asks=None if worst.down else "restart_job",
+        )
+
+    def _unseen(self, window: Window, state: Progress, unfinished: set[int]) -> list[Verdict]:
+        """Return the verdict on one node whose ports are up: its RDMA errors grow, or only its collective is open."""
+        errors = _errors_since(window, state.advanced_s)
+        worst = int(np.argmax(errors))
+        most = float(np.delete(errors, worst).max(initial=0.0))
+        erring = {worst} if errors[worst] >= ERRORS_MIN and most <= OTHERS_RATIO * errors[worst] else set()
+        suspects = erring & unfinished if erring and unfinished else erring | unfinished
+        if len(suspects) != 1:
+            return []
+        both = bool(erring) and len(unfinished) == 1
+        if not both and not state.ripe:
+            return []
+        node = window.nodes[next(iter(suspects))]
+        evidence, story, kinds = [_standstill(state)], [], {"standstill"}
+        if erring:
+            evidence.append(
+                Evidence("node_rdma_errors_total", node, None, float(errors[worst]), most, ERRORS_MIN, "errors")
+            )
+            story.append(f"{errors[worst]:.0f} RDMA errors on {node} and at most {most:.0f} elsewhere")
+            kinds.add("nic_errors")
+        if unfinished:
+            # The collectives under way, beyond those of the others.
+            evidence.append(Evidence("nccl_completed_sequence", node, None, "behind its peers"))
+            story.append(f"{node} has not completed a collective that its peers have")
+            kinds.add("collective_completion")
+        sure = both and state.prompt
+        return [
+            Verdict(
+                detector=self.name,
+                fault="network_hang",
+                job=window.job,
+                nodes=(node,),
+                node=node,
+                device=None,
+                confidence=CONFIDENCE_RIPE if sure else CONFIDENCE_EARLY if both else CONFIDENCE_ONE_SIGN,
+                onset_s=state.advanced_s,
+                summary=f"{_standing(state)}; {'; '.join(story)}" + ("" if both else ": it, or the one it talks to"),
+                evidence=tuple(evidence),
+                kinds=frozenset(kinds),
+                asks=None if both else "restart_job",
+            )
+        ]
+
+
+def _lagging(window: Window, state: Progress) -> tuple[set[int], set[int]]:
+    """Return the nodes with a rank that has enqueued fewer collectives than its peers, and completed fewer.
+
+    Only what has come to rest is compared: while a job runs, ranks' rows are of different moments. Ranks of a role that
+    count from different offsets differ by the same number in every row before the standstill.
+    """
+    sequence, completed = window.device.get("nccl_sequence"), window.device.get("nccl_completed_sequence")
+    if sequence is None:
+        return set(), set()
+    enqueued = latest(sequence, RECENT_LINES)
+    end = int(np.searchsorted(window.times_s, state.advanced_s, side="left"))
+    before = sequence[max(end - OFFSET_LINES, 0) : end]
+    pending = enqueued - latest(completed, RECENT_LINES) if completed is not None else np.full(len(enqueued), np.nan)
+    late: set[int] = set()
+    for members in group_members(window.role_of):
+        own = enqueued[members] - _offsets(before[:, members])
+        late |= _below(own, window.node_of[members])
+    # What a rank has under way needs no offset and no role: while all wait in one collective it is the same for all.
+    return late, _below(-pending, window.node_of)
+
+
+def _offsets(before: Floats) -> Floats:
+    """Return by how much each rank counts from elsewhere than its peers: (members,), 0 where that is not constant."""
+    if len(before) < OFFSET_LINES_MIN or before.shape[1] <= 1:
+        return np.zeros(before.shape[1])
+    apart = before - np.array([[middle(row)] for row in before])
+    constant = np.fmax.reduce(apart, axis=0) - np.fmin.reduce(apart, axis=0) == 0
+    return np.where(constant, apart[-1], 0.0)
+
+
+def _below(values: Floats, node_of: Integers) -> set[int]:
+    """Return the nodes with a value below the highest that at least two ranks share; NaN is not observed."""
+    known = np.isfinite(values)
+    levels, counts = np.unique(values[known], return_counts=True)
+    shared_by_two = levels[counts > 1]
+    if len(shared_by_two) == 0:
+        return set()
+    return {int(node) for node in np.unique(node_of[known & (values < shared_by_two[-1])])}
+
+
+def _errors_since(window: Window, since_s: float) -> Floats:
+    """Return by how much each node's RDMA errors grew since a moment: (N,), 0 where nothing counts them."""
+    values, times_s = window.node.get("node_rdma_errors_total"), window.node_times_s
+    by_link = values is None
+    if values is None:
+        values, times_s = window.link.get("link_errors_total"), window.link_times_s
+    start = int(np.searchsorted(times_s, since_s, side="right"))
+    if values is None or start == 0 or start >= len(times_s):
+        return np.zeros(len(window.nodes))
+    grown: Floats = latest(values[start:], RECENT_LINES) - latest(values[:start], RECENT_LINES)
+    grown = np.where(np.isfinite(grown), np.maximum(grown, 0.0), 0.0)
+    if not by_link:
+        return grown
+    place = {node: index for index, node in enumerate(window.nodes)}
+    owners = np.array([place.get(link.node, -1) for link in window.links], dtype=np.intp)
+    total = np.zeros(len(window.nodes))
+    np.add.at(total, owners[owners >= 0], grown[owners >= 0])
+    return total
+
+
+def _standstill(state: Progress) -> Evidence:
+    return Evidence(
+        "train_step_standstill_seconds", None, None, state.standstill_s, state.typical_step_s, state.due_s, "seconds"
+    )
+
+
+def _standing(state: Progress) -> str:
+    return f"no step for {state.standstill_s:.1f} s where {state.typical_step_s:.2f} s are typical"

@@ -1,0 +1,330 @@
+"""A GPU whose NVLinks have failed or lost bandwidth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_eye.detectors.peers import growth, risen
+from eagle_eye.detectors.slow_clocks import SlowClock, slow_clocks
+from eagle_eye.detectors.slow_share import pace_change, slowness_by_pace
+from eagle_eye.detectors.types import Blind, Evidence, Happening, Integers, Verdict, Window
+from eagle_eye.detectors.under_load import Rows, compare, loaded_rows, middle, peers_of, require_training
+
+ROWS_MIN = 3
+LASTS_S = 10.0
+ERRORS_S = 60.0
+ERRORS_MIN = 60.0  # within ERRORS_S: healthy links show a few an hour, and replay them
+ERRORS_RATIO = 20.0  # times a typical peer's
+ERRORS_ROWS_SHARE = 0.3  # of the rows in which they must grow: one burst is over when it is seen
+TRAFFIC_RATIO, TRAFFIC_SIGMAS = 0.85, 5.0  # of the peers' traffic, and robust standard deviations
+TRAFFIC_LASTS_S = 60.0  # where less traffic and longer steps since the same moment are all there is
+NVLINK_XID = 74  # NVLink error (NVIDIA's XID catalogue: drain if it repeats; the other end may be to blame)
+REPEATED_S = 10.0  # two of them so far apart are two errors, not one told twice
+STANDSTILL_S = 60.0  # an XID with the job standing still since is left to the detectors of stops
+LINK_BYTES_PER_SECOND = 25e9  # each way, NVLink 3 and 4
+COLLECTIVE_SHARE = 0.1  # of a step within a node, where nobody reports traffic: tensor parallel jobs have more
+SUSPECTS_MAX = 64
+MANY_NODES = 3  # with fewer links all along: built so
+WHOLE_NODE_SHARE = 0.75  # of a node's GPUs: then what they share has failed
+CONFIDENCE_SURE, CONFIDENCE_LINKS, CONFIDENCE_ERRORS, CONFIDENCE_TRAFFIC, CONFIDENCE_ONCE = 0.95, 0.85, 0.9, 0.8, 0.6
+TRAFFIC = ("gpu_nvlink_rx_bytes_per_second", "gpu_nvlink_tx_bytes_per_second")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Suspects:
+    lost: dict[int, list[int]]  # by node: series with fewer active links
+    erring: dict[int, list[int]]  # by node: series with growing errors
+    starved: dict[int, list[SlowClock]]  # by node: series that have begun to move less than their peers
+    told: dict[int, list[Happening]]  # by node: XID 74
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvlinkDegraded:
+    """Names the node whose GPUs have lost NVLinks or see errors on them while the job goes on.
+
+    Fewer active links than the peers (or than the GPU itself had before), errors that keep growing, XID 74, less
+    NVLink traffic than the peers' under load, and steps that became longer at the same moment are the kinds of
+    evidence; links or repeated XIDs must be among them, or errors with two others, or one GPU's traffic fell and
+    steps became longer at one moment, a minute long. Where most GPUs of a node see it, the NVSwitch is likelier
+    than any of them, and where several do, the other end may be to blame: then no device is named. A single XID 74
+    without effect asks for a planned look only. Blind where links, errors and traffic are all unobserved.
+    Cannot see: a domain of many nodes (NVLink 5 switches) as such.
+    """
+
+    name: str = "nvlink_degraded"
+    every_s: float = 2.0  # what hardware does lasts longer than that
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return one verdict for each node with degraded NVLinks."""
+        device = window.device
+        told = _told(window)
+        metrics = ("gpu_nvlinks_active", "gpu_nvlink_errors_total", *TRAFFIC)
+        if not told and not any(metric in device for metric in metrics):
+            raise Blind("neither NVLinks nor their errors or traffic are reported")
+        suspects = _Suspects(_lost(window), _erring(window), _starved(window), told)
+        nodes = sorted({*suspects.lost, *suspects.erring, *suspects.starved, *suspects.told})
+        if not nodes:
+            return []
+        require_training(window)
+        rows = loaded_rows(window, max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s)))
+        verdicts = (self._judge(window, node, suspects, rows) for node in nodes)
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _judge(self, window: Window, node: int, suspects: _Suspects, rows: Rows) -> Verdict | None:
+        lost, erring = suspects.lost.get(node, []), suspects.erring.get(node, [])
+        told = suspects.told.get(node, [])
+        starved = suspects.starved.get(node, [])
+        columns = lost or erring or _columns_of(window, node, told) or [slow.index for slow in starved]
+        onset_s, chronic = _onset(window, lost, erring, told)
+        if starved and not (lost or erring or told):
+            onset_s, chronic = min(slow.onset_s for slow in starved), False
+        kinds: set[str] = set()
+        evidence: list[Evidence] = []
+        share = 0.0
+        if lost:
+            kinds.add("nvlinks")
+            items, share = _links(window, lost)
+            evidence += items
+        if erring:
+            kinds.add("nvlink_errors")
+            evidence.append(_errors(window, erring[0]))
+        if told:
+            kinds.add("xid")
+            codes = ", ".join(dict.fromkeys(f"{event.kind.upper()} {event.attributes.get('code')}" for event in told))
+            evidence.append(Evidence(told[0].kind, window.nodes[node], _device(told), codes))
+        less = next((item for column in columns if (item := _less_traffic(window, column, rows)) is not None), None)
+        if less is not None:
+            kinds.add("nvlink_bandwidth")
+            evidence.append(less)
+        paced = None if chronic else pace_change(window, onset_s)
+        if paced is not None and paced.clear:
+            kinds.add("step_time")
+        confidence, planned = _confidence(kinds, told, window.now_s - onset_s)
+        if confidence is None:
+            return None
+        cost = slowness_by_pace(paced, _reckoned(window, columns, rows, share))
+        whole = len(columns) >= WHOLE_NODE_SHARE * int((window.node_of == node).sum()) and len(columns) > 2
+        who = window.nodes[node]
+        where = f"all NVLinks of {who}, likely its NVSwitch," if whole else _where(window, node, columns)
+        signs = "; ".join(_said(item) for item in evidence[:2])
+        return Verdict(
+            detector=self.name,
+            fault="nvlink_degraded",
+            job=window.job,
+            nodes=(who,),
+            node=who,
+            device=window.series[columns[0]].device if len(columns) == 1 else None,
+            confidence=confidence,
+            onset_s=onset_s,
+            summary=f"{where} are degraded: {signs}; {cost}",
+            evidence=tuple(evidence),
+            kinds=frozenset(kinds),
+            slowdown_ratio=cost.ratio,
+            asks="drain_node" if planned else None,
+        )
+
+
+def _confidence(kinds: set[str], told: list[Happening], lasted_s: float) -> tuple[float | None, bool]:
+    """Return the probability that the claim is true (None: no claim), and whether it asks only for a planned look."""
+    repeated = len(told) > 1 and told[-1].time_s - told[0].time_s >= REPEATED_S
+    if "nvlinks" in kinds:
+        return (CONFIDENCE_SURE if len(kinds) > 1 and lasted_s >= LASTS_S else CONFIDENCE_LINKS), False
+    if "xid" in kinds and (len(kinds) > 1 or repeated):
+        return CONFIDENCE_ERRORS, len(kinds) == 1
+    if "nvlink_errors" in kinds and len(kinds) > 2:
+        return CONFIDENCE_ERRORS, False
+    if kinds == {"nvlink_bandwidth", "step_time"}:
+        return (CONFIDENCE_ERRORS if lasted_s >= TRAFFIC_LASTS_S else CONFIDENCE_TRAFFIC), False
+    if "xid" in kinds:
+        return CONFIDENCE_ONCE, True
+    return None, False
+
+
+def _told(window: Window) -> dict[int, list[Happening]]:
+    """Return the XIDs 74 of each node that the job outlived, oldest first; SXIDs are NvSwitch's."""
+    found: dict[int, list[Happening]] = {}
+    for event in window.events:
+        if (
+            event.kind == "xid"
+            and _code(event) == NVLINK_XID
+            and event.node in window.nodes
+            and event.time_s >= window.started_s
+        ):
+            found.setdefault(window.nodes.index(event.node), []).append(event)
+    if found and math.isfinite(window.last_step) and window.now_s - window.advanced_s > STANDSTILL_S:
+        return {}
+    return {node: sorted(events, key=lambda event: event.time_s) for node, events in found.items()}
+
+
+def _code(event: Happening) -> int:
+    try:
+        return int(event.attributes.get("code", -1))
+    except (TypeError, ValueError):
+        return -1
+
+
+def _lost(window: Window) -> dict[int, list[int]]:
+    """Return by node the series that held fewer links than their role or they themselves had."""
+    values = window.device.get("gpu_nvlinks_active")
+    if values is None or len(values) < ROWS_MIN:
+        return {}
+    held = np.fmax.reduce(values[-ROWS_MIN:], axis=0)
+    if not (held < np.fmax.reduce(held)).any():
+        # Everybody has the same; a whole job that lost links is no finding about a node.
+        return {}
+    found: dict[int, list[int]] = {}
+    best = np.full(int(window.role_of.max()) + 1, -np.inf)
+    np.fmax.at(best, window.role_of, held)
+    low = np.flatnonzero(held < best[window.role_of])
+    for index in low[: 4 * SUSPECTS_MAX].tolist():
+        peers = peers_of(window, index, window.role_of)
+        usual = middle(held[peers])
+        before = float(np.fmax.reduce(values[:, index]))
+        if held[index] < usual or (held[index] < before and not held[index] > usual):
+            found.setdefault(int(window.node_of[index]), []).append(index)
+    always = [node for node, columns in found.items() if not any(_fell(window, column) for column in columns)]
+    if len(always) >= MANY_NODES:
+        found = {node: columns for node, columns in found.items() if node not in always}
+    return found
+
+
+def _fell(window: Window, column: int) -> bool:
+    own = window.device["gpu_nvlinks_active"][:, column]
+    own = own[np.isfinite(own)]
+    return len(own) > 0 and bool(own[-1] < own.max())
+
+
+def _erring(window: Window) -> dict[int, list[int]]:
+    """Return by node the series whose errors keep growing far beyond the typical one's."""
+    values = window.device.get("gpu_nvlink_errors_total")
+    if values is None or len(values) < ROWS_MIN + 1:
+        return {}
+    lines = min(max(ROWS_MIN, math.ceil(ERRORS_S / window.interval_s)), len(values) - 1)
+    if not (risen(values, lines + 1) >= ERRORS_MIN).any():
+        return {}
+    grown = growth(values, lines + 1)
+    known = grown[np.isfinite(grown)]
+    if len(known) == 0:
+        return {}
+    line = max(ERRORS_MIN, ERRORS_RATIO * float(np.median(known)))
+    found: dict[int, list[int]] = {}
+    for index in np.flatnonzero(grown >= line)[:SUSPECTS_MAX].tolist():
+        steps = np.diff(values[-lines - 1 :, index])
+        steps = steps[np.isfinite(steps)]
+        if len(steps) and (steps > 0).sum() >= max(ROWS_MIN, ERRORS_ROWS_SHARE * len(steps)):
+            found.setdefault(int(window.node_of[index]), []).append(index)
+    return found
+
+
+def _starved(window: Window) -> dict[int, list[SlowClock]]:
+    """Return by node the series that began to move far less than their peers, at most half of a node's.
+
+    Of a job in step all ranks of a role move the same; where a whole node moves less, its host or network is why.
+    """
+    metric = next((metric for metric in TRAFFIC if metric in window.device), None)
+    if metric is None:
+        return {}
+    try:
+        slow_ones = slow_clocks(window, metric, 1 - TRAFFIC_RATIO)
+    except Blind:
+        return {}  # links and errors still tell
+    found: dict[int, list[SlowClock]] = {}
+    for slow in slow_ones:
+        if slow.distance >= TRAFFIC_SIGMAS and slow.lasting and not slow.chronic:
+            found.setdefault(int(window.node_of[slow.index]), []).append(slow)
+    return {node: own for node, own in found.items() if 2 * len(own) <= int((window.node_of == node).sum())}
+
+
+def _onset(window: Window, lost: list[int], erring: list[int], told: list[Happening]) -> tuple[float, bool]:
+    """Return when it began, and whether the window shows no time before."""
+    begins = [told[0].time_s] if told else []
+    chronic = not told
+    for column in lost:
+        own = window.device["gpu_nvlinks_active"][:, column]
+        higher = np.flatnonzero(own > own[np.isfinite(own)][-1])
+        if len(higher):
+            begins.append(float(window.times_s[higher[-1]]))
+            chronic = False
+    for column in erring:
+        own = window.device["gpu_nvlink_errors_total"][:, column]
+        flat = np.flatnonzero(own <= own[np.isfinite(own)].min())
+        begins.append(float(window.times_s[flat[-1]]) if len(flat) else float(window.times_s[0]))
+        chronic = chronic and len(flat) <= 1
+    return (min(begins) if begins else float(window.times_s[0]) - window.interval_s), chronic
+
+
+def _links(window: Window, lost: list[int]) -> tuple[list[Evidence], float]:
+    values = window.device["gpu_nvlinks_active"]
+    held = np.fmax.reduce(values[-ROWS_MIN:], axis=0)
+    items, worst = [], 0.0
+    for column in lost[:4]:
+        series = window.series[column]
+        usual = max(middle(held[peers_of(window, column, window.role_of)]), float(np.fmax.reduce(values[:, column])))
+        own = float(held[column])
+        worst = max(worst, 1 - own / usual if usual > 0 else 0.0)
+        items.append(Evidence("gpu_nvlinks_active", series.node, series.device, own, usual, usual, "links"))
+    return items, worst
+
+
+def _errors(window: Window, column: int) -> Evidence:
+    values = window.device["gpu_nvlink_errors_total"]
+    lines = min(max(ROWS_MIN, math.ceil(ERRORS_S / window.interval_s)), len(values) - 1) + 1
+    own = float(growth(values[:, column : column + 1], lines)[0])
+    peers = middle(growth(values[:, peers_of(window, column, window.role_of)], lines))
+    series = window.series[column]
+    return Evidence("gpu_nvlink_errors_total", series.node, series.device, own, peers, ERRORS_MIN, "errors")
+
+
+def _less_traffic(window: Window, column: int, rows: Rows) -> Evidence | None:
+    if len(rows) < ROWS_MIN:
+        return None
+    series = window.series[column]
+    peers = peers_of(window, column, window.role_of)
+    for metric in TRAFFIC:
+        found = compare(window, metric, column, peers, rows)
+        if found is None:
+            continue
+        if found.ratio <= TRAFFIC_RATIO and found.peers - found.own >= TRAFFIC_SIGMAS * found.sigma:
+            line = TRAFFIC_RATIO * found.peers
+            return Evidence(metric, series.node, series.device, found.own, found.peers, line, "bytes_per_second")
+    return None
+
+
+def _reckoned(window: Window, columns: list[int], rows: Rows, lost_share: float) -> float:
+    """Return what lost links cost: the traffic takes longer over those that are left."""
+    if lost_share <= 0 or not columns:
+        return 0.0
+    peers: Integers = peers_of(window, columns[0], window.role_of)
+    moved = [found.peers for m in TRAFFIC if (found := compare(window, m, columns[0], peers, rows)) is not None]
+    links = compare(window, "gpu_nvlinks_active", columns[0], peers, rows)
+    busy = COLLECTIVE_SHARE
+    if moved and links is not None and links.peers > 0:
+        busy = min(max(moved) / (links.peers * LINK_BYTES_PER_SECOND), 1.0)
+    return busy * lost_share / max(1 - lost_share, 0.1)
+
+
+def _columns_of(window: Window, node: int, told: list[Happening]) -> list[int]:
+    devices = {event.device for event in told if event.device >= 0}
+    return [i for i in np.flatnonzero(window.node_of == node).tolist() if window.series[i].device in devices]
+
+
+def _device(told: list[Happening]) -> int | None:
+    devices = {event.device for event in told}
+    return devices.pop() if len(devices) == 1 and min(devices) >= 0 else None
+
+
+def _where(window: Window, node: int, columns: list[int]) -> str:
+    return f"NVLinks of {window.series[columns[0]] if len(columns) == 1 else window.nodes[node]}"
+
+
+def _said(item: Evidence) -> str:
+    if item.metric == "gpu_nvlinks_active":
+        return f"{item.value:.0f} of {item.peers_median:.0f} links are up"
+    if item.metric == "gpu_nvlink_errors_total":
+        return f"{item.value:.0f} errors in a minute"
+    if item.peers_median is None:
+        return f"{item.value}"
+    return f"{item.metric} {item.value:.3g}, its peers' {item.peers_median:.3g}"

@@ -1,0 +1,239 @@
+"""Signs of a node's own network trouble, each against the other nodes and the node's own past: errors, pauses, load.
+
+Each sign is looked for per port where ports are observed, else in the node's sum over its ports.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_eye.detectors.progress import typical_step_s
+from eagle_eye.detectors.recent_rows import (
+    HELD_LINES,
+    grown,
+    held,
+    lines_for,
+    middle,
+    onset_line,
+    past,
+    share_of_rows,
+)
+from eagle_eye.detectors.types import Evidence, Floats, Window
+
+HOLD_S = 15.0  # a sign must hold this long: microbursts and retrains are over by then
+HELD_RATIO = 0.8  # of the rows of that time
+# The bit error rate that InfiniBand and Ethernet ports are specified for, 1e-12, is 0.4 errors/s at 400 Gb/s.
+ERRORS_PER_S = 1.0
+ERRORS_MIN = 10.0
+ERRORS_HELD_RATIO = 0.5  # of the rows in which the counter must have grown
+# A pause frame stops a priority for up to 65,535 times 512 bit times (IEEE 802.1Qbb): 84 µs at 400 Gb/s, 335 µs at 100.
+PAUSES_PER_S = 200.0  # 2% of the time at 400 Gb/s
+RETRANSMITS_PER_S = 20.0
+PEERS_FACTOR = 5.0  # times what the others show
+PAST_FACTOR = 3.0  # times what it showed itself
+ACCUSED_RATIO = 0.05  # of the nodes at most: what more of them show is the network's (one always may)
+SUSPECTS_MAX = 64  # columns looked at closely in one pass
+LOAD_RATIO = 0.7  # of the change in load that all ports saw: below it a port falls behind
+LOAD_SIGMAS = 8.0
+LOAD_FLOOR_RATIO = 0.03  # spread of load between like ports
+LOAD_STEPS = 3.0  # traffic comes in bursts within a step, so that means cover whole ones
+LOAD_LINES_MAX = 64
+LOAD_MIN_BYTES_PER_S = 1e7  # a port that carried less was not in use
+CONGESTION_PER_S = 100.0  # notifications; a receiver sends at most one every 50 µs a flow (DCQCN, SIGCOMM 2015)
+
+
+class Sign(NamedTuple):
+    """One kind of evidence against one node; ``rate`` in the metric's own unit or events per second."""
+
+    node: int
+    kind: str
+    onset_s: float
+    rate: float
+    text: str
+    evidence: Evidence
+
+
+class _Source(NamedTuple):
+    metric: str
+    values: Floats
+    times_s: Floats
+    by_link: bool
+
+
+def error_signs(window: Window) -> list[Sign]:
+    """Return the nodes whose error counters grow steadily and far beyond the specified bit error rate."""
+    source = _source(window, "link_errors_total", "node_rdma_errors_total")
+    if source is None or len(source.values) <= HELD_LINES:
+        return []
+    lines = min(lines_for(window.interval_s, HOLD_S), len(source.values) - 1)
+    rates = grown(source.values, lines) / (lines * window.interval_s)
+    least = max(ERRORS_PER_S, ERRORS_MIN / (lines * window.interval_s))
+    others = middle(rates)
+    signs = []
+    for column in _suspects(window, source, rates, max(least, PEERS_FACTOR * others)):
+        rate = float(rates[column])
+        rising = _rising(source.values[:, column])
+        if share_of_rows(rising[-lines:]) < ERRORS_HELD_RATIO or rate < PAST_FACTOR * _first_rate(
+            window, source, column
+        ):
+            continue
+        signs.append(
+            _sign(
+                window, source, column, "nic_errors", onset_line(rising, window.interval_s), rate, others, least,
+                "errors_per_second", f"{rate:.1f} errors/s on",
+            )
+        )  # fmt: skip
+    return _worst(signs)
+
+
+def pause_signs(window: Window) -> list[Sign]:
+    """Return the nodes that send far more PFC pauses than others: their buffers fill (Minder's first sign)."""
+    source = _source(window, "link_pfc_tx_pause_packets_per_second", "node_pfc_tx_pause_packets_per_second")
+    return _high(window, source, "pfc", PAUSES_PER_S, "packets_per_second", "PFC pauses/s sent by")
+
+
+def retransmit_signs(window: Window) -> list[Sign]:
+    """Return the nodes that send far more TCP segments again than others."""
+    source = _source(window, "", "node_tcp_retransmits_per_second")
+    text = "TCP segments/s sent again by"
+    return _high(window, source, "retransmits", RETRANSMITS_PER_S, "segments_per_second", text)
+
+
+def load_signs(window: Window, since_s: float) -> list[Sign]:
+    """Return the ports that carry clearly less than before ``since_s``, set against what all ports' load did since."""
+    source = _source(window, "link_tx_bytes_per_second", "node_rdma_tx_bytes_per_second")
+    if source is None:
+        return []
+    before = int(np.searchsorted(source.times_s, since_s, side="right"))
+    lines = lines_for(window.interval_s, HOLD_S)
+    if before < HELD_LINES or len(source.values) - before < HELD_LINES:
+        return []
+    lines = max(lines, math.ceil(LOAD_STEPS * typical_step_s(window) / window.interval_s))
+    usual = _mean(source.values[max(before - LOAD_LINES_MAX, 0) : before])
+    now = _mean(source.values[-min(lines, len(source.values) - before) :])
+    used = usual >= LOAD_MIN_BYTES_PER_S
+    ratio = np.divide(now, usual, out=np.full(len(now), np.nan), where=used & np.isfinite(now))
+    known = ratio[np.isfinite(ratio)]
+    if len(known) <= 2:
+        return []
+    others = middle(ratio)
+    if not others > 0.1:
+        return []  # nothing is being sent: an evaluation, a checkpoint, a standstill
+    sigma = max(1.4826 * middle(np.abs(known - others)), LOAD_FLOOR_RATIO * others)
+    low = ratio < min(LOAD_RATIO * others, others - LOAD_SIGMAS * sigma)
+    signs = [
+        _sign(
+            window, source, column, "bandwidth", before, float(now[column]), float(usual[column]) * others,
+            LOAD_RATIO * float(usual[column]) * others, "bytes_per_second",
+            f"{now[column] / 1e9:.1f} GB/s where {usual[column] * others / 1e9:.1f} were due on",
+        )
+        for column in _suspects(window, source, np.where(low, -ratio, -np.inf), -np.inf)
+    ]  # fmt: skip
+    return _worst(signs)
+
+
+def congested(window: Window) -> bool:
+    """Whether congestion notifications have begun to flow somewhere: then errors and loss may be the network's."""
+    values = window.node.get("node_congestion_notifications_total")
+    if values is None or len(values) <= HELD_LINES:
+        return False
+    lines = min(lines_for(window.interval_s, HOLD_S), len(values) - 1)
+    rates = grown(values, lines) / (lines * window.interval_s)
+    return bool((rates >= CONGESTION_PER_S).any())
+
+
+def _source(window: Window, of_link: str, of_node: str) -> _Source | None:
+    values = window.link.get(of_link)
+    if values is not None:
+        return _Source(of_link, values, window.link_times_s, by_link=True)
+    values = window.node.get(of_node)
+    return None if values is None else _Source(of_node, values, window.node_times_s, by_link=False)
+
+
+def _high(window: Window, source: _Source | None, kind: str, least: float, unit: str, text: str) -> list[Sign]:
+    if source is None or len(source.values) < HELD_LINES:
+        return []
+    low = held(source.values)
+    if not (low >= least).any():
+        return []
+    others = middle(low)
+    threshold = max(least, PEERS_FACTOR * others)
+    lines = lines_for(window.interval_s, HOLD_S)
+    signs = []
+    for column in _suspects(window, source, low, threshold):
+        own = source.values[:, column]
+        above = np.where(np.isfinite(own), own >= threshold, np.nan)
+        if share_of_rows(above[-lines:]) < HELD_RATIO:
+            continue
+        onset = onset_line(above, window.interval_s)
+        rate = middle(own[-lines:])
+        usual = float(past(own[:, None], onset)[0])
+        if np.isfinite(usual) and rate < PAST_FACTOR * usual:
+            continue
+        signs.append(_sign(window, source, column, kind, onset, rate, others, threshold, unit, f"{rate:.0f} {text}"))
+    return _worst(signs)
+
+
+def _sign(
+    window: Window, source: _Source, column: int, kind: str, line: int, rate: float, others: float, threshold: float,
+    unit: str, text: str,
+) -> Sign:  # fmt: skip
+    name = window.links[column].node if source.by_link else window.nodes[column]
+    port = f" {window.links[column].link}" if source.by_link else ""
+    onset_s = float(source.times_s[min(line, len(source.times_s) - 1)]) - window.interval_s
+    evidence = Evidence(source.metric, name, None, rate, others if np.isfinite(others) else None, threshold, unit)
+    node = window.nodes.index(name) if name in window.nodes else -1
+    return Sign(node, kind, onset_s, rate, f"{text} {name}{port}", evidence)
+
+
+def _first_rate(window: Window, source: _Source, column: int) -> float:
+    """Return how fast a counter grew in the oldest third of the window, per second; 0 where that is not known.
+
+    A port that has always counted errors is not what has made the job slower now.
+    """
+    own = source.values[: len(source.values) // 3, column : column + 1]
+    if len(own) <= HELD_LINES:
+        return 0.0
+    change = float(grown(own, len(own) - 1)[0])
+    return change / ((len(own) - 1) * window.interval_s) if np.isfinite(change) else 0.0
+
+
+def _rising(counter: Floats) -> Floats:
+    """Return for each row whether the counter grew since the last observed one: 1.0, 0.0, NaN not observed."""
+    rising = np.full(len(counter), np.nan)
+    known = np.flatnonzero(np.isfinite(counter))
+    rising[known[1:]] = (np.diff(counter[known]) > 0).astype(np.float64)
+    return rising
+
+
+def _suspects(window: Window, source: _Source, values: Floats, least: float) -> list[int]:
+    """Return the columns above ``least``, the highest first; [] when too many nodes have one: no node's own trouble."""
+    columns = np.flatnonzero(values > least) if np.isinf(least) else np.flatnonzero(values >= least)
+    accused_max = max(1, int(ACCUSED_RATIO * len(window.nodes)))
+    of_links = {window.links[column].node for column in columns.tolist()} if source.by_link else set()
+    nodes = len(of_links) if source.by_link else len(columns)
+    if nodes > accused_max:
+        return []
+    ordered: list[int] = columns[np.argsort(-values[columns], kind="stable")][:SUSPECTS_MAX].tolist()
+    return ordered
+
+
+def _worst(signs: list[Sign]) -> list[Sign]:
+    """Return the first, and so the worst, sign of each node."""
+    worst: dict[int, Sign] = {}
+    for sign in signs:
+        if sign.node >= 0:
+            worst.setdefault(sign.node, sign)
+    return list(worst.values())
+
+
+def _mean(values: Floats) -> Floats:
+    """Return each column's mean over the observed rows: (columns,), NaN where none was."""
+    known = np.isfinite(values)
+    count = known.sum(axis=0)
+    total = np.where(known, values, 0.0).sum(axis=0, dtype=np.float64)
+    mean: Floats = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+    return mean

@@ -1,0 +1,291 @@
+"""A GPU that is slow because its power is capped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from eagle_eye.detectors.medians import median_over_rows
+from eagle_eye.detectors.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.shared_cause import Struck, partition
+from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
+from eagle_eye.detectors.slow_share import slowness_by_clock
+from eagle_eye.detectors.topology import named
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
+from eagle_eye.detectors.under_load import Comparison, bit_share, compare, middle, nodes_among, seen_bits
+
+# NVML's clocks-event-reasons (nvml.h): hardware slowdown and hardware power brake. The software power cap (0x4)
+# flickers on every healthy GPU at full load and says nothing by itself; the thermal bits are another's.
+BRAKE_BITS = 0x08 | 0x80
+THERMAL_BITS = 0x20 | 0x40
+BIT_SHARE_MIN = 0.5  # of the rows
+BIT_SHARE_MORE = 0.3  # than the peers
+LIMIT_RATIO = 0.97  # of the peers' power limit, below which it is another limit
+POWER_DOWN_RATIO = 0.95  # of the peers' power: a GPU that is slow because it works more draws as much or more
+DISTANCE_MIN = 5.0  # robust standard deviations of clock and of power, where no bit or limit tells
+POWER_SIGMA_FLOOR = 0.01  # of the peers' power
+COOL_C = 82.0  # at and beyond it the heat may be the reason
+HOTTER_C = 8.0
+MEMORY_CLOCK_RATIO = 0.05  # with another memory clock and another limit all along, it is another model of GPU
+LIMIT_ROWS = 3
+LIMIT_KEPT_S = 60.0  # so long a lowered limit is remembered: a cap is lifted node by node
+ACCUSED_MAX = 8  # whose company in the past is looked for
+SHARED_LIMIT_NODES = 3  # nodes that have had a limit of their own all along are configured so
+CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.96, 0.92, 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Capped:
+    slow: SlowClock
+    confidence: float
+    kinds: frozenset[str]
+    evidence: tuple[Evidence, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerThrottle:
+    """Names the node with a GPU whose clock stays below its peers' because its power is held down.
+
+    The clock (``SlowClock``: under load, against comparable GPUs on other nodes, lasting) is the first kind of
+    evidence; the second is NVML's power brake or hardware slowdown bit in most rows, or a power limit below the peers',
+    or power itself clearly below theirs: at a lower clock only a capped or locked GPU draws less, one that
+    works more draws as much. Hot GPUs are left to ThermalThrottle. Where several nodes lost power together
+    or got a lower limit together, the feed or the site did it: one verdict, nobody accused. Nodes that have had a
+    limit of their own all along are peers of each other. Blind without SM clocks and while the job is not under load.
+    Cannot see: a job whose GPUs are all capped alike, caps of less than 3% of the clock.
+    """
+
+    name: str = "power_throttle"
+    every_s: float = 2.0  # what hardware does lasts longer than that
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return one verdict for each node with a capped GPU, and one for each group capped together."""
+        lowered = _lowered_limits(window)
+        if lowered is not None:
+            return [lowered, *self._by_clock(window, set(lowered.nodes))]
+        return self._by_clock(window, set())
+
+    def _by_clock(self, window: Window, spared: set[str]) -> list[Verdict]:
+        try:
+            slow_ones = slow_clocks(window)
+        except Blind:
+            if spared:
+                return []
+            raise
+        capped = [
+            found
+            for slow in slow_ones
+            if window.series[slow.index].node not in spared and (found := _capped(window, slow)) is not None
+        ]
+        worst: dict[int, list[_Capped]] = {}
+        for found in capped:
+            if found.slow.lasting:
+                worst.setdefault(int(window.node_of[found.slow.index]), []).append(found)
+        if not worst:
+            return []
+        accused = {node: _struck(node, own[0].slow) for node, own in worst.items()}
+        company = [_struck(int(window.node_of[found.slow.index]), found.slow) for found in capped]
+        for own in list(worst.values())[:ACCUSED_MAX]:
+            company += fell_together(window, own[0].slow)
+        alone, rooms = partition(window, accused, company)
+        if sum(accused[node].onset_s is None for node in alone) >= SHARED_LIMIT_NODES:
+            # So many that were always so are another kind of machine, not so many sick ones.
+            alone = [node for node in alone if accused[node].onset_s is not None]
+        verdicts = [self._verdict(window, worst[node]) for node in alone]
+        members = [[found for node in room for found in worst.get(node, [])] for room in rooms]
+        return verdicts + [self._room(window, room, found) for room, found in zip(rooms, members, strict=True)]
+
+    def _verdict(self, window: Window, found: list[_Capped]) -> Verdict:
+        first = max(found, key=lambda capped: (capped.confidence, capped.slow.deficit))
+        slow = first.slow
+        series = window.series[slow.index]
+        onset_s = min(capped.slow.onset_s for capped in found)
+        deficit = max(capped.slow.deficit for capped in found)
+        cost = slowness_by_clock(window, [capped.slow.index for capped in found], onset_s, 1 - deficit, slow.chronic)
+        where = f"{series}" if len(found) == 1 else f"{len(found)} GPUs of {series.node}"
+        return Verdict(
+            detector=self.name,
+            fault="power_throttle",
+            job=window.job,
+            nodes=(series.node,),
+            node=series.node,
+            device=series.device if len(found) == 1 else None,
+            confidence=first.confidence,
+            onset_s=onset_s,
+            summary=(
+                f"{where} is held down without being hot ({first.why}): its SM clock is {slow.clock_hz / 1e6:.0f} MHz,"
+                f" its peers' {slow.peers_hz / 1e6:.0f} MHz; {cost}"
+            ),
+            evidence=first.evidence,
+            kinds=first.kinds,
+            slowdown_ratio=cost.ratio,
+        )
+
+    def _room(self, window: Window, room: tuple[int, ...], found: list[_Capped]) -> Verdict:
+        nodes = tuple(window.nodes[node] for node in room)
+        onset_s = min(capped.slow.onset_s for capped in found)
+        deficit = max(capped.slow.deficit for capped in found)
+        cost = slowness_by_clock(
+            window, [capped.slow.index for capped in found[:8]], onset_s, 1 - deficit, found[0].slow.chronic
+        )
+        return Verdict(
+            detector=self.name,
+            fault="power_throttle",
+            job=window.job,
+            nodes=nodes,
+            node=None,
+            device=None,
+            confidence=CONFIDENCE_CLEAR,
+            onset_s=onset_s,
+            summary=(
+                f"{named(nodes)} have been slowed together by up to {100 * deficit:.0f}% of the clock without being"
+                f" hot: a power cap of what they share, not the nodes; {cost}"
+            ),
+            evidence=tuple(item for capped in found[:4] for item in capped.evidence[:2]),
+            kinds=frozenset({"sm_clock", "power"}),
+            slowdown_ratio=cost.ratio,
+            asks="notify",
+        )
+
+
+def _struck(node: int, slow: SlowClock) -> Struck:
+    return Struck(node, None if slow.chronic else slow.onset_s)
+
+
+def _capped(window: Window, slow: SlowClock) -> _Capped | None:
+    """Return what says that power is why a clock is low; None when nothing does, or when heat may be why."""
+    if _heat(window, slow) or _another_model(window, slow):
+        return None
+    power = compare(window, "gpu_power_watts", slow.index, slow.peers, slow.rows)
+    limit = compare(window, "gpu_power_limit_watts", slow.index, slow.peers, slow.rows)
+    braked = _braked(window, slow)
+    if power is not None and power.ratio > 1 and not braked:
+        return None  # it draws more: it works more
+    limited = limit if limit is not None and limit.ratio < LIMIT_RATIO else None
+    down = power if power is not None and power.ratio <= POWER_DOWN_RATIO else None
+    if braked:
+        why = "hardware power brake"
+        confidence = CONFIDENCE_SURE if down else CONFIDENCE_CLEAR if power is None else CONFIDENCE_LIKELY
+    elif limited is not None:
+        why = f"power limit {limited.own:.0f} W, its peers' {limited.peers:.0f} W"
+        confidence = CONFIDENCE_SURE if down else CONFIDENCE_CLEAR
+    elif down is not None and (_far(slow, down) or _fell(window, slow)):
+        why, confidence = f"it draws {down.own:.0f} W, its peers {down.peers:.0f} W", CONFIDENCE_CLEAR
+    else:
+        return None
+    if slow.chronic and not braked and (nodes_among(window, slow.peers) < 2 or limit is None):
+        # Always so: with one other node nobody knows which of the two is off, and it may be another model of GPU.
+        confidence = min(confidence, CONFIDENCE_LIKELY)
+    kinds, evidence = _evidence(window, slow, down, limited, braked)
+    return _Capped(slow, confidence, kinds, evidence, why)
+
+
+def _far(slow: SlowClock, power: Comparison) -> bool:
+    """Whether clock and power are so low that no spread between healthy GPUs explains it."""
+    sigma = max(power.sigma, POWER_SIGMA_FLOOR * power.peers)
+    return slow.distance >= DISTANCE_MIN and power.peers - power.own >= DISTANCE_MIN * sigma
+
+
+def _fell(window: Window, slow: SlowClock) -> bool:
+    """Whether its power fell at the onset while its peers' did not: where stages differ, a spread hides it."""
+    power = window.device.get("gpu_power_watts")
+    onset = int(np.searchsorted(window.times_s, slow.onset_s, side="right"))
+    before = np.arange(max(onset - len(slow.rows) - 2, 0), max(onset - 1, 0))
+    if power is None or slow.chronic or slow.distance < DISTANCE_MIN or len(before) < LIMIT_ROWS:
+        return False
+    columns = np.concatenate([[slow.index], slow.peers])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        change = median_over_rows(power[np.ix_(slow.rows, columns)]) / median_over_rows(power[np.ix_(before, columns)])
+    usual = middle(change[1:])
+    sigma = max(SIGMA_PER_MAD * middle(np.abs(change[1:] - usual)), POWER_SIGMA_FLOOR)
+    return bool(change[0] <= POWER_DOWN_RATIO * usual and usual - change[0] >= DISTANCE_MIN * sigma)
+
+
+def _evidence(
+    window: Window, slow: SlowClock, power: Comparison | None, limit: Comparison | None, braked: bool
+) -> tuple[frozenset[str], tuple[Evidence, ...]]:
+    """Return the kinds of evidence, and the evidence."""
+    who = window.series[slow.index].node, window.series[slow.index].device
+    line_hz = slow.peers_hz * (1 - CLEAR_DEFICIT)
+    kinds = {"sm_clock"}
+    evidence = [Evidence("gpu_sm_clock_hertz", *who, slow.clock_hz, slow.peers_hz, line_hz, "hertz")]
+    if power is not None:
+        kinds.add("power")
+        line = power.peers * POWER_DOWN_RATIO
+        evidence.append(Evidence("gpu_power_watts", *who, power.own, power.peers, line, "watts"))
+    if limit is not None:
+        kinds.add("power_limit")
+        line = limit.peers * LIMIT_RATIO
+        evidence.append(Evidence("gpu_power_limit_watts", *who, limit.own, limit.peers, line, "watts"))
+    if braked:
+        kinds.add("throttle_reason")
+        bits = seen_bits(window, slow.index, slow.rows)
+        evidence.append(Evidence("gpu_throttle_reasons", *who, bits, None, float(BRAKE_BITS), "bitmask"))
+    return frozenset(kinds), tuple(evidence)
+
+
+def _heat(window: Window, slow: SlowClock) -> bool:
+    """Whether the GPU is hot, so that heat may be why."""
+    thermal = bit_share(window, THERMAL_BITS, np.array([slow.index]), slow.rows)
+    if math.isfinite(thermal) and thermal >= BIT_SHARE_MIN:
+        return True
+    heat = compare(window, "gpu_temperature_celsius", slow.index, slow.peers, slow.rows)
+    return heat is not None and (heat.own >= COOL_C or heat.own - heat.peers >= HOTTER_C)
+
+
+def _another_model(window: Window, slow: SlowClock) -> bool:
+    """Whether it differs in memory clock and power limit as well, all along: hardware that nobody told us of."""
+    if not slow.chronic:
+        return False
+    memory = compare(window, "gpu_memory_clock_hertz", slow.index, slow.peers, slow.rows)
+    limit = compare(window, "gpu_power_limit_watts", slow.index, slow.peers, slow.rows)
+    if memory is None or limit is None:
+        return False
+    return abs(memory.ratio - 1) > MEMORY_CLOCK_RATIO and abs(limit.ratio - 1) > 1 - LIMIT_RATIO
+
+
+def _braked(window: Window, slow: SlowClock) -> bool:
+    own = bit_share(window, BRAKE_BITS, np.array([slow.index]), slow.rows)
+    peers = bit_share(window, BRAKE_BITS, slow.peers, slow.rows)
+    more = own - (peers if math.isfinite(peers) else 0.0)
+    return math.isfinite(own) and own >= BIT_SHARE_MIN and more >= BIT_SHARE_MORE
+
+
+def _lowered_limits(window: Window) -> Verdict | None:
+    """Return the finding that several nodes' power limits were lowered, as one; None when that did not happen."""
+    limits = window.device.get("gpu_power_limit_watts")
+    if limits is None or len(limits) <= 2 * LIMIT_ROWS:
+        return None
+    kept = max(LIMIT_ROWS, math.ceil(LIMIT_KEPT_S / window.interval_s))
+    now: Floats = np.fmin.reduce(limits[-kept:], axis=0)
+    then: Floats = np.fmax.reduce(limits[:LIMIT_ROWS], axis=0)
+    lowered = now < LIMIT_RATIO * then  # NaN is not
+    if not lowered.any():
+        return None
+    nodes = np.unique(window.node_of[lowered])
+    if len(nodes) < SHARED_LIMIT_NODES and not (len(nodes) == 2 and len(window.nodes) <= 4):
+        return None
+    index = int(np.flatnonzero(lowered)[0])
+    low = np.flatnonzero(limits[:, index] < then[index] * LIMIT_RATIO)
+    names = tuple(window.nodes[int(node)] for node in nodes)
+    own, before = float(now[index]), float(then[index])
+    return Verdict(
+        detector="power_throttle",
+        fault="power_throttle",
+        job=window.job,
+        nodes=names,
+        node=None,
+        device=None,
+        confidence=CONFIDENCE_SURE,
+        onset_s=float(window.times_s[max(int(low[0]) - 1, 0)]),
+        summary=(
+            f"the power limit of {named(names)} was lowered from {before:.0f} to {own:.0f} W:"
+            " a cap of what they share, not the nodes"
+        ),
+        evidence=(Evidence("gpu_power_limit_watts", names[0], None, own, before, before * LIMIT_RATIO, "watts"),),
+        kinds=frozenset({"power_limit"}),
+        asks="notify",
+    )

@@ -1,0 +1,84 @@
+"""The newest rows of many columns at once, at the cost of a few passes: for screens that run at every tick."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from eagle_eye.detectors.medians import quantile_over_rows
+from eagle_eye.detectors.types import Floats
+
+HELD_LINES = 3  # rows in a row that a sign must show: one or two are noise or a late report
+PAST_LINES = 16  # rows of the past looked at, spread evenly
+PAST_QUANTILE = 0.25  # low, so that a trouble that lasts does not become its own past before three quarters of a window
+GAP_LINES = 3  # ordinary rows in a row that end a trouble...
+GAP_S = 10.0  # ...and they must cover this much
+SMALL = 1e-9
+
+
+def lines_for(interval_s: float, seconds: float) -> int:
+    """Return how many rows cover ``seconds``, at least HELD_LINES."""
+    return max(HELD_LINES, math.ceil(seconds / interval_s))
+
+
+def held(values: Floats) -> Floats:
+    """Return the least that each column showed in the newest HELD_LINES rows: (columns,), NaN where unobserved."""
+    least: Floats = np.fmin.reduce(values[-HELD_LINES:], axis=0)
+    return least
+
+
+def grown(values: Floats, lines: int) -> Floats:
+    """Return by how much each counter grew over the newest ``lines`` rows: (columns,), NaN where that is not known.
+
+    A counter that began again at zero grew by what it shows now.
+    """
+    lines = min(lines, len(values) - 1)
+    if lines < 1:
+        return np.full(values.shape[1], np.nan)
+    now = np.fmax.reduce(values[-min(HELD_LINES, lines) :], axis=0)
+    then = values[-lines - 1]
+    if np.isnan(then).any():  # a late row: the one after it says nearly the same
+        then = np.fmin.reduce(values[-lines - 1 : -lines + 1 or None], axis=0)
+    change: Floats = now - then
+    if (change < 0).any():
+        change = np.where(change < 0, now, change)
+    return change
+
+
+def past(values: Floats, before: int) -> Floats:
+    """Return each column's low quartile over the rows before index ``before``: (columns,), NaN when there are none."""
+    if before <= 0:
+        return np.full(values.shape[1], np.nan)
+    chosen = np.unique(np.linspace(0, before - 1, min(PAST_LINES, before)).astype(np.intp))
+    return quantile_over_rows(values[chosen], PAST_QUANTILE)
+
+
+def middle(values: Floats) -> float:
+    """Return the median of what is observed, the upper one of two; NaN of nothing."""
+    known = values[np.isfinite(values)]
+    if len(known) == 0:
+        return math.nan
+    half = len(known) // 2
+    return float(np.partition(known, half)[half])
+
+
+def share_of_rows(signs: Floats) -> float:
+    """Return the share of a column's observed rows that show a sign: 1.0 or 0.0 a row, NaN not observed."""
+    known = signs[np.isfinite(signs)]
+    return float(known.mean()) if len(known) else 0.0
+
+
+def onset_line(signs: Floats, interval_s: float) -> int:
+    """Return the row in which a sign (1.0, 0.0, NaN unknown) began that holds until now, short gaps left out."""
+    gap = max(GAP_LINES, math.ceil(GAP_S / interval_s))
+    first = len(signs)
+    quiet = 0
+    for line in range(len(signs) - 1, -1, -1):
+        if signs[line] > 0:
+            first, quiet = line, 0
+        elif signs[line] == 0:
+            quiet += 1
+            if quiet >= gap:
+                break
+    return first

@@ -1,0 +1,76 @@
+"""Nodes that are silent: for how long, which of them fell silent at one moment, and whether the job stopped too."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_eye.detectors.exits import unplanned_exits
+from eagle_eye.detectors.progress import Patience, Progress, progress
+from eagle_eye.detectors.topology import Shared, struck_at_once, struck_switches
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
+
+TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
+TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
+
+
+class Silence(NamedTuple):
+    """``seconds`` (N,) is for how long each node has said nothing (0 after a goodbye), ``nodes`` who is silent.
+
+    ``most`` says that most of the job is: then it is likelier the way to them than they.
+    """
+
+    seconds: Floats
+    limit_s: float
+    nodes: Integers
+    most: bool
+
+
+def silence(window: Window, intervals: float, floor_s: float) -> Silence:
+    """Return who is silent: missed ``intervals`` reports, and ``floor_s`` at least."""
+    heard_s = np.maximum(window.heard_s, window.watching_since_s)
+    seconds = np.where(window.farewell, 0.0, window.now_s - heard_s)
+    limit_s = max(floor_s, intervals * window.interval_s)
+    silent = np.flatnonzero(seconds > limit_s)
+    return Silence(seconds, limit_s, silent, most=2 * len(silent) > len(window.nodes))
+
+
+def silent_together(window: Window, found: Silence) -> list[Shared]:
+    """Return the groups of nodes that fell silent at one moment and share a switch, or are too many for chance.
+
+    Those whose silence is not yet long enough count too when they were last heard at the same moment.
+    """
+    together_s = max(TOGETHER_S, TOGETHER_INTERVALS * window.interval_s)
+    everybody = np.arange(len(window.nodes))
+    open_nodes = sorted(found.nodes.tolist(), key=lambda node: (-found.seconds[node], node))
+    groups: list[Shared] = []
+    taken: set[int] = set()
+    for node in open_nodes:
+        if node in taken:
+            continue
+        near = (np.abs(found.seconds - found.seconds[node]) <= together_s) & (found.seconds > 0)
+        near[list(taken)] = False
+        group = struck_switches(near, everybody, window.switches) if any(window.switches) else None
+        group = group or struck_at_once(near, everybody, len(window.nodes))
+        if group is not None:
+            groups.append(group)
+            taken.update(group.nodes)
+    return groups
+
+
+def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:
+    """Return how the job stands (None: its ranks ended, or that cannot be told) and what shows that it has stopped.
+
+    The evidence is None when nothing shows it: the job goes on, or is starting.
+    """
+    exits = unplanned_exits(window)
+    if exits:
+        first = exits[0]
+        return None, Evidence("process_exit", first.node, first.device, f"rank {first.rank} {first.how}")
+    try:
+        state = progress(window, patience)
+    except Blind:
+        return None, None
+    evidence = Evidence("train_step_standstill_seconds", None, None, state.standstill_s, None, state.due_s, "seconds")
+    return state, evidence if state.stopped else None

@@ -1,0 +1,264 @@
+"""GPUs whose clock stays below their peers' under load: what thermal and power throttling have in common."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_eye.detectors.medians import median_over_rows
+from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
+from eagle_eye.detectors.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
+from eagle_eye.detectors.types import Blind, Floats, Integers, Window
+from eagle_eye.detectors.under_load import (
+    Rows,
+    comparable,
+    loaded_rows,
+    middle,
+    nodes_among,
+    peers_of,
+    require_training,
+    works,
+)
+
+MILD_DEFICIT = 0.02  # of the peers' clock: looked at, and company for a worse one
+CLEAR_DEFICIT = 0.03  # counts when it has lasted; healthy GPUs at one power limit differ by 1 to 2%
+LARGE_DEFICIT = 0.10  # counts soon: throttling at 85 C costs 5 to 10%, at 90 C 30 to 40% (vendor notes)
+LARGE_LASTS_S = 12.0
+CLEAR_LASTS_S = 60.0
+ROWS_MIN = 3
+SIGMA_FLOOR = 0.004  # of the clock: NVML's steps of 15 MHz at 1.7 GHz are 0.9% apart
+DISTANCE_MIN = 4.0  # standard deviations of the peers, below which it is one of them
+SIGMA_PER_QUARTER = 3.14  # of the distance from the median that a quarter of normal values keeps
+SCREEN_ROWS = 4  # spread over the newest LARGE_LASTS_S
+HISTORY_S, HISTORY_ROWS = 600.0, 600
+SAMPLED, SAMPLE_MIN = 8_192, 64  # of a large fleet's series, for the screen's medians; of one group at least
+LARGE_GROUP_NODES = 8  # whose median one node's GPUs do not move
+SUSPECTS_MAX = 48  # looked at closely in one pass, worst first
+SMOOTHED = 5  # rows whose median is taken to find the onset: single rows are noise, throttling itself flickers
+LOW_SHARE = 0.6  # of the stretch's rows that must be low
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlowClock:
+    """One GPU whose clock is below its peers' now.
+
+    ``deficit`` is 1 - own / peers, ``distance`` the same in robust standard deviations of the peers. ``rows`` are
+    the newest rows under load since the onset, ``peers`` the series it was compared with. ``chronic`` says that
+    the window shows no time before, ``lasting`` that it has lasted long enough for its size.
+    """
+
+    index: int
+    clock_hz: float
+    peers_hz: float
+    deficit: float
+    distance: float
+    onset_s: float
+    chronic: bool
+    lasting: bool
+    rows: Rows
+    peers: Integers
+
+
+class _Reference(NamedTuple):
+    """What a GPU is compared with: peers, their median clock in each row, the relative spread of their levels."""
+
+    peers: Integers
+    clock: Floats
+    sigma: float
+
+
+def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float = MILD_DEFICIT) -> list[SlowClock]:
+    """Return the GPUs whose clock is ``least`` or more below their peers', worst first.
+
+    Raises Blind without clocks, and when the job is not under load: idle clocks say nothing. ``metric`` may be anything
+    of which ranks of a role show the same under load, as the traffic over NVLink.
+    """
+    clock = window.device.get(metric)
+    if clock is None:
+        raise Blind(f"nobody reports {metric}")
+    require_training(window)
+    if len(clock) < ROWS_MIN:
+        return []
+    groups = comparable(window)
+    screened = _screen(window, clock, groups, least)
+    if not len(screened):
+        return []
+    lines = min(len(clock), max(ROWS_MIN, min(HISTORY_ROWS, math.ceil(HISTORY_S / window.interval_s))))
+    rows = loaded_rows(window, lines)
+    if len(rows) == 0 or rows[-1] < len(clock) - ROWS_MIN:
+        raise Blind("the job is not under load: clocks cannot be compared")
+    references: dict[tuple[int, int], _Reference] = {}
+    found = []
+    for index in screened:
+        group = int(groups[index])
+        key = (group, -1) if (group, -1) in references else (group, int(window.node_of[index]))
+        if key not in references:
+            made = _reference(window, clock, groups, index, rows)
+            key = (group, -1) if nodes_among(window, made.peers) >= LARGE_GROUP_NODES else key
+            references[key] = made
+        slow = _close_look(window, clock, index, rows, references[key])
+        if slow is not None and slow.deficit >= least:
+            found.append(slow)
+    return sorted(found, key=lambda slow: -slow.deficit)
+
+
+def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_hertz") -> list[Struck]:
+    """Return the other nodes whose clocks fell about when this one did, whatever has become of them since.
+
+    A rack's cap is lifted node by node: the last that is still slow is not to blame for that.
+    """
+    if slow.chronic:
+        return []
+    clock, groups = window.device[metric], comparable(window)
+    together_s = max(TOGETHER_S, TOGETHER_ROWS * window.interval_s)
+    lines = max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s))
+    onset = int(np.searchsorted(window.times_s, slow.onset_s, side="right"))
+    around = math.ceil(together_s / window.interval_s)
+    begin = max(onset - around, min(lines, onset))
+    least = max(MILD_DEFICIT, slow.deficit / 2)
+    if begin <= 0:
+        return []
+    sound = ~(_deficits(clock[max(begin - lines, 0) : begin], groups) >= least)
+    fell = np.zeros(len(groups), dtype=np.bool_)
+    for start in range(begin, min(onset + around, len(clock)), lines):
+        if len(clock[start : start + lines]) >= ROWS_MIN:
+            fell |= _deficits(clock[start : start + lines], groups) >= least
+    own = int(window.node_of[slow.index])
+    nodes = np.unique(window.node_of[fell & sound])
+    return [Struck(int(node), slow.onset_s) for node in nodes if int(node) != own]
+
+
+def _deficits(rows: Floats, groups: Integers) -> Floats:
+    """Return by what share each series' mean over some rows is below its group's median; NaN where unobserved."""
+    level = _mean(rows[:: max(len(rows) // SCREEN_ROWS, 1)])
+    centre, _ = _centres(level, groups)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        deficits: Floats = 1 - level / centre
+    return deficits
+
+
+def _mean(rows: Floats) -> Floats:
+    level: Floats = rows.mean(axis=0)
+    if np.isnan(level).any():
+        known = np.isfinite(rows)
+        count = known.sum(axis=0)
+        level = np.where(count > 0, np.where(known, rows, 0.0).sum(axis=0) / np.maximum(count, 1), np.nan)
+    return level
+
+
+def _screen(window: Window, clock: Floats, groups: Integers, least: float) -> list[int]:
+    """Return the series whose mean over a few rows is low, worst first."""
+    lines = min(len(clock), max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s)))
+    few = clock[-lines :: max(lines // SCREEN_ROWS, 1)]
+    level = _mean(few)
+    centre, sigma = _centres(level, groups)
+    with np.errstate(invalid="ignore"):
+        low = np.flatnonzero(level < centre - np.maximum(least * centre, DISTANCE_MIN * sigma))
+    if not len(low):
+        return []
+    deficit = 1 - level[low] / centre[low]
+    return [int(index) for index in low[np.argsort(-deficit, kind="stable")[:SUSPECTS_MAX]]]
+
+
+def _centres(level: Floats, groups: Integers) -> tuple[Floats, Floats]:
+    """Return median and spread of each series' group: (S,) each. Of a large fleet, a sample is enough."""
+    stride = len(level) // SAMPLED + 1
+    if (groups == groups[0]).all():
+        centre, sigma = _centre(level[::stride])
+        return np.full(len(level), centre), np.full(len(level), sigma)
+    if int(groups.max()) > len(groups):
+        groups = np.unique(groups, return_inverse=True)[1]
+    result = np.full((int(groups.max()) + 1, 2), np.nan)
+    sampled = groups[::stride]
+    seen = np.bincount(sampled, minlength=len(result))
+    for members in group_members(sampled):
+        result[sampled[members[0]]] = _centre(level[::stride][members])
+    if stride > 1:
+        for group in np.flatnonzero((seen < SAMPLE_MIN) & (np.bincount(groups) > seen)).tolist():
+            result[group] = _centre(level[groups == group])
+    return result[groups, 0], result[groups, 1]
+
+
+def _centre(values: Floats) -> tuple[float, float]:
+    """Return the (upper) median and the spread of what is observed, NaN of nothing.
+
+    The spread is taken from the quarter nearest to the median: half of the values may be sick.
+    """
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return math.nan, math.nan
+    half = len(known) // 2
+    centre = float(np.partition(known, half)[half])
+    quarter = (len(known) - 1) // 4
+    return centre, SIGMA_PER_QUARTER * float(np.partition(np.abs(known - centre), quarter)[quarter])
+
+
+def _reference(window: Window, clock: Floats, groups: Integers, index: int, rows: Rows) -> _Reference:
+    peers = peers_of(window, index, groups)
+    if len(peers) < PEERS_MIN:
+        return _Reference(peers, np.full(len(rows), np.nan), math.inf)
+    values = clock[np.ix_(rows, peers)]
+    levels = median_over_rows(values[-max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s)) :])
+    levels = levels[np.isfinite(levels)]
+    centre = middle(levels) if len(levels) >= PEERS_MIN else 0.0
+    if centre <= 0:
+        return _Reference(peers, np.full(len(rows), np.nan), math.inf)
+    sigma = SIGMA_PER_MAD * middle(np.abs(levels - centre)) / centre
+    return _Reference(peers, median_over_rows(values.T), max(sigma, SIGMA_FLOOR))
+
+
+def _close_look(
+    window: Window,
+    clock: Floats,
+    index: int,
+    rows: Rows,
+    against: _Reference,
+) -> SlowClock | None:
+    own, reference, sigma = clock[rows, index], against.clock, against.sigma
+    peers = against.peers[window.node_of[against.peers] != window.node_of[index]]
+    peers = peers if len(peers) >= PEERS_MIN else against.peers
+    known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
+    seen, ratio = rows[known], own[known] / reference[known]
+    lines = max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s))
+    if len(ratio) < ROWS_MIN or window.times_s[seen[-1]] < window.times_s[-1] - lines * window.interval_s:
+        return None
+    deficit = 1 - middle(ratio[-lines:])
+    if deficit < MILD_DEFICIT or deficit < DISTANCE_MIN * sigma:
+        return None
+    if middle(ratio[-ROWS_MIN:]) > 1 - deficit / 2:
+        return None  # it is over
+    since = _onset(ratio, deficit)
+    stretch = ratio[since:]
+    onset_s = float(window.times_s[seen[since]]) - window.interval_s
+    lasted_s = float(window.times_s[seen[-1]]) - onset_s
+    chronic = since == 0
+    enough_s = LARGE_LASTS_S if deficit >= LARGE_DEFICIT and not chronic else CLEAR_LASTS_S
+    low = float((stretch < 1 - deficit / 2).mean())
+    newest = seen[since:][-max(lines, ROWS_MIN) :]
+    if not works(window, index, peers, newest):
+        return None
+    return SlowClock(
+        index=index,
+        clock_hz=middle(clock[newest, index]),
+        peers_hz=middle(reference[known][since:][-len(newest) :]),
+        deficit=deficit,
+        distance=deficit / sigma,
+        onset_s=onset_s,
+        chronic=chronic,
+        lasting=deficit >= CLEAR_DEFICIT and len(stretch) >= ROWS_MIN and lasted_s >= enough_s and low >= LOW_SHARE,
+        rows=newest,
+        peers=peers,
+    )
+
+
+def _onset(ratio: Floats, deficit: float) -> int:
+    """Return the first row of the stretch that is low until now."""
+    smooth = ratio
+    if len(ratio) >= 2 * SMOOTHED:
+        padded = np.concatenate([ratio[: SMOOTHED // 2], ratio, ratio[-(SMOOTHED // 2) :]])
+        smooth = np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1)
+    ordinary = np.flatnonzero(smooth >= 1 - deficit / 2)
+    return min(int(ordinary[-1]) + 1, len(ratio) - 1) if len(ordinary) else 0

@@ -1,0 +1,193 @@
+"""How much longer a job's steps are because of one device: measured where steps tell, else reckoned from counters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_eye.detectors.medians import median_over_rows
+from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.progress import typical_step_s
+from eagle_eye.detectors.types import Floats, Integers, Window
+from eagle_eye.detectors.under_load import loaded_rows, middle, peers_of
+
+COMPUTE_SHARE = 0.7  # of a step that waits for the GPU's clock, where nobody reports compute times: model FLOPS
+# utilisations of 40 to 55% at peak rates leave about that much (Jiang et al. 2024)
+STEPS_MEASURED = 64  # newest, since the onset
+STEPS_BEFORE_MIN, STEPS_AFTER_MIN = 5, 2
+HALF, QUARTER = 0.5, 0.25
+BLOCK_S = 5.0  # of activity counters: long enough for steps of a second
+GROWTH_NOTED = 0.01  # of the step time, below which a change of pace is no evidence
+GROWTH_DISTANCE = 4.0  # standard errors
+ERRORS_COMPATIBLE = 2.0  # standard errors within which a reckoned cost agrees with the job's pace
+ACTIVITY = ("gpu_tensor_active_ratio", "gpu_dram_active_ratio", "gpu_nvlink_tx_bytes_per_second")
+ACTIVITY_NOTED = 0.03  # counters are coarser than clocks around steps
+ACTIVITY_ROWS, ACTIVITY_SAMPLED = 300, 64
+
+
+class Slowness(NamedTuple):
+    """By what share the job's steps are longer; ``measured`` on steps, or reckoned. 0: not at all, as far as known."""
+
+    ratio: float
+    measured: bool
+
+    def __str__(self) -> str:
+        """Return it as a clause of a sentence."""
+        if self.ratio <= 0:
+            return "the job's steps are not longer for it" if self.measured else "what it costs the job is not known"
+        how = "" if self.measured else " (reckoned from counters)"
+        return f"the job's steps are {100 * self.ratio:.1f}% longer for it{how}"
+
+
+class PaceChange(NamedTuple):
+    """By what share the job's steps have become longer, its standard error, and the least share that means anything."""
+
+    growth: float
+    error: float
+    noted: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the job is slower beyond its own noise."""
+        return self.growth >= max(self.noted, GROWTH_DISTANCE * self.error)
+
+
+def slowness_by_clock(
+    window: Window, columns: Sequence[int], since_s: float, clock_ratio: float, chronic: bool
+) -> Slowness:
+    """Return what slow clocks cost: by compute times since the onset, else 1 / clock over the computing share.
+
+    Neither says whether the job waits for these ranks: its pace does, where the window shows a time before.
+    """
+    excess = compute_excess(window, columns, since_s)
+    reckoned = (1 / max(clock_ratio, 0.05) - 1) * compute_share(window)
+    change = None if chronic else pace_change(window, since_s)
+    found = slowness_by_pace(change, reckoned if excess is None else max(excess, 0.0))
+    return Slowness(found.ratio, found.measured or (excess is not None and found.ratio == excess))
+
+
+def compute_excess(window: Window, columns: Sequence[int], since_s: float) -> float | None:
+    """Return by what share of a step the worst of some ranks computes longer than its peers; None if not observed.
+
+    Peers are those of the rank's role on other nodes, so that a node that is slow as a whole is not its own measure.
+    """
+    steps = window.steps
+    compute = steps.values.get("train_compute_seconds")
+    if compute is None:
+        return None
+    lines = np.flatnonzero(steps.times_s >= since_s + typical_step_s(window) + window.interval_s)[-STEPS_MEASURED:]
+    if len(lines) == 0:
+        return None
+    found = [ratio for column in columns if (ratio := _excess(window, compute, column, lines)) is not None]
+    return max(found) if found else None
+
+
+def _excess(window: Window, compute: Floats, column: int, lines: Integers) -> float | None:
+    peers = peers_of(window, column, window.role_of)
+    if column >= compute.shape[1]:
+        return None  # a series that joined after these steps
+    peers = peers[peers < compute.shape[1]]
+    elsewhere = window.node_of[peers] != window.node_of[column]
+    if len(peers) < PEERS_MIN or not elsewhere.all():
+        return None
+    own, others = compute[lines, column], median_over_rows(compute[np.ix_(lines, peers)].T)
+    work = window.steps.values.get("train_work_units")
+    if work is not None and np.isfinite(work[lines, column]).any():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            own = own / work[lines, column]
+            others = median_over_rows((compute[np.ix_(lines, peers)] / work[np.ix_(lines, peers)]).T)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        longer = middle(own / others) - 1
+    if not math.isfinite(longer):
+        return None
+    peers_s = middle(median_over_rows(compute[np.ix_(lines, peers)].T))
+    step_s = _step_s(window, column, lines)
+    excess_s = longer * peers_s
+    return excess_s / (step_s - excess_s) if step_s > excess_s else longer
+
+
+def _step_s(window: Window, column: int, lines: Integers) -> float:
+    seconds = window.steps.values.get("train_step_seconds")
+    known = middle(seconds[lines, column]) if seconds is not None else math.nan
+    return known if math.isfinite(known) else typical_step_s(window)
+
+
+def compute_share(window: Window) -> float:
+    """Return which share of a step a typical rank computes."""
+    compute = middle(window.curve.values.get("train_compute_seconds", np.zeros(0))[-STEPS_MEASURED:])
+    step = middle(window.curve.values.get("train_step_seconds", np.zeros(0))[-STEPS_MEASURED:])
+    return min(compute / step, 1.0) if math.isfinite(compute) and step > 0 else COMPUTE_SHARE
+
+
+def pace_change(window: Window, since_s: float) -> PaceChange | None:
+    """Return how much longer the job's steps have become since a moment, against just before; None if not known.
+
+    Where nobody reports steps, the GPUs' typical activity under load tells: the same work spread over more time.
+    """
+    seconds = window.curve.values.get("train_step_seconds")
+    if seconds is None or not np.isfinite(seconds).any():
+        return _activity_change(window, since_s)
+    times_s = window.curve.times_s
+    begun_s = since_s + typical_step_s(window) + window.interval_s
+    before = seconds[times_s <= since_s][-STEPS_MEASURED:]
+    after = seconds[times_s > begun_s][-STEPS_MEASURED:]
+    return _change(before[np.isfinite(before)], after[np.isfinite(after)], GROWTH_NOTED, HALF)
+
+
+def _activity_change(window: Window, since_s: float) -> PaceChange | None:
+    rows = loaded_rows(window, min(len(window.times_s), ACTIVITY_ROWS))
+    sample = np.arange(0, len(window.series), len(window.series) // ACTIVITY_SAMPLED + 1)
+    for metric in ACTIVITY:
+        values = window.device.get(metric)
+        if values is None or not len(rows):
+            continue
+        level = median_over_rows(values[np.ix_(rows, sample)].T)
+        known = np.isfinite(level) & (level > 0)
+        times_s, level = window.times_s[rows][known], level[known]
+        # Time is the inverse of activity: the same kernels in a longer step.
+        before = 1 / _blocks(level[times_s <= since_s], window.interval_s)
+        after = 1 / _blocks(level[times_s > since_s + window.interval_s], window.interval_s)
+        return _change(before, after, ACTIVITY_NOTED, QUARTER)
+    return None
+
+
+def _blocks(values: Floats, interval_s: float) -> Floats:
+    """Return means over whole blocks of some seconds, the newest whole one last: rows of a second cut steps apart."""
+    lines = max(math.ceil(BLOCK_S / interval_s), 1)
+    whole = len(values) // lines
+    means: Floats = values[len(values) - whole * lines :].reshape(whole, lines).mean(axis=1)
+    return means
+
+
+def _change(before: Floats, after: Floats, noted: float, quantile: float) -> PaceChange | None:
+    """Return the change between two times at a low quantile, which pauses do not move."""
+    if len(before) < STEPS_BEFORE_MIN:
+        return None
+    usual = float(np.sort(before)[int(quantile * (len(before) - 1))])
+    if usual <= 0:
+        return None
+    if len(after) < STEPS_AFTER_MIN:
+        return PaceChange(0.0, math.inf, noted)
+    noise = SIGMA_PER_MAD * middle(np.abs(before - middle(before)))
+    error = noise * math.sqrt(1 / len(after) + 1 / len(before)) / usual
+    return PaceChange(float(np.sort(after)[int(quantile * (len(after) - 1))]) / usual - 1, error, noted)
+
+
+def slowness_by_pace(change: PaceChange | None, reckoned: float) -> Slowness:
+    """Return what a device costs: by the job's pace where that has clearly changed or stayed, else as reckoned.
+
+    A slow device of a pipeline stage that has time to spare costs nothing. While the pace since is not known
+    yet, nothing is claimed.
+    """
+    if change is None:
+        return Slowness(reckoned, measured=False)
+    if math.isinf(change.error):
+        return Slowness(0.0, measured=False)
+    if change.clear:
+        return Slowness(change.growth, measured=True)
+    if 0 < reckoned <= change.growth + ERRORS_COMPATIBLE * change.error:
+        return Slowness(reckoned, measured=False)
+    return Slowness(0.0, measured=True)

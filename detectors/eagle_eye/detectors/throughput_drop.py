@@ -1,0 +1,288 @@
+"""A job that as a whole has become slower than it was, from one step on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.changepoint import cusum, excursion_start, run_lengths, smoothed
+from eagle_eye.detectors.course import course
+from eagle_eye.detectors.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.progress import QUIET_PHASES
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
+
+DROP_RATIO = 1.10  # of the step time: what Greyhound verifies a change point by (Wu et al., ATC 2025)
+HISTORY = 2_048  # newest reports that say what is usual
+DETAIL = 256  # newest reports among which a change is looked for; beyond, among medians of HISTORY / DETAIL
+WARMUP_STEPS = 10  # reports of an attempt that are slow by nature: compilation, caches, allocators
+USUAL_MIN = 30  # reports before the change
+USUAL_QUANTILE = 0.3  # of the history, that is still usual when most of it is slow already
+LASTED_MIN = 10  # reports since...
+LASTED_S = 20.0  # ...and seconds: a neighbour's burst or a garbage collection is over by then
+SURE_REPORTS = 20
+SMOOTHED = 5  # reports a running median takes: a lone checkpoint or evaluation is no change
+CLIP_SIGMAS = 12.0  # beyond, an observation is as surprising as can be
+CUSUM_LIMIT = 12.0  # sigmas added up above half the change that counts
+LIKELIHOOD = 0.9  # of a change point, before it is verified (Greyhound)
+SIGMAS = 8.0  # of the difference of the medians: step times are not independent of each other
+NOISE_FLOOR = 0.005  # of the logarithm: a timer's grain
+STEADY_QUANTILE = 0.25  # of the steps since, which must be slow, too: some very slow steps are no slow job
+HABIT_STRETCHES = 2  # earlier stretches as slow and as long: the job does that by itself
+MARGIN_RATIO = 0.05  # of tokens or work a step, above which the steps themselves have changed
+EXPLAINED_RATIO = 0.5  # of the longer step, that one node's compute or more work must account for
+COMPUTE_LINES = 6  # newest steps over which a node's compute is looked at
+CONFIDENCE_EARLY, CONFIDENCE_SURE = 0.75, 0.9
+PARTS = (
+    ("train_compute_seconds", "computing"),
+    ("train_data_wait_seconds", "waiting for data"),
+    ("nccl_collective_seconds", "in collectives"),
+)
+
+
+class Change(NamedTuple):
+    """Since the curve line ``at`` the pace is ``after`` and not ``before``: seconds a step, or a million tokens."""
+
+    at: int
+    before: float
+    after: float
+    reports: int
+    likelihood: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputDrop:
+    """Finds a lasting rise of the job's step time (of the time per token where that is all there is).
+
+    The logarithms of the medians over the ranks, smoothed by a running median, go through Page's CUSUM (1954), which is
+    cheap, and then through Bayesian online change-point detection (Adams & MacKay, 2007). A change is verified: the
+    median since is ``DROP_RATIO`` and ``SIGMAS`` above the job's usual, a quarter quantile shows it too, it has
+    lasted ``LASTED_MIN`` reports and ``LASTED_S``, and the job has not done the same by itself before. Steps with
+    more tokens or more work in them are not slower; a rise that one node's compute explains is that node's. Says which
+    part of the step grew. Blind where no rank reports step times or tokens per second. Cannot see: slow drifts; a job
+    that was slow from the start of its attempt; a cause.
+    """
+
+    ratio: float = DROP_RATIO
+    name: str = "throughput_drop"
+    by_step: bool = True
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return at most one verdict."""
+        metric = next(
+            (m for m in ("train_step_seconds", "train_tokens_per_second") if m in window.curve.values),
+            None,
+        )
+        if metric is None:
+            if {"train_step_seconds", "train_tokens_per_second"} & window.device.keys():
+                return []
+            raise Blind("no rank reports its step time or tokens per second")
+        if _as_quick_as_ever(window.curve.values[metric][-HISTORY:], metric, self.ratio):
+            return []
+        seen = course(window.curve, metric, HISTORY)
+        positive = seen.value > 0
+        line = seen.line[positive][WARMUP_STEPS:]
+        pace = np.log(seen.value[positive][WARMUP_STEPS:])
+        if metric == "train_tokens_per_second":
+            pace = math.log(1e6) - pace
+        if len(pace) < USUAL_MIN + LASTED_MIN:
+            return []
+        usual = float(np.partition(pace, int(USUAL_QUANTILE * len(pace)))[int(USUAL_QUANTILE * len(pace))])
+        if float(np.sort(pace[-LASTED_MIN:])[LASTED_MIN // 2]) - usual < math.log(self.ratio):
+            return []
+        if any(phase in QUIET_PHASES for phase in window.phase):
+            return []
+        tokens = window.curve.values.get("train_tokens_per_second")
+        if tokens is not None and _as_quick_as_ever(tokens[-HISTORY:], "train_tokens_per_second", self.ratio):
+            return []  # longer steps, but as much done a second: they have more in them
+        change = self._change(window, line, pace, usual)
+        if change is None or _more_work(window, change) or _one_node(window, change):
+            return []
+        return [self._verdict(window, change, metric)]
+
+    def _change(self, window: Window, line: NDArray[np.intp], pace: Floats, usual: float) -> Change | None:
+        """Return the change that the newest steps are still under; None where there is none."""
+        for width in (1, HISTORY // DETAIL):
+            kept = len(pace) // width * width
+            coarse = pace[-kept:] if width == 1 else np.median(pace[-kept:].reshape(-1, width), axis=1)
+            at = self._located(coarse[-DETAIL:], usual)
+            if at is not None:
+                start, likelihood = at
+                first = len(pace) - (min(len(coarse), DETAIL) - start) * width
+                found = self._verified(window, line, pace, max(first, 0), likelihood)
+                if found is not None:
+                    return found
+        return None
+
+    def _located(self, pace: Floats, usual: float) -> tuple[int, float] | None:
+        """Return where in the values the newest change was, and its likelihood; None where none is likely."""
+        if len(pace) < SMOOTHED + LASTED_MIN:
+            return None
+        # From step to step, so that the change itself adds nothing; and around the level, so that slow waves do.
+        noise = SIGMA_PER_MAD * float(np.median(np.abs(np.diff(pace)))) / math.sqrt(2)
+        quick = pace[pace <= usual + max(0.5 * math.log(self.ratio), 2 * noise)]
+        if not len(quick):
+            return None  # slow all along: the change lies further back
+        centre = float(np.median(quick))
+        sigma = max(noise, SIGMA_PER_MAD * float(np.median(np.abs(quick - centre))), NOISE_FLOOR)
+        calm = np.clip((smoothed(pace, SMOOTHED) - centre) / sigma, -CLIP_SIGMAS, CLIP_SIGMAS)
+        slack = min(0.5 * math.log(self.ratio) / sigma, CLIP_SIGMAS / 2)
+        if cusum(calm, slack)[-1] < CUSUM_LIMIT:
+            return None
+        # Once more against half the change that is seen, not the least that counts: that dates it.
+        start = excursion_start(cusum(calm, max(slack, 0.5 * float(np.median(calm[-LASTED_MIN:])))))
+        likelihood = run_lengths(calm).within(1, len(calm) - 1)
+        if start == 0 or likelihood < LIKELIHOOD:
+            return None
+        return start + SMOOTHED // 2, likelihood
+
+    def _verified(
+        self, window: Window, line: NDArray[np.intp], pace: Floats, at: int, likelihood: float
+    ) -> Change | None:
+        before, after = pace[:at], pace[at:]
+        if len(before) < USUAL_MIN or len(after) < LASTED_MIN:
+            return None
+        at_s = float(window.curve.times_s[line[at]]) - window.interval_s
+        if window.now_s - at_s < LASTED_S:
+            return None
+        recent = before[-max(4 * len(after), 4 * USUAL_MIN) :]
+        usual, now = float(np.median(recent)), float(np.median(after))
+        usual = max(usual, float(np.median(before)))  # after a quick stretch the job is only what it was
+        shift = now - usual
+        noise = SIGMA_PER_MAD * float(np.median(np.abs(recent - np.median(recent))))
+        since = SIGMA_PER_MAD * float(np.median(np.abs(after - now)))
+        error = 1.2533 * max(noise, since, NOISE_FLOOR) * math.sqrt(1 / len(after) + 1 / len(recent))
+        if shift < max(math.log(self.ratio), SIGMAS * error):
+            return None
+        if float(np.quantile(after, STEADY_QUANTILE)) - usual < 0.5 * shift:
+            return None
+        if float(np.median(after[-LASTED_MIN:])) - usual < max(0.5 * shift, math.log(self.ratio)):
+            return None  # on its way back
+        if _stretches(before, usual + 0.7 * shift, min(len(after), len(before) // 4)) >= HABIT_STRETCHES:
+            return None
+        return Change(int(line[at]), math.exp(usual), math.exp(now), len(after), likelihood)
+
+    def _verdict(self, window: Window, change: Change, metric: str) -> Verdict:
+        steps = metric == "train_step_seconds"
+        slowdown = change.after / change.before - 1
+        unit = "seconds" if steps else "seconds per million tokens"
+        parts = list(_parts(window, change))
+        grown = max(parts, key=lambda part: part[2] - part[1], default=None)
+        said = ""
+        if grown is not None and grown[2] - grown[1] > EXPLAINED_RATIO * (change.after - change.before):
+            said = f"; most of it is time {grown[3]} ({grown[1]:.3g} to {grown[2]:.3g} s)"
+        what = "steps take" if steps else "a million tokens take"
+        return Verdict(
+            detector=self.name,
+            fault="throughput_drop",
+            job=window.job,
+            nodes=(),
+            node=None,
+            device=None,
+            confidence=CONFIDENCE_SURE if change.reports >= SURE_REPORTS else CONFIDENCE_EARLY,
+            onset_s=float(window.curve.times_s[change.at]) - max(window.interval_s, change.after if steps else 0.0),
+            summary=(
+                f"{what} {change.after:.3g} s where {change.before:.3g} s were usual ({100 * slowdown:.0f}% longer),"
+                f" since step {window.curve.number[change.at]:.0f}, on all nodes alike{said}"
+            ),
+            evidence=(
+                Evidence(
+                    metric if steps else "train_seconds_per_million_tokens",
+                    None,
+                    None,
+                    change.after,
+                    change.before,
+                    self.ratio * change.before,
+                    unit,
+                ),
+                Evidence("change_point_likelihood", None, None, change.likelihood, None, LIKELIHOOD, "ratio"),
+                Evidence("steps_since_change", None, None, float(change.reports), None, float(LASTED_MIN), "reports"),
+                *(Evidence(name, None, None, after, before, None, "seconds") for name, before, after, _ in parts),
+            ),
+            kinds=frozenset({"step_time"}),
+            slowdown_ratio=slowdown,
+        )
+
+
+def _as_quick_as_ever(values: Floats, metric: str, ratio: float) -> bool:
+    """Whether the newest values are no worse than what is usual: cheap, and nearly always so. False: perhaps not."""
+    if len(values) < USUAL_MIN + LASTED_MIN:
+        return True
+    newest = np.sort(values[-LASTED_MIN:])
+    if metric == "train_step_seconds":
+        at = int(USUAL_QUANTILE * len(values) / 2)
+        return bool(newest[LASTED_MIN // 2] < ratio * np.partition(values, at)[at])
+    at = int((1 - USUAL_QUANTILE / 2) * len(values))
+    return bool(newest[LASTED_MIN // 2] > np.partition(values, at)[at] / ratio)
+
+
+def _stretches(pace: Floats, level: float, length: int) -> int:
+    """Return how many separate stretches of ``length`` values have a median above the level."""
+    if length < 1:
+        return 0
+    blocks = len(pace) // length
+    high = np.median(pace[len(pace) - blocks * length :].reshape(blocks, length), axis=1) > level
+    return int(high[:1].sum() + (high[1:] & ~high[:-1]).sum())
+
+
+def _medians(window: Window, metric: str, at: int, reports: int) -> tuple[float, float]:
+    """Return the metric's median before and since a line of the curve; NaN where nobody reports it."""
+    values = window.curve.values.get(metric)
+    if values is None:
+        return math.nan, math.nan
+    before, after = values[max(at - max(4 * reports, DETAIL), 0) : at], values[at:]
+    before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+    if not len(before) or not len(after):
+        return math.nan, math.nan
+    return float(np.median(before)), float(np.median(after))
+
+
+def _parts(window: Window, change: Change) -> list[tuple[str, float, float, str]]:
+    """Return what a step is made of: (metric, before, after, what it is)."""
+    found = []
+    for metric, what in PARTS:
+        before, after = _medians(window, metric, change.at, change.reports)
+        if math.isfinite(before) and math.isfinite(after):
+            found.append((metric, before, after, what))
+    return found
+
+
+def _more_work(window: Window, change: Change) -> bool:
+    """Whether the steps have more in them since: more tokens, or more of what the training code says is work."""
+    longer = math.log(change.after / change.before)
+    seconds = _medians(window, "train_step_seconds", change.at, change.reports)
+    tokens = _medians(window, "train_tokens_per_second", change.at, change.reports)
+    if min(*seconds, *tokens) > 0:
+        each = math.log(seconds[1] * tokens[1]) - math.log(seconds[0] * tokens[0])
+        if each > max(math.log1p(MARGIN_RATIO), EXPLAINED_RATIO * longer):
+            return True
+    units = window.steps.values.get("train_work_units")
+    if units is None or not len(units):
+        return False
+    since = int(np.searchsorted(window.steps.times_s, window.curve.times_s[change.at]))
+    before, after = units[max(since - 16, 0) : since], units[-16:] if since < len(units) - 16 else units[since:]
+    before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+    if not len(before) or not len(after) or float(np.median(before)) <= 0:
+        return False
+    grown = math.log(max(float(np.median(after)), 1e-9) / float(np.median(before)))
+    return grown > max(math.log1p(MARGIN_RATIO), EXPLAINED_RATIO * longer)
+
+
+def _one_node(window: Window, change: Change) -> bool:
+    """Whether one node's compute accounts for the longer steps: then it is a straggler, and that is another finding."""
+    compute = window.steps.values.get("train_compute_seconds")
+    seconds = _medians(window, "train_step_seconds", change.at, change.reports)
+    if compute is None or not math.isfinite(seconds[0]) or len(compute) < COMPUTE_LINES:
+        return False
+    with np.errstate(invalid="ignore"):
+        relative = window.steps.relative_compute[-COMPUTE_LINES:] - 1.0
+        excess = compute[-COMPUTE_LINES:] * relative / (1.0 + relative)
+    known = np.isfinite(excess)
+    enough = known.sum(axis=0) >= COMPUTE_LINES // 2
+    if not enough.any():
+        return False
+    mean = np.where(known, excess, 0.0).sum(axis=0)[enough] / known.sum(axis=0)[enough]
+    return float(mean.max()) > EXPLAINED_RATIO * (seconds[1] - seconds[0])

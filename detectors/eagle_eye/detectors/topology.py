@@ -1,0 +1,86 @@
+"""What hangs on which switch, and whether trouble at several nodes is one trouble of what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.types import Integers, Window
+
+SHARED_NODES_MIN = 2  # nodes of one switch that must be struck
+SHARED_RATIO = 0.6  # of a switch's nodes or ports
+STRAYS_RATIO = 0.1  # of all others, beyond which the trouble is not the switch's
+LOOSE_NODES_MIN = 3  # without a switch that explains it: so many at one moment are no coincidence...
+LOOSE_RATIO = 0.1  # ...nor are two that are more than this share of the job
+NAMED_MAX = 4  # nodes spelt out in a summary
+
+Flags = NDArray[np.bool_]
+
+
+class Shared(NamedTuple):
+    """Trouble that nodes share: the switches (or rails) that explain it, () when none is known; nodes as indexes."""
+
+    switches: tuple[str, ...]
+    nodes: tuple[int, ...]
+
+
+class Ports(NamedTuple):
+    """Each link row's node, as its index (-1: no member), and what it hangs on ("" unknown): (L,)."""
+
+    node_of: Integers
+    switch_of: tuple[str, ...]
+
+
+def ports(window: Window) -> Ports:
+    """Return where each link row belongs; a loop over all links, for the few ticks in which something is wrong."""
+    place = {node: index for index, node in enumerate(window.nodes)}
+    node_of = np.array([place.get(link.node, -1) for link in window.links], dtype=np.intp)
+    switches = window.switches or ("",) * len(window.nodes)
+    switch_of = tuple(
+        link.switch or (switches[node] if node >= 0 else "")
+        for link, node in zip(window.links, node_of.tolist(), strict=True)
+    )
+    return Ports(node_of, switch_of)
+
+
+def struck_switches(struck: Flags, node_of: Integers, switch_of: Sequence[str]) -> Shared | None:
+    """Return the switches of which most is struck while little else is; None when no switch explains it.
+
+    ``struck`` (K,) tells of things (ports, nodes), ``node_of`` (K,) of whose they are, ``switch_of`` what they hang on.
+    """
+    names, group_of = np.unique(np.array(switch_of, dtype=object).astype(str), return_inverse=True)
+    explained = np.zeros(len(struck), dtype=np.bool_)
+    found = []
+    for group, name in enumerate(names.tolist()):
+        members = group_of == group
+        hit = members & struck
+        enough = len(np.unique(node_of[hit])) >= SHARED_NODES_MIN
+        if name and enough and int(hit.sum()) >= SHARED_RATIO * int(members.sum()):
+            found.append(name)
+            explained |= members
+    strays = int((struck & ~explained).sum())
+    if not found or strays > STRAYS_RATIO * max(int((~explained).sum()), 1):
+        return None
+    return Shared(tuple(found), _members(struck & explained, node_of))
+
+
+def struck_at_once(struck: Flags, node_of: Integers, nodes: int) -> Shared | None:
+    """Return so many struck nodes of a job of ``nodes`` that chance explains them no more; no switch is named."""
+    hit = _members(struck, node_of)
+    if len(hit) >= LOOSE_NODES_MIN or (len(hit) >= SHARED_NODES_MIN and len(hit) > LOOSE_RATIO * nodes):
+        return Shared((), hit)
+    return None
+
+
+def named(nodes: Sequence[str]) -> str:
+    """Return nodes as people list them: a few by name, more by number."""
+    if len(nodes) <= NAMED_MAX:
+        return ", ".join(nodes)
+    return f"{len(nodes)} nodes ({', '.join(nodes[:NAMED_MAX])}, …)"
+
+
+def _members(struck: NDArray[Any], node_of: Integers) -> tuple[int, ...]:
+    return tuple(int(node) for node in np.unique(node_of[struck]) if node >= 0)

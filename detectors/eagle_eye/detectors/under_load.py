@@ -1,0 +1,161 @@
+"""Comparing GPUs while they work: in which rows the job was under load, who is comparable, who shows what in them.
+
+Idle GPUs drop clocks, power and PCIe generation by themselves, and waiting ones look idle: only rows in which the job
+works say anything about a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.medians import median_over_rows
+from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.progress import QUIET_PHASES, typical_step_s
+from eagle_eye.detectors.types import Blind, Floats, Integers, Window
+
+# What shows load, best first; the least level that is load at all, and the share of its usual level that still is.
+LOAD_SIGNS = (
+    ("gpu_tensor_active_ratio", 0.03, 0.5),
+    ("gpu_sm_active_ratio", 0.2, 0.5),
+    ("gpu_power_watts", 0.0, 0.75),  # a GPU that waits in a collective draws a third to a half of one that works
+    ("gpu_utilization_ratio", 0.3, 0.5),
+)
+USUAL_QUANTILE = 0.75
+STANDSTILL_STEPS, STANDSTILL_ROWS = 3.0, 3.0  # without a step for so long, the job does not work
+PEERS_SAMPLED = 64  # of a large group, enough for a median and its spread
+LIMITS_ALIKE_RATIO = 0.02  # power limits closer than this are the same
+LIMIT_NODES_MIN = 3  # fewer nodes with a limit of their own are no group: they are compared with the others
+BUSY_UTILIZATION = 0.5  # of a GPU that works, however slowly: NVML counts any kernel, also a waiting one
+
+Rows = NDArray[np.intp]
+
+
+class Comparison(NamedTuple):
+    """A series' level over some rows, its peers' median level, and the robust spread between those."""
+
+    own: float
+    peers: float
+    sigma: float
+
+    @property
+    def ratio(self) -> float:
+        """Own level over the peers'; NaN where that says nothing."""
+        return self.own / self.peers if self.peers > 0 else math.nan
+
+
+def require_training(window: Window) -> None:
+    """Raise Blind while a rank is in a phase without load: nothing can be compared then."""
+    for phase in QUIET_PHASES:
+        if phase in window.phase:
+            raise Blind(f"a rank is in phase {phase}: without load GPUs cannot be compared")
+
+
+def loaded_rows(window: Window, lines: int) -> Rows:
+    """Return which of the newest ``lines`` device rows were under load, as indexes into all rows."""
+    lines = min(lines, len(window.times_s))
+    first = len(window.times_s) - lines
+    rows = np.arange(first, len(window.times_s))
+    sample = np.arange(0, len(window.series), max(len(window.series) // PEERS_SAMPLED, 1))
+    for metric, floor, share in LOAD_SIGNS:
+        values = window.device.get(metric)
+        if values is None:
+            continue
+        level = median_over_rows(values[first:][:, sample].T)
+        known = level[np.isfinite(level)]
+        if len(known) == 0:
+            continue
+        usual = float(np.quantile(known, USUAL_QUANTILE))
+        rows = rows[level >= max(share * usual, floor)]  # NaN is not
+        break
+    if "train_step" in window.device and math.isfinite(window.last_step):
+        patience_s = max(STANDSTILL_STEPS * typical_step_s(window), STANDSTILL_ROWS * window.interval_s)
+        rows = rows[window.times_s[rows] <= window.advanced_s + patience_s]
+    return rows
+
+
+def comparable(window: Window) -> Integers:
+    """Return (S,) groups of comparable series: the roles, split where many nodes have a power limit of their own."""
+    limits = window.device.get("gpu_power_limit_watts")
+    if limits is None or len(limits) == 0:
+        return window.role_of
+    newest = np.fmax.reduce(limits[-3:], axis=0)
+    highest = np.fmax.reduce(newest, initial=0.0)
+    if not np.fmin.reduce(newest, initial=np.inf) < (1 - LIMITS_ALIKE_RATIO) * highest:
+        return window.role_of
+    step = np.nan_to_num(np.round(newest / (LIMITS_ALIKE_RATIO * highest)), nan=-1.0).astype(np.int64)
+    groups: Integers = window.role_of.astype(np.int64) * 1_000 + step + 1
+    names, counts = np.unique(groups, return_counts=True)
+    for role in np.unique(window.role_of).tolist():
+        mine = names // 1_000 == role
+        usual = int(names[mine][np.argmax(counts[mine])])
+        for group in names[mine].tolist():
+            members = groups == group
+            if group != usual and len(np.unique(window.node_of[members])) < LIMIT_NODES_MIN:
+                groups[members] = usual
+    return groups
+
+
+def peers_of(window: Window, index: int, groups: Integers) -> Integers:
+    """Return (a sample of) the series comparable with one: on other nodes where there are any, as indexes."""
+    members = np.flatnonzero(groups == groups[index])
+    elsewhere = members[window.node_of[members] != window.node_of[index]]
+    if len(elsewhere) < PEERS_MIN:
+        elsewhere = members[members != index]
+    sample: Integers = elsewhere[:: max(math.ceil(len(elsewhere) / PEERS_SAMPLED), 1)]
+    return sample
+
+
+def nodes_among(window: Window, columns: Integers) -> int:
+    """Return on how many nodes the series are."""
+    return len(np.unique(window.node_of[columns]))
+
+
+def compare(window: Window, metric: str, index: int, peers: Integers, rows: Rows) -> Comparison | None:
+    """Return how a series compares with its peers in a metric over some rows; None where that was not observed."""
+    values = window.device.get(metric)
+    if values is None or len(rows) == 0 or len(peers) == 0:
+        return None
+    own = middle(values[rows, index])
+    levels = median_over_rows(values[np.ix_(rows, peers)])
+    levels = levels[np.isfinite(levels)]
+    if not math.isfinite(own) or len(levels) < PEERS_MIN:
+        return None
+    centre = middle(levels)
+    return Comparison(own, centre, SIGMA_PER_MAD * middle(np.abs(levels - centre)))
+
+
+def bit_share(window: Window, mask: int, columns: Integers, rows: Rows) -> float:
+    """Return in which share of the observed values of some series over some rows a bit of the mask is set; NaN none."""
+    reasons = window.device.get("gpu_throttle_reasons")
+    if reasons is None or len(rows) == 0 or len(columns) == 0:
+        return math.nan
+    values = reasons[np.ix_(rows, columns)]
+    known = values[np.isfinite(values)]
+    return float(((known.astype(np.int64) & mask) != 0).mean()) if len(known) else math.nan
+
+
+def seen_bits(window: Window, index: int, rows: Rows) -> str:
+    """Return all clocks-event-reason bits that a series showed over some rows, as people write masks."""
+    values = window.device["gpu_throttle_reasons"][rows, index]
+    return f"{int(np.bitwise_or.reduce(values[np.isfinite(values)].astype(np.int64))):#x}"
+
+
+def works(window: Window, index: int, peers: Integers, rows: Rows) -> bool:
+    """Whether a GPU is one that works, not one that idles because its host or its peers give it nothing to do."""
+    for metric in ("gpu_tensor_active_ratio", "gpu_sm_active_ratio"):
+        found = compare(window, metric, index, peers, rows)
+        if found is not None and found.peers > 0:
+            return found.own >= 0.5 * found.peers
+    used = compare(window, "gpu_utilization_ratio", index, peers, rows)
+    return used is None or used.own >= BUSY_UTILIZATION
+
+
+def middle(values: Floats) -> float:
+    """Return the median of what is finite; NaN of nothing."""
+    known: NDArray[Any] = np.sort(values[np.isfinite(values)], axis=None)
+    count = len(known)
+    return float(known[(count - 1) // 2] + known[count // 2]) / 2 if count else math.nan

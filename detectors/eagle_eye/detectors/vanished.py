@@ -1,0 +1,89 @@
+"""Devices whose hardware values have gone while their neighbours, or at least their node, still report."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_eye.detectors.types import Floats, Integers, Window
+
+GONE_LINES = 2  # rows in a row without any of a device's values, in which its neighbours had some
+NEAR_LINES = 32  # rows looked at one by one; for devices gone for longer...
+SAMPLED_LINES = 16  # ...so many, evenly spread, tell those that ever had values...
+GONE_MAX = 64  # ...and so many are looked at closely
+MOST_RATIO = 0.5  # of the job's devices: when more have no values, it is not the devices
+HARDWARE_PREFIX = "gpu_"
+METRICS_MAX = 8  # looked at: what a device still says in none of them it does not say at all
+NODE_METRICS_MAX = 4
+
+
+class Vanished(NamedTuple):
+    """A device row without hardware values: its column, since when, and whether its whole node has none."""
+
+    column: int
+    since_s: float
+    whole_node: bool
+
+
+def vanished(window: Window) -> list[Vanished]:
+    """Return the devices whose values have gone, in column order; [] too when most of the job's have: not theirs.
+
+    A device is measured by its neighbours' newest row, which comes with its own; a node by its own row.
+    """
+    metrics = [window.device[name] for name in sorted(window.device) if name.startswith(HARDWARE_PREFIX)][:METRICS_MAX]
+    top = len(window.times_s) - 1
+    if not metrics or top < GONE_LINES:
+        return []
+    last = _last_lines(metrics)
+    if (last > top - GONE_LINES).all():
+        return []
+    newest_of = np.full(len(window.nodes), -1, dtype=np.intp)
+    np.maximum.at(newest_of, window.node_of, last)
+    alone = np.flatnonzero((last >= 0) & (newest_of[window.node_of] - last >= GONE_LINES))
+    nodes = np.flatnonzero((newest_of >= 0) & (top - newest_of >= GONE_LINES))
+    if len(nodes) > MOST_RATIO * len(window.nodes) or len(alone) > MOST_RATIO * len(window.series):
+        return []
+    found = [Vanished(column, float(window.times_s[last[column]]), False) for column in alone.tolist()]
+    for node in nodes.tolist():
+        if _node_line(window, node) - newest_of[node] >= GONE_LINES:
+            since_s = float(window.times_s[newest_of[node]])
+            own = np.flatnonzero((window.node_of == node) & (last == newest_of[node]))
+            found += [Vanished(column, since_s, True) for column in own.tolist()]
+    return sorted(found)
+
+
+def _last_lines(metrics: list[Floats]) -> Integers:
+    """Return the newest row in which each column had a value: (columns,), -1 where it never had."""
+    last = np.full(metrics[0].shape[1], -1, dtype=np.intp)
+    left = np.arange(len(last))
+    top = len(metrics[0]) - 1
+    for line in range(top, max(top - NEAR_LINES, -1), -1):
+        for values in metrics:
+            seen = ~np.isnan(values[line] if len(left) == len(last) else values[line, left])
+            last[left[seen]] = line
+            left = left[~seen]
+            if len(left) == 0:
+                return last
+    chosen = np.unique(np.linspace(0, top, SAMPLED_LINES).astype(np.intp))
+    had = np.zeros(len(left), dtype=np.bool_)
+    for values in metrics:
+        had |= np.isfinite(values[chosen][:, left]).sum(axis=0) > 0
+    left = left[had][:GONE_MAX]
+    seen = np.zeros((top + 1, len(left)), dtype=np.bool_)
+    for values in metrics:
+        seen |= ~np.isnan(values[:, left])
+    last[left] = np.where(seen.any(axis=0), top - np.argmax(seen[::-1], axis=0), -1)
+    return last
+
+
+def _node_line(window: Window, node: int) -> int:
+    """Return the newest device row that a node's own row is as new as, -1 where it has none."""
+    own = [values[-NEAR_LINES:, node] for values in list(window.node.values())[:NODE_METRICS_MAX]]
+    seen = np.zeros(min(len(window.node_times_s), NEAR_LINES), dtype=np.bool_)
+    for column in own:
+        seen |= ~np.isnan(column)
+    if not seen.any():
+        return -1
+    heard_s = float(window.node_times_s[-len(seen) :][seen][-1])
+    return int(np.searchsorted(window.times_s, heard_s + window.interval_s / 2)) - 1

@@ -1,0 +1,179 @@
+"""Steps that are long because work is uneven, not because a node is bad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.role_medians import Roles, medians, roles_of
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
+
+STEPS_MIN = 50  # so long it must have been so
+SCREEN_LINES = 2  # newest steps, of which one must look uneven before more are looked at
+LOSS_RATIO = 0.15  # of the step, that waiting for the slowest costs
+# What a job has done from the start is its design and its data; what begins later is a change of them and costs what
+# EROICA looks at (5% of an iteration, NSDI 2026). A steadily slow node would show within so many steps.
+BEGUN_RATIO, BEGUN_TIMES = 0.05, 3.0
+BEGUN_STEPS = 30
+USUAL_QUANTILE, USUAL_LINES = 0.25, 32  # of earlier steps; so many of them are looked at...
+USUAL_MIN = 20  # ...where there are at least these
+CELLS_MAX = 1_000_000  # steps times ranks looked at in one pass: of large jobs fewer steps
+SLOWEST_RATIO = 0.5  # of the steps, in which one node may be the slowest: more often, and it is that node
+NODES_MIN = 3  # with fewer, the slowest cannot change enough to tell chance from a bad node
+RANKS_MIN = 3  # of a role, of which one can be slower than the others
+LONGER_QUANTILE = 0.25  # of the steps, which must show a stage's imbalance, too
+CONFIDENCE = 0.7
+RANKS_SAMPLED = 512  # of a large role, for its median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadImbalance:
+    """Tells how much of the job's time goes into waiting for whoever has most work.
+
+    Two shapes (Lin et al., OSDI 2025: of the slow jobs at ByteDance these are most). Among comparable ranks the slowest
+    computes much longer than the median one, another node's in each step: packed sequences. Or all ranks of a role
+    (a pipeline stage) compute longer than the other roles': uneven stages; the last one mostly is longer by design, so
+    only a large loss counts. The loss is the excess compute over the step, a median over at least ``STEPS_MIN`` steps,
+    and must be ``ratio`` of it; ``BEGUN_RATIO`` over ``BEGUN_STEPS`` where the job was even before. Where one node is
+    slowest in most steps it is a straggler and not told of here. Blind without compute and step times. Cannot see:
+    imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are another pipeline
+    stage or other hardware.
+    """
+
+    ratio: float = LOSS_RATIO
+    name: str = "workload_imbalance"
+    by_step: bool = True
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return at most one verdict, the larger loss."""
+        if not {"train_compute_seconds", "train_step_seconds"} <= window.device.keys():
+            raise Blind("compute and step times are not both reported")
+        compute = window.steps.values.get("train_compute_seconds")
+        seconds = window.steps.values.get("train_step_seconds")
+        if compute is None or seconds is None or len(compute) < STEPS_MIN:
+            return []
+        newest = compute[-SCREEN_LINES:]
+        low, high = np.fmin.reduce(newest, axis=None), np.fmax.reduce(newest, axis=None)
+        if not float(high - low) > BEGUN_RATIO * _middle(seconds[-1]):
+            return []
+        roles = roles_of(window.role_of, 1)
+        found = [v for v in (self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)) if v]
+        return [max(found, key=lambda verdict: verdict.slowdown_ratio)] if found else []
+
+    def _ranks(self, window: Window, compute: Floats, seconds: Floats) -> Verdict | None:
+        """Return the verdict when another rank is far slower than its peers in each step."""
+        roles = roles_of(window.role_of, RANKS_MIN)
+        if not len(roles.size) or len(window.nodes) < NODES_MIN:
+            return None
+        # Two steps show at once that nothing is uneven; a pass must not cost more for it.
+        if not np.fmax.reduce(_excess(compute[-SCREEN_LINES:], seconds[-SCREEN_LINES:], roles)[0]) > BEGUN_RATIO:
+            return None
+        for lines, least in ((STEPS_MIN, self.ratio), (BEGUN_STEPS, BEGUN_RATIO)):
+            stride = max(lines * compute.shape[1] // CELLS_MAX, 1)
+            loss, slowest = _excess(compute[-lines::stride], seconds[-lines::stride], roles)
+            known = np.isfinite(loss)
+            if int(known.sum()) < len(loss) // 2:
+                continue
+            share = float(np.median(loss[known]))
+            often = float(np.bincount(window.node_of[slowest[known]]).max() / known.sum())
+            if share < least or often > SLOWEST_RATIO:
+                continue
+            before = _usual(compute[:-lines], seconds[:-lines], roles)
+            if least < self.ratio and not share > BEGUN_TIMES * before:
+                continue  # as uneven as its data always were
+            was = f", where {100 * before:.1f}% was usual" if share > BEGUN_TIMES * before else ""
+            return self._verdict(
+                window,
+                share,
+                lines,
+                f"{100 * share:.0f}% of each step is waiting for the slowest rank{was}, and that is another in each"
+                f" step (no node in more than {100 * often:.0f}% of {lines}): the work is uneven, no node is slow",
+                Evidence("slowest_node_share", None, None, often, None, SLOWEST_RATIO, "ratio"),
+            )
+        return None
+
+    def _stages(self, window: Window, compute: Floats, seconds: Floats, roles: Roles) -> Verdict | None:
+        """Return the verdict when a whole role computes far longer than the mean of the roles."""
+        if len(roles.size) < 2 or len(roles.size) == len(window.series) or len(np.unique(roles.size)) > 1:
+            return None  # pipeline stages have equally many ranks; kinds of hardware mostly have not
+        levels = medians(compute[-STEPS_MIN:], roles, 1)
+        step_s = _middles(seconds[-STEPS_MIN:])
+        complete = np.isfinite(levels).all(axis=1) & (step_s > 0)
+        if int(complete.sum()) < STEPS_MIN // 2:
+            return None
+        levels, step_s = levels[complete], step_s[complete]
+        longest = int(np.argmax(np.median(levels, axis=0)))
+        loss = (levels[:, longest] - levels.mean(axis=1)) / step_s
+        share = float(np.median(loss))
+        if share < self.ratio or float(np.quantile(loss, LONGER_QUANTILE)) < self.ratio / 2:
+            return None
+        members = np.flatnonzero(roles.place == longest)
+        nodes = sorted({window.series[int(i)].node for i in members})
+        own, mean = float(np.median(levels[:, longest])), float(np.median(levels.mean(axis=1)))
+        return self._verdict(
+            window,
+            share,
+            STEPS_MIN,
+            f"the {len(members)} ranks of one pipeline stage or kind of GPU ({nodes[0]} and its like) compute"
+            f" {own:.3g} s a step where the mean is {mean:.3g} s: shared evenly it would save {100 * share:.0f}%",
+            Evidence(
+                "train_compute_seconds",
+                None,
+                None,
+                own,
+                mean,
+                mean + self.ratio * float(np.median(step_s)),
+                "seconds",
+            ),
+        )
+
+    def _verdict(self, window: Window, share: float, lines: int, summary: str, evidence: Evidence) -> Verdict:
+        return Verdict(
+            detector=self.name,
+            fault="workload_imbalance",
+            job=window.job,
+            nodes=(),
+            node=None,
+            device=None,
+            confidence=CONFIDENCE,
+            onset_s=float(window.steps.times_s[-lines]) - window.interval_s,
+            summary=summary,
+            evidence=(Evidence("lost_step_share", None, None, share, None, self.ratio, "ratio"), evidence),
+            kinds=frozenset({"compute_time"}),
+            slowdown_ratio=share / (1 - share) if share < 1 else 1.0,
+        )
+
+
+def _usual(compute: Floats, seconds: Floats, roles: Roles) -> float:
+    """Return what share of the step waiting for the slowest cost in earlier steps; inf where too few are known."""
+    stride = max(len(compute) // USUAL_LINES, len(compute) * compute.shape[1] // CELLS_MAX, 1)
+    if len(compute) < USUAL_MIN:
+        return float("inf")
+    loss = _excess(compute[::stride], seconds[::stride], roles)[0]
+    known = loss[np.isfinite(loss)]
+    return float(np.quantile(known, USUAL_QUANTILE)) if 2 * len(known) >= len(loss) else float("inf")
+
+
+def _excess(compute: Floats, seconds: Floats, roles: Roles) -> tuple[Floats, NDArray[np.intp]]:
+    """Return by what share of the step the slowest rank computes longer than its role's median, and its column.
+
+    (lines,) each; NaN where not known.
+    """
+    middle = np.where(roles.place >= 0, medians(compute, roles, RANKS_MIN)[:, roles.place], np.nan)
+    over = compute - middle
+    slowest = np.argmax(np.where(np.isfinite(over), over, -np.inf), axis=1)
+    return over[np.arange(len(over)), slowest] / _middles(seconds), slowest
+
+
+def _middles(values: Floats) -> Floats:
+    return np.array([_middle(line) for line in values])
+
+
+def _middle(values: Floats) -> float:
+    """Return the median of what is known, of a sample where there are many; NaN where nothing is."""
+    if len(values) > RANKS_SAMPLED:
+        values = values[:: len(values) // RANKS_SAMPLED]
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else float("nan")

@@ -1,0 +1,126 @@
+"""Hosts that hold their GPUs up, and hosts that are merely busy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.cpu_contention import CpuContention
+from eagle_eye.detectors.types import Blind
+from tests.detectors.slow_stories import SICK_ROWS, first_said, hookless, hot, idle, job, one, without
+from tests.detectors.windows import NOW_S, Story
+
+DETECTOR = CpuContention()
+
+
+def busy(story: Story, node: int = 1, rows: int = SICK_ROWS, share: float = 0.95) -> Story:
+    story.node["node_cpu_utilization_ratio"][-rows:, node] = share
+    story.node["node_cpu_pressure_ratio"][-rows:, node] = 0.6
+    return story
+
+
+def gpus_less(story: Story, node: str = "n1", rows: int = SICK_ROWS, ratio: float = 0.85) -> Story:
+    columns = story.column(node)
+    for name in ("gpu_utilization_ratio", "gpu_tensor_active_ratio", "gpu_power_watts"):
+        story.device[name][-rows:, columns] *= ratio
+    return story
+
+
+def computes_longer(story: Story, node: str = "n1", rows: int = SICK_ROWS, ratio: float = 1.2) -> Story:
+    columns = story.column(node)
+    story.device["train_compute_seconds"][-rows:, columns] *= ratio
+    story.device["nccl_collective_seconds"][-rows:, columns] *= 0.4
+    return story
+
+
+class TestFires:
+    def test_a_busy_host_whose_gpus_all_do_less_is_named(self) -> None:
+        verdict = one(DETECTOR.detect(gpus_less(busy(job())).window()))
+        assert (verdict.fault, verdict.node, verdict.device) == ("cpu_contention", "n1", None)
+        assert verdict.confidence >= 0.9
+        assert verdict.kinds == {"host_cpu", "gpu_activity"}
+        assert abs(verdict.onset_s - (NOW_S - SICK_ROWS)) <= 2.0
+
+    def test_a_busy_host_whose_ranks_all_compute_longer_is_named(self) -> None:
+        verdict = one(DETECTOR.detect(computes_longer(busy(job())).window()))
+        assert verdict.kinds >= {"host_cpu", "compute_time", "collective_arrival"}
+        assert 0.05 < verdict.slowdown_ratio < 0.3
+
+    def test_a_busy_host_whose_ranks_wait_for_data_is_named(self) -> None:
+        story = busy(job())
+        story.device["train_data_wait_seconds"] = np.full((120, 24), 0.005)
+        story.device["train_data_wait_seconds"][-SICK_ROWS:, story.column("n1")] = 0.08
+        verdict = one(DETECTOR.detect(story.window()))
+        assert verdict.kinds == {"host_cpu", "data_wait"}
+        assert verdict.slowdown_ratio > 0.05
+
+    @pytest.mark.parametrize(
+        ("metric", "value"),
+        [("node_cpu_steal_ratio", 0.2), ("node_memory_pressure_ratio", 0.4), ("node_cpu_pressure_ratio", 0.5)],
+    )
+    def test_steal_and_pressure_count_as_well(self, metric: str, value: float) -> None:
+        story = gpus_less(job())
+        story.node.setdefault(metric, np.zeros((120, 6)))
+        story.node[metric][-SICK_ROWS:, 1] = value
+        assert one(DETECTOR.detect(story.window())).node == "n1"
+
+    def test_needs_neither_hook_nor_profiling_counters(self) -> None:
+        story = without(hookless(gpus_less(busy(job()))), "gpu_tensor", "gpu_sm_active", "node_cpu_pressure")
+        verdict = one(DETECTOR.detect(story.window()))
+        assert verdict.node == "n1"
+        assert verdict.confidence >= 0.9
+
+    def test_what_was_always_so_needs_two_effects(self) -> None:
+        story = computes_longer(busy(job(), rows=120), rows=120)
+        assert one(DETECTOR.detect(story.window())).node == "n1"
+        assert DETECTOR.detect(gpus_less(busy(job(), rows=120), rows=120).window()) == []
+
+    def test_a_clear_case_is_named_within_fifteen_seconds(self) -> None:
+        after = first_said(DETECTOR, hookless(gpus_less(busy(job(rows=60)))), 60 - SICK_ROWS)
+        assert after is not None
+        assert after <= 14
+
+    def test_rows_a_minute_apart_are_enough(self) -> None:
+        story = hookless(gpus_less(busy(job(rows=16), rows=4), rows=4))
+        story.times_s = NOW_S - 60.0 * np.arange(15, -1, -1)
+        assert one(DETECTOR.detect(story.window(interval_s=60.0))).node == "n1"
+
+
+class TestStaysQuiet:
+    def test_a_busy_host_that_holds_nobody_up_is_no_fault(self) -> None:
+        assert DETECTOR.detect(busy(job(), rows=60).window()) == []
+
+    def test_slow_gpus_without_a_busy_host_are_left_to_others(self) -> None:
+        assert DETECTOR.detect(computes_longer(gpus_less(job())).window()) == []
+
+    def test_one_slow_gpu_of_a_busy_host_is_no_contention(self) -> None:
+        assert DETECTOR.detect(hot(busy(job())).window()) == []
+
+    def test_a_job_whose_hosts_are_all_busy_is_no_finding_about_one(self) -> None:
+        story = gpus_less(job())
+        story.node["node_cpu_utilization_ratio"][:] = 0.9
+        assert DETECTOR.detect(story.window()) == []
+
+    def test_a_checkpoint_writer_is_no_fault(self) -> None:
+        story = gpus_less(busy(job()))
+        story.phase = ["checkpoint"] * len(story.phase)
+        with pytest.raises(Blind, match="checkpoint"):
+            DETECTOR.detect(story.window())
+
+    def test_a_busy_host_of_a_job_that_stands_still_is_no_finding(self) -> None:
+        with pytest.raises(Blind, match="not under load"):
+            DETECTOR.detect(busy(idle(job(), 30), rows=30).window())
+
+    def test_a_few_rows_are_no_contention(self) -> None:
+        assert DETECTOR.detect(gpus_less(busy(job(), rows=6), rows=6).window()) == []
+
+    def test_nodes_that_became_busy_together_are_one_finding_about_nobody(self) -> None:
+        story = job(nodes=12)
+        for index in (3, 4, 5):
+            gpus_less(busy(story, index), f"n{index}")
+        verdict = one(DETECTOR.detect(story.window()))
+        assert (verdict.node, verdict.nodes, verdict.asks) == (None, ("n3", "n4", "n5"), "notify")
+
+    def test_is_blind_without_host_metrics(self) -> None:
+        with pytest.raises(Blind, match="host metric"):
+            DETECTOR.detect(without(job(), "node_").window())

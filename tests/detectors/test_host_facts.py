@@ -1,0 +1,295 @@
+"""Facts about hosts and processes: panics, machine checks, OOM kills and the many ways in which an end is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.gpu_hang import GpuHang
+from eagle_eye.detectors.host_errors import HostErrors
+from eagle_eye.detectors.out_of_memory import OutOfMemory
+from eagle_eye.detectors.process_exit import ProcessExit
+from eagle_eye.detectors.process_gone import ProcessGone
+from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.types import Blind, Verdict
+from tests.detectors.windows import NOW_S, Story
+
+PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
+HOSTS, KILLS = HostErrors(patience=PATIENCE), OutOfMemory(patience=PATIENCE)
+EXITS, GONE, HANGS = ProcessExit(settle_s=1, silent_s=5), ProcessGone(), GpuHang(patience=PATIENCE)
+ECHO = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+
+
+def only(verdicts: list[Verdict]) -> Verdict:
+    assert len(verdicts) == 1, verdicts
+    return verdicts[0]
+
+
+def ended(*ends: tuple[str, Any, float], **attributes: Any) -> Story:
+    """Ranks of nodes ended with codes so many seconds ago, and nobody says more about them."""
+    story = Story(gpus=2).complete()
+    for node, code, before_s in ends:
+        story.happened("process_exit", node, before_s, 0, exit_code=code, **attributes)
+    return story
+
+
+class TestHostErrors:
+    def test_a_panic_and_silence_are_a_dead_node(self) -> None:
+        story = Story().complete().happened("kernel_panic", "n1", 2, text="Kernel panic - not syncing")
+        story.heard_s[1] = NOW_S - 2
+        verdict = only(HOSTS.detect(story.window()))
+        assert (verdict.fault, verdict.node, verdict.asks, verdict.fact) == ("node_unreachable", "n1", None, True)
+
+    def test_a_panic_that_the_next_boot_reports_explains_the_job_that_stopped(self) -> None:
+        story = Story().complete().standstill(30).happened("kernel_panic", "n1", 1)
+        assert "standstill" in only(HOSTS.detect(story.window())).kinds
+
+    def test_an_old_panic_of_a_node_that_works_says_nothing(self) -> None:
+        assert HOSTS.detect(Story().complete().happened("kernel_panic", "n1", 30).window()) == []
+        assert HOSTS.detect(Story().complete().happened("kernel_panic", "n1", 3000).window()) == []
+
+    def test_a_goodbye_is_not_silence(self) -> None:
+        story = Story().complete().happened("kernel_panic", "n1", 2)
+        story.heard_s[1], story.farewell[1] = NOW_S - 2, True
+        assert HOSTS.detect(story.window()) == []
+
+    @pytest.mark.parametrize(
+        "attributes", [{}, {"text": "Machine check: Processor context corrupt"}, {"text": "UE row 3"}]
+    )
+    def test_an_uncorrected_machine_check_asks_for_a_drain(self, attributes: dict[str, Any]) -> None:
+        verdict = only(HOSTS.detect(Story().complete().happened("machine_check", "n1", 5, **attributes).window()))
+        assert (verdict.node, verdict.asks) == ("n1", "drain_node")
+
+    @pytest.mark.parametrize(
+        "text",
+        ["mce: [Hardware Error]: Corrected error, no action required.", "EDAC MC0: 1 CE memory read error on DIMM"],
+    )
+    def test_corrected_errors_are_no_news(self, text: str) -> None:
+        story = Story().complete().happened("machine_check", "n1", 5, text=text)
+        assert HOSTS.detect(story.window()) == []
+
+    def test_a_machine_check_that_took_the_node_along_is_a_dead_node(self) -> None:
+        story = Story().complete().standstill(20).happened("machine_check", "n1", 20)
+        story.heard_s[1] = NOW_S - 20
+        assert only(HOSTS.detect(story.window())).asks is None
+
+    def test_errors_of_other_nodes_are_not_ours(self) -> None:
+        assert HOSTS.detect(Story().complete().happened("kernel_panic", "n9", 1).window()) == []
+
+
+class TestOutOfMemory:
+    def test_a_kill_of_some_other_process_says_nothing_while_the_job_goes_on(self) -> None:
+        story = Story().complete().happened("oom_kill", "n1", 20, process="node_exporter")
+        assert KILLS.detect(story.window()) == []
+        assert EXITS.detect(story.window()) == []
+
+    def test_nor_does_one_of_a_training_process(self) -> None:
+        assert KILLS.detect(Story().complete().happened("oom_kill", "n1", 20, process="python3").window()) == []
+
+    def test_nor_does_the_hang_of_a_job_beside_which_an_exporter_was_killed(self) -> None:
+        story = Story().complete().standstill(20).happened("oom_kill", "n1", 20, process="fluent-bit")
+        assert KILLS.detect(story.window()) == []
+
+    @pytest.mark.parametrize("attributes", [{}, {"process": "python3"}, {"process": "pt_main_thread"}])
+    def test_a_job_that_stopped_when_its_process_was_killed_ran_out_of_memory(self, attributes: dict[str, Any]) -> None:
+        verdict = only(
+            KILLS.detect(Story().complete().standstill(20).happened("oom_kill", "n1", 20, **attributes).window())
+        )
+        assert (verdict.fault, verdict.node) == ("out_of_memory", "n1")
+        assert verdict.confidence >= 0.9
+
+    def test_a_rank_that_says_nothing_since_the_kill_tells_at_once(self) -> None:
+        story = Story().complete().standstill(3).happened("oom_kill", "n1", 3, process="my_binary")
+        for name in ("train_step", "nccl_sequence", "nccl_completed_sequence"):
+            story.device[name][-3:, 1] = np.nan
+        assert only(KILLS.detect(story.window())).kinds == {"oom_kill", "rank_gone"}
+
+    def test_where_exits_are_reported_they_tell(self) -> None:
+        story = Story().complete().standstill(20).happened("oom_kill", "n1", 20, process="python3").exit("n1", 137, 20)
+        assert KILLS.detect(story.window()) == []
+        assert only(EXITS.detect(story.window())).fault == "out_of_memory"
+
+    def test_a_killed_data_loader_takes_its_rank_along(self) -> None:
+        text = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
+        story = Story().complete().happened("oom_kill", "n1", 6, process="pt_data_worker").exit("n1", 1, 5, text)
+        assert only(EXITS.detect(story.window())).fault == "out_of_memory"
+
+    def test_a_crash_long_after_a_kill_is_a_crash(self) -> None:
+        story = Story().complete().happened("oom_kill", "n1", 50, process="python").exit("n1", -9, 5)
+        assert only(EXITS.detect(story.window())).fault == "process_crash"
+
+    def test_a_segmentation_fault_beside_a_kill_is_a_crash(self) -> None:
+        story = Story().complete().happened("oom_kill", "n1", 5, process="node_exporter").exit("n1", -11, 5)
+        assert only(EXITS.detect(story.window())).fault == "process_crash"
+
+
+def without_hook(nodes: int = 4) -> Story:
+    """A job whose ranks report nothing; its GPUs work at 660 W and hold 70 GB."""
+    story = Story(nodes=nodes, gpus=2).complete()
+    for name in [name for name in story.device if name.startswith(("train_", "nccl_"))]:
+        del story.device[name]
+    story.device["gpu_memory_used_bytes"] = np.full((60, len(story.series)), 7e10)
+    return story
+
+
+def waiting(rows: int, nodes: int = 4) -> Story:
+    """Its GPUs only wait in the newest rows."""
+    story = without_hook(nodes)
+    story.device["gpu_power_watts"][-rows:] *= 0.3
+    story.device["gpu_tensor_active_ratio"][-rows:] = 0.0
+    return story
+
+
+class TestProcessGone:
+    def test_a_process_that_left_its_gpu_while_all_others_wait_has_crashed(self) -> None:
+        story = waiting(6)
+        story.device["gpu_memory_used_bytes"][-6:, 3] = 5e8
+        verdict = only(GONE.detect(story.window()))
+        assert (verdict.fault, verdict.node, verdict.device) == ("process_crash", "n1", 1)
+        assert not verdict.fact
+        assert verdict.confidence >= 0.9
+
+    def test_its_peers_may_follow_later(self) -> None:
+        story = waiting(16)
+        story.device["gpu_memory_used_bytes"][-16:, 3] = 5e8
+        story.device["gpu_memory_used_bytes"][-8:] = 5e8
+        assert only(GONE.detect(story.window())).node == "n1"
+
+    def test_a_job_that_ends_as_a_whole_has_not_crashed(self) -> None:
+        story = waiting(6)
+        story.device["gpu_memory_used_bytes"][-6:, :4] = 5e8
+        story.device["gpu_memory_used_bytes"][-5:] = 5e8
+        assert GONE.detect(story.window()) == []
+
+    def test_a_node_that_leaves_a_job_that_goes_on_has_not_crashed(self) -> None:
+        story = without_hook()
+        story.device["gpu_memory_used_bytes"][-10:, 2:4] = 5e8
+        assert GONE.detect(story.window()) == []
+
+    def test_a_pause_in_which_all_hold_their_memory_is_none(self) -> None:
+        assert GONE.detect(waiting(20).window()) == []
+
+    def test_gpus_that_were_never_used_were_not_left(self) -> None:
+        story = waiting(6)
+        story.device["gpu_memory_used_bytes"][:, 3] = 5e8
+        assert GONE.detect(story.window()) == []
+
+    def test_where_exits_or_steps_are_reported_they_tell(self) -> None:
+        story = waiting(6).happened("process_exit", "n1", 6, 1, exit_code=0)
+        story.device["gpu_memory_used_bytes"][-6:, 3] = 5e8
+        assert GONE.detect(story.window()) == []
+
+    def test_of_two_nodes_nobody_was_first(self) -> None:
+        story = waiting(6, nodes=2)
+        story.device["gpu_memory_used_bytes"][-6:, 3] = 5e8
+        assert GONE.detect(story.window()) == []
+
+    def test_an_oom_kill_and_a_gpu_that_is_free_need_no_steps(self) -> None:
+        story = waiting(3).happened("oom_kill", "n1", 3, process="train")
+        story.device["gpu_memory_used_bytes"][-3:, 3] = 5e8
+        assert only(KILLS.detect(story.window())).kinds == {"oom_kill", "gpu_memory_freed"}
+
+
+class TestGpuHangWithoutHook:
+    def gone(self, story: Story, rows: int) -> Story:
+        for values in story.device.values():
+            values[-rows:, 3] = np.nan
+        return story
+
+    def test_a_device_that_stopped_answering_when_the_others_began_to_wait_hangs(self) -> None:
+        verdict = only(HANGS.detect(self.gone(waiting(20), 20).window()))
+        assert (verdict.fault, verdict.node, verdict.device) == ("gpu_hang", "n1", 1)
+        assert verdict.kinds == {"device_silence", "gpu_activity"}
+
+    def test_it_waits_ten_seconds(self) -> None:
+        assert HANGS.detect(self.gone(waiting(6), 6).window()) == []
+
+    @pytest.mark.parametrize("rows", [0, 40])
+    def test_while_the_others_work_or_waited_long_before_it_cannot_tell(self, rows: int) -> None:
+        story = waiting(rows) if rows else without_hook()
+        with pytest.raises(Blind, match="not reported"):
+            HANGS.detect(self.gone(story, 10).window())
+
+
+class TestProcessExit:
+    @pytest.mark.parametrize(
+        ("code", "name"), [(139, "SIGSEGV"), (137, "SIGKILL"), (135, "SIGBUS"), ("139", "SIGSEGV")]
+    )
+    def test_shells_and_containers_report_signals_their_own_way(self, code: Any, name: str) -> None:
+        verdict = only(EXITS.detect(ended(("n2", code, 5), ("n0", 1, 4.9), ("n1", 134, 4.8)).window()))
+        assert verdict.node == "n2"
+        assert name in verdict.summary
+
+    @pytest.mark.parametrize("code", [143, 130, 129, 0, 0.0, "0"])
+    def test_a_planned_end_is_planned_however_it_is_reported(self, code: Any) -> None:
+        assert EXITS.detect(ended(("n2", code, 5)).window()) == []
+
+    def test_a_rank_is_known_by_its_device_where_the_event_does_not_say(self) -> None:
+        assert only(EXITS.detect(ended(("n2", -11, 5)).window())).summary.startswith("rank 4 on n2")
+        lost = Story().complete().happened("process_exit", "n2", 5, exit_code=-11)
+        assert only(EXITS.detect(lost.window())).summary.startswith("a rank on n2")
+
+    def test_a_lone_end_without_words_was_the_first(self) -> None:
+        assert EXITS.detect(ended(("n2", 1, 1.5)).window()) == []
+        assert only(EXITS.detect(ended(("n2", 1, 3)).window())).node == "n2"
+
+    def test_so_was_one_that_came_clearly_before_the_others(self) -> None:
+        assert only(EXITS.detect(ended(("n2", 1, 9), ("n0", 1, 5), ("n1", -6, 4)).window())).node == "n2"
+
+    def test_ends_at_one_moment_without_words_accuse_nobody(self) -> None:
+        assert only(EXITS.detect(ended(("n2", 1, 5.2), ("n0", 1, 5), ("n1", 134, 4)).window())).node is None
+
+    def test_who_gives_up_first_in_a_job_that_hangs_is_chance(self) -> None:
+        story = ended(("n2", 134, 5)).standstill(40)
+        assert only(EXITS.detect(story.window())).node is None
+
+    def test_a_crash_waits_while_the_hardware_beneath_it_is_looked_at(self) -> None:
+        assert EXITS.detect(ended(("n2", -6, 2)).happened("xid", "n2", 2, 0, code=48).window()) == []
+        counted = ended(("n2", -6, 2))
+        counted.device["gpu_ecc_uncorrected_total"][-2:, 4] = 1
+        assert EXITS.detect(counted.window()) == []
+        assert only(EXITS.detect(ended(("n2", -6, 4)).happened("xid", "n2", 4, 0, code=48).window())).node == "n2"
+
+    def test_an_echo_is_never_first(self) -> None:
+        assert only(EXITS.detect(Story().complete().exit("n2", 1, 5, ECHO).window())).node is None
+
+    @pytest.mark.parametrize("code", [13, 31, 43])
+    def test_a_programs_xid_on_its_gpu_makes_the_crash_the_programs(self, code: int) -> None:
+        story = ended(("n2", 1, 5.0), ("n0", 1, 4.9)).happened("xid", "n2", 5, 0, code=code)
+        verdict = only(EXITS.detect(story.window()))
+        assert (verdict.node, verdict.application) == ("n2", True)
+        assert "xid" in verdict.kinds
+
+    def test_a_corrupted_push_buffer_names_the_first_but_not_the_program(self) -> None:
+        story = ended(("n2", 1, 5.0), ("n0", 1, 4.9)).happened("xid", "n2", 5, 0, code=32)
+        verdict = only(EXITS.detect(story.window()))
+        assert (verdict.node, verdict.application) == ("n2", False)
+
+    def test_an_xid_of_another_gpu_or_time_is_no_witness(self) -> None:
+        story = ended(("n2", -11, 5)).happened("xid", "n2", 5, 1, code=31).happened("xid", "n2", 50, 0, code=13)
+        assert not only(EXITS.detect(story.window())).application
+
+    def test_the_same_traceback_everywhere_is_the_programs(self) -> None:
+        story = Story()
+        for node in story.nodes:
+            story.exit(
+                node, 1, 5, 'Traceback (most recent call last):\n  File "x.py"\nmylib.ConfigError: no such field'
+            )
+        verdict = only(EXITS.detect(story.window()))
+        assert (verdict.node, verdict.application) == (None, True)
+
+    @pytest.mark.parametrize(
+        "text", ["IndexError: list index out of range", "torch.OutOfMemoryError: CUDA out of memory."]
+    )
+    def test_what_only_the_program_can_raise_is_the_programs(self, text: str) -> None:
+        verdict = only(EXITS.detect(Story().exit("n1", 1, 5, text).exit("n0", 1, 5, ECHO).window()))
+        assert (verdict.node, verdict.application) == ("n1", True)
+
+    @pytest.mark.parametrize(
+        "text", ["RuntimeError: CUDA error: unspecified launch failure", "OSError: [Errno 5] I/O error"]
+    )
+    def test_what_a_node_can_cause_is_not(self, text: str) -> None:
+        verdict = only(EXITS.detect(Story().exit("n1", 1, 5, text).exit("n0", 1, 5, ECHO).window()))
+        assert (verdict.node, verdict.application) == ("n1", False)

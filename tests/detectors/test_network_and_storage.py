@@ -1,0 +1,540 @@
+"""Network and storage by topology: what fires, and what must not be taken for a fault."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.types import Blind, Detector, Happening, Pause, Verdict, Window
+from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.settings import DetectionSettings
+from tests.detectors.windows import NOW_S, Story
+
+DETECTORS: dict[str, Detector] = {d.name: d for d in build_detectors(DetectionSettings())}
+NETWORK = ("nic_degraded", "network_hang", "network_congestion", "switch_down")
+OURS = (*NETWORK, "storage_stall", "node_silent")
+ECHO = "RuntimeError: NCCL error: unhandled system error: remote process exited"
+ROWS = 120
+SINCE = 30  # rows since the trouble began
+
+
+def detect(name: str, window: Window) -> list[Verdict]:
+    return DETECTORS[name].detect(window)
+
+
+def only(name: str, window: Window) -> Verdict:
+    verdicts = detect(name, window)
+    assert len(verdicts) == 1, verdicts
+    return verdicts[0]
+
+
+def quiet(story: Story, *names: str) -> None:
+    window = story.window()
+    for name in names or OURS:
+        assert detect(name, window) == [], name
+
+
+def job(nodes: int = 8, gpus: int = 1) -> Story:
+    return Story(nodes=nodes, gpus=gpus, rows=ROWS).hardware()
+
+
+def racks(story: Story, each: int = 4) -> Story:
+    story.switches = tuple(f"leaf{i // each}" for i in range(len(story.nodes)))
+    return story
+
+
+def slower_by_network(story: Story, ratio: float = 0.3, rows: int = SINCE) -> Story:
+    """Collectives of all ranks take longer, and with them the steps."""
+    story.device["nccl_collective_seconds"][-rows:] += ratio * 0.5
+    story.device["train_step_seconds"][-rows:] *= 1 + ratio
+    return story
+
+
+def count_up(counter: np.ndarray, per_row: float, rows: int = SINCE) -> None:
+    counter[-rows:] += per_row * np.arange(1, rows + 1)
+
+
+class TestNicDegraded:
+    def test_names_the_node_that_sends_pauses_while_all_collectives_take_longer(self) -> None:
+        story = slower_by_network(job(), rows=65)
+        story.node["node_pfc_tx_pause_packets_per_second"][-65:, 3] = 5_000
+        story.node["node_pfc_rx_pause_packets_per_second"][-65:] = 700
+        verdict = only("nic_degraded", story.window())
+        assert (verdict.node, verdict.fault) == ("n3", "nic_degraded")
+        assert verdict.kinds == {"pfc", "collective_time"}
+        assert verdict.confidence >= 0.9
+        assert verdict.slowdown_ratio == pytest.approx(0.3, abs=0.01)
+        assert verdict.onset_s == pytest.approx(NOW_S - 65, abs=3)
+
+    def test_pauses_alone_may_pass_by_themselves(self) -> None:
+        story = slower_by_network(job())
+        story.node["node_pfc_tx_pause_packets_per_second"][-SINCE:, 3] = 5_000
+        assert only("nic_degraded", story.window()).confidence < 0.9
+
+    def test_a_port_that_always_counted_errors_is_not_what_slows_the_job_now(self) -> None:
+        story = slower_by_network(job())
+        count_up(story.node["node_rdma_errors_total"][:, 3], 2, rows=ROWS)
+        quiet(story, "nic_degraded")
+
+    def test_names_the_port_whose_errors_grow(self) -> None:
+        story = slower_by_network(job().ports())
+        count_up(story.link["link_errors_total"][:, 5], 40)
+        verdict = only("nic_degraded", story.window())
+        assert verdict.node == "n2"
+        assert "mlx5_1" in verdict.summary
+        assert verdict.kinds == {"nic_errors", "collective_time"}
+        assert verdict.confidence >= 0.9
+
+    def test_a_port_that_stays_down_while_the_job_goes_on_more_slowly(self) -> None:
+        story = slower_by_network(job().ports())
+        story.link["link_up"][-SINCE:, 5] = 0
+        story.link["link_tx_bytes_per_second"][-SINCE:, 5] = 0
+        verdict = only("nic_degraded", story.window())
+        assert verdict.node == "n2"
+        assert verdict.kinds == {"link_state", "bandwidth", "collective_time"}
+
+    def test_a_port_that_falls_behind_in_load_alone_is_only_told_of(self) -> None:
+        story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=70)
+        story.link["link_tx_bytes_per_second"][-70:, 5] *= 0.3
+        verdict = only("nic_degraded", story.window())
+        assert verdict.node == "n2"
+        assert verdict.confidence < 0.9
+
+    def test_a_port_that_carries_less_in_a_congested_network_is_no_fault(self) -> None:
+        story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=70)
+        story.link["link_tx_bytes_per_second"][-70:, 5] *= 0.3
+        count_up(story.node["node_congestion_notifications_total"][:, 1], 5_000, rows=70)
+        quiet(story, "nic_degraded")
+
+    def test_a_third_flap_in_five_minutes_is_a_finding(self) -> None:
+        story = job().ports()
+        for ago in (90, 60, 30):
+            story.link["link_downed_total"][-ago:, 5] += 1
+        verdict = only("nic_degraded", story.window())
+        assert verdict.node == "n2"
+        assert verdict.kinds == {"link_state"}
+
+    def test_two_flaps_in_five_minutes_are_tolerated(self) -> None:
+        story = job().ports()
+        for ago in (90, 30):
+            story.link["link_downed_total"][-ago:, 5] += 1
+            story.link["link_up"][-ago : -ago + 4, 5] = 0
+            story.node["node_rdma_link_downed_total"][-ago:, 2] += 1
+        quiet(story)
+
+    def test_flaps_known_from_events_alone_count(self) -> None:
+        story = job()
+        for ago in (200, 120, 40):
+            story.events.append(Happening(NOW_S - ago, "n2", -1, "link_down", {"link": "mlx5_0"}))
+            story.events.append(Happening(NOW_S - ago + 3, "n2", -1, "link_up", {"link": "mlx5_0"}))
+        assert only("nic_degraded", story.window()).node == "n2"
+        story.events = story.events[2:]
+        quiet(story)
+
+    def test_a_small_slowness_of_steady_steps_is_seen_when_it_lasts(self) -> None:
+        story = slower_by_network(job(), ratio=0.04, rows=60)
+        story.node["node_pfc_tx_pause_packets_per_second"][-60:, 3] = 5_000
+        assert only("nic_degraded", story.window()).slowdown_ratio == pytest.approx(0.04, abs=0.01)
+
+    def test_fires_within_fifteen_seconds(self) -> None:
+        story = slower_by_network(job(), rows=16)
+        count_up(story.node["node_rdma_errors_total"][:, 3], 20, rows=16)
+        assert only("nic_degraded", story.window()).confidence >= 0.9
+
+    def test_rows_a_minute_apart_do(self) -> None:
+        story = slower_by_network(job(), rows=5)
+        story.node["node_pfc_tx_pause_packets_per_second"][-5:, 3] = 5_000
+        story.times_s = NOW_S - 60.0 * np.arange(ROWS - 1, -1, -1)
+        assert only("nic_degraded", story.window(interval_s=60.0)).node == "n3"
+
+    def test_errors_that_slow_nothing_are_no_fault_until_they_are_many(self) -> None:
+        story = job()
+        count_up(story.node["node_rdma_errors_total"][:, 3], 2)
+        quiet(story)
+        loud = job()
+        count_up(loud.node["node_rdma_errors_total"][:, 3], 30)
+        assert only("nic_degraded", loud.window()).confidence < 0.9
+
+    def test_errors_amid_congestion_exclude_nobody(self) -> None:
+        story = slower_by_network(job())
+        count_up(story.node["node_rdma_errors_total"][:, 3], 20)
+        for node in range(8):
+            count_up(story.node["node_congestion_notifications_total"][:, node], 5_000)
+        assert all(verdict.confidence < 0.9 for verdict in detect("nic_degraded", story.window()))
+
+    def test_errors_on_many_nodes_are_the_networks(self) -> None:
+        story = slower_by_network(job())
+        for node in (1, 3, 6):
+            count_up(story.node["node_rdma_errors_total"][:, node], 20)
+        quiet(story, "nic_degraded")
+
+    def test_pauses_that_a_node_always_sent_are_its_place_in_the_network(self) -> None:
+        story = slower_by_network(job())
+        story.node["node_pfc_tx_pause_packets_per_second"][:, 3] = 5_000
+        quiet(story, "nic_degraded")
+
+    def test_a_burst_of_pauses_is_no_fault(self) -> None:
+        story = slower_by_network(job(), rows=6)
+        story.node["node_pfc_tx_pause_packets_per_second"][-6:, 3] = 5_000
+        quiet(story, "nic_degraded")
+
+    def test_a_slow_rank_that_others_wait_for_is_not_the_networks(self) -> None:
+        story = slower_by_network(job())
+        story.device["train_compute_seconds"][-SINCE:, 5] += 0.15
+        story.node["node_pfc_tx_pause_packets_per_second"][-SINCE:, 3] = 5_000
+        assert all(verdict.slowdown_ratio == 0 for verdict in detect("nic_degraded", story.window()))
+
+    def test_a_port_that_was_never_up_is_unused_by_design(self) -> None:
+        story = job().ports()
+        for name in ("link_up", "link_tx_bytes_per_second", "link_rx_bytes_per_second"):
+            story.link[name][:, 1::2] = 0
+        quiet(story)
+
+    def test_stages_with_unlike_traffic_are_alike_against_their_own_past(self) -> None:
+        story = slower_by_network(job().ports())
+        story.link["link_tx_bytes_per_second"][:, :4] *= 0.2
+        quiet(story, "nic_degraded")
+
+    def test_is_blind_without_any_network_metric(self) -> None:
+        with pytest.raises(Blind, match="no link"):
+            detect("nic_degraded", Story().window())
+
+
+class TestNetworkHang:
+    def test_names_the_node_whose_port_is_down_while_the_job_stands_still(self) -> None:
+        story = job().ports().standstill(70)
+        story.link["link_up"][-70:, 4:6] = 0
+        verdict = only("network_hang", story.window())
+        assert (verdict.node, verdict.fault) == ("n2", "network_hang")
+        assert verdict.kinds == {"standstill", "link_state"}
+        assert verdict.confidence >= 0.9
+        assert verdict.asks is None
+
+    def test_an_event_is_enough(self) -> None:
+        story = job().standstill(70)
+        story.events.append(Happening(NOW_S - 71, "n2", -1, "link_down", {"link": "mlx5_0"}))
+        assert only("network_hang", story.window()).node == "n2"
+
+    def test_says_so_early_and_less_surely(self) -> None:
+        story = job().ports().standstill(5)
+        story.link["link_up"][-5:, 4:6] = 0
+        assert only("network_hang", story.window()).confidence < 0.9
+
+    def test_a_port_that_came_back_asks_for_a_restart(self) -> None:
+        story = job().ports().standstill(70)
+        story.link["link_up"][-70:-60, 4] = 0
+        story.link["link_downed_total"][-70:, 4] += 1
+        verdict = only("network_hang", story.window())
+        assert (verdict.node, verdict.asks) == ("n2", "restart_job")
+
+    def test_errors_on_one_node_alone_ask_for_a_restart(self) -> None:
+        story = job().standstill(70)
+        count_up(story.node["node_rdma_errors_total"][:, 2], 5, rows=60)
+        verdict = only("network_hang", story.window())
+        assert (verdict.node, verdict.asks) == ("n2", "restart_job")
+
+    def test_ranks_that_died_of_a_lost_peer_died_of_the_port_that_is_down(self) -> None:
+        story = job().ports()
+        for node in story.nodes:
+            story.exit(node, 1, 5, ECHO)
+        story.link["link_up"][-15:, 4:6] = 0
+        verdict = only("network_hang", story.window())
+        assert verdict.node == "n2"
+        assert verdict.kinds == {"exit", "link_state"}
+
+    def test_a_rank_that_failed_by_itself_is_no_network_hang(self) -> None:
+        story = job().ports().exit("n1", -11, 5)
+        story.link["link_up"][-15:, 4:6] = 0
+        quiet(story, "network_hang")
+
+    def test_errors_and_an_open_collective_on_the_same_node_name_it(self) -> None:
+        story = job().standstill(30)
+        count_up(story.node["node_rdma_errors_total"][:, 2], 5)
+        story.device["nccl_completed_sequence"][-30:, 2] -= 1
+        verdict = only("network_hang", story.window())
+        assert (verdict.node, verdict.asks) == ("n2", None)
+        assert verdict.kinds == {"standstill", "nic_errors", "collective_completion"}
+
+    def test_errors_on_one_node_and_an_open_collective_on_another_say_nothing(self) -> None:
+        story = job().standstill(70)
+        count_up(story.node["node_rdma_errors_total"][:, 2], 5, rows=60)
+        story.device["nccl_completed_sequence"][-70:, 5] -= 1
+        quiet(story, "network_hang")
+
+    def test_ranks_that_count_from_different_offsets_do_not_lag(self) -> None:
+        story = job().ports()
+        story.device["nccl_sequence"][:, 6] -= 40
+        story.device["nccl_completed_sequence"][:, 6] -= 40
+        story.standstill(70)
+        story.link["link_up"][-70:, 4:6] = 0
+        assert only("network_hang", story.window()).node == "n2"
+
+    def test_rows_of_different_moments_before_the_standstill_are_no_lag(self) -> None:
+        story = job().ports()
+        jitter = np.random.default_rng(9).integers(0, 30, story.device["nccl_sequence"].shape)
+        story.device["nccl_sequence"] += jitter
+        story.standstill(70)
+        story.device["nccl_sequence"][-70:] = story.device["nccl_sequence"][-71].max() + 1
+        story.device["nccl_completed_sequence"][-70:] = story.device["nccl_sequence"][-1] - 1
+        story.link["link_up"][-70:, 4:6] = 0
+        assert only("network_hang", story.window()).node == "n2"
+
+    def test_a_silent_process_is_the_likelier_culprit(self) -> None:
+        story = job().standstill(70)
+        count_up(story.node["node_rdma_errors_total"][:, 2], 5, rows=60)
+        story.silent_s[5] = 60
+        quiet(story, "network_hang")
+
+    def test_another_node_that_lags_in_collectives_is_the_one(self) -> None:
+        story = job().ports().standstill(70)
+        count_up(story.link["link_errors_total"][:, 4], 5, rows=60)
+        story.device["nccl_sequence"][-70:, 6] -= 1
+        quiet(story, "network_hang")
+
+    def test_a_standstill_without_network_evidence_says_nothing(self) -> None:
+        quiet(job().ports().standstill(70), *NETWORK)
+
+    def test_a_link_that_is_down_while_the_job_goes_on_is_no_hang(self) -> None:
+        story = job().ports()
+        story.link["link_up"][-70:, 4:6] = 0
+        quiet(story, "network_hang")
+
+
+class TestSwitchDown:
+    def test_ports_of_one_switch_that_fall_together_are_one_finding(self) -> None:
+        story = racks(job().ports()).standstill(20)
+        story.link["link_up"][-20:, 0::2] = 0
+        verdict = only("switch_down", story.window())
+        assert verdict.fault == "switch_down"
+        assert (verdict.node, verdict.nodes) == (None, story.nodes)
+        assert "rail0" in verdict.summary
+        assert verdict.asks == "notify"
+        quiet(story, "network_hang", "nic_degraded")
+
+    def test_is_told_of_in_the_next_row(self) -> None:
+        story = job().ports()
+        story.link["link_up"][-1:, 0::2] = 0
+        assert only("switch_down", story.window()).kinds == {"link_state"}
+
+    def test_nodes_of_one_switch_that_fall_silent_as_the_job_stops(self) -> None:
+        story = racks(job(nodes=16)).standstill(20)
+        story.heard_s[4:8] = NOW_S - np.array([20.0, 20.4, 19.7, 20.1])
+        verdict = only("switch_down", story.window())
+        assert verdict.nodes == ("n4", "n5", "n6", "n7")
+        assert "leaf1" in verdict.summary
+        quiet(story, "node_silent")
+
+    def test_one_that_is_not_yet_silent_long_enough_belongs_to_them(self) -> None:
+        story = racks(job(nodes=16)).standstill(11)
+        story.heard_s[4:8] = NOW_S - np.array([10.5, 9.6, 9.7, 9.8])
+        assert only("switch_down", story.window()).nodes == ("n4", "n5", "n6", "n7")
+        quiet(story, "node_silent")
+
+    def test_without_a_topology_many_at_one_moment_are_no_coincidence(self) -> None:
+        story = job(nodes=16).standstill(20)
+        story.heard_s[[1, 6, 9]] = NOW_S - 20
+        verdict = only("switch_down", story.window())
+        assert verdict.confidence < 0.9
+        quiet(story, "node_silent")
+
+    def test_explains_more_than_half_of_the_job_only_by_name(self) -> None:
+        story = racks(job(nodes=6), each=4).standstill(20)
+        story.heard_s[:4] = NOW_S - 20
+        assert only("switch_down", story.window()).nodes == story.nodes[:4]
+        story.switches = ("",) * 6
+        assert detect("switch_down", story.window()) == []
+
+    def test_one_silent_node_is_its_own(self) -> None:
+        story = racks(job(nodes=16)).standstill(20)
+        story.heard_s[5] = NOW_S - 20
+        assert only("node_silent", story.window()).node == "n5"
+        quiet(story, "switch_down")
+
+    def test_silences_of_different_moments_are_each_their_own(self) -> None:
+        story = job(nodes=16).standstill(30)
+        story.heard_s[5], story.heard_s[9] = NOW_S - 30, NOW_S - 20
+        assert [v.node for v in detect("node_silent", story.window())] == ["n5", "n9"]
+        quiet(story, "switch_down")
+
+    def test_a_management_network_that_is_out_is_told_of_once(self) -> None:
+        story = racks(job(nodes=16))
+        story.heard_s[4:8] = NOW_S - 20
+        verdict = only("node_silent", story.window())
+        assert (verdict.node, verdict.nodes, verdict.asks) == (None, story.nodes[4:8], "notify")
+        quiet(story, "switch_down")
+
+    def test_agents_that_said_goodbye_are_no_switch(self) -> None:
+        story = racks(job(nodes=16)).standstill(20)
+        story.heard_s[4:8] = NOW_S - 20
+        story.farewell[4:8] = True
+        quiet(story, "switch_down", "node_silent")
+
+    def test_ports_down_all_over_the_place_are_no_switch(self) -> None:
+        story = racks(job(nodes=40).ports())
+        story.link["link_up"][-40:, 10] = 0
+        story.link["link_up"][-20:, 41] = 0
+        quiet(story, "switch_down")
+
+
+class TestNetworkCongestion:
+    def congested(self, nodes: slice, rows: int = SINCE) -> Story:
+        story = slower_by_network(job(nodes=16), rows=rows)
+        for node in range(16)[nodes]:
+            count_up(story.node["node_congestion_notifications_total"][:, node], 5_000, rows)
+            story.node["node_pfc_rx_pause_packets_per_second"][-rows:, node] = 2_000
+        return story
+
+    def test_many_nodes_with_notifications_and_longer_collectives(self) -> None:
+        verdict = only("network_congestion", self.congested(slice(None)).window())
+        assert (verdict.fault, verdict.node, verdict.nodes) == ("network_congestion", None, ())
+        assert verdict.asks == "notify"
+        assert verdict.kinds == {"congestion", "collective_time"}
+
+    def test_one_switch_is_named_with_its_nodes(self) -> None:
+        story = racks(self.congested(slice(4, 8)))
+        verdict = only("network_congestion", story.window())
+        assert verdict.nodes == story.nodes[4:8]
+        assert "leaf1" in verdict.summary
+
+    def test_accuses_no_nic(self) -> None:
+        quiet(self.congested(slice(None)), "nic_degraded", "network_hang", "switch_down")
+
+    def test_a_short_burst_is_not_told_of(self) -> None:
+        quiet(self.congested(slice(None), rows=8))
+
+    def test_notifications_that_slow_nothing_are_weather(self) -> None:
+        story = job(nodes=16)
+        for node in range(16):
+            count_up(story.node["node_congestion_notifications_total"][:, node], 5_000)
+        quiet(story)
+
+    def test_longer_collectives_alone_are_not_congestion(self) -> None:
+        quiet(slower_by_network(job(nodes=16)))
+
+    def test_longer_compute_on_all_ranks_is_not_congestion(self) -> None:
+        story = self.congested(slice(None))
+        story.device["train_compute_seconds"][-SINCE:] += 0.15
+        quiet(story, "network_congestion")
+
+    def test_one_sender_of_pauses_explains_what_the_others_receive(self) -> None:
+        story = self.congested(slice(None))
+        story.node["node_pfc_tx_pause_packets_per_second"][-SINCE:, 3] = 5_000
+        quiet(story, "network_congestion")
+        assert only("nic_degraded", story.window()).node == "n3"
+
+
+class TestStorageStall:
+    def stalled(self, nodes: slice = slice(None), rows: int = SINCE) -> Story:
+        story = job()
+        story.node["node_iowait_ratio"][-rows:, nodes] = 0.4
+        story.node["node_io_pressure_ratio"][-rows:, nodes] = 0.5
+        story.node["node_blocked_tasks"][-rows:, nodes] = 12
+        return story
+
+    def waiting(self, story: Story, ratio: float = 0.5) -> Story:
+        story.device["train_data_wait_seconds"] = np.full((ROWS, len(story.series)), 0.01)
+        story.device["train_data_wait_seconds"][-SINCE:] += ratio * 0.5
+        story.device["train_step_seconds"][-SINCE:] *= 1 + ratio
+        return story
+
+    def test_many_nodes_wait_for_io_and_all_steps_wait_for_data(self) -> None:
+        verdict = only("storage_stall", self.waiting(self.stalled()).window())
+        assert (verdict.fault, verdict.node, verdict.nodes) == ("storage_stall", None, ())
+        assert verdict.kinds == {"io", "data_wait"}
+        assert verdict.asks == "notify"
+        assert verdict.slowdown_ratio == pytest.approx(0.5, abs=0.02)
+
+    def test_a_standstill_with_many_nodes_waiting_for_io(self) -> None:
+        verdict = only("storage_stall", self.stalled().standstill(SINCE).window())
+        assert verdict.kinds == {"io", "standstill"}
+
+    def test_nodes_whose_nfs_hangs_show_blocked_tasks_alone(self) -> None:
+        story = job().standstill(SINCE)
+        story.node["node_blocked_tasks"][-SINCE:] = 12
+        assert "standstill" in only("storage_stall", story.window()).kinds
+
+    def test_a_checkpoint_that_nobody_announced_gets_its_time(self) -> None:
+        story = self.stalled().standstill(SINCE)
+        story.node["node_disk_write_bytes_per_second"][-SINCE:] = 2e9
+        quiet(story, "storage_stall")
+
+    def test_and_is_then_told_of_so_that_nothing_restarts_it(self) -> None:
+        story = self.stalled(rows=70).standstill(70)
+        story.node["node_disk_write_bytes_per_second"][-70:] = 2e9
+        assert "standstill" in only("storage_stall", story.window()).kinds
+
+    def test_a_checkpoint_has_its_own_history(self) -> None:
+        story = self.stalled().standstill(SINCE)
+        story.phase = ["checkpoint"] * 8
+        story.phase_since_s[:] = NOW_S - SINCE
+        story.pauses = [Pause("checkpoint", 50.0)]
+        quiet(story, "storage_stall")
+
+    def test_a_checkpoint_beyond_its_history_is_a_stall(self) -> None:
+        story = self.stalled(rows=80).standstill(80)
+        story.phase = ["checkpoint"] * 8
+        story.phase_since_s[:] = NOW_S - 80
+        story.pauses = [Pause("checkpoint", 20.0)]
+        assert "checkpoint" in only("storage_stall", story.window()).summary
+
+    def test_one_node_that_waits_for_io_is_its_hosts_trouble(self) -> None:
+        story = self.stalled(slice(2, 3))
+        self.waiting(story)
+        story.device["train_data_wait_seconds"][-SINCE:] -= 0.25
+        story.device["train_data_wait_seconds"][-SINCE:, 2] += 0.25
+        verdict = only("storage_stall", story.window())
+        assert (verdict.node, verdict.asks) == ("n2", "notify")
+        assert verdict.confidence < 0.9
+
+    def test_io_that_the_job_does_not_feel_is_none_of_ours(self) -> None:
+        quiet(self.stalled())
+        quiet(self.stalled(slice(2, 3)))
+
+    def test_io_that_was_always_so_explains_no_standstill(self) -> None:
+        story = self.stalled(rows=ROWS).standstill(SINCE)
+        quiet(story, "storage_stall")
+
+    def test_slow_collectives_are_not_the_storages(self) -> None:
+        quiet(slower_by_network(self.stalled()), "storage_stall")
+
+    def test_is_blind_without_io_metrics(self) -> None:
+        with pytest.raises(Blind, match="I/O"):
+            detect("storage_stall", Story().window())
+
+
+class TestOrdinaryLife:
+    def test_a_healthy_job(self) -> None:
+        quiet(job().ports())
+        quiet(racks(job(nodes=16, gpus=4).ports(4)))
+
+    def test_an_evaluation_in_which_all_traffic_falls_to_nothing(self) -> None:
+        story = job().ports().standstill(SINCE)
+        story.phase = ["eval"] * 8
+        story.phase_since_s[:] = NOW_S - SINCE
+        for metrics in (story.node, story.link):
+            for name in metrics:
+                if "bytes_per_second" in name:
+                    metrics[name][-SINCE:] = 0
+        quiet(story)
+
+    def test_an_agent_that_restarted_begins_its_counters_anew(self) -> None:
+        story = job().ports()
+        for values in (*story.node.values(), *story.link.values()):
+            values[-20:-12, 2] = np.nan
+        story.node["node_rdma_errors_total"][:-20, 2] = 70_000.0
+        story.link["link_errors_total"][:-20, 2] = 70_000.0
+        quiet(story)
+
+    def test_the_first_rows_of_a_job(self) -> None:
+        for rows in (1, 2, 3, 5):
+            story = Story(nodes=8, rows=rows).hardware().ports()
+            story.node["node_rdma_errors_total"] += 1e6
+            story.link["link_downed_total"] += 7
+            quiet(story, "nic_degraded", "network_congestion", "switch_down", "node_silent")
+
+    def test_gaps_in_all_metrics(self) -> None:
+        story = racks(job(nodes=16).ports())
+        rng = np.random.default_rng(5)
+        for values in (*story.node.values(), *story.link.values()):
+            values[rng.random(values.shape) < 0.3] = np.nan
+        quiet(story)

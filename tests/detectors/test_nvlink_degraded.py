@@ -1,0 +1,143 @@
+"""NVLinks that are down or err."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.nvlink_degraded import NvlinkDegraded
+from eagle_eye.detectors.types import Blind, Happening
+from tests.detectors.slow_stories import SICK_ROWS, first_said, hookless, idle, job, longer_steps, one, without
+from tests.detectors.windows import NOW_S, Story
+
+DETECTOR = NvlinkDegraded()
+
+
+def down(story: Story, column: int = 5, rows: int = SICK_ROWS, links: float = 12.0) -> Story:
+    story.device["gpu_nvlinks_active"][-rows:, column] = links
+    return story
+
+
+def errors(story: Story, column: int = 5, rows: int = SICK_ROWS, each: float = 100.0) -> Story:
+    story.device["gpu_nvlink_errors_total"][-rows:, column] = each * np.arange(1, rows + 1)
+    return story
+
+
+def less_traffic(story: Story, column: int = 5, rows: int = SICK_ROWS) -> Story:
+    for name in ("gpu_nvlink_rx_bytes_per_second", "gpu_nvlink_tx_bytes_per_second"):
+        story.device[name][-rows:, column] *= 0.6
+    return story
+
+
+def xid(story: Story, before_s: float, device: int = 1, code: int = 74) -> Story:
+    story.events.append(Happening(NOW_S - before_s, "n1", device, "xid", {"code": code}))
+    return story
+
+
+class TestFires:
+    def test_links_down_with_less_traffic_name_the_gpu(self) -> None:
+        verdict = one(DETECTOR.detect(less_traffic(down(job())).window()))
+        assert (verdict.fault, verdict.node, verdict.device) == ("nvlink_degraded", "n1", 1)
+        assert verdict.confidence >= 0.9
+        assert "12 of 18 links" in verdict.summary
+        assert abs(verdict.onset_s - (NOW_S - SICK_ROWS)) <= 1.0
+        assert verdict.slowdown_ratio == 0  # the job's pace has not changed
+
+    def test_reckons_what_lost_links_cost_where_nothing_tells_of_the_pace(self) -> None:
+        story = hookless(less_traffic(down(job(rows=24))))
+        verdict = one(DETECTOR.detect(story.window()))
+        assert verdict.confidence >= 0.9
+        assert verdict.slowdown_ratio == pytest.approx(1.2 / 4.5 * 0.5, rel=0.1)
+
+    def test_one_gpu_that_moves_less_since_the_job_is_slower_is_found_by_counters_alone(self) -> None:
+        story = without(hookless(less_traffic(job(rows=200), rows=80)), "gpu_nvlinks", "gpu_nvlink_err", "gpu_pcie_l")
+        story.device["gpu_tensor_active_ratio"][-80:] *= 0.88
+        verdict = one(DETECTOR.detect(story.window()))
+        assert (verdict.node, verdict.device) == ("n1", 1)
+        assert verdict.kinds == {"nvlink_bandwidth", "step_time"}
+        assert verdict.confidence >= 0.9
+        assert verdict.slowdown_ratio == pytest.approx(0.136, rel=0.15)
+
+    def test_links_down_with_an_xid_are_enough(self) -> None:
+        verdict = one(DETECTOR.detect(xid(down(job()), SICK_ROWS).window()))
+        assert verdict.kinds == {"nvlinks", "xid"}
+        assert verdict.confidence >= 0.9
+        assert verdict.asks is None
+
+    def test_steps_that_became_longer_say_what_it_costs(self) -> None:
+        verdict = one(DETECTOR.detect(longer_steps(down(job())).window()))
+        assert verdict.kinds == {"nvlinks", "step_time"}
+        assert verdict.slowdown_ratio == pytest.approx(0.2, rel=0.2)
+
+    def test_links_down_alone_only_notify(self) -> None:
+        assert one(DETECTOR.detect(down(job()).window())).confidence < 0.9
+
+    def test_links_that_were_always_down_are_found_against_the_peers(self) -> None:
+        assert one(DETECTOR.detect(down(job(), rows=120).window())).node == "n1"
+
+    def test_all_gpus_of_a_node_point_at_its_switch(self) -> None:
+        story = job()
+        for column in story.column("n2"):
+            less_traffic(down(story, column), column)
+        verdict = one(DETECTOR.detect(story.window()))
+        assert (verdict.node, verdict.device) == ("n2", None)
+        assert "NVSwitch" in verdict.summary
+
+    def test_errors_with_two_other_signs_are_enough(self) -> None:
+        verdict = one(DETECTOR.detect(longer_steps(less_traffic(errors(job()))).window()))
+        assert verdict.kinds == {"nvlink_errors", "nvlink_bandwidth", "step_time"}
+        assert verdict.confidence >= 0.9
+
+    def test_repeated_xids_of_a_job_that_goes_on_ask_for_a_planned_exchange(self) -> None:
+        verdict = one(DETECTOR.detect(xid(xid(job(), 60), 20).window()))
+        assert verdict.asks == "drain_node"
+        assert verdict.confidence >= 0.9
+
+    def test_a_clear_case_is_named_within_fifteen_seconds(self) -> None:
+        after = first_said(DETECTOR, less_traffic(down(job(rows=60))), 60 - SICK_ROWS)
+        assert after is not None
+        assert after <= 14
+
+
+class TestStaysQuiet:
+    def test_a_single_xid_asks_for_a_look_at_most(self) -> None:
+        verdict = one(DETECTOR.detect(xid(job(), 20).window()))
+        assert verdict.asks == "drain_node"
+        assert verdict.confidence < 0.9
+
+    def test_another_xid_is_not_ours(self) -> None:
+        assert DETECTOR.detect(xid(job(), 20, code=79).window()) == []
+
+    def test_a_code_that_is_no_number_is_ignored(self) -> None:
+        story = job()
+        story.events.append(Happening(NOW_S - 5, "n1", 1, "xid", {"code": "seventy-four"}))
+        assert DETECTOR.detect(story.window()) == []
+
+    def test_an_xid_of_a_job_that_stands_still_is_left_to_others(self) -> None:
+        assert DETECTOR.detect(xid(idle(job(rows=200), 100), 95).window()) == []
+
+    def test_a_few_errors_are_replayed(self) -> None:
+        assert DETECTOR.detect(errors(job(), each=0.5).window()) == []
+
+    def test_errors_alone_are_no_fault(self) -> None:
+        assert DETECTOR.detect(errors(job()).window()) == []
+
+    def test_one_burst_of_errors_is_no_fault(self) -> None:
+        story = longer_steps(job())
+        story.device["gpu_nvlink_errors_total"][-10:, 5] = 5_000
+        assert DETECTOR.detect(story.window()) == []
+
+    def test_less_traffic_alone_is_no_fault(self) -> None:
+        assert DETECTOR.detect(less_traffic(job()).window()) == []
+
+    def test_a_model_with_fewer_links_is_no_fault(self) -> None:
+        story = job()
+        columns = story.column("n5")
+        story.device["gpu_nvlinks_active"][:, columns] = 12
+        role_of = np.zeros(len(story.series), dtype=np.intp)
+        role_of[columns] = 1
+        assert DETECTOR.detect(story.window(role_of=role_of)) == []
+
+    def test_is_blind_without_nvlink_metrics(self) -> None:
+        with pytest.raises(Blind, match="NVLinks"):
+            DETECTOR.detect(without(job(), "gpu_nvlink").window())
