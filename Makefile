@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FAULT ?= hang
-SOURCES := schema agent server detectors orchestrators cli demo
+SOURCES := schema agent server detectors orchestrators cli demo simulator learning
 
 .PHONY: help venv demo test check format clean
 

@@ -7,7 +7,18 @@ import pytest
 
 from eagle_eye.detectors.cpu_contention import CpuContention
 from eagle_eye.detectors.types import Blind
-from tests.detectors.slow_stories import SICK_ROWS, first_said, hookless, hot, idle, job, one, without
+from tests.detectors.slow_stories import (
+    SICK_ROWS,
+    first_said,
+    held_up,
+    hookless,
+    hot,
+    idle,
+    job,
+    longer_steps,
+    one,
+    without,
+)
 from tests.detectors.windows import NOW_S, Story
 
 DETECTOR = CpuContention()
@@ -28,8 +39,9 @@ def gpus_less(story: Story, node: str = "n1", rows: int = SICK_ROWS, ratio: floa
 
 def computes_longer(story: Story, node: str = "n1", rows: int = SICK_ROWS, ratio: float = 1.2) -> Story:
     columns = story.column(node)
-    story.device["train_compute_seconds"][-rows:, columns] *= ratio
-    story.device["nccl_collective_seconds"][-rows:, columns] *= 0.4
+    for column in columns:
+        held_up(story, column, rows, 1 / ratio)
+    story.device["nccl_collective_seconds"][-rows:, columns] = 0.08
     return story
 
 
@@ -44,15 +56,16 @@ class TestFires:
     def test_a_busy_host_whose_ranks_all_compute_longer_is_named(self) -> None:
         verdict = one(DETECTOR.detect(computes_longer(busy(job())).window()))
         assert verdict.kinds >= {"host_cpu", "compute_time", "collective_arrival"}
-        assert 0.05 < verdict.slowdown_ratio < 0.3
+        assert verdict.slowdown_ratio == pytest.approx(0.12, rel=0.1)
 
     def test_a_busy_host_whose_ranks_wait_for_data_is_named(self) -> None:
         story = busy(job())
         story.device["train_data_wait_seconds"] = np.full((120, 24), 0.005)
         story.device["train_data_wait_seconds"][-SICK_ROWS:, story.column("n1")] = 0.08
+        longer_steps(story, ratio=1.15)
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.kinds == {"host_cpu", "data_wait"}
-        assert verdict.slowdown_ratio > 0.05
+        assert verdict.slowdown_ratio == pytest.approx(0.15, rel=0.1)
 
     @pytest.mark.parametrize(
         ("metric", "value"),

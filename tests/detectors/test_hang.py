@@ -111,6 +111,12 @@ def test_ranks_that_all_stand_elsewhere_accuse_nobody() -> None:
     assert said(story) == []
 
 
+def test_a_node_whose_rows_tell_of_an_earlier_moment_does_not_lag() -> None:
+    story = job(standstill=20)
+    story.device["nccl_sequence"][-10:, 3] = story.device["nccl_sequence"][-1, 3] - np.arange(10, 0, -1)
+    assert said(story) == []
+
+
 def test_a_rank_that_ended_well_while_its_peers_wait_is_the_programs_fault() -> None:
     story = job(standstill=100)
     story.events.append(Happening(NOW_S - 99, "n2", 0, "process_exit", {"exit_code": 0, "rank": 2}))

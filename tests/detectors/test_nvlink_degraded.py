@@ -49,13 +49,13 @@ class TestFires:
         assert verdict.confidence >= 0.9
         assert verdict.slowdown_ratio == pytest.approx(1.2 / 4.5 * 0.5, rel=0.1)
 
-    def test_one_gpu_that_moves_less_since_the_job_is_slower_is_found_by_counters_alone(self) -> None:
+    def test_one_gpu_that_moves_less_since_the_job_is_slower_is_only_told_of(self) -> None:
         story = without(hookless(less_traffic(job(rows=200), rows=80)), "gpu_nvlinks", "gpu_nvlink_err", "gpu_pcie_l")
         story.device["gpu_tensor_active_ratio"][-80:] *= 0.88
         verdict = one(DETECTOR.detect(story.window()))
         assert (verdict.node, verdict.device) == ("n1", 1)
         assert verdict.kinds == {"nvlink_bandwidth", "step_time"}
-        assert verdict.confidence >= 0.9
+        assert verdict.confidence < 0.9
         assert verdict.slowdown_ratio == pytest.approx(0.136, rel=0.15)
 
     def test_links_down_with_an_xid_are_enough(self) -> None:

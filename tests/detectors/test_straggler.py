@@ -11,7 +11,7 @@ from eagle_eye.detectors.straggler import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Str
 from eagle_eye.detectors.types import Blind, Verdict
 from tests.detectors.windows import Story
 
-DETECTOR = Straggler(ratio=1.1, floor_s=10, ripe_s=30, false_per_1000_node_days=0.1)
+DETECTOR = Straggler(ratio=1.1, mild_ratio=1.05, floor_s=10, ripe_s=30, false_per_1000_node_days=0.1)
 STEP_S = 5.0
 
 
@@ -65,8 +65,18 @@ def test_the_onset_is_when_it_became_slow() -> None:
     assert verdict.onset_s == pytest.approx(story.times_s[-60], abs=2 * STEP_S)
 
 
-def test_a_small_slowness_that_lasts_names_nobody_below_the_ratio() -> None:
-    assert said(slow(job(), 1.06, 30)) == []
+def test_a_mild_slowness_counts_when_it_has_lasted_and_peers_are_alike() -> None:
+    story = job(32)
+    story.device["train_compute_seconds"] /= story.device["train_compute_seconds"][:100].mean(axis=0)
+    assert said(slow(story, 1.08, 6)) == []
+    story = job(32)
+    story.device["train_compute_seconds"] /= story.device["train_compute_seconds"][:100].mean(axis=0)
+    (verdict,) = said(slow(story, 1.08, 30))
+    assert verdict.node == "n2"
+
+
+def test_a_mild_slowness_within_what_nodes_differ_by_is_nothing() -> None:
+    assert said(slow(job(), 1.04, 38)) == []
 
 
 def test_twice_as_slow_is_found_soon_even_where_steps_are_noisy() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from eagle_eye.detectors.learned_model import LearnedModel
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_frame, encode_request
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server import config as configuration
@@ -52,6 +53,7 @@ class FakeWatcher:
     frames: list[tuple[Frame, float, float]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     recovered: list[tuple[Frame, float]] = field(default_factory=list)
+    models: list[LearnedModel | str] = field(default_factory=list)
     stuck: bool = False
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
@@ -62,6 +64,9 @@ class FakeWatcher:
 
     def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
         self.recovered.extend(frames)
+
+    def use_model(self, model: LearnedModel | str) -> None:
+        self.models.append(model)
 
     async def run(self) -> None:
         await asyncio.Event().wait()

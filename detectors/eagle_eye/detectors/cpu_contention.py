@@ -14,7 +14,17 @@ from eagle_eye.detectors.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck, 
 from eagle_eye.detectors.slow_share import Slowness, pace_change, slowness_by_pace
 from eagle_eye.detectors.topology import named
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
-from eagle_eye.detectors.under_load import Rows, compare, loaded_rows, middle, peers_of, require_training
+from eagle_eye.detectors.under_load import (
+    ROWS_MIN,
+    Rows,
+    carried,
+    compare,
+    lines_within,
+    loaded_rows,
+    middle,
+    peers_of,
+    require_training,
+)
 
 # What a busy host shows: metric, and by how much more than its peers' and than its own past it counts.
 HOST_SIGNS = (
@@ -24,8 +34,7 @@ HOST_SIGNS = (
     ("node_memory_pressure_ratio", 0.10),
 )
 DISTANCE_MIN = 6.0  # robust standard deviations of the peers
-LASTS_S, CHRONIC_LASTS_S = 12.0, 60.0
-ROWS_MIN = 3
+LASTS_S, CHRONIC_LASTS_S = 10.0, 60.0
 LOW_SHARE = 0.7  # of the rows since the onset that must show it
 PAST_SHARE = 0.5  # of the excess that the node's own past must not have shown
 NODES_SAMPLED = 128
@@ -177,8 +186,8 @@ def _sign(window: Window, node: int, metric: str, least: float) -> tuple[float, 
         return None
     others = np.array([i for i in range(len(window.nodes)) if i != node])
     others = others[:: math.ceil(len(others) / NODES_SAMPLED)]
-    own, peers = values[:, node], _row_medians(values[:, others])
-    lines = max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s))
+    own, peers = values[:, node], carried(_row_medians(values[:, others]))
+    lines = lines_within(window.node_times_s, LASTS_S)
     level, usual = middle(own[-lines:]), middle(peers[-lines:])
     levels = np.array([middle(column[-lines:]) for column in values[:, others].T])
     sigma = SIGMA_PER_MAD * middle(np.abs(levels - middle(levels)))
@@ -209,7 +218,7 @@ def _rose_together(window: Window, busy: _Busy) -> list[Struck]:
     values = window.node[sign.metric]
     together_s = max(TOGETHER_S, TOGETHER_ROWS * window.interval_s)
     since_s = window.node_times_s - busy.onset_s
-    lines = max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s))
+    lines = lines_within(window.node_times_s, LASTS_S)
     before = np.flatnonzero(since_s <= -together_s)[-lines:]
     if len(before) == 0:
         before = np.flatnonzero(since_s <= 0)[:lines]
@@ -237,7 +246,7 @@ def _effects(window: Window, busy: _Busy, rows: Rows) -> list[_Effect]:
     columns = np.flatnonzero(window.node_of == busy.node)
     if len(columns) == 0:
         return []
-    lines = max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s))
+    lines = lines_within(window.times_s, LASTS_S)
     found = [_gpus_do_less(window, columns, rows[-lines:]), *_steps_tell(window, columns, busy)]
     return [effect for effect in found if effect is not None]
 
@@ -316,7 +325,9 @@ def _cost(window: Window, busy: _Busy, effects: list[_Effect]) -> Slowness:
     caused = sum(effect.ratio for effect in effects if effect.kind in ("compute_time", "data_wait"))
     caused = caused or sum(effect.ratio for effect in effects)  # what its peers wait for it, where nobody says why
     if caused > 0:
-        return Slowness(caused, measured=True)
+        # Of a pipeline stage with time to spare it costs the job nothing.
+        change = None if busy.chronic else pace_change(window, busy.onset_s)
+        return slowness_by_pace(change, caused) if change is not None else Slowness(caused, measured=True)
     paced = None if busy.chronic else pace_change(window, busy.onset_s)
     activity = next((e.evidence for e in effects if e.kind == "gpu_activity"), None)
     if activity is not None and activity.peers_median and isinstance(activity.value, float) and activity.value > 0:

@@ -16,13 +16,6 @@ ECHO = re.compile(
     r"|watchdog caught collective|DistNetworkError|DistStoreError|peer.{0,40}(gone|lost|unreachable)",
     re.IGNORECASE | re.DOTALL,
 )
-# Exceptions that only the program itself can raise, and a batch that does not fit: no node is to blame for them.
-PROGRAM_ERROR = re.compile(
-    r"^(\w+\.)*(TypeError|ValueError|KeyError|IndexError|AttributeError|NameError|UnboundLocalError|ImportError"
-    r"|ModuleNotFoundError|NotImplementedError|AssertionError|ZeroDivisionError|RecursionError|SyntaxError"
-    r")\b",
-    re.MULTILINE,
-)
 GPU_MEMORY_ERROR = re.compile(r"CUDA out of memory|\bOutOfMemoryError\b")  # the batch or the model does not fit
 HOST_MEMORY_ERROR = re.compile(r"^MemoryError\b|Cannot allocate memory|std::bad_alloc", re.MULTILINE)
 SHELL_SIGNALS = 128  # shells and containers report a process that signal n killed as 128 + n (POSIX sh)
@@ -51,11 +44,6 @@ class Exit:
         if self.error:
             return not ECHO.search(self.error)
         return self.exit_code is not None and self.exit_code < 0 and -self.exit_code != signal.SIGABRT
-
-    @property
-    def program_error(self) -> bool:
-        """Whether the program's own error ended it, which no node can be blamed for."""
-        return self.cause and (PROGRAM_ERROR.search(self.error) or GPU_MEMORY_ERROR.search(self.error)) is not None
 
     @property
     def out_of_memory(self) -> bool:

@@ -13,7 +13,7 @@ from eagle_eye.detectors.peers import group_members, latest
 from eagle_eye.detectors.progress import Patience, Progress, progress
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-RECENT_LINES = 4  # rows in which a rank's collective sequence is looked for
+RECENT_LINES = 3  # rows in which a rank's collective sequence must not have moved
 RUN_AHEAD_MAX = 64.0  # collectives that hosts enqueue ahead of their GPUs; more apart, ranks count from other offsets
 MINORITY_SHARE = 3  # where completions are not known, at most one in so many ranks can be the one that lags
 WAITING_RATIO = 0.5  # of the ranks that must be inside a collective before a hang without culprit restarts anything
@@ -212,8 +212,17 @@ class Hang:
 
 
 def _newest(window: Window, metric: str) -> Floats:
+    """Return each rank's newest value where it has come to rest: (S,), NaN where it still moves or is not known.
+
+    Nodes' clocks differ, so that a row of now may tell of a moment before the standstill: then it still moves.
+    """
     values = window.device.get(metric)
-    return np.full(len(window.series), np.nan) if values is None else latest(values, RECENT_LINES)
+    if values is None or len(values) < 2:
+        return np.full(len(window.series), np.nan)
+    newest = latest(values, RECENT_LINES)
+    rows = values[-RECENT_LINES:]
+    moving = ((rows != newest) & np.isfinite(rows)).any(axis=0) | (np.isfinite(rows).sum(axis=0) < 2)
+    return np.where(moving, np.nan, newest)
 
 
 def _standstill(state: Progress) -> Evidence:

@@ -21,6 +21,9 @@ INTERVAL_RATIO_MAX = 1.5  # between the model's interval and the window's: noise
 POWER_LIMIT_RATIO = 0.05  # power limits that differ by less are the same
 LOOKS_BACK_MAX = 12  # spans looked back for the onset
 STANDSTILL_SPANS = 1.0  # without a step for so long, other detectors speak
+# A claim once made holds while the node is nearly as strange: what wavers at the limit is one story, not ten.
+HELD_RATIO = 30.0  # times the accepted rate
+HELD_SPANS = 3  # spans for which it may waver
 SUSPECTS_MAX = 16  # nodes looked at closely; more at once are no single node's trouble
 MANY_RATIO = 0.2  # of the nodes: as many odd ones at once are the job's, and the peers no reference any more
 REASONS_MAX = 3  # metrics named
@@ -41,7 +44,8 @@ class Learned:
 
     Scores the vector of ``learned_features`` of every node by three views (``learned_model``) and translates each score
     into alarms per node-day by a generalised Pareto tail of healthy scores (Siffer et al., KDD 2017). A node is
-    strange where two of three agree for ``model.looks`` spans in a row on a rate below ``alarms_per_1000_node_days``.
+    strange where two of three agree for ``model.looks`` spans in a row on a rate below ``alarms_per_1000_node_days``,
+    and no other node is so in the same metric.
     Only asks for a look. Blind without a model, for a window of other metrics, interval or hardware than learned, and
     while the job starts, pauses or stands still. Cannot see: what all nodes share; drift slower than the window, unless
     it ends far from the peers; what is odd in only one view.
@@ -66,7 +70,7 @@ class Learned:
             return []
         _refuse_strangers(model, window)
         until_s = self._until_s(model, window)
-        limit = self.alarms_per_1000_node_days / 1000
+        limit = HELD_RATIO * self.alarms_per_1000_node_days / 1000
         nodes = look(window, model.view, until_s)
         _refuse_other_metrics(model, window, nodes)
         inputs = model.inputs(nodes.values)
@@ -97,15 +101,18 @@ class Learned:
     def _persistent(
         self, model: LearnedModel, window: Window, nodes: Nodes, inputs: Floats, odd: Integers, until_s: float
     ) -> list[Verdict]:
-        """Return the verdicts on those nodes that were as strange in the spans before."""
-        lowest = model.scores(inputs[odd])
-        for back in range(1, model.looks):
+        """Return the verdicts on those nodes that were as strange in the spans before, or lately were."""
+        scores = [model.scores(inputs[odd])]
+        for back in range(1, model.looks + HELD_SPANS):
             try:
                 before = look(window, model.view, until_s - back * model.view.span_s)
             except Blind as reason:
-                raise Blind(f"{len(odd)} nodes look strange, for too short a time to tell: {reason}") from None
-            lowest = np.minimum(lowest, model.scores(model.inputs(before.values[odd])))
-        rates = model.alarms_per_node_day(lowest)
+                if back < model.looks:
+                    raise Blind(f"{len(odd)} nodes look strange, for too short a time to tell: {reason}") from None
+                break
+            scores.append(model.scores(model.inputs(before.values[odd])))
+        runs = [np.minimum.reduce(scores[i : i + model.looks]) for i in range(len(scores) - model.looks + 1)]
+        rates = np.minimum.reduce([model.alarms_per_node_day(run) for run in runs])
         verdicts = []
         for node, rate in zip(odd.tolist(), rates.tolist(), strict=True):
             if rate <= self.alarms_per_1000_node_days / 1000:
@@ -121,7 +128,7 @@ class Learned:
                 before = model.inputs(look(window, model.view, onset_s).values[node : node + 1])
             except Blind:
                 break
-            if model.alarms_per_node_day(model.scores(before))[0] > self.alarms_per_1000_node_days / 1000:
+            if model.alarms_per_node_day(model.scores(before))[0] > HELD_RATIO * self.alarms_per_1000_node_days / 1000:
                 break
             onset_s -= model.view.span_s
         return onset_s

@@ -4,7 +4,8 @@ Training and detection both compute it here, so that a model sees the same numbe
 the peers at the same moment: what moves for the whole job, a switch or a room cancels out. Three features of a metric:
 
 - level: the mean over the newest span without its highest and lowest row, minus the peers' median level;
-- change: the level minus the mean over the past before the span, minus the peers' median change;
+- change: the level minus the mean over the past before the span, minus the peers' median change, as far as it leads
+  away from the peers: what was odd and has passed is not odd;
 - spread: the logarithm of the standard deviation in the span over the peers' median one.
 
 The first two are in grains: the metric's own grain, or 1% of the peers' median level where that is more. Where the
@@ -151,6 +152,8 @@ def _scope(
     grain = np.fmax(floor, GRAIN_RATIO * np.abs(medians[0]))
     with np.errstate(invalid="ignore", divide="ignore"):
         features = (course - medians) / grain
+        away = np.sign(features[0]) * np.minimum(np.abs(features[0]), np.abs(features[1]))
+        features[1] = np.where(features[0] * features[1] < 0, 0.0, away)
         features[2] = np.log((course[2] + grain) / (medians[2] + grain))
         sigma = SIGMA_PER_MAD * _peers(np.abs(features).reshape(-1, columns), roles).reshape(course.shape)
         wider = np.fmax(sigma / LEAST_SIGMA[:, None, None], 1.0)

@@ -11,7 +11,7 @@ from eagle_eye.detectors.peers import growth, risen
 from eagle_eye.detectors.slow_clocks import SlowClock, slow_clocks
 from eagle_eye.detectors.slow_share import pace_change, slowness_by_pace
 from eagle_eye.detectors.types import Blind, Evidence, Happening, Integers, Verdict, Window
-from eagle_eye.detectors.under_load import Rows, compare, loaded_rows, middle, peers_of, require_training
+from eagle_eye.detectors.under_load import Rows, compare, lines_within, loaded_rows, middle, peers_of, require_training
 
 ROWS_MIN = 3
 LASTS_S = 10.0
@@ -69,7 +69,7 @@ class NvlinkDegraded:
         if not nodes:
             return []
         require_training(window)
-        rows = loaded_rows(window, max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s)))
+        rows = loaded_rows(window, lines_within(window.times_s, LASTS_S))
         verdicts = (self._judge(window, node, suspects, rows) for node in nodes)
         return [verdict for verdict in verdicts if verdict is not None]
 
@@ -137,7 +137,8 @@ def _confidence(kinds: set[str], told: list[Happening], lasted_s: float) -> tupl
     if "nvlink_errors" in kinds and len(kinds) > 2:
         return CONFIDENCE_ERRORS, False
     if kinds == {"nvlink_bandwidth", "step_time"}:
-        return (CONFIDENCE_ERRORS if lasted_s >= TRAFFIC_LASTS_S else CONFIDENCE_TRAFFIC), False
+        # A victim of another node's slowness moves less, too: alone this is only told of.
+        return (CONFIDENCE_TRAFFIC if lasted_s >= TRAFFIC_LASTS_S else None), False
     if "xid" in kinds:
         return CONFIDENCE_ONCE, True
     return None, False
@@ -202,7 +203,7 @@ def _erring(window: Window) -> dict[int, list[int]]:
     values = window.device.get("gpu_nvlink_errors_total")
     if values is None or len(values) < ROWS_MIN + 1:
         return {}
-    lines = min(max(ROWS_MIN, math.ceil(ERRORS_S / window.interval_s)), len(values) - 1)
+    lines = lines_within(window.times_s, ERRORS_S)
     if not (risen(values, lines + 1) >= ERRORS_MIN).any():
         return {}
     grown = growth(values, lines + 1)
@@ -212,8 +213,8 @@ def _erring(window: Window) -> dict[int, list[int]]:
     line = max(ERRORS_MIN, ERRORS_RATIO * float(np.median(known)))
     found: dict[int, list[int]] = {}
     for index in np.flatnonzero(grown >= line)[:SUSPECTS_MAX].tolist():
-        steps = np.diff(values[-lines - 1 :, index])
-        steps = steps[np.isfinite(steps)]
+        own = values[-lines - 1 :, index]
+        steps = np.diff(own[np.isfinite(own)])
         if len(steps) and (steps > 0).sum() >= max(ROWS_MIN, ERRORS_ROWS_SHARE * len(steps)):
             found.setdefault(int(window.node_of[index]), []).append(index)
     return found
@@ -271,7 +272,7 @@ def _links(window: Window, lost: list[int]) -> tuple[list[Evidence], float]:
 
 def _errors(window: Window, column: int) -> Evidence:
     values = window.device["gpu_nvlink_errors_total"]
-    lines = min(max(ROWS_MIN, math.ceil(ERRORS_S / window.interval_s)), len(values) - 1) + 1
+    lines = lines_within(window.times_s, ERRORS_S) + 1
     own = float(growth(values[:, column : column + 1], lines)[0])
     peers = middle(growth(values[:, peers_of(window, column, window.role_of)], lines))
     series = window.series[column]

@@ -15,6 +15,7 @@ from eagle_eye.detectors.under_load import (
     Comparison,
     Rows,
     compare,
+    lines_within,
     loaded_rows,
     middle,
     peers_of,
@@ -76,8 +77,7 @@ class PcieDegraded:
         if not narrow and not replaying:
             return []
         require_training(window)
-        lines = max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s))
-        rows = loaded_rows(window, lines)
+        rows = loaded_rows(window, lines_within(window.times_s, LASTS_S))
         if len(rows) < ROWS_MIN:
             raise Blind("the job is not under load: PCIe links cannot be compared")
         slots = np.array([series.device for series in window.series])
@@ -165,7 +165,7 @@ def _replaying(window: Window) -> list[int]:
     values = window.device.get("gpu_pcie_replays_total")
     if values is None or len(values) < 2:
         return []
-    lines = min(max(ROWS_MIN, math.ceil(REPLAYS_S / window.interval_s)), len(values) - 1)
+    lines = lines_within(window.times_s, REPLAYS_S)
     if not (risen(values, lines + 1) >= REPLAYS_MIN).any():
         return []
     grown = growth(values, lines + 1)
@@ -234,7 +234,7 @@ def _less_traffic(window: Window, suspect: _Suspect) -> Evidence | None:
 
 def _replays(window: Window, suspect: _Suspect) -> Evidence:
     values = window.device["gpu_pcie_replays_total"]
-    lines = max(ROWS_MIN, math.ceil(REPLAYS_S / window.interval_s)) + 1
+    lines = lines_within(window.times_s, REPLAYS_S) + 1
     own = float(growth(values[:, suspect.index : suspect.index + 1], lines)[0])
     peers = middle(growth(values[:, suspect.peers], lines)) if len(suspect.peers) else math.nan
     series = window.series[suspect.index]
@@ -247,7 +247,7 @@ def _pauses(window: Window, node: int) -> Evidence | None:
     values = window.node.get(metric)
     if values is None or len(window.nodes) < 3:
         return None
-    lines = max(ROWS_MIN, math.ceil(LASTS_S / window.interval_s))
+    lines = lines_within(window.node_times_s, LASTS_S)
     recent: Floats = values[-lines:]
     own = middle(recent[:, node])
     others = np.array([middle(recent[:, other]) for other in range(min(len(window.nodes), 64)) if other != node])

@@ -14,7 +14,7 @@ from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_toget
 from eagle_eye.detectors.slow_share import slowness_by_clock
 from eagle_eye.detectors.topology import named
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
-from eagle_eye.detectors.under_load import Comparison, bit_share, compare, middle, nodes_among, seen_bits
+from eagle_eye.detectors.under_load import Comparison, bit_share, compare, lines_within, middle, nodes_among, seen_bits
 
 # NVML's clocks-event-reasons (nvml.h): hardware slowdown and hardware power brake. The software power cap (0x4)
 # flickers on every healthy GPU at full load and says nothing by itself; the thermal bits are another's.
@@ -30,6 +30,7 @@ COOL_C = 82.0  # at and beyond it the heat may be the reason
 HOTTER_C = 8.0
 MEMORY_CLOCK_RATIO = 0.05  # with another memory clock and another limit all along, it is another model of GPU
 LIMIT_ROWS = 3
+BEFORE_ROWS = 60  # before the onset, whose median power is the usual one
 LIMIT_KEPT_S = 60.0  # so long a lowered limit is remembered: a cap is lifted node by node
 ACCUSED_MAX = 8  # whose company in the past is looked for
 SHARED_LIMIT_NODES = 3  # nodes that have had a limit of their own all along are configured so
@@ -193,7 +194,7 @@ def _fell(window: Window, slow: SlowClock) -> bool:
     """Whether its power fell at the onset while its peers' did not: where stages differ, a spread hides it."""
     power = window.device.get("gpu_power_watts")
     onset = int(np.searchsorted(window.times_s, slow.onset_s, side="right"))
-    before = np.arange(max(onset - len(slow.rows) - 2, 0), max(onset - 1, 0))
+    before = np.arange(max(onset - BEFORE_ROWS, 0), max(onset - 1, 0))
     if power is None or slow.chronic or slow.distance < DISTANCE_MIN or len(before) < LIMIT_ROWS:
         return False
     columns = np.concatenate([[slow.index], slow.peers])
@@ -259,7 +260,7 @@ def _lowered_limits(window: Window) -> Verdict | None:
     limits = window.device.get("gpu_power_limit_watts")
     if limits is None or len(limits) <= 2 * LIMIT_ROWS:
         return None
-    kept = max(LIMIT_ROWS, math.ceil(LIMIT_KEPT_S / window.interval_s))
+    kept = lines_within(window.times_s, LIMIT_KEPT_S)
     now: Floats = np.fmin.reduce(limits[-kept:], axis=0)
     then: Floats = np.fmax.reduce(limits[:LIMIT_ROWS], axis=0)
     lowered = now < LIMIT_RATIO * then  # NaN is not

@@ -87,7 +87,7 @@ class ProcessExit:
         error: GpuError | None,
         by_order: bool,
     ) -> Verdict:
-        application = kill is None and _application(window, exits, first, error)
+        application = kill is None and _application(window, exits, error)
         if nodes:
             others = f"; {len(exits) - 1} other ranks followed" if len(exits) > 1 else ""
             summary = f"{first.who} {first.how}{_quoted(first)}{others}"
@@ -144,12 +144,13 @@ def _hardware_speaks(window: Window, exits: list[Exit]) -> bool:
     return counter is not None and any(window.series[column].node in nodes for column in grown(counter).tolist())
 
 
-def _application(window: Window, exits: list[Exit], first: Exit, error: GpuError | None) -> bool:
-    """Whether the user's program is to blame, not a node."""
+def _application(window: Window, exits: list[Exit], error: GpuError | None) -> bool:
+    """Whether the user's program is to blame, not a node: its error is the same everywhere, or the GPU's log says so.
+
+    An exception on one node alone may be its memory or its file system, and counts against it when it comes back.
+    """
     if error is not None:
         return error.xid.kind in PROGRAM_KINDS
-    if first.program_error:
-        return True
     told = [item for item in exits if item.error and item.cause]
     everywhere = len({item.node for item in told}) == len(window.nodes) and 2 * len(told) > len(exits) > 1
     return everywhere and len({item.error_kind for item in told}) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,11 @@ from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
 from eagle_eye.detectors.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 from eagle_eye.detectors.under_load import (
+    ROWS_MIN,
     Rows,
+    carried,
     comparable,
+    lines_within,
     loaded_rows,
     middle,
     nodes_among,
@@ -26,9 +30,8 @@ from eagle_eye.detectors.under_load import (
 MILD_DEFICIT = 0.02  # of the peers' clock: looked at, and company for a worse one
 CLEAR_DEFICIT = 0.03  # counts when it has lasted; healthy GPUs at one power limit differ by 1 to 2%
 LARGE_DEFICIT = 0.10  # counts soon: throttling at 85 C costs 5 to 10%, at 90 C 30 to 40% (vendor notes)
-LARGE_LASTS_S = 12.0
+LARGE_LASTS_S = 10.0
 CLEAR_LASTS_S = 60.0
-ROWS_MIN = 3
 SIGMA_FLOOR = 0.004  # of the clock: NVML's steps of 15 MHz at 1.7 GHz are 0.9% apart
 DISTANCE_MIN = 4.0  # standard deviations of the peers, below which it is one of them
 SIGMA_PER_QUARTER = 3.14  # of the distance from the median that a quarter of normal values keeps
@@ -86,8 +89,7 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
     screened = _screen(window, clock, groups, least)
     if not len(screened):
         return []
-    lines = min(len(clock), max(ROWS_MIN, min(HISTORY_ROWS, math.ceil(HISTORY_S / window.interval_s))))
-    rows = loaded_rows(window, lines)
+    rows = loaded_rows(window, min(lines_within(window.times_s, HISTORY_S), HISTORY_ROWS))
     if len(rows) == 0 or rows[-1] < len(clock) - ROWS_MIN:
         raise Blind("the job is not under load: clocks cannot be compared")
     references: dict[tuple[int, int], _Reference] = {}
@@ -114,29 +116,34 @@ def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
         return []
     clock, groups = window.device[metric], comparable(window)
     together_s = max(TOGETHER_S, TOGETHER_ROWS * window.interval_s)
-    lines = max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s))
-    onset = int(np.searchsorted(window.times_s, slow.onset_s, side="right"))
-    around = math.ceil(together_s / window.interval_s)
-    begin = max(onset - around, min(lines, onset))
-    least = max(MILD_DEFICIT, slow.deficit / 2)
-    if begin <= 0:
+    lines = lines_within(window.times_s, LARGE_LASTS_S)
+    rows = loaded_rows(window, min(lines_within(window.times_s, HISTORY_S), HISTORY_ROWS))
+    since_s = window.times_s[rows] - slow.onset_s
+    before = rows[since_s <= -together_s][-lines:]
+    if len(before) < ROWS_MIN:
+        before = rows[since_s <= 0][:lines]
+    around = rows[(since_s > -together_s) & (since_s <= together_s + LARGE_LASTS_S)]
+    around = around[around > before[-1]] if len(before) else around
+    blocks = [around[start : start + lines] for start in range(0, len(around) - lines + 1, lines)]
+    if not len(before) or not blocks:
         return []
-    sound = ~(_deficits(clock[max(begin - lines, 0) : begin], groups) >= least)
-    fell = np.zeros(len(groups), dtype=np.bool_)
-    for start in range(begin, min(onset + around, len(clock)), lines):
-        if len(clock[start : start + lines]) >= ROWS_MIN:
-            fell |= _deficits(clock[start : start + lines], groups) >= least
+    least = max(MILD_DEFICIT, slow.deficit / 2)
+    low = [_deficits(clock[block], groups) >= least for block in blocks]
+    # Low in two blocks in a row is not noise; of a new trouble there is no more than one.
+    fell = low[-1] if len(low) == 1 else np.any([one & next_one for one, next_one in pairwise(low)], axis=0)
+    fell |= low[-1] & (window.times_s[blocks[-1][0]] >= slow.onset_s) & (len(clock) - blocks[-1][-1] <= lines)
+    sound = ~(_deficits(clock[before], groups) >= least)
     own = int(window.node_of[slow.index])
     nodes = np.unique(window.node_of[fell & sound])
     return [Struck(int(node), slow.onset_s) for node in nodes if int(node) != own]
 
 
 def _deficits(rows: Floats, groups: Integers) -> Floats:
-    """Return by what share each series' mean over some rows is below its group's median; NaN where unobserved."""
+    """Return by what share each series' mean over some rows is below its group's median; 0 within its spread."""
     level = _mean(rows[:: max(len(rows) // SCREEN_ROWS, 1)])
-    centre, _ = _centres(level, groups)
+    centre, sigma = _centres(level, groups)
     with np.errstate(invalid="ignore", divide="ignore"):
-        deficits: Floats = 1 - level / centre
+        deficits: Floats = np.where(level < centre - DISTANCE_MIN * sigma, 1 - level / centre, 0.0)
     return deficits
 
 
@@ -151,7 +158,7 @@ def _mean(rows: Floats) -> Floats:
 
 def _screen(window: Window, clock: Floats, groups: Integers, least: float) -> list[int]:
     """Return the series whose mean over a few rows is low, worst first."""
-    lines = min(len(clock), max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s)))
+    lines = lines_within(window.times_s, LARGE_LASTS_S)
     few = clock[-lines :: max(lines // SCREEN_ROWS, 1)]
     level = _mean(few)
     centre, sigma = _centres(level, groups)
@@ -201,13 +208,13 @@ def _reference(window: Window, clock: Floats, groups: Integers, index: int, rows
     if len(peers) < PEERS_MIN:
         return _Reference(peers, np.full(len(rows), np.nan), math.inf)
     values = clock[np.ix_(rows, peers)]
-    levels = median_over_rows(values[-max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s)) :])
+    levels = median_over_rows(values[-lines_within(window.times_s, LARGE_LASTS_S) :])
     levels = levels[np.isfinite(levels)]
     centre = middle(levels) if len(levels) >= PEERS_MIN else 0.0
     if centre <= 0:
         return _Reference(peers, np.full(len(rows), np.nan), math.inf)
     sigma = SIGMA_PER_MAD * middle(np.abs(levels - centre)) / centre
-    return _Reference(peers, median_over_rows(values.T), max(sigma, SIGMA_FLOOR))
+    return _Reference(peers, carried(median_over_rows(values.T)), max(sigma, SIGMA_FLOOR))
 
 
 def _close_look(
@@ -237,13 +244,13 @@ def _close_look(
     chronic = since == 0
     enough_s = LARGE_LASTS_S if deficit >= LARGE_DEFICIT and not chronic else CLEAR_LASTS_S
     low = float((stretch < 1 - deficit / 2).mean())
-    newest = seen[since:][-max(lines, ROWS_MIN) :]
+    newest = rows[rows >= max(seen[since], seen[-min(lines, len(seen))])]
     if not works(window, index, peers, newest):
         return None
     return SlowClock(
         index=index,
         clock_hz=middle(clock[newest, index]),
-        peers_hz=middle(reference[known][since:][-len(newest) :]),
+        peers_hz=middle(reference[known][since:][-lines:]),
         deficit=deficit,
         distance=deficit / sigma,
         onset_s=onset_s,

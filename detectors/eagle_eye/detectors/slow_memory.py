@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from eagle_eye.detectors.shared_cause import Struck, partition
-from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, LARGE_LASTS_S, ROWS_MIN, SlowClock, slow_clocks
+from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, SlowClock, slow_clocks
 from eagle_eye.detectors.slow_share import Slowness, compute_excess, slowness_by_clock
 from eagle_eye.detectors.topology import named
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
-from eagle_eye.detectors.under_load import compare, loaded_rows, peers_of, require_training
+from eagle_eye.detectors.under_load import ROWS_MIN, compare, lines_within, loaded_rows, peers_of, require_training
 
 HOT_C = 95.0  # HBM2e and HBM3 are specified to 95 C; beyond it they refresh more often and slow down
 HOTTER_C = 8.0  # than the peers' memory
@@ -106,8 +105,7 @@ class SlowMemory:
         if len(suspects) == 0:
             return []
         require_training(window)
-        lines = max(ROWS_MIN, math.ceil(max(HOT_LASTS_S, LARGE_LASTS_S) / window.interval_s))
-        rows = loaded_rows(window, lines)
+        rows = loaded_rows(window, lines_within(window.times_s, HOT_LASTS_S))
         if len(rows) < ROWS_MIN:
             raise Blind("the job is not under load: temperatures say nothing about its pace")
         found: dict[int, Verdict] = {}

@@ -12,20 +12,26 @@ from eagle_eye.detectors.medians import median_over_rows
 from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.progress import typical_step_s
 from eagle_eye.detectors.types import Floats, Integers, Window
-from eagle_eye.detectors.under_load import loaded_rows, middle, peers_of
+from eagle_eye.detectors.under_load import lines_within, loaded_rows, middle, peers_of
 
 COMPUTE_SHARE = 0.7  # of a step that waits for the GPU's clock, where nobody reports compute times: model FLOPS
 # utilisations of 40 to 55% at peak rates leave about that much (Jiang et al. 2024)
 STEPS_MEASURED = 64  # newest, since the onset
 STEPS_BEFORE_MIN, STEPS_AFTER_MIN = 5, 2
-HALF, QUARTER = 0.5, 0.25
-BLOCK_S = 5.0  # of activity counters: long enough for steps of a second
+BLOCK_S = 5.0  # of activity counters, at least a row: their spread says how much a change means
 GROWTH_NOTED = 0.01  # of the step time, below which a change of pace is no evidence
 GROWTH_DISTANCE = 4.0  # standard errors
-ERRORS_COMPATIBLE = 2.0  # standard errors within which a reckoned cost agrees with the job's pace
-ACTIVITY = ("gpu_tensor_active_ratio", "gpu_dram_active_ratio", "gpu_nvlink_tx_bytes_per_second")
+ERRORS_COMPATIBLE = 2.0  # standard errors within which a reckoned cost agrees with the job's pace...
+NEARER_RATIO = 0.5  # ...which must be nearer to it than to no cost at all
+ACTIVITY = (
+    "gpu_tensor_active_ratio",
+    "gpu_dram_active_ratio",
+    "gpu_nvlink_tx_bytes_per_second",
+    "gpu_pcie_tx_bytes_per_second",
+)
+NODE_ACTIVITY, MOVED_SHARE = "node_rdma_tx_bytes_per_second", 0.5  # of its usual level, below which nothing is trained
 ACTIVITY_NOTED = 0.03  # counters are coarser than clocks around steps
-ACTIVITY_ROWS, ACTIVITY_SAMPLED = 300, 64
+ACTIVITY_S, ACTIVITY_ROWS, ACTIVITY_SAMPLED = 600.0, 1_200, 64
 
 
 class Slowness(NamedTuple):
@@ -134,46 +140,74 @@ def pace_change(window: Window, since_s: float) -> PaceChange | None:
     begun_s = since_s + typical_step_s(window) + window.interval_s
     before = seconds[times_s <= since_s][-STEPS_MEASURED:]
     after = seconds[times_s > begun_s][-STEPS_MEASURED:]
-    return _change(before[np.isfinite(before)], after[np.isfinite(after)], GROWTH_NOTED, HALF)
+    return _change(before[np.isfinite(before)], after[np.isfinite(after)])
 
 
 def _activity_change(window: Window, since_s: float) -> PaceChange | None:
-    rows = loaded_rows(window, min(len(window.times_s), ACTIVITY_ROWS))
+    """Return the change of what GPUs and networks do in a second, by the metric that says it most exactly."""
+    rows = loaded_rows(window, min(lines_within(window.times_s, ACTIVITY_S), ACTIVITY_ROWS))
     sample = np.arange(0, len(window.series), len(window.series) // ACTIVITY_SAMPLED + 1)
+    changes = []
     for metric in ACTIVITY:
         values = window.device.get(metric)
-        if values is None or not len(rows):
-            continue
-        level = median_over_rows(values[np.ix_(rows, sample)].T)
-        known = np.isfinite(level) & (level > 0)
-        times_s, level = window.times_s[rows][known], level[known]
-        # Time is the inverse of activity: the same kernels in a longer step.
-        before = 1 / _blocks(level[times_s <= since_s], window.interval_s)
-        after = 1 / _blocks(level[times_s > since_s + window.interval_s], window.interval_s)
-        return _change(before, after, ACTIVITY_NOTED, QUARTER)
-    return None
+        if values is not None and len(rows):
+            changes.append(_rate_change(values[np.ix_(rows, sample)], window.times_s[rows], since_s, window.interval_s))
+    moved = window.node.get(NODE_ACTIVITY)
+    if moved is not None and len(window.node_times_s):
+        lines = min(lines_within(window.node_times_s, ACTIVITY_S), ACTIVITY_ROWS)
+        sample = np.arange(0, len(window.nodes), len(window.nodes) // ACTIVITY_SAMPLED + 1)
+        recent, times_s = moved[-lines:][:, sample], window.node_times_s[-lines:]
+        level = median_over_rows(recent.T)
+        usual = middle(level)
+        loaded = level >= MOVED_SHARE * usual if usual > 0 else np.zeros(len(level), dtype=np.bool_)
+        changes.append(_rate_change(recent[loaded], times_s[loaded], since_s, window.interval_s))
+    known = [change for change in changes if change is not None]
+    return min(known, key=lambda change: change.error) if known else None
 
 
-def _blocks(values: Floats, interval_s: float) -> Floats:
-    """Return means over whole blocks of some seconds, the newest whole one last: rows of a second cut steps apart."""
-    lines = max(math.ceil(BLOCK_S / interval_s), 1)
-    whole = len(values) // lines
-    means: Floats = values[len(values) - whole * lines :].reshape(whole, lines).mean(axis=1)
+def _rate_change(values: Floats, times_s: Floats, since_s: float, interval_s: float) -> PaceChange | None:
+    """Return the change of a rate (rows, columns) at a moment, each column against itself: stages differ."""
+    before, after = times_s <= since_s, times_s > since_s + interval_s
+    block_s = max(BLOCK_S, interval_s)
+    blocks, later = (_whole_blocks(times_s[some], block_s) for some in (before, after))
+    if blocks < STEPS_BEFORE_MIN:
+        return None
+    if later < STEPS_AFTER_MIN:
+        return PaceChange(0.0, math.inf, ACTIVITY_NOTED)
+    usual = _means(values[before])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        now = middle(_means(values[after]) / usual)
+        parts = np.array([middle(_means(part) / usual) for part in np.array_split(values[before], blocks)])
+    parts = parts[np.isfinite(parts)]
+    if not now > 0 or len(parts) < STEPS_BEFORE_MIN:
+        return None
+    # Time is the inverse of activity: the same kernels in a longer step.
+    return PaceChange(1 / now - 1, float(parts.std()) * math.sqrt(1 / blocks + 1 / later), ACTIVITY_NOTED)
+
+
+def _whole_blocks(times_s: Floats, block_s: float) -> int:
+    return int((times_s[-1] - times_s[0]) // block_s) + 1 if len(times_s) else 0
+
+
+def _means(values: Floats) -> Floats:
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means: Floats = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
     return means
 
 
-def _change(before: Floats, after: Floats, noted: float, quantile: float) -> PaceChange | None:
-    """Return the change between two times at a low quantile, which pauses do not move."""
+def _change(before: Floats, after: Floats) -> PaceChange | None:
+    """Return the change between two times in their (lower) medians, which pauses do not move."""
     if len(before) < STEPS_BEFORE_MIN:
         return None
-    usual = float(np.sort(before)[int(quantile * (len(before) - 1))])
+    usual = float(np.sort(before)[(len(before) - 1) // 2])
     if usual <= 0:
         return None
     if len(after) < STEPS_AFTER_MIN:
-        return PaceChange(0.0, math.inf, noted)
+        return PaceChange(0.0, math.inf, GROWTH_NOTED)
     noise = SIGMA_PER_MAD * middle(np.abs(before - middle(before)))
     error = noise * math.sqrt(1 / len(after) + 1 / len(before)) / usual
-    return PaceChange(float(np.sort(after)[int(quantile * (len(after) - 1))]) / usual - 1, error, noted)
+    return PaceChange(float(np.sort(after)[(len(after) - 1) // 2]) / usual - 1, error, GROWTH_NOTED)
 
 
 def slowness_by_pace(change: PaceChange | None, reckoned: float) -> Slowness:
@@ -188,6 +222,7 @@ def slowness_by_pace(change: PaceChange | None, reckoned: float) -> Slowness:
         return Slowness(0.0, measured=False)
     if change.clear:
         return Slowness(change.growth, measured=True)
-    if 0 < reckoned <= change.growth + ERRORS_COMPATIBLE * change.error:
+    compatible = reckoned <= change.growth + ERRORS_COMPATIBLE * change.error
+    if reckoned > 0 and compatible and (change.growth >= NEARER_RATIO * reckoned or reckoned < change.noted):
         return Slowness(reckoned, measured=False)
     return Slowness(0.0, measured=True)

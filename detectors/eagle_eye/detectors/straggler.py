@@ -17,10 +17,12 @@ STEPS_MIN = 3  # fewer steps say nothing about persistence
 # Stretches of steps looked at: a large slowdown is found in a short one, a small one when it has lasted.
 STRETCHES = (3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 SCREEN_RATIO = 0.7  # of the excess that counts, which a plain mean must show before a rank is looked at closely
+MILD_STEPS_MIN = 20  # what is below ``ratio`` must have lasted for so many steps
 SCREEN_SIGMAS = 4.0  # or as many standard errors of the noise
 SCREEN_STEPS = 20  # newest steps from which that noise is taken
 SUSPECTS_MAX = 24  # ranks looked at closely for each stretch, worst first
 PEERS_SAMPLED = 256  # of a large role, enough for its spread
+FEW_PEERS = 4.0  # the error of n peers counts 1 + 4/n times (Student's t against the normal, far in the tail)
 TRIM_RATIO = 0.2  # cut off at both ends before a mean: robust, and nearly as efficient
 TRIM_EFFICIENCY = 1.06  # standard error of such a mean over that of a mean, normal distribution
 NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's grain
@@ -41,9 +43,10 @@ class Straggler:
     """Names the rank whose compute time exceeds its peers', and that arrives last in collectives.
 
     Works on ``steps.relative_compute``: each rank's compute time in a step over the median of the other ranks of its
-    role, after what their work explains. A rank is slow when the trimmed mean of these over some stretch of steps
-    is above ``ratio`` and above what chance explains: as many standard errors as ``false_per_1000_node_days`` allows,
-    the error from the peers' own means over the stretch (their spread, and their noise from step to step). Where single
+    role, after what their work explains. A rank is slow when the trimmed mean of these over some stretch of steps is
+    above ``ratio`` (``mild_ratio`` once it has lasted) and above what chance explains: as many standard errors as
+    ``false_per_1000_node_days`` allows, the error from the peers' own means over the stretch (their spread, and their
+    noise from step to step). Where single
     steps are noisy (packed sequences: 21% of single worker-steps are over 10% slower than their peers, Lin
     et al., OSDI 2025) only long stretches count. Late arrival is the second, independent kind of evidence:
     the last to arrive waits least (correlation -1.0 for reduce-scatter in the same work), so what it lacks in
@@ -53,6 +56,7 @@ class Straggler:
     """
 
     ratio: float
+    mild_ratio: float
     floor_s: float
     ripe_s: float
     false_per_1000_node_days: float
@@ -92,7 +96,8 @@ class Straggler:
             total += np.where(known, lines, 0.0).sum(axis=0)
             seen += known.sum(axis=0)
             taken += len(lines)
-            least = SCREEN_RATIO * max(self.ratio - 1, SCREEN_SIGMAS * noise / math.sqrt(taken))
+            ratio = self.ratio if taken < MILD_STEPS_MIN else self.mild_ratio
+            least = SCREEN_RATIO * max(ratio - 1, SCREEN_SIGMAS * noise / math.sqrt(taken))
             excess = total - seen * (1 + least)
             high = np.flatnonzero((excess > 0) & (2 * seen >= taken) & (seen >= STEPS_MIN))
             if len(high) > SUSPECTS_MAX:
@@ -106,7 +111,8 @@ class Straggler:
         own = own[np.isfinite(own)]
         centre = float(_trimmed_means(own[:, None])[0])
         low = float(np.quantile(own, STEADY_QUANTILE, method="lower"))
-        if centre < self.ratio or low < 1 + ONSET_MARGIN * (self.ratio - 1):
+        ratio = self.ratio if length < MILD_STEPS_MIN else self.mild_ratio
+        if centre < ratio or low < 1 + ONSET_MARGIN * (ratio - 1):
             return None
         peers = _sample(
             np.flatnonzero((window.role_of == window.role_of[index]) & (np.arange(len(window.series)) != index))
@@ -115,7 +121,7 @@ class Straggler:
         if noise > LONE_STEP_NOISE_MAX and len(own) < NOISY_STEPS_MIN and not _unheard_of(own, relative[:, peers]):
             return None
         step_s = typical_step_s(window)
-        threshold = max(self.ratio, 1 + self._sigmas(window, length * step_s) * error)
+        threshold = max(ratio, 1 + self._sigmas(window, length * step_s) * error)
         if centre < threshold:
             return None
         onset = self._onset(relative[:, index], centre)
@@ -206,7 +212,8 @@ def _noise(relative: Floats, steps: int) -> tuple[float, float]:
     tails = 1.2533 * float(np.mean(spread[np.isfinite(spread)]))
     between = SIGMA_PER_MAD * float(np.median(np.abs(centres - np.median(centres))))
     error = TRIM_EFFICIENCY * max(noise, tails, NOISE_FLOOR_RATIO) / math.sqrt(max(steps, 1))
-    return max(noise, tails), max(error, between, NOISE_FLOOR_RATIO)
+    few = 1 + FEW_PEERS / values.shape[1]  # a spread taken from few is not well known
+    return max(noise, tails), few * max(error, between, NOISE_FLOOR_RATIO)
 
 
 def _screening_noise(relative: Floats) -> float:

@@ -13,7 +13,7 @@ from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_toget
 from eagle_eye.detectors.slow_share import slowness_by_clock
 from eagle_eye.detectors.topology import named
 from eagle_eye.detectors.types import Evidence, Verdict, Window
-from eagle_eye.detectors.under_load import bit_share, compare, seen_bits
+from eagle_eye.detectors.under_load import bit_share, compare, lines_within, seen_bits
 
 # NVML's clocks-event-reasons (nvml.h): software thermal slowdown and hardware thermal slowdown...
 THERMAL_BITS = 0x20 | 0x40
@@ -45,7 +45,7 @@ class _Hot:
 class ThermalThrottle:
     """Names the node with a GPU whose SM clock stays below its peers' because it is hot.
 
-    The clock (``SlowClock``: under load, against comparable GPUs on other nodes, lasting 12 s where it is 10% low and
+    The clock (``SlowClock``: under load, against comparable GPUs on other nodes, lasting 10 s where it is 10% low and
     60 s from 3%) is the first kind of evidence. The second is NVML's thermal slowdown bit in most rows, or a
     temperature at the limit and well above the peers'; power below the peers' agrees with both, since a GPU that
     is hot from more work draws more. A hot GPU that keeps its clock is no fault. Where nodes grew hot
@@ -192,11 +192,10 @@ def _grown_hot(window: Window, accused: dict[int, Struck]) -> list[Struck]:
     A node that has always been warm is not among them.
     """
     temperature = window.device.get("gpu_temperature_celsius")
-    lines = math.ceil(RISE_S / window.interval_s)
     if temperature is None or len(temperature) < 3:
         return []
     now = np.fmax.reduce(temperature[-3:], axis=0)
-    begin = max(len(temperature) - lines, 0)
+    begin = len(temperature) - lines_within(window.times_s, RISE_S)
     then = np.fmin.reduce(temperature[begin : begin + 3], axis=0)
     rise = now - then
     known = np.isfinite(rise)

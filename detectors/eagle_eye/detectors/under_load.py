@@ -31,6 +31,8 @@ LIMITS_ALIKE_RATIO = 0.02  # power limits closer than this are the same
 LIMIT_NODES_MIN = 3  # fewer nodes with a limit of their own are no group: they are compared with the others
 BUSY_UTILIZATION = 0.5  # of a GPU that works, however slowly: NVML counts any kernel, also a waiting one
 
+ROWS_MIN = 3
+
 Rows = NDArray[np.intp]
 
 
@@ -45,6 +47,27 @@ class Comparison(NamedTuple):
     def ratio(self) -> float:
         """Own level over the peers'; NaN where that says nothing."""
         return self.own / self.peers if self.peers > 0 else math.nan
+
+
+def lines_within(times_s: Floats, seconds: float) -> int:
+    """Return how many of the newest rows lie within some seconds, at least ROWS_MIN where there are.
+
+    Agents that tick at different moments make more than one row an interval.
+    """
+    if len(times_s) == 0:
+        return 0
+    covered = len(times_s) - int(np.searchsorted(times_s, times_s[-1] - seconds, side="right"))
+    return min(max(covered, ROWS_MIN), len(times_s))
+
+
+def carried(values: Floats) -> Floats:
+    """Return values (rows,) with holes filled by the last known before, at the beginning by the first known."""
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known) in (0, len(values)):
+        return values
+    at = np.clip(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0, None)
+    filled: Floats = values[known[at]]
+    return filled
 
 
 def require_training(window: Window) -> None:

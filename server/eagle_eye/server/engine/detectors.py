@@ -75,6 +75,7 @@ def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_
         CpuContention(),
         Straggler(
             ratio=settings.straggler_ratio,
+            mild_ratio=min(settings.straggler_mild_ratio, settings.straggler_ratio),
             floor_s=settings.straggler_floor_s,
             ripe_s=settings.straggler_ripe_s,
             false_per_1000_node_days=settings.false_exclusions_per_1000_node_days,

@@ -18,6 +18,8 @@ from eagle_eye.detectors.types import Verdict
 
 CONFIDENCE_MAX = 0.99  # what inference can reach; only a fact is surer
 EVIDENCE_MAX = 12
+SURE = 0.9  # what policy acts on by default
+WAITING_KINDS = frozenset({"data_wait", "collective_arrival"})  # what the storage's victims show
 EXPLAINED_RATIO = 0.5  # of a drop in the job's pace, that one slow node must account for to explain it
 
 
@@ -100,6 +102,8 @@ def _explain(findings: dict[str, Finding]) -> None:
     _explained_by_the_stop(findings)
     _explained_by_the_room(findings)
     _supported_by_the_model(findings)
+    _explained_by_the_storage(findings)
+    _explained_by_a_surer_node(findings)
     _explained_by_one_node(findings)
 
 
@@ -135,6 +139,25 @@ def _supported_by_the_model(findings: dict[str, Finding]) -> None:
             united = _united([finding.verdict, learned.verdict])
             findings[family] = Finding(united.verdict, tuple(sorted({*finding.detectors, *learned.detectors})))
             findings.pop(f"early:{finding.verdict.node}")
+
+
+def _explained_by_the_storage(findings: dict[str, Finding]) -> None:
+    """Drop nodes that only wait for their data while the storage stalls for many."""
+    pace = findings.get("pace")
+    if pace is None or pace.verdict.fault != "storage_stall" or pace.verdict.node is not None:
+        return
+    for family, finding in list(findings.items()):
+        if family.startswith("slow:") and finding.verdict.kinds <= WAITING_KINDS:
+            findings.pop(family)
+
+
+def _explained_by_a_surer_node(findings: dict[str, Finding]) -> None:
+    """Drop doubtful slowness of others while one node is surely slow: its victims look odd in many ways."""
+    slow = {name: f.verdict for name, f in findings.items() if name.startswith("slow:")}
+    if any(verdict.fact or verdict.confidence >= SURE for verdict in slow.values()):
+        for family, verdict in slow.items():
+            if not verdict.fact and verdict.confidence < SURE:
+                findings.pop(family)
 
 
 def _explained_by_one_node(findings: dict[str, Finding]) -> None:

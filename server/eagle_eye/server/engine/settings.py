@@ -22,7 +22,8 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     crash_settle_s: float = 1.0  # after a first exit, how long to wait for those of its peers
     straggler_floor_s: float = 10.0  # no slowness before it has lasted this long
     straggler_ripe_s: float = 60.0  # what has no hardware cause may pass by itself until then: only told of
-    straggler_ratio: float = 1.10  # compute time over the peers' that counts as slow
+    straggler_ratio: float = 1.10  # compute time over the peers' that counts as slow at once...
+    straggler_mild_ratio: float = 1.05  # ...and over twenty steps or more
     false_exclusions_per_1000_node_days: float = 0.1  # how many a site accepts: sets how sure detectors must be
     model: str = ""  # a file that eagle-eye train wrote; "": nothing learned is used
     learned_alarms_per_1000_node_days: float = 1.0  # healthy nodes that a model may call strange: asks for a look

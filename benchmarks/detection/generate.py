@@ -1,0 +1,65 @@
+"""The simulator as the suite uses it: a case in, a trace folder for each profile out."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.detection.plan import Case
+from eagle_eye.simulator.names import SITUATIONS
+from eagle_eye.simulator.profiles import PROFILES, visible_faults
+from eagle_eye.simulator.recording import Recording
+from eagle_eye.simulator.scenario import Scenario
+from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.writer import write
+
+MEMORY_FOLDER = Path("/dev/shm")
+MEMORY_FREE_MIN_BYTES = 4 << 30
+
+
+def profiles() -> list[str]:
+    """Return the names of what a site's instruments may leave out."""
+    return [profile.name for profile in PROFILES]
+
+
+def situations() -> list[str]:
+    """Return the names of what looks guilty and is not."""
+    return sorted(SITUATIONS)
+
+
+def is_visible(case: Case, profile: str) -> bool:
+    """Whether the profile's instruments show the case's fault at all; quiet traces are always judged."""
+    return case.kind != "fault" or case.fault in visible_faults(profile)
+
+
+def record(case: Case) -> Recording:
+    """Return the simulated run of a case."""
+    return simulate(
+        Scenario(
+            fault=case.fault,
+            nodes=case.nodes,
+            gpus=case.gpus,
+            seed=case.seed,
+            minutes=case.minutes,
+            step_s=case.step_s,
+            interval_s=case.interval_s,
+            strength=case.strength,
+            creeping=case.creeping,
+            background=case.background,
+        )
+    )
+
+
+@contextmanager
+def written(recording: Recording, profile: str) -> Iterator[Path]:
+    """Write the trace into memory where there is room, else to disk; it is deleted at the end."""
+    roomy = MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_FREE_MIN_BYTES
+    folder = Path(tempfile.mkdtemp(prefix="eagle-eye-trace-", dir=MEMORY_FOLDER if roomy else None))
+    try:
+        write(recording, folder / "trace", profile)
+        yield folder / "trace"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
