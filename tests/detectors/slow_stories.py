@@ -8,6 +8,7 @@ from eagle_eye.detectors.types import Detector, Verdict
 from tests.detectors.windows import STEP_S, Story
 
 COMPUTE_S = 0.3  # of a step of STEP_S
+ACTIVITY = ("gpu_tensor", "gpu_nvlink_rx", "gpu_nvlink_tx", "gpu_pcie_rx", "gpu_pcie_tx")  # work done in a second
 ROWS = 120
 SICK_ROWS = 20
 
@@ -65,8 +66,12 @@ def held_up(story: Story, column: int, rows: int, ratio: float) -> Story:
     more = device["train_step_seconds"][-rows:] - before
     others = np.arange(len(story.series)) != column
     device["nccl_collective_seconds"][-rows:, others] += more[:, others]
-    for name in ("gpu_tensor_active_ratio", "gpu_nvlink_rx_bytes_per_second", "gpu_nvlink_tx_bytes_per_second"):
-        device[name][-rows:] *= before / device["train_step_seconds"][-rows:]
+    less = before / device["train_step_seconds"][-rows:]
+    for name in device:
+        if name.startswith(ACTIVITY):
+            device[name][-rows:] *= less
+    for name in ("node_rdma_rx_bytes_per_second", "node_rdma_tx_bytes_per_second"):
+        story.node[name][-rows:] *= less[:, :1]
     return story
 
 
@@ -74,6 +79,20 @@ def longer_steps(story: Story, rows: int = SICK_ROWS, ratio: float = 1.2) -> Sto
     """All steps of the job take longer; the waits in collectives make up for it."""
     story.device["nccl_collective_seconds"][-rows:] += (ratio - 1) * story.device["train_step_seconds"][-rows:]
     story.device["train_step_seconds"][-rows:] *= ratio
+    return story
+
+
+def out_of_phase(story: Story, node: str) -> Story:
+    """One node's agent ticks half an interval after all others: its rows are on lines of their own."""
+    story.times_s = np.sort(np.concatenate([story.times_s - 0.5, story.times_s]))
+    columns, place = story.column(node), story.nodes.index(node)
+    for metrics, own in ((story.device, columns), (story.node, [place])):
+        for name, values in metrics.items():
+            both = np.full((2 * len(values), values.shape[1]), np.nan)
+            both[::2] = values
+            both[1::2, own] = values[:, own]
+            both[::2, own] = np.nan
+            metrics[name] = both
     return story
 
 

@@ -17,6 +17,7 @@ from tests.detectors.slow_stories import (
     job,
     longer_steps,
     one,
+    out_of_phase,
     without,
 )
 from tests.detectors.windows import NOW_S, Story
@@ -82,6 +83,27 @@ class TestFires:
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.node == "n1"
         assert verdict.confidence >= 0.9
+
+    def test_a_node_whose_agent_ticks_at_another_moment_is_compared_all_the_same(self) -> None:
+        story = out_of_phase(hookless(gpus_less(busy(job()))), "n1")
+        verdict = one(DETECTOR.detect(story.window(node_times_s=story.times_s)))
+        assert verdict.node == "n1"
+        assert verdict.confidence >= 0.9
+
+    def test_a_host_that_is_the_last_of_several_to_calm_down_is_not_to_blame(self) -> None:
+        story = job(nodes=12)
+        for index in (3, 4, 5):
+            gpus_less(busy(story, index, rows=60), f"n{index}", rows=60)
+        calm = job(nodes=12)
+        for index in (4, 5):
+            columns = story.column(f"n{index}")
+            for name in ("node_cpu_utilization_ratio", "node_cpu_pressure_ratio"):
+                story.node[name][-15:, index] = calm.node[name][-15:, index]
+            for name in ("gpu_utilization_ratio", "gpu_tensor_active_ratio", "gpu_power_watts"):
+                story.device[name][-15:, columns] = calm.device[name][-15:, columns]
+        verdict = one(DETECTOR.detect(story.window()))
+        assert verdict.node is None
+        assert verdict.asks == "notify"
 
     def test_what_was_always_so_needs_two_effects(self) -> None:
         story = computes_longer(busy(job(), rows=120), rows=120)

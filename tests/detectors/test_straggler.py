@@ -33,7 +33,9 @@ def job(nodes: int = 8, rows: int = 200, noise: float = 0.008, seed: int = 3, wa
 
 def waits(story: Story, base: float = 1.0) -> Story:
     compute = story.device["train_compute_seconds"]
-    story.device["nccl_collective_seconds"] = base + compute.max(axis=1, keepdims=True) - compute
+    longest = compute.max(axis=1, keepdims=True)
+    story.device["nccl_collective_seconds"] = base + longest - compute
+    story.device["train_step_seconds"] = np.repeat(STEP_S - 3.0 + longest, compute.shape[1], axis=1)
     return story
 
 
@@ -56,7 +58,14 @@ def test_ten_percent_on_fixed_length_data_is_told_of_after_three_steps() -> None
 def test_what_lasts_becomes_sure() -> None:
     (verdict,) = said(slow(job(), 1.2, 8))
     assert verdict.confidence == CONFIDENCE_RIPE
-    assert verdict.slowdown_ratio == pytest.approx(0.6 / 4.4, rel=0.2)
+    assert verdict.slowdown_ratio == pytest.approx(0.6 / 5.0, rel=0.2)
+
+
+def test_slowness_that_makes_no_step_longer_costs_nothing() -> None:
+    story = slow(job(), 1.3, 20)
+    story.device["train_step_seconds"][:] = STEP_S
+    (verdict,) = said(story)
+    assert verdict.slowdown_ratio == 0.0
 
 
 def test_the_onset_is_when_it_became_slow() -> None:

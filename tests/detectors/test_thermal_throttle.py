@@ -7,7 +7,19 @@ import pytest
 
 from eagle_eye.detectors.thermal_throttle import ThermalThrottle
 from eagle_eye.detectors.types import Blind
-from tests.detectors.slow_stories import ROWS, SICK_ROWS, first_said, hookless, hot, idle, job, one, without
+from tests.detectors.slow_stories import (
+    ACTIVITY,
+    ROWS,
+    SICK_ROWS,
+    first_said,
+    hookless,
+    hot,
+    idle,
+    job,
+    one,
+    out_of_phase,
+    without,
+)
 from tests.detectors.windows import NOW_S, Story
 
 DETECTOR = ThermalThrottle()
@@ -27,7 +39,7 @@ class TestFires:
         assert "reckoned" not in verdict.summary
 
     def test_reckons_what_it_costs_without_the_hook(self) -> None:
-        verdict = one(DETECTOR.detect(without(hookless(hot(job())), "gpu_tensor", "gpu_nvlink").window()))
+        verdict = one(DETECTOR.detect(without(hookless(hot(job())), *ACTIVITY, "node_rdma").window()))
         assert verdict.slowdown_ratio == pytest.approx(0.7 * 0.25, rel=0.1)
         assert "reckoned from counters" in verdict.summary
 
@@ -77,6 +89,12 @@ class TestFires:
         verdict = one(DETECTOR.detect(story.window(interval_s=interval_s)))
         assert verdict.node == "n1"
         assert verdict.confidence >= 0.9
+
+    def test_a_node_whose_agent_ticks_at_another_moment_is_compared_all_the_same(self) -> None:
+        verdict = one(DETECTOR.detect(out_of_phase(hookless(hot(job())), "n1").window()))
+        assert (verdict.node, verdict.device) == ("n1", 1)
+        assert verdict.confidence >= 0.9
+        assert abs(verdict.onset_s - (NOW_S - SICK_ROWS)) <= 1.5
 
     def test_two_sick_nodes_at_different_times_are_two(self) -> None:
         story = hot(hot(job(nodes=8, rows=240), rows=SICK_ROWS), column=25, rows=150)

@@ -102,6 +102,13 @@ class TestTrain:
         assert main(["train", *arguments]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
+    def test_a_server_that_is_not_there_is_one_line_and_code_1(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["--server", "http://127.0.0.1:1", "--job", "j", "--out", str(tmp_path / "m")]
+        assert main(["train", *arguments]) == 1
+        assert "cannot be reached" in capsys.readouterr().err
+
     def test_moments(self) -> None:
         assert command.moment("2026-01-02T03:04:05+00:00") == "2026-01-02T03:04:05+00:00"
         assert command.moment("7d") < command.moment("1h")

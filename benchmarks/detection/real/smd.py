@@ -27,12 +27,13 @@ from benchmarks.detection.real.own_history import (
     own_thresholds,
 )
 from benchmarks.detection.real.sets import Figures, main
+from eagle_eye.learning.own_history import OwnHistory as Learned
 
 NEEDS = "real/smd_subset"
 MACHINES = ("machine-1-6", "machine-2-7", "machine-3-3")
 LINES_PER_DAY = 1440.0
 BUDGETS = {"no alarm on unseen train": 0.0, "one alarm a day on unseen train": 1.0}
-DETECTORS: tuple[Callable[[], OwnHistory], ...] = (NearestNeighbour, PcaEwma)
+DETECTORS: tuple[Callable[[], OwnHistory], ...] = (NearestNeighbour, PcaEwma, Learned)
 
 
 def measure(folder: Path) -> Figures:

@@ -211,7 +211,8 @@ def _refuse_other_metrics(model: LearnedModel, window: Window, nodes: Nodes) -> 
 def _alone(model: LearnedModel, inputs: Floats, odd: Integers) -> Integers:
     """Return those odd nodes whose oddest metric is no other odd node's."""
     oddest = np.array([_reasons(model, inputs[node : node + 1])[0].metric for node in odd.tolist()])
-    return odd[np.bincount(oddest)[oddest] == 1]
+    alone: Integers = odd[np.bincount(oddest)[oddest] == 1]
+    return alone
 
 
 def _reasons(model: LearnedModel, inputs: Floats) -> list[_Reason]:

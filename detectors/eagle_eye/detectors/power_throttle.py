@@ -7,14 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.medians import median_over_rows
 from eagle_eye.detectors.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.shared_cause import Struck, partition
 from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
 from eagle_eye.detectors.slow_share import slowness_by_clock
 from eagle_eye.detectors.topology import named
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
-from eagle_eye.detectors.under_load import Comparison, bit_share, compare, lines_within, middle, nodes_among, seen_bits
+from eagle_eye.detectors.under_load import (
+    Comparison,
+    bit_share,
+    compare,
+    lines_within,
+    means,
+    middle,
+    nodes_among,
+    seen_bits,
+)
 
 # NVML's clocks-event-reasons (nvml.h): hardware slowdown and hardware power brake. The software power cap (0x4)
 # flickers on every healthy GPU at full load and says nothing by itself; the thermal bits are another's.
@@ -160,7 +168,7 @@ def _capped(window: Window, slow: SlowClock) -> _Capped | None:
     """Return what says that power is why a clock is low; None when nothing does, or when heat may be why."""
     if _heat(window, slow) or _another_model(window, slow):
         return None
-    power = compare(window, "gpu_power_watts", slow.index, slow.peers, slow.rows)
+    power = compare(window, "gpu_power_watts", slow.index, slow.peers, slow.stretch)
     limit = compare(window, "gpu_power_limit_watts", slow.index, slow.peers, slow.rows)
     braked = _braked(window, slow)
     if power is not None and power.ratio > 1 and not braked:
@@ -199,7 +207,7 @@ def _fell(window: Window, slow: SlowClock) -> bool:
         return False
     columns = np.concatenate([[slow.index], slow.peers])
     with np.errstate(invalid="ignore", divide="ignore"):
-        change = median_over_rows(power[np.ix_(slow.rows, columns)]) / median_over_rows(power[np.ix_(before, columns)])
+        change = means(power[np.ix_(slow.stretch, columns)]) / means(power[np.ix_(before, columns)])
     usual = middle(change[1:])
     sigma = max(SIGMA_PER_MAD * middle(np.abs(change[1:] - usual)), POWER_SIGMA_FLOOR)
     return bool(change[0] <= POWER_DOWN_RATIO * usual and usual - change[0] >= DISTANCE_MIN * sigma)

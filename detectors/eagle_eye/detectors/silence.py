@@ -10,7 +10,9 @@ from eagle_eye.detectors.exits import unplanned_exits
 from eagle_eye.detectors.progress import Patience, Progress, progress
 from eagle_eye.detectors.topology import Shared, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
+from eagle_eye.detectors.without_hook import idle_since_s
 
+IDLE_S = 60.0  # GPUs that do so long nothing, of a job that reports no steps, show that it has stopped
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
 TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
 
@@ -71,6 +73,9 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
     try:
         state = progress(window, patience)
     except Blind:
-        return None, None
+        idle_s = idle_since_s(window)  # a job that reports nothing itself: what its GPUs do
+        if idle_s is None or window.now_s - idle_s < IDLE_S or np.isfinite(window.last_step):
+            return None, None
+        return None, Evidence("gpu_idle_seconds", None, None, window.now_s - idle_s, None, IDLE_S, "seconds")
     evidence = Evidence("train_step_standstill_seconds", None, None, state.standstill_s, None, state.due_s, "seconds")
     return state, evidence if state.stopped else None

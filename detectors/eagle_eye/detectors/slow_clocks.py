@@ -49,8 +49,8 @@ class SlowClock:
     """One GPU whose clock is below its peers' now.
 
     ``deficit`` is 1 - own / peers, ``distance`` the same in robust standard deviations of the peers. ``rows`` are
-    the newest rows under load since the onset, ``peers`` the series it was compared with. ``chronic`` says that
-    the window shows no time before, ``lasting`` that it has lasted long enough for its size.
+    the newest rows under load since the onset, ``stretch`` all of them, ``peers`` the series it was compared with.
+    ``chronic`` says that the window shows no time before, ``lasting`` that it has lasted long enough for its size.
     """
 
     index: int
@@ -62,6 +62,7 @@ class SlowClock:
     chronic: bool
     lasting: bool
     rows: Rows
+    stretch: Rows
     peers: Integers
 
 
@@ -257,6 +258,7 @@ def _close_look(
         chronic=chronic,
         lasting=deficit >= CLEAR_DEFICIT and len(stretch) >= ROWS_MIN and lasted_s >= enough_s and low >= LOW_SHARE,
         rows=newest,
+        stretch=rows[rows >= seen[since]],
         peers=peers,
     )
 

@@ -12,7 +12,7 @@ from eagle_eye.detectors.medians import median_over_rows
 from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.progress import typical_step_s
 from eagle_eye.detectors.types import Floats, Integers, Window
-from eagle_eye.detectors.under_load import lines_within, loaded_rows, middle, peers_of
+from eagle_eye.detectors.under_load import lines_within, loaded_rows, means, middle, peers_of
 
 COMPUTE_SHARE = 0.7  # of a step that waits for the GPU's clock, where nobody reports compute times: model FLOPS
 # utilisations of 40 to 55% at peak rates leave about that much (Jiang et al. 2024)
@@ -174,10 +174,10 @@ def _rate_change(values: Floats, times_s: Floats, since_s: float, interval_s: fl
         return None
     if later < STEPS_AFTER_MIN:
         return PaceChange(0.0, math.inf, ACTIVITY_NOTED)
-    usual = _means(values[before])
+    usual = means(values[before])
     with np.errstate(invalid="ignore", divide="ignore"):
-        now = middle(_means(values[after]) / usual)
-        parts = np.array([middle(_means(part) / usual) for part in np.array_split(values[before], blocks)])
+        now = middle(means(values[after]) / usual)
+        parts = np.array([middle(means(part) / usual) for part in np.array_split(values[before], blocks)])
     parts = parts[np.isfinite(parts)]
     if not now > 0 or len(parts) < STEPS_BEFORE_MIN:
         return None
@@ -187,13 +187,6 @@ def _rate_change(values: Floats, times_s: Floats, since_s: float, interval_s: fl
 
 def _whole_blocks(times_s: Floats, block_s: float) -> int:
     return int((times_s[-1] - times_s[0]) // block_s) + 1 if len(times_s) else 0
-
-
-def _means(values: Floats) -> Floats:
-    known = np.isfinite(values)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means: Floats = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
-    return means
 
 
 def _change(before: Floats, after: Floats) -> PaceChange | None:

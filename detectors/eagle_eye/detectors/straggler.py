@@ -35,6 +35,8 @@ STEADY_QUANTILE = 0.25  # this low quantile must be off, too: a few very slow st
 ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arrived late...
 ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its excess compute
 ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow
+PACE_STEPS_BEFORE, PACE_STEPS_MAX = 10, 48  # steps before the onset that tell what the job's pace was
+PACE_SHARE = 0.25  # of the expected slowdown that must show in the job's pace
 CONFIDENCE_LONE, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.85, 0.95
 
 
@@ -163,6 +165,7 @@ class Straggler:
         step_s, _ = _levels(window, "train_step_seconds", onset, index, peers)
         excess_s = peers_s * (centre - 1)
         slowdown = excess_s / (step_s - excess_s) if math.isfinite(step_s) and step_s > excess_s else centre - 1
+        slowdown = _as_seen(window, onset, slowdown)
         ripe_s = self.ripe_s if typical_step_s(window) >= SHORT_STEP_S else max(self.ripe_s, self.floor_s)
         confidence = CONFIDENCE_LONE
         if late is not None:
@@ -196,6 +199,25 @@ class Straggler:
                 series = window.series[index]
                 return Evidence(metric, series.node, series.device, waits_s, peers_s, limit_s, "seconds")
         return None
+
+
+def _as_seen(window: Window, onset: int, expected: float) -> float:
+    """Return the slowdown, 0 where the job's steps have not become longer: a stage with time to spare costs nothing.
+
+    Where the time before the onset is not in view, what the excess lets one expect stands.
+    """
+    seconds = window.steps.values.get("train_step_seconds")
+    if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_MIN:
+        return expected
+    steps = seconds[max(onset - PACE_STEPS_MAX, 0) :, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)]
+    first = min(onset, PACE_STEPS_MAX)
+    before, after = _median_of(steps[:first]), _median_of(steps[first:])
+    return expected if not after <= before * (1 + PACE_SHARE * expected) else 0.0
+
+
+def _median_of(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else math.nan
 
 
 def _noise(relative: Floats, steps: int) -> tuple[float, float]:

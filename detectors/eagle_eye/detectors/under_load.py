@@ -177,6 +177,14 @@ def works(window: Window, index: int, peers: Integers, rows: Rows) -> bool:
     return used is None or used.own >= BUSY_UTILIZATION
 
 
+def means(values: Floats) -> Floats:
+    """Return each column's mean over its observed rows: (columns,), NaN where none was."""
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        result: Floats = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
+    return result
+
+
 def middle(values: Floats) -> float:
     """Return the median of what is finite; NaN of nothing."""
     known: NDArray[Any] = np.sort(values[np.isfinite(values)], axis=None)

@@ -18,6 +18,7 @@ from eagle_eye.detectors.types import Verdict
 
 CONFIDENCE_MAX = 0.99  # what inference can reach; only a fact is surer
 EVIDENCE_MAX = 12
+SHARED_SLOWNESS = "slow:*"  # the family of what slows several nodes together, whichever they are at the moment
 SURE = 0.9  # what policy acts on by default
 WAITING_KINDS = frozenset({"data_wait", "collective_arrival"})  # what the storage's victims show
 EXPLAINED_RATIO = 0.5  # of a drop in the job's pace, that one slow node must account for to explain it
@@ -38,7 +39,9 @@ def family_of(verdict: Verdict) -> str:
         return f"early:{_who(verdict)}"
     if verdict.fault == "node_unreachable" and "standstill" not in verdict.kinds:
         return f"silence:{verdict.node}"
-    return f"slow:{_who(verdict)}" if trouble == "slow" else trouble
+    if trouble == "slow":
+        return SHARED_SLOWNESS if len(verdict.nodes) > 1 else f"slow:{_who(verdict)}"
+    return trouble
 
 
 def fuse(verdicts: Iterable[Verdict]) -> dict[str, Finding]:
@@ -125,20 +128,21 @@ def _explained_by_the_stop(findings: dict[str, Finding]) -> None:
 
 def _explained_by_the_room(findings: dict[str, Finding]) -> None:
     """Drop what is said of single nodes that a rack's or a room's trouble has hit together."""
-    shared = [f.verdict for name, f in findings.items() if name.startswith("slow:") and len(f.verdict.nodes) > 1]
-    for verdict in shared:
-        for node in verdict.nodes:
-            findings.pop(f"slow:{node}", None)
-            findings.pop(f"early:{node}", None)
+    shared = findings.get(SHARED_SLOWNESS)
+    for node in shared.verdict.nodes if shared is not None else ():
+        findings.pop(f"slow:{node}", None)
+        findings.pop(f"early:{node}", None)
 
 
 def _supported_by_the_model(findings: dict[str, Finding]) -> None:
     for family, finding in list(findings.items()):
         learned = findings.get(f"early:{finding.verdict.node}")
         if family.startswith("slow:") and learned is not None and learned.verdict.fault == "node_anomaly":
-            united = _united([finding.verdict, learned.verdict])
-            findings[family] = Finding(united.verdict, tuple(sorted({*finding.detectors, *learned.detectors})))
             findings.pop(f"early:{finding.verdict.node}")
+            seen = {item.metric for item in finding.verdict.evidence}
+            if any(item.metric not in seen for item in learned.verdict.evidence):  # else it is the same counter again
+                united = _united([finding.verdict, learned.verdict])
+                findings[family] = Finding(united.verdict, tuple(sorted({*finding.detectors, *learned.detectors})))
 
 
 def _explained_by_the_storage(findings: dict[str, Finding]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine.engine import Judgement
-from eagle_eye.server.engine.fusion import Finding, fuse
+from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, fuse
 from eagle_eye.server.records import Incident
 
 OPEN_STATES = ("open", "acting")
@@ -43,6 +43,10 @@ def fold(
         verdict = finding.verdict
         old = current.get(family)
         if old is None and (being_restarted or _dismissed(verdict, judgement, mine)):
+            continue
+        shared = current.get(SHARED_SLOWNESS)
+        if shared is not None and family == f"slow:{verdict.node}" and verdict.node in shared.nodes:
+            seen.add(SHARED_SLOWNESS)  # the last of a rack to recover is no slow node of its own
             continue
         seen.add(family)
         new = _opened(finding, judgement, family, new_id()) if old is None else _updated(old, finding, now_s)
@@ -113,6 +117,8 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
             confidence=max(old.confidence, verdict.confidence),
             slowdown_ratio=max(old.slowdown_ratio, verdict.slowdown_ratio),
         )
+    if old.family == SHARED_SLOWNESS and set(verdict.nodes) <= set(old.nodes):
+        return msgspec.structs.replace(old, seen_s=now_s)  # which of them show it changes from row to row
     if old.node is not None and verdict.node is None:
         return msgspec.structs.replace(old, seen_s=now_s)  # a culprit once known is not forgotten
     return msgspec.structs.replace(

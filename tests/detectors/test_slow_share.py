@@ -1,0 +1,73 @@
+"""What a slow device costs a job: measured where something tells, and nothing claimed where nothing does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from eagle_eye.detectors.slow_share import PaceChange, compute_excess, pace_change, slowness_by_pace
+from tests.detectors.slow_stories import SICK_ROWS, hookless, hot, job, longer_steps
+from tests.detectors.windows import NOW_S
+
+ONSET_S = NOW_S - SICK_ROWS
+
+
+def change(growth: float, error: float) -> PaceChange:
+    return PaceChange(growth, error, 0.01)
+
+
+class TestByPace:
+    def test_a_clear_change_is_the_cost(self) -> None:
+        assert slowness_by_pace(change(0.2, 0.01), 0.05) == (0.2, True)
+
+    def test_a_pace_that_has_not_changed_is_no_cost_whatever_counters_let_expect(self) -> None:
+        assert slowness_by_pace(change(0.0, 0.01), 0.15) == (0.0, True)
+
+    def test_a_small_cost_that_the_noise_hides_is_reckoned(self) -> None:
+        assert slowness_by_pace(change(0.02, 0.02), 0.03) == (0.03, False)
+
+    def test_a_noisy_pace_nearer_to_no_cost_claims_none(self) -> None:
+        assert slowness_by_pace(change(0.01, 0.10), 0.15).ratio == 0
+
+    def test_nothing_is_claimed_while_the_pace_since_is_not_known_yet(self) -> None:
+        assert slowness_by_pace(change(0.0, math.inf), 0.15) == (0.0, False)
+
+    def test_where_nothing_tells_of_the_pace_it_is_reckoned(self) -> None:
+        assert slowness_by_pace(None, 0.15) == (0.15, False)
+
+
+class TestPaceChange:
+    def test_steps_tell(self) -> None:
+        found = pace_change(longer_steps(job(), ratio=1.2).window(), ONSET_S)
+        assert found is not None
+        assert found.clear
+        assert found.growth == pytest.approx(0.2, rel=0.05)
+
+    def test_a_steady_job_has_not_changed(self) -> None:
+        found = pace_change(job().window(), ONSET_S)
+        assert found is not None
+        assert not found.clear
+
+    def test_counters_tell_where_steps_are_not_reported(self) -> None:
+        found = pace_change(hookless(hot(job())).window(), ONSET_S)
+        assert found is not None
+        assert found.clear
+        assert found.growth == pytest.approx(0.15, rel=0.1)
+
+    def test_a_steady_job_without_the_hook_has_not_changed(self) -> None:
+        found = pace_change(hookless(job()).window(), ONSET_S)
+        assert found is not None
+        assert not found.clear
+
+    def test_without_a_time_before_nobody_knows(self) -> None:
+        assert pace_change(hookless(job(rows=22)).window(), ONSET_S) is None
+
+
+def test_a_node_that_is_slow_as_a_whole_is_not_its_own_measure() -> None:
+    story = job(nodes=3)
+    for column in story.column("n1"):
+        hot(story, column)
+    found = compute_excess(story.window(), story.column("n1"), ONSET_S)
+    assert found is not None
+    assert found == pytest.approx(0.15, rel=0.1)
