@@ -63,7 +63,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def reporting(self) -> list[Case]:
         """Return the cases that are reported."""
         quiet = int(np.ceil(self.node_days / max(self.quiet_nodes * self.quiet_minutes / 1440.0, 1e-9)))
-        return self._cases("report", REPORT_SEED, self.faults, quiet)
+        cases = self._cases("report", REPORT_SEED, self.faults, quiet)
+        # Mixed, so that a run that was interrupted is still a sample of everything.
+        return [cases[i] for i in np.random.default_rng(REPORT_SEED).permutation(len(cases))]
 
     def tuning(self) -> list[Case]:
         """Return the cases on which baselines are fitted and tuned, and nothing is reported."""
@@ -72,7 +74,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def seeds(self) -> dict[str, str]:
         """Return the ranges of seeds, for the reader."""
         ranges = {"report": self.reporting(), "tuning": self.tuning()}
-        return {name: f"{cases[0].seed}-{cases[-1].seed}" for name, cases in ranges.items() if cases}
+        return {
+            name: f"{min(case.seed for case in cases)}-{max(case.seed for case in cases)}"
+            for name, cases in ranges.items()
+            if cases
+        }
 
     def _cases(self, name: str, first_seed: int, faults: int, quiet: int) -> list[Case]:
         rng = np.random.default_rng(first_seed)
