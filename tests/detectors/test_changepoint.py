@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.changepoint import LENGTH_MAX, cusum, excursion_start, run_lengths, smoothed
+from eagle_eye.detectors.signs.changepoint import LENGTH_MAX, cusum, excursion_start, run_lengths, smoothed
 
 NOISE = np.random.default_rng(0).normal(size=300)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.detectors.flight_record import Group, Operation, Recording
 from eagle_eye.detectors.flight_recorder import Finding, analyse
+from eagle_eye.detectors.signs.flight_record import Group, Operation, Recording
+from eagle_eye.detectors.signs.wait_graph import strong_components
 from eagle_eye.detectors.types import Blind
-from eagle_eye.detectors.wait_graph import strong_components
 
 WORLD = Group("0", "default_pg", (0, 1, 2, 3))
 LEFT, RIGHT = Group("1", "TENSOR", (0, 1)), Group("2", "TENSOR", (2, 3))

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.gpu_errors import gpu_errors
 from eagle_eye.detectors.gpu_hang import GpuHang
 from eagle_eye.detectors.gpu_lost import GpuLost
 from eagle_eye.detectors.gpu_memory import GpuMemory
 from eagle_eye.detectors.nvswitch import NvSwitch
-from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.signs.gpu_errors import gpu_errors
+from eagle_eye.detectors.signs.progress import Patience
+from eagle_eye.detectors.signs.xids import BY_CODE, XIDS, code_of, recovery_of, sxid_severity
 from eagle_eye.detectors.types import Blind, Happening, Verdict, Window
-from eagle_eye.detectors.xids import BY_CODE, XIDS, code_of, recovery_of, sxid_severity
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eagle_eye.detectors.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Hang
-from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.types import Happening, Pause, Verdict
 from tests.detectors.windows import NOW_S, Story
 

@@ -12,7 +12,7 @@ from eagle_eye.detectors.host_errors import HostErrors
 from eagle_eye.detectors.out_of_memory import OutOfMemory
 from eagle_eye.detectors.process_exit import ProcessExit
 from eagle_eye.detectors.process_gone import ProcessGone
-from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.types import Blind, Verdict
 from tests.detectors.windows import NOW_S, Story
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from eagle_eye.detectors.slow_share import PaceChange, compute_excess, pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.slow_share import PaceChange, compute_excess, pace_change, slowness_by_pace
 from tests.detectors.slow_stories import SICK_ROWS, hookless, hot, job, longer_steps
 from tests.detectors.windows import NOW_S
 

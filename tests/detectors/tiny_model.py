@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle_eye.detectors.learned_features import FEATURES, Metric, View
-from eagle_eye.detectors.learned_model import Covariance, Forest, Layer, LearnedModel, Tail
+from eagle_eye.detectors.signs.learned_features import FEATURES, Metric, View
+from eagle_eye.detectors.signs.learned_model import Covariance, Forest, Layer, LearnedModel, Tail
 
 METRICS = (
     Metric("gpu_power_watts", True, 5.0, "watts"),

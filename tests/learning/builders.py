@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle_eye.detectors.learned_features import Metric, View, look
+from eagle_eye.detectors.signs.learned_features import Metric, View, look
 from eagle_eye.detectors.types import Curve, Series, Steps, Window
 from eagle_eye.learning.features import History, Shape, candidates
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.learning import command
 from eagle_eye.learning.features import read as read_history
 from eagle_eye.learning.model import make

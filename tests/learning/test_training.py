@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eagle_eye.detectors.learned import Learned
-from eagle_eye.detectors.learned_model import LearnedModel, forward, isolation
+from eagle_eye.detectors.signs.learned_model import LearnedModel, forward, isolation
 from eagle_eye.learning import autoencoder, covariance, forest
 from eagle_eye.learning.calibration import TooShort, independence, lasting, peaks, poisson_at_most, tail
 from eagle_eye.learning.features import History, NoHistory, candidates, observed, shape_for

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_frame, encode_request
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server import config as configuration

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.medians import median_over_rows
-from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
-from eagle_eye.detectors.progress import typical_step_s
-from eagle_eye.detectors.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck, partition
-from eagle_eye.detectors.slow_share import Slowness, pace_change, slowness_by_pace
-from eagle_eye.detectors.topology import named
-from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
-from eagle_eye.detectors.under_load import (
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck, partition
+from eagle_eye.detectors.signs.slow_share import Slowness, pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.topology import named
+from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
     Rows,
     carried,
@@ -25,6 +24,7 @@ from eagle_eye.detectors.under_load import (
     peers_of,
     require_training,
 )
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 # What a busy host shows: metric, and by how much more than its peers' and than its own past it counts.
 HOST_SIGNS = (

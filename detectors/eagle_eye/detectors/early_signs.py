@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.counters import grown, rises
 from eagle_eye.detectors.faults import DefaultAction
-from eagle_eye.detectors.gpu_errors import AT_ONCE_NODES, AT_ONCE_RATIO, gpu_errors
-from eagle_eye.detectors.link_state import outages, shared
-from eagle_eye.detectors.temperature_drift import drifts
+from eagle_eye.detectors.signs.counters import grown, rises
+from eagle_eye.detectors.signs.gpu_errors import AT_ONCE_NODES, AT_ONCE_RATIO, gpu_errors
+from eagle_eye.detectors.signs.link_state import outages, shared
+from eagle_eye.detectors.signs.temperature_drift import drifts
 from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
 SUSPECTS_MAX = 64  # counters looked at closely in one pass, those that grew most first

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle_eye.detectors.flight_record import Recording
-from eagle_eye.detectors.flight_waits import Wait, Waits, spelt
+from eagle_eye.detectors.signs.flight_record import Recording
+from eagle_eye.detectors.signs.flight_waits import Wait, Waits, spelt
 from eagle_eye.detectors.types import Blind
 
 __all__ = ["Finding", "Kind", "Wait", "analyse"]

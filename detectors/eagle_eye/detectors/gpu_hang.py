@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.exits import Exit, unplanned_exits
-from eagle_eye.detectors.gpu_errors import (
+from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
+from eagle_eye.detectors.signs.gpu_errors import (
     RECOVERY_JOIN_S,
     GpuError,
     at_once,
@@ -18,10 +18,10 @@ from eagle_eye.detectors.gpu_errors import (
     uses,
     went_on,
 )
-from eagle_eye.detectors.progress import PROMPT_S, Patience, Progress, progress, typical_step_s
+from eagle_eye.detectors.signs.progress import PROMPT_S, Patience, Progress, progress, typical_step_s
+from eagle_eye.detectors.signs.vanished import Vanished, vanished
+from eagle_eye.detectors.signs.without_hook import idle_since_s
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
-from eagle_eye.detectors.vanished import Vanished, vanished
-from eagle_eye.detectors.without_hook import idle_since_s
 
 CONFIDENCE_FACT = 0.99
 CONFIDENCE_GONE = 0.95  # values gone and the job stopped, long enough to act

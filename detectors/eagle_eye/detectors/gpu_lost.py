@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_eye.detectors.gpu_errors import BEFORE_START_S, at_once, gpu, gpu_errors, uses
+from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, at_once, gpu, gpu_errors, uses
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 CONFIDENCE = 0.99

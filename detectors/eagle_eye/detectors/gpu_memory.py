@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from eagle_eye.detectors.attributes import text
-from eagle_eye.detectors.counters import grown, rises
-from eagle_eye.detectors.exits import Exit, unplanned_exits
-from eagle_eye.detectors.gpu_errors import (
+from eagle_eye.detectors.signs.attributes import text
+from eagle_eye.detectors.signs.counters import grown, rises
+from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
+from eagle_eye.detectors.signs.gpu_errors import (
     BEFORE_START_S,
     UNKNOWN_DEVICE,
     GpuError,

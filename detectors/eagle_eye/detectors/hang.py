@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.exits import left_early, unplanned_exits
-from eagle_eye.detectors.gpu_activity import activity_outliers
-from eagle_eye.detectors.host_activity import busy_with_io
-from eagle_eye.detectors.peers import group_members, latest
-from eagle_eye.detectors.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
+from eagle_eye.detectors.signs.gpu_activity import activity_outliers
+from eagle_eye.detectors.signs.host_activity import busy_with_io
+from eagle_eye.detectors.signs.peers import group_members, latest
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 RECENT_LINES = 3  # rows in which a rank's collective sequence must not have moved

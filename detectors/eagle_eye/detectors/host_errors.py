@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle_eye.detectors.attributes import text
-from eagle_eye.detectors.exits import unplanned_exits
-from eagle_eye.detectors.gpu_errors import BEFORE_START_S, went_on
-from eagle_eye.detectors.progress import Patience, progress
+from eagle_eye.detectors.signs.attributes import text
+from eagle_eye.detectors.signs.exits import unplanned_exits
+from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, went_on
+from eagle_eye.detectors.signs.progress import Patience, progress
 from eagle_eye.detectors.types import Blind, Evidence, Happening, Verdict, Window
 
 SILENT_INTERVALS = 1.5  # missed: with a panic that is certain, silence need not last longer

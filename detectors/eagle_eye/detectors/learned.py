@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.learned_features import FEATURES, Nodes, look
-from eagle_eye.detectors.learned_model import LearnedModel
-from eagle_eye.detectors.progress import QUIET_PHASES
+from eagle_eye.detectors.signs.learned_features import FEATURES, Nodes, look
+from eagle_eye.detectors.signs.learned_model import LearnedModel
+from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 NO_MODEL = "no model: run eagle-eye train"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.broken_numbers import Broken, broken_numbers, first_broken
-from eagle_eye.detectors.course import since_rollback
+from eagle_eye.detectors.signs.broken_numbers import Broken, broken_numbers, first_broken
+from eagle_eye.detectors.signs.course import since_rollback
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 # Dynamic loss scaling (Micikevicius et al., ICLR 2018) skips a step whose gradient overflows and halves the scale:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.job_course import Change, overdue, slowed_by_network
-from eagle_eye.detectors.medians import quantile_over_rows
-from eagle_eye.detectors.port_signs import CONGESTION_PER_S, HOLD_S, pause_signs
-from eagle_eye.detectors.progress import Patience
-from eagle_eye.detectors.recent_rows import grown, lines_for, middle, past
-from eagle_eye.detectors.topology import named, struck_switches
+from eagle_eye.detectors.signs.job_course import Change, overdue, slowed_by_network
+from eagle_eye.detectors.signs.medians import quantile_over_rows
+from eagle_eye.detectors.signs.port_signs import CONGESTION_PER_S, HOLD_S, pause_signs
+from eagle_eye.detectors.signs.progress import Patience
+from eagle_eye.detectors.signs.recent_rows import grown, lines_for, middle, past
+from eagle_eye.detectors.signs.topology import named, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 # Metric, what it must reach in its unit (per second), its unit. Pauses: 1% of the time at 400 Gb/s, 3% at 100 Gb/s.

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.exits import unplanned_exits
-from eagle_eye.detectors.job_course import overdue
-from eagle_eye.detectors.link_state import Outage, observed, outages
-from eagle_eye.detectors.peers import group_members, latest
-from eagle_eye.detectors.progress import Patience, Progress, progress
-from eagle_eye.detectors.recent_rows import middle
+from eagle_eye.detectors.signs.exits import unplanned_exits
+from eagle_eye.detectors.signs.job_course import overdue
+from eagle_eye.detectors.signs.link_state import Outage, observed, outages
+from eagle_eye.detectors.signs.peers import group_members, latest
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.recent_rows import middle
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 LEAD_S = 10.0  # a port that fell so long before the last step can still be what stopped the next one

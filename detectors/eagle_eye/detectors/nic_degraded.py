@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_eye.detectors.job_course import Change, overdue, slowed_by_network
-from eagle_eye.detectors.link_state import Outage, observed, outages, shared
-from eagle_eye.detectors.port_signs import Sign, congested, error_signs, load_signs, pause_signs, retransmit_signs
-from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.signs.job_course import Change, overdue, slowed_by_network
+from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared
+from eagle_eye.detectors.signs.port_signs import Sign, congested, error_signs, load_signs, pause_signs, retransmit_signs
+from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 DOWN_S = 10.0  # a port that comes back sooner has flapped

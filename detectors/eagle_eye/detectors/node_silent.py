@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_eye.detectors.progress import Patience
-from eagle_eye.detectors.silence import Silence, job_stopped, silence, silent_together
-from eagle_eye.detectors.topology import Shared, named
+from eagle_eye.detectors.signs.progress import Patience
+from eagle_eye.detectors.signs.silence import Silence, job_stopped, silence, silent_together
+from eagle_eye.detectors.signs.topology import Shared, named
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 EVIDENCE_NODES_MAX = 4

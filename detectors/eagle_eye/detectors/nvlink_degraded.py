@@ -7,11 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.peers import growth, risen
-from eagle_eye.detectors.slow_clocks import SlowClock, slow_clocks
-from eagle_eye.detectors.slow_share import pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.peers import growth, risen
+from eagle_eye.detectors.signs.slow_clocks import SlowClock, slow_clocks
+from eagle_eye.detectors.signs.slow_share import pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.under_load import (
+    Rows,
+    compare,
+    lines_within,
+    loaded_rows,
+    middle,
+    peers_of,
+    require_training,
+)
 from eagle_eye.detectors.types import Blind, Evidence, Happening, Integers, Verdict, Window
-from eagle_eye.detectors.under_load import Rows, compare, lines_within, loaded_rows, middle, peers_of, require_training
 
 ROWS_MIN = 3
 LASTS_S = 10.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_eye.detectors.exits import unplanned_exits
-from eagle_eye.detectors.gpu_errors import BEFORE_START_S, exit_near, gpu_errors, soon_known, went_on
-from eagle_eye.detectors.progress import Patience, progress
+from eagle_eye.detectors.signs.exits import unplanned_exits
+from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, exit_near, gpu_errors, soon_known, went_on
+from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.xids import code_of, sxid_severity
 from eagle_eye.detectors.types import Blind, Evidence, Happening, Verdict, Window
-from eagle_eye.detectors.xids import code_of, sxid_severity
 
 NVLINK_XID = 74  # how a port's fatal error shows at the GPU behind it (Fabric Manager User Guide, D.5)
 NEAR_S = 30.0

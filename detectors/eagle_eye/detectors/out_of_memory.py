@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.exits import unplanned_exits
-from eagle_eye.detectors.gpu_errors import went_on
-from eagle_eye.detectors.memory_kills import MemoryKill, memory_kills
-from eagle_eye.detectors.progress import Patience, progress
+from eagle_eye.detectors.signs.exits import unplanned_exits
+from eagle_eye.detectors.signs.gpu_errors import went_on
+from eagle_eye.detectors.signs.memory_kills import MemoryKill, memory_kills
+from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.without_hook import freed_memory
 from eagle_eye.detectors.types import Evidence, Verdict, Window
-from eagle_eye.detectors.without_hook import freed_memory
 
 RANK_METRICS = ("train_step", "nccl_sequence")
 GONE_LINES = 2  # rows in a row in which a rank says nothing while others do

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.peers import SIGMA_PER_MAD, growth, risen
-from eagle_eye.detectors.slow_share import PaceChange, Slowness, compute_excess, pace_change, slowness_by_pace
-from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
-from eagle_eye.detectors.under_load import (
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, growth, risen
+from eagle_eye.detectors.signs.slow_share import PaceChange, Slowness, compute_excess, pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.under_load import (
     PEERS_SAMPLED,
     Comparison,
     Rows,
@@ -22,6 +21,7 @@ from eagle_eye.detectors.under_load import (
     require_training,
     works,
 )
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 LASTS_S = 10.0  # that a link must be seen degraded...
 ROWS_MIN = 3  # ...in as many rows: a sampler may catch a link while it retrains

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.shared_cause import Struck, partition
-from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
-from eagle_eye.detectors.slow_share import slowness_by_clock
-from eagle_eye.detectors.topology import named
-from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
-from eagle_eye.detectors.under_load import (
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.shared_cause import Struck, partition
+from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
+from eagle_eye.detectors.signs.slow_share import slowness_by_clock
+from eagle_eye.detectors.signs.topology import named
+from eagle_eye.detectors.signs.under_load import (
     Comparison,
     bit_share,
     compare,
@@ -23,6 +22,7 @@ from eagle_eye.detectors.under_load import (
     nodes_among,
     seen_bits,
 )
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 # NVML's clocks-event-reasons (nvml.h): hardware slowdown and hardware power brake. The software power cap (0x4)
 # flickers on every healthy GPU at full load and says nothing by itself; the thermal bits are another's.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from eagle_eye.detectors.counters import grown
-from eagle_eye.detectors.exits import Exit, unplanned_exits
-from eagle_eye.detectors.gpu_errors import UNKNOWN_DEVICE, GpuError, gpu_errors
-from eagle_eye.detectors.memory_kills import MemoryKill, killed_rank, memory_kills
-from eagle_eye.detectors.progress import typical_step_s
+from eagle_eye.detectors.signs.counters import grown
+from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
+from eagle_eye.detectors.signs.gpu_errors import UNKNOWN_DEVICE, GpuError, gpu_errors
+from eagle_eye.detectors.signs.memory_kills import MemoryKill, killed_rank, memory_kills
+from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 ORDER_S = (

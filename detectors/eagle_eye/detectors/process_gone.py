@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.without_hook import Freed, freed_memory, idle_since_s, node_of
 from eagle_eye.detectors.types import Evidence, Verdict, Window
-from eagle_eye.detectors.without_hook import Freed, freed_memory, idle_since_s, node_of
 
 NODES_MIN = 3  # of two nodes nobody can say who followed whom
 HOLDING_RATIO = 0.5  # of the other nodes must still hold their memory: ends that are meant take all along

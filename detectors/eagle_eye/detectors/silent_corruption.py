@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.broken_numbers import broken_numbers, first_broken
-from eagle_eye.detectors.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.progress import typical_step_s
-from eagle_eye.detectors.role_medians import medians, roles_of
+from eagle_eye.detectors.signs.broken_numbers import broken_numbers, first_broken
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.role_medians import medians, roles_of
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 PEERS_MIN = 3  # with fewer, one rank's other data looks like one rank's other arithmetic

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.medians import median_over_rows
-from eagle_eye.detectors.peers import peers_median
-from eagle_eye.detectors.progress import typical_step_s
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import peers_median
+from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 STEPS_LOOKED_AT = 6

@@ -6,12 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.shared_cause import Struck, partition
-from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, SlowClock, slow_clocks
-from eagle_eye.detectors.slow_share import Slowness, compute_excess, slowness_by_clock
-from eagle_eye.detectors.topology import named
+from eagle_eye.detectors.signs.shared_cause import Struck, partition
+from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, slow_clocks
+from eagle_eye.detectors.signs.slow_share import Slowness, compute_excess, slowness_by_clock
+from eagle_eye.detectors.signs.topology import named
+from eagle_eye.detectors.signs.under_load import (
+    ROWS_MIN,
+    compare,
+    lines_within,
+    loaded_rows,
+    peers_of,
+    require_training,
+)
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
-from eagle_eye.detectors.under_load import ROWS_MIN, compare, lines_within, loaded_rows, peers_of, require_training
 
 HOT_C = 95.0  # HBM2e and HBM3 are specified to 95 C; beyond it they refresh more often and slow down
 HOTTER_C = 8.0  # than the peers' memory

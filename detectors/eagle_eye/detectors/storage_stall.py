@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.exits import unplanned_exits
-from eagle_eye.detectors.job_course import Change, changed_lately, overdue
-from eagle_eye.detectors.medians import quantile_over_rows
-from eagle_eye.detectors.progress import Patience, Progress, progress
-from eagle_eye.detectors.recent_rows import held, lines_for, middle, past
-from eagle_eye.detectors.topology import named
+from eagle_eye.detectors.signs.exits import unplanned_exits
+from eagle_eye.detectors.signs.job_course import Change, changed_lately, overdue
+from eagle_eye.detectors.signs.medians import quantile_over_rows
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.recent_rows import held, lines_for, middle, past
+from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 # Metric, what it must reach, its unit. Healthy training nodes show a few hundredths and no blocked tasks; a fifth of a

@@ -8,8 +8,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
-from eagle_eye.detectors.progress import SHORT_STEP_S, typical_step_s
+from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 DAY_S = 86_400.0

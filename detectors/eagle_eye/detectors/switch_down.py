@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.link_state import Outage, outages, shared
-from eagle_eye.detectors.progress import Patience
-from eagle_eye.detectors.silence import Silence, job_stopped, silence, silent_together
-from eagle_eye.detectors.topology import Shared, named
+from eagle_eye.detectors.signs.link_state import Outage, outages, shared
+from eagle_eye.detectors.signs.progress import Patience
+from eagle_eye.detectors.signs.silence import Silence, job_stopped, silence, silent_together
+from eagle_eye.detectors.signs.topology import Shared, named
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
 TOGETHER_S = 10.0  # ports that a switch took down fell within this...

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.shared_cause import Struck, partition
-from eagle_eye.detectors.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
-from eagle_eye.detectors.slow_share import slowness_by_clock
-from eagle_eye.detectors.topology import named
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.shared_cause import Struck, partition
+from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
+from eagle_eye.detectors.signs.slow_share import slowness_by_clock
+from eagle_eye.detectors.signs.topology import named
+from eagle_eye.detectors.signs.under_load import bit_share, compare, lines_within, seen_bits
 from eagle_eye.detectors.types import Evidence, Verdict, Window
-from eagle_eye.detectors.under_load import bit_share, compare, lines_within, seen_bits
 
 # NVML's clocks-event-reasons (nvml.h): software thermal slowdown and hardware thermal slowdown...
 THERMAL_BITS = 0x20 | 0x40

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.changepoint import cusum, excursion_start, run_lengths, smoothed
-from eagle_eye.detectors.course import course
-from eagle_eye.detectors.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.progress import QUIET_PHASES
+from eagle_eye.detectors.signs.changepoint import cusum, excursion_start, run_lengths, smoothed
+from eagle_eye.detectors.signs.course import course
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 DROP_RATIO = 1.10  # of the step time: what Greyhound verifies a change point by (Wu et al., ATC 2025)

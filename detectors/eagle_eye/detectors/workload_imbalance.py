@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.role_medians import Roles, medians, roles_of
+from eagle_eye.detectors.signs.role_medians import Roles, medians, roles_of
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 STEPS_MIN = 50  # so long it must have been so

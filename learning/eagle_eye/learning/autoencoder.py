@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eagle_eye.detectors.learned_model import Layer
+from eagle_eye.detectors.signs.learned_model import Layer
 from eagle_eye.detectors.types import Floats
 
 EPOCHS = 60

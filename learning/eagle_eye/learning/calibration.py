@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from eagle_eye.detectors.learned_model import Tail
+from eagle_eye.detectors.signs.learned_model import Tail
 from eagle_eye.detectors.types import Floats, Integers
 
 QUANTILES = (0.98, 0.95, 0.90, 0.80)  # of all scores; the first with enough peaks above it is the threshold

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.learning.calibration import TooShort
 from eagle_eye.learning.features import History, NoHistory, read
 from eagle_eye.learning.model import CHECK, Check, check, make, no_worse, parts

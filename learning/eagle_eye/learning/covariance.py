@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 from sklearn.covariance import MinCovDet
 
-from eagle_eye.detectors.learned_model import Covariance
+from eagle_eye.detectors.signs.learned_model import Covariance
 from eagle_eye.detectors.types import Floats
 
 SUPPORT = 0.9  # share of the looks that is taken for healthy

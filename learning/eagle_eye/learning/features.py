@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.learned_features import FEATURES, ROWS_PAST_MIN, ROWS_SPAN_MIN, Metric, View, look
-from eagle_eye.detectors.progress import QUIET_PHASES
+from eagle_eye.detectors.signs.learned_features import FEATURES, ROWS_PAST_MIN, ROWS_SPAN_MIN, Metric, View, look
+from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 from eagle_eye.schema.metrics import METRICS, Kind, MetricSpec, Scope
 from eagle_eye.server.backtest.trace import Trace

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import IsolationForest
 
-from eagle_eye.detectors.learned_model import Forest
+from eagle_eye.detectors.signs.learned_model import Forest
 from eagle_eye.detectors.types import Floats
 
 TREES = 100

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.learned_features import Metric
-from eagle_eye.detectors.learned_model import SCORES, LearnedModel, Tail, magnitudes, placed, standardised
+from eagle_eye.detectors.signs.learned_features import Metric
+from eagle_eye.detectors.signs.learned_model import SCORES, LearnedModel, Tail, magnitudes, placed, standardised
 from eagle_eye.detectors.types import Floats, Integers
 from eagle_eye.learning import autoencoder, covariance, forest
 from eagle_eye.learning.calibration import ALARMS_PER_NODE_DAY, lasting, peaks, poisson_at_most, tail

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fastapi import FastAPI
 
-from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server import outbound, telemetry
 from eagle_eye.server.api import (

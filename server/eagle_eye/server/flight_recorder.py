@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.detectors.flight_record import COMPLETED, Group, Operation, Recording
+from eagle_eye.detectors.signs.flight_record import COMPLETED, Group, Operation, Recording
 
 DUMP_BYTES_MAX = 256 << 20  # a buffer of 20,000 entries with stacks has about 60 MB
 FILES_MAX = 200_000

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eagle_eye.detectors.learned_features import FEATURES, Metric, View
-from eagle_eye.detectors.learned_model import SCORES, Covariance, Forest, Layer, LearnedModel, Tail
+from eagle_eye.detectors.signs.learned_features import FEATURES, Metric, View
+from eagle_eye.detectors.signs.learned_model import SCORES, Covariance, Forest, Layer, LearnedModel, Tail
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
 

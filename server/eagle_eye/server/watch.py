@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Iterable, Iterator
 
-from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server import outbound
 from eagle_eye.server.clock import Clock

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
-from eagle_eye.detectors.learned_model import LearnedModel
+from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.records import Job
 

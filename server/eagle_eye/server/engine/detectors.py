@@ -10,7 +10,6 @@ from eagle_eye.detectors.gpu_memory import GpuMemory
 from eagle_eye.detectors.hang import Hang
 from eagle_eye.detectors.host_errors import HostErrors
 from eagle_eye.detectors.learned import NO_MODEL, Learned
-from eagle_eye.detectors.learned_model import LearnedModel
 from eagle_eye.detectors.loss_course import LossCourse
 from eagle_eye.detectors.loss_not_finite import LossNotFinite
 from eagle_eye.detectors.network_congestion import NetworkCongestion
@@ -24,7 +23,8 @@ from eagle_eye.detectors.pcie_degraded import PcieDegraded
 from eagle_eye.detectors.power_throttle import PowerThrottle
 from eagle_eye.detectors.process_exit import ProcessExit
 from eagle_eye.detectors.process_gone import ProcessGone
-from eagle_eye.detectors.progress import Patience
+from eagle_eye.detectors.signs.learned_model import LearnedModel
+from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.silent_corruption import SilentCorruption
 from eagle_eye.detectors.slow_input import SlowInput
 from eagle_eye.detectors.slow_memory import SlowMemory

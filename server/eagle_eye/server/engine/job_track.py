@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from eagle_eye.detectors.progress import QUIET_PHASES
+from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Curve, Floats, Happening, Link, Pause, Series, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope

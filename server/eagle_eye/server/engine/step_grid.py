@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.peers import peers_median
+from eagle_eye.detectors.signs.peers import peers_median
 from eagle_eye.detectors.types import Curve, Floats, Integers, Steps
 
 # What a rank says of a step. The first group is kept for each rank, the second also as the job's course.

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from eagle_eye.detectors.medians import quantile_over_rows
+from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.types import Floats
 
 HELD_LINES = 3  # rows in a row that a sign must show: one or two are noise or a late report

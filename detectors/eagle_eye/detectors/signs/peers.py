@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.medians import median_of_others, median_over_rows
+from eagle_eye.detectors.signs.medians import median_of_others, median_over_rows
 from eagle_eye.detectors.types import Floats, Integers
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from eagle_eye.detectors.flight_record import Group, Operation, Recording
-from eagle_eye.detectors.wait_graph import WaitGraph
+from eagle_eye.detectors.signs.flight_record import Group, Operation, Recording
+from eagle_eye.detectors.signs.wait_graph import WaitGraph
 
 NOWHERE = -1  # the position of a rank of which nothing is known in a group
 SHOWN = 8  # ranks spelt out in a sentence

@@ -6,9 +6,9 @@ import re
 import signal
 from dataclasses import dataclass
 
-from eagle_eye.detectors.attributes import text
-from eagle_eye.detectors.exits import Exit
-from eagle_eye.detectors.gpu_errors import BEFORE_START_S
+from eagle_eye.detectors.signs.attributes import text
+from eagle_eye.detectors.signs.exits import Exit
+from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S
 from eagle_eye.detectors.types import Evidence, Window
 
 # Names that the kernel shows for training processes and their helpers (the first 15 characters).

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from eagle_eye.detectors.attributes import text, whole
+from eagle_eye.detectors.signs.attributes import text, whole
 
 # What a code means to a job: the program's own error (or the echo of one), a process that must restart, memory that is
 # failing (contained: only the process is hurt), a row that was remapped, a GPU that hangs or is gone, links, power,

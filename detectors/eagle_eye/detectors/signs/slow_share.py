@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.medians import median_over_rows
-from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
-from eagle_eye.detectors.progress import typical_step_s
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.under_load import lines_within, loaded_rows, means, middle, peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
-from eagle_eye.detectors.under_load import lines_within, loaded_rows, means, middle, peers_of
 
 COMPUTE_SHARE = 0.7  # of a step that waits for the GPU's clock, where nobody reports compute times: model FLOPS
 # utilisations of 40 to 55% at peak rates leave about that much (Jiang et al. 2024)

@@ -6,7 +6,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from eagle_eye.detectors.attributes import text, whole
+from eagle_eye.detectors.signs.attributes import text, whole
 from eagle_eye.detectors.types import Happening, Window
 
 # What the survivors of a collective print when a peer is gone. Seen from Gloo, NCCL and TCPStore.

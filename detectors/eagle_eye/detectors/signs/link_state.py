@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.peers import latest
-from eagle_eye.detectors.topology import Shared, ports, struck_at_once, struck_switches
+from eagle_eye.detectors.signs.peers import latest
+from eagle_eye.detectors.signs.topology import Shared, ports, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Floats, Window
 
 STATE_LINES = 3  # rows in which a port's state is looked for

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.medians import median_over_rows
-from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD
-from eagle_eye.detectors.progress import QUIET_PHASES, typical_step_s
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.signs.progress import QUIET_PHASES, typical_step_s
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 
 # What shows load, best first; the least level that is load at all, and the share of its usual level that still is.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.exits import Exit
-from eagle_eye.detectors.progress import typical_step_s
+from eagle_eye.detectors.signs.exits import Exit
+from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.xids import BY_CODE, Recovery, Xid, code_of, recovery_of
 from eagle_eye.detectors.types import Evidence, Window
-from eagle_eye.detectors.xids import BY_CODE, Recovery, Xid, code_of, recovery_of
 
 UNKNOWN_DEVICE = -1
 BURST_S = (

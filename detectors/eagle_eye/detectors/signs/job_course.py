@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.progress import Patience, typical_step_s
-from eagle_eye.detectors.recent_rows import middle
+from eagle_eye.detectors.signs.progress import Patience, typical_step_s
+from eagle_eye.detectors.signs.recent_rows import middle
 from eagle_eye.detectors.types import Evidence, Floats, Window
 
 STEPS_MIN = 3  # fewer steps say nothing about a lasting change

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.medians import median_over_rows
-from eagle_eye.detectors.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
-from eagle_eye.detectors.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
-from eagle_eye.detectors.types import Blind, Floats, Integers, Window
-from eagle_eye.detectors.under_load import (
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
+from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
+from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
     Rows,
     carried,
@@ -26,6 +25,7 @@ from eagle_eye.detectors.under_load import (
     require_training,
     works,
 )
+from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 
 MILD_DEFICIT = 0.02  # of the peers' clock: looked at, and company for a worse one
 CLEAR_DEFICIT = 0.03  # counts when it has lasted; healthy GPUs at one power limit differ by 1 to 2%

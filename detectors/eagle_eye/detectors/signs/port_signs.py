@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.progress import typical_step_s
-from eagle_eye.detectors.recent_rows import (
+from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.recent_rows import (
     HELD_LINES,
     grown,
     held,

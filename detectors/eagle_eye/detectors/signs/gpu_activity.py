@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from eagle_eye.detectors.medians import median_over_rows
-from eagle_eye.detectors.peers import standing
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import standing
 from eagle_eye.detectors.types import Floats, Window
 
 # Metric, the spread that healthy waiting GPUs show in its unit, and how far off is another activity altogether.

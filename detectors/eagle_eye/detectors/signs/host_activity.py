@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from eagle_eye.detectors.peers import level
+from eagle_eye.detectors.signs.peers import level
 from eagle_eye.detectors.types import Window
 
 # Metric and by how much more than before counts as being busy with it.

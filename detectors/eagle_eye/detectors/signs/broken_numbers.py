@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.peers import latest
+from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.types import Floats, Window
 
 SCREEN_ROWS = 4  # newest rows in which something must be broken; a job that goes on well afterwards is well

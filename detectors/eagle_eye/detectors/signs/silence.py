@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.exits import unplanned_exits
-from eagle_eye.detectors.progress import Patience, Progress, progress
-from eagle_eye.detectors.topology import Shared, struck_at_once, struck_switches
+from eagle_eye.detectors.signs.exits import unplanned_exits
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
+from eagle_eye.detectors.signs.without_hook import idle_since_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
-from eagle_eye.detectors.without_hook import idle_since_s
 
 IDLE_S = 60.0  # GPUs that do so long nothing, of a job that reports no steps, show that it has stopped
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...

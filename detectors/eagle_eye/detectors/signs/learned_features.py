@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.medians import median_over_rows
-from eagle_eye.detectors.peers import SIGMA_PER_MAD, group_members
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, group_members
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 
 FEATURES = ("level", "change", "spread")

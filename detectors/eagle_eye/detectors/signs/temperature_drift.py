@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.peers import latest, standing
+from eagle_eye.detectors.signs.peers import latest, standing
 from eagle_eye.detectors.types import Floats, Window
 
 # A temperature and the level above which a rise matters: slowdown begins at 83 to 87 degrees on current parts, HBM's at

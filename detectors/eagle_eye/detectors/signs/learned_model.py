@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.learned_features import FEATURES, View
+from eagle_eye.detectors.signs.learned_features import FEATURES, View
 from eagle_eye.detectors.types import Floats, Integers
 
 CLIP = 10.0  # robust standard deviations beyond which a feature is no odder: one must not drown the others
