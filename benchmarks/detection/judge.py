@@ -12,6 +12,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from benchmarks.detection import generate
+from benchmarks.detection.baselines.protocol import Accusation
 from benchmarks.detection.matrix import TraceMatrix, read_matrix
 from benchmarks.detection.panel import Panel
 from benchmarks.detection.plan import Case
@@ -60,11 +61,13 @@ def judged(case: Case, profile: str, folder: Path) -> Outcome:
     trace = Trace(folder)
     lines = list(Backtest(trace, DetectionSettings(), PolicySettings()).run())
     cost_s = {"Eagle Eye": perf_counter() - began_s}
-    began_s = perf_counter()
-    matrix = read_matrix(folder)
-    read_s = perf_counter() - began_s
-    said = _panels[profile].judge(matrix)
-    cost_s.update({name: read_s + seconds for name, (_, seconds) in said.items()})
+    said: dict[str, tuple[list[Accusation], float]] = {}
+    if profile in _panels:
+        began_s = perf_counter()
+        matrix = read_matrix(folder)
+        read_s = perf_counter() - began_s
+        said = _panels[profile].judge(matrix)
+        cost_s.update({name: read_s + seconds for name, (_, seconds) in said.items()})
     header = trace.header
     return Outcome(
         key=case.key,

@@ -50,12 +50,14 @@ def main() -> int:
         quiet_minutes=args.quiet_minutes,
         quiet_interval_s=args.quiet_interval,
     )
-    work = (args.work or Path(tempfile.gettempdir())) / f"eagle-eye-detection-{plan.digest()}-{_code_digest()}"
+    who = "alone" if args.alone else "all"
+    folder = f"eagle-eye-detection-{who}-{plan.digest()}-{_code_digest()}"
+    work = (args.work or Path(tempfile.gettempdir())) / folder
     work.mkdir(parents=True, exist_ok=True)
     console.print(f"seeds: {plan.seeds()}; measured so far is kept in {work}", markup=False)
     panels, found, interrupted = {}, _read(work / "outcomes.jsonl"), False
     try:
-        panels = _panels(plan, work, args.jobs)
+        panels = {} if args.alone else _panels(plan, work, args.jobs)
         found = _judge_all(plan, work, panels, found, args.jobs)
     except KeyboardInterrupt:
         interrupted = True
@@ -73,6 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--node-days", type=float, default=1000.0, help="watched while nothing is wrong (default 1000)")
     parser.add_argument("--profiles", nargs="+", choices=generate.profiles(), default=generate.profiles())
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
+    parser.add_argument("--alone", action="store_true", help="without the baselines, which take longest")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/detection.json"))
     parser.add_argument("--work", type=Path, help="where to keep what was measured (default: the temporary folder)")
     parser.add_argument("--tuning-faults", type=int, default=69, help="tuning traces with a fault (default 69)")
