@@ -63,6 +63,22 @@ class TestNodeSilent:
         assert "standstill" in only(detect("node_silent", story.window())).kinds
 
 
+    def hookless(self, idle_rows: int) -> Story:
+        story = Story(rows=200).hardware()
+        story.device = {name: values for name, values in story.device.items() if name.startswith("gpu_")}
+        story.device["gpu_power_watts"][-idle_rows:] = 230.0
+        story.device["gpu_tensor_active_ratio"][-idle_rows:] = 0.0
+        story.heard_s[2] = NOW_S - idle_rows
+        return story
+
+    def test_gpus_that_have_stopped_tell_of_a_job_that_reports_nothing_itself(self) -> None:
+        verdict = only(detect("node_silent", self.hookless(90).window()))
+        assert (verdict.node, "standstill" in verdict.kinds) == ("n2", True)
+
+    def test_gpus_that_rest_for_a_moment_do_not(self) -> None:
+        assert only(detect("node_silent", self.hookless(30).window())).kinds == {"silence"}
+
+
 class TestProcessExit:
     def test_names_the_rank_that_a_signal_killed_among_its_peers_echoes(self) -> None:
         story = Story().exit("n0", 1, 5.0, ECHO).exit("n2", -11, 4.9).exit("n1", 1, 5.1, ECHO)

@@ -13,6 +13,7 @@ from eagle_eye.detectors.signs.without_hook import idle_since_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
 IDLE_S = 60.0  # GPUs that do so long nothing, of a job that reports no steps, show that it has stopped
+IDLE_LINES = 300  # rows in which it is looked for when they last worked
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
 TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
 
@@ -73,7 +74,7 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
     try:
         state = progress(window, patience)
     except Blind:
-        idle_s = idle_since_s(window)  # a job that reports nothing itself: what its GPUs do
+        idle_s = idle_since_s(window, IDLE_LINES)  # a job that reports nothing itself: what its GPUs do
         if idle_s is None or window.now_s - idle_s < IDLE_S or np.isfinite(window.last_step):
             return None, None
         return None, Evidence("gpu_idle_seconds", None, None, window.now_s - idle_s, None, IDLE_S, "seconds")

@@ -25,25 +25,25 @@ class Freed(NamedTuple):
     since_s: float
 
 
-def idle_since_s(window: Window) -> float | None:
+def idle_since_s(window: Window, lines: int = LINES) -> float | None:
     """Return since when most of the job's GPUs do much less than before; None where they work, or nobody says.
 
-    That is the end of the last interval in which they worked.
+    That is the end of the last interval in which they worked, looked for in the newest ``lines`` rows.
     """
     for metric in WORK_METRICS:
         values = window.device.get(metric)
         if values is None:
             continue
         step = max(values.shape[1] // SAMPLED, 1)
-        recent = values[-LINES:, ::step]
-        lines = np.flatnonzero(np.isfinite(recent).sum(axis=1) * 2 >= recent.shape[1])  # whole rows only
-        if len(lines) < 4:
+        recent = values[-lines:, ::step]
+        whole = np.flatnonzero(np.isfinite(recent).sum(axis=1) * 2 >= recent.shape[1])  # whole rows only
+        if len(whole) < 4:
             continue
-        work = np.nanmedian(recent[lines], axis=1)
+        work = np.nanmedian(recent[whole], axis=1)
         working = np.flatnonzero(work >= WAITING_RATIO * np.quantile(work, 0.9))
-        if len(working) == 0 or working[-1] >= len(lines) - 2:
+        if len(working) == 0 or working[-1] >= len(whole) - 2:
             return None
-        return float(window.times_s[-len(recent) :][lines[working[-1]]])
+        return float(window.times_s[-len(recent) :][whole[working[-1]]])
     return None
 
 
