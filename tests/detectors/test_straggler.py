@@ -51,7 +51,7 @@ def said(story: Story, **changes: Any) -> list[Verdict]:
 def test_ten_percent_on_fixed_length_data_is_told_of_after_three_steps() -> None:
     (verdict,) = said(slow(job(), 1.13, 4))
     assert verdict.node == "n2"
-    assert verdict.kinds == {"compute_time", "collective_arrival"}
+    assert verdict.kinds == {"compute_time", "collective_arrival", "step_time"}
     assert verdict.confidence == CONFIDENCE_EARLY
 
 

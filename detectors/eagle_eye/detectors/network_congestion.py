@@ -144,10 +144,10 @@ def _notification_rate(window: Window) -> Floats | None:
 
 
 def _concerned(window: Window, struck: NDArray[np.bool_]) -> tuple[tuple[str, ...], str | None]:
-    """Return the nodes concerned, () for nearly all, and where that is in words; None: too few to be the network."""
+    """Return the nodes concerned, and where that is in words; None: too few to be the network."""
     count, total = int(struck.sum()), len(window.nodes)
     if count >= NEARLY_ALL_RATIO * total and count > 1:
-        return (), "between all nodes"
+        return tuple(window.nodes[i] for i in np.flatnonzero(struck)), "between all nodes"
     if any(window.switches):
         group = struck_switches(struck, np.arange(total), window.switches)
         if group is not None:

@@ -165,7 +165,10 @@ class Straggler:
         step_s, _ = _levels(window, "train_step_seconds", onset, index, peers)
         excess_s = peers_s * (centre - 1)
         slowdown = excess_s / (step_s - excess_s) if math.isfinite(step_s) and step_s > excess_s else centre - 1
-        slowdown = _as_seen(window, onset, slowdown)
+        longer = _longer(window, onset, slowdown)
+        if longer is not None:
+            slowdown = slowdown if longer else 0.0
+            kinds |= {"step_time"} if longer else set()
         ripe_s = self.ripe_s if typical_step_s(window) >= SHORT_STEP_S else max(self.ripe_s, self.floor_s)
         confidence = CONFIDENCE_LONE
         if late is not None:
@@ -201,18 +204,18 @@ class Straggler:
         return None
 
 
-def _as_seen(window: Window, onset: int, expected: float) -> float:
-    """Return the slowdown, 0 where the job's steps have not become longer: a stage with time to spare costs nothing.
+def _longer(window: Window, onset: int, expected: float) -> bool | None:
+    """Return whether the job's steps have become longer: a stage with time to spare costs nothing.
 
-    Where the time before the onset is not in view, what the excess lets one expect stands.
+    None where the time before the onset is not in view: then what the excess lets one expect stands.
     """
     seconds = window.steps.values.get("train_step_seconds")
     if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_MIN:
-        return expected
+        return None
     steps = seconds[max(onset - PACE_STEPS_MAX, 0) :, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)]
     first = min(onset, PACE_STEPS_MAX)
     before, after = _median_of(steps[:first]), _median_of(steps[first:])
-    return expected if not after <= before * (1 + PACE_SHARE * expected) else 0.0
+    return not after <= before * (1 + PACE_SHARE * expected)
 
 
 def _median_of(values: Floats) -> float:

@@ -115,7 +115,7 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
             evidence=[evidence_item(e) for e in verdict.evidence] if surer else old.evidence,
             seen_s=now_s,
             confidence=max(old.confidence, verdict.confidence),
-            slowdown_ratio=max(old.slowdown_ratio, verdict.slowdown_ratio),
+            slowdown_ratio=_cost(old, verdict),
         )
     if old.family == SHARED_SLOWNESS and set(verdict.nodes) <= set(old.nodes):
         return msgspec.structs.replace(old, seen_s=now_s)  # which of them show it changes from row to row
@@ -140,6 +140,15 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
         asks=verdict.asks or "",
         application=verdict.application,
     )
+
+
+def _cost(old: Incident, verdict: Verdict) -> float:
+    """Return what the trouble costs by now.
+
+    What was seen to cost nothing goes on costing nothing when the time before it began has passed out of view.
+    """
+    unseen = verdict.fault == "straggler" and "step_time" not in verdict.kinds
+    return 0.0 if unseen and old.slowdown_ratio == 0 else verdict.slowdown_ratio
 
 
 def _ended(incident: Incident, judgement: Judgement, gone_s: float, being_restarted: bool) -> Incident | None:
