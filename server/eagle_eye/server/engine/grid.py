@@ -6,6 +6,7 @@ that agents need not agree on a clock tick. The newest ``depth`` lines are kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,6 +94,7 @@ class Grid:
         self._times: NDArray[np.float64] = np.full(2 * depth + 16, np.nan)
         self._first = 0  # the line that stands first in ``_times``; lines are numbered from the grid's beginning
         self._end = 0  # one past the newest line
+        self._newest_s, self._before_s = -math.inf, -math.inf  # when the newest line ended, and the one before
         self._columns = 0
         names = catalogue.names(scope)
         self._exact = _Planes([n for n in names if catalogue.BY_NAME[n].exact], np.float64)
@@ -125,11 +127,11 @@ class Grid:
         A number returned is valid until the next call.
         """
         tolerance = self.interval_s / 2
-        known = self.times()
-        if len(known) == 0 or time_s > known[-1] + tolerance:
+        if time_s > self._newest_s + tolerance:
             return self._append(time_s)
-        if abs(float(known[-1]) - time_s) <= tolerance and (len(known) == 1 or time_s > (known[-1] + known[-2]) / 2):
+        if time_s >= self._newest_s - tolerance and time_s > (self._newest_s + self._before_s) / 2:
             return self._end - 1  # the usual case: the line that is being filled
+        known = self.times()
         if time_s < known[0] - tolerance and len(known) >= self._depth:
             self.late_total += 1
             return None
@@ -198,6 +200,7 @@ class Grid:
             self._first = self._start()
         self._times[self._end - self._first] = time_s
         self._end += 1
+        self._before_s, self._newest_s = self._newest_s, time_s
         return self._end - 1
 
     def _route(self, metrics: tuple[str, ...]) -> tuple[tuple[_Planes, NDArray[np.intp], NDArray[np.intp]], ...]:
@@ -237,6 +240,7 @@ class Grid:
         row = line - self._first
         self._times[row + 1 : self._end - self._first] = self._times[row : self._end - 1 - self._first].copy()
         self._times[row] = time_s
+        self._before_s = float(self._times[self._end - 2 - self._first])
         for planes in (self._exact, self._plain):
             for plane in np.flatnonzero(planes.used).tolist():
                 planes.reach(plane, self._start(), self._end)

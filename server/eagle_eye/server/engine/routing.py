@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.schema.frame import Block, Frame, Rank, values_of
+from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
 
@@ -56,7 +56,7 @@ class Route:
             self.shapes = shapes
             self.placements = [list(_placements(frame, block, self.tracks)) for block in frame.blocks if block.keys]
         for block, placements in zip((b for b in frame.blocks if b.keys), self.placements, strict=True):
-            values = np.frombuffer(values_of(block), dtype=np.float64).reshape(len(block.metrics), len(block.keys))
+            values = np.frombuffer(block.values, dtype="<f8").reshape(len(block.metrics), len(block.keys))
             for placement in placements:
                 whole = values.shape == (len(placement.chosen[0]), len(placement.chosen[1]))
                 chosen = values if whole else values[np.ix_(*placement.chosen)]
