@@ -142,6 +142,8 @@ class TestHang:
 
     def test_two_lagging_nodes_are_no_culprit(self) -> None:
         story = Story().hardware().standstill(20)
+        story.device["gpu_tensor_active_ratio"][-19:] = 0.0
+        story.device["gpu_power_watts"][-19:] = 230.0
         story.device["nccl_sequence"][-20:, 2:] -= 1
         assert only(detect("hang", story.window())).node is None
 

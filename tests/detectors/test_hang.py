@@ -86,6 +86,13 @@ def test_a_job_that_pauses_outside_any_collective_does_not_hang() -> None:
     assert said(story) == []
 
 
+def test_an_evaluation_that_nobody_announced_keeps_the_gpus_at_work() -> None:
+    story = job(standstill=100)
+    story.device["gpu_tensor_active_ratio"][:] = 0.4
+    story.device["gpu_power_watts"][:] = 610.0
+    assert said(story) == []
+
+
 def test_without_sequences_a_standstill_is_only_told_of() -> None:
     story = job(standstill=100)
     story.device.pop("nccl_sequence")

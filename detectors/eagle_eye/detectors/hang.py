@@ -11,6 +11,7 @@ from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.peers import group_members, latest
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.without_hook import LINES, WORK_METRICS, idle_since_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 RECENT_LINES = 3  # rows in which a rank's collective sequence must not have moved
@@ -19,6 +20,7 @@ MINORITY_SHARE = 3  # where completions are not known, at most one in so many ra
 WAITING_RATIO = 0.5  # of the ranks that must be inside a collective before a hang without culprit restarts anything
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
+ROWS_AT_WORK = 3  # rows of a standstill before it shows whether GPUs still compute
 PAUSE_FLOORS = 10.0  # a standstill that looks like a pause or a write: this many floors before anything is done
 UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their hosts do
 
@@ -33,8 +35,9 @@ class Hang:
     culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand
     out; where none or several do, the verdict is a hang without a known culprit, which waits for the site's floor
     and asks for a restart only while the ranks are inside a collective: a job that stands still outside any is
-    pausing. A known culprit is told of as soon as a step is overdue and acted on when two kinds of evidence agree, its
-    host is not busy with I/O (a checkpoint that nobody announced looks the same), and the standstill lasts.
+    pausing, and so is one whose GPUs go on computing. A known culprit is told of as soon as a step is overdue and acted
+    on when two kinds of evidence agree, its host is not busy with I/O (a checkpoint that nobody announced looks the
+    same), and the standstill lasts.
     A job that lost a process is not hanging: ProcessExit speaks. Blind as ``progress`` is. Cannot see: which
     of two ends of a broken link is to blame when all ranks wait in the same collective; collectives that differ at
     the same sequence number (the flight recorder tells).
@@ -50,12 +53,14 @@ class Hang:
         state = progress(window, self.patience)
         if not state.stopped or unplanned_exits(window):
             return []
+        silent = self._silent_nodes(window)
+        if not silent and self._at_work(window, state) and state.standstill_s < PAUSE_FLOORS * state.ripe_s:
+            return []
         gone = left_early(window)
         if gone:
             return [self._left(window, state, gone)] if state.ripe else []
         if self._unheard(window):
             raise Blind("a node of the job has not been heard of since before the standstill became due")
-        silent = self._silent_nodes(window)
         lag = self._lag(window)
         culprit, kinds = self._culprit(window, state, silent, lag)
         if culprit is not None:
@@ -77,6 +82,13 @@ class Hang:
         if suspects is None or len(suspects) != 1 or kinds == {"gpu_activity"}:
             return None, set()
         return next(iter(suspects)), kinds
+
+    def _at_work(self, window: Window, state: Progress) -> bool:
+        """Whether most GPUs go on computing: an evaluation that nobody announced looks like that, a hang never."""
+        if not any(metric in window.device for metric in WORK_METRICS):
+            return False
+        standing = int((window.times_s > state.advanced_s).sum())
+        return standing >= ROWS_AT_WORK and idle_since_s(window, standing + LINES) is None
 
     def _unheard(self, window: Window) -> bool:
         """Whether some node's silence may yet explain the standstill; NodeSilent decides that."""
