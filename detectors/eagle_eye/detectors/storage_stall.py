@@ -29,8 +29,7 @@ NEARLY_ALL_RATIO = 0.8  # of the nodes, from which on naming them says nothing
 HELD_QUANTILE = 0.3  # of the rows of HOLD_S, which must be up: pressure comes in bursts
 HOLD_S = 15.0  # ordinary flushes are over by then
 ROWS_MIN = 3
-FLOWING_BYTES_PER_S = 1e8  # a host that moves so much is writing, not stuck...
-FLOWING_FACTOR = 2.0  # ...when it is so many times what it moved before
+FLOWING_BYTES_PER_S = 1e8  # a host that moves so much is writing, not stuck
 FLOWS = (
     "node_disk_write_bytes_per_second", "node_disk_read_bytes_per_second",
     "node_network_tx_bytes_per_second", "node_network_rx_bytes_per_second",

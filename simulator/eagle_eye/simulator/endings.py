@@ -7,7 +7,6 @@ from eagle_eye.simulator.story import Death, Place, Story
 ABORT, SEGMENTATION_FAULT, KILLED, TERMINATED = -6, -11, -9, -15
 CUDA_ERROR = "RuntimeError: CUDA error: unspecified launch failure"
 ECC_ERROR = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-DEVICE_GONE = "RuntimeError: CUDA error: the launch timed out and was terminated"
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB. GPU {device} has a total capacity of "
     "79.11 GiB of which 1.02 GiB is free."

@@ -14,7 +14,6 @@ PAST_LINES = 16  # rows of the past looked at, spread evenly
 PAST_QUANTILE = 0.25  # low, so that a trouble that lasts does not become its own past before three quarters of a window
 GAP_LINES = 3  # ordinary rows in a row that end a trouble...
 GAP_S = 10.0  # ...and they must cover this much
-SMALL = 1e-9
 
 
 def lines_for(interval_s: float, seconds: float) -> int:
