@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.signs.peers import growth, risen
+from eagle_eye.detectors.signs.peers import growth
+from eagle_eye.detectors.signs.recent_rows import grown
 from eagle_eye.detectors.signs.slow_clocks import SlowClock, slow_clocks
 from eagle_eye.detectors.signs.slow_share import pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.under_load import (
@@ -212,15 +213,15 @@ def _erring(window: Window) -> dict[int, list[int]]:
     if values is None or len(values) < ROWS_MIN + 1:
         return {}
     lines = lines_within(window.times_s, ERRORS_S)
-    if not (risen(values, lines + 1) >= ERRORS_MIN).any():
+    if not (grown(values, lines) >= ERRORS_MIN).any():
         return {}
-    grown = growth(values, lines + 1)
-    known = grown[np.isfinite(grown)]
+    total = growth(values, lines + 1)
+    known = total[np.isfinite(total)]
     if len(known) == 0:
         return {}
     line = max(ERRORS_MIN, ERRORS_RATIO * float(np.median(known)))
     found: dict[int, list[int]] = {}
-    for index in np.flatnonzero(grown >= line)[:SUSPECTS_MAX].tolist():
+    for index in np.flatnonzero(total >= line)[:SUSPECTS_MAX].tolist():
         own = values[-lines - 1 :, index]
         steps = np.diff(own[np.isfinite(own)])
         if len(steps) and (steps > 0).sum() >= max(ROWS_MIN, ERRORS_ROWS_SHARE * len(steps)):

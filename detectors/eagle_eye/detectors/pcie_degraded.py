@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, growth, risen
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, growth
+from eagle_eye.detectors.signs.recent_rows import grown
 from eagle_eye.detectors.signs.slow_share import PaceChange, Slowness, compute_excess, pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.under_load import (
     PEERS_SAMPLED,
@@ -166,14 +167,14 @@ def _replaying(window: Window) -> list[int]:
     if values is None or len(values) < 2:
         return []
     lines = lines_within(window.times_s, REPLAYS_S)
-    if not (risen(values, lines + 1) >= REPLAYS_MIN).any():
+    if not (grown(values, lines) >= REPLAYS_MIN).any():
         return []
-    grown = growth(values, lines + 1)
-    known = grown[np.isfinite(grown)]
+    total = growth(values, lines + 1)
+    known = total[np.isfinite(total)]
     if len(known) == 0:
         return []
     usual = float(np.median(known))
-    over = np.flatnonzero(grown >= max(REPLAYS_MIN, REPLAYS_RATIO * usual))
+    over = np.flatnonzero(total >= max(REPLAYS_MIN, REPLAYS_RATIO * usual))
     return [int(index) for index in over[:SUSPECTS_MAX]]
 
 

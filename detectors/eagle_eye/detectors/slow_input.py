@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_over_rows
-from eagle_eye.detectors.signs.peers import peers_median
+from eagle_eye.detectors.signs.peers import peers_median, step_levels
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
@@ -72,7 +72,8 @@ class SlowInput:
 
     def _verdict(self, window: Window, index: int, since_s: float, excess_s: float, step_s: float) -> Verdict:
         series = window.series[index]
-        own_s = _recent(window, "train_data_wait_seconds", index)
+        others = np.flatnonzero((window.role_of == window.role_of[index]) & (np.arange(len(window.series)) != index))
+        own_s, _ = step_levels(window, "train_data_wait_seconds", -STEPS_LOOKED_AT, index, others)
         evidence = [
             Evidence(
                 "train_data_wait_seconds",
@@ -85,8 +86,7 @@ class SlowInput:
             )
         ]
         kinds = {"data_wait"}
-        late = _recent(window, "nccl_collective_seconds", index)
-        peers = _peers(window, "nccl_collective_seconds", index)
+        late, peers = step_levels(window, "nccl_collective_seconds", -STEPS_LOOKED_AT, index, others)
         if late <= peers - ARRIVAL_EXCESS_RATIO * excess_s:
             kinds.add("collective_arrival")
             evidence.append(
@@ -113,22 +113,3 @@ class SlowInput:
             kinds=frozenset(kinds),
             slowdown_ratio=slowdown,
         )
-
-
-def _recent(window: Window, metric: str, index: int) -> float:
-    values = window.steps.values.get(metric)
-    if values is None:
-        return float("nan")
-    own = values[-STEPS_LOOKED_AT:, index]
-    own = own[np.isfinite(own)]
-    return float(np.median(own)) if len(own) else float("nan")
-
-
-def _peers(window: Window, metric: str, index: int) -> float:
-    values = window.steps.values.get(metric)
-    if values is None:
-        return float("nan")
-    others = (window.role_of == window.role_of[index]) & (np.arange(len(window.series)) != index)
-    known = values[-STEPS_LOOKED_AT:, others]
-    known = known[np.isfinite(known)]
-    return float(np.median(known)) if len(known) else float("nan")

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
+from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
@@ -151,7 +151,7 @@ class Straggler:
         self, window: Window, index: int, onset: int, onset_s: float, centre: float, threshold: float, peers: Integers
     ) -> Verdict:
         series = window.series[index]
-        own_s, peers_s = _levels(window, "train_compute_seconds", onset, index, peers)
+        own_s, peers_s = step_levels(window, "train_compute_seconds", onset, index, peers)
         evidence = [
             Evidence(
                 "train_compute_seconds", series.node, series.device, own_s, peers_s, peers_s * threshold, "seconds"
@@ -162,7 +162,7 @@ class Straggler:
         if late is not None:
             kinds.add("collective_arrival")
             evidence.append(late)
-        step_s, _ = _levels(window, "train_step_seconds", onset, index, peers)
+        step_s, _ = step_levels(window, "train_step_seconds", onset, index, peers)
         excess_s = peers_s * (centre - 1)
         slowdown = excess_s / (step_s - excess_s) if math.isfinite(step_s) and step_s > excess_s else centre - 1
         longer = _longer(window, onset, slowdown)
@@ -196,7 +196,7 @@ class Straggler:
     def _late(self, window: Window, onset: int, index: int, peers: Integers, excess_s: float) -> Evidence | None:
         """Return the evidence that the rank arrives last, None where it does not or nobody reports waiting."""
         for metric in ("nccl_reduce_scatter_seconds", "nccl_collective_seconds"):
-            waits_s, peers_s = _levels(window, metric, onset, index, peers)
+            waits_s, peers_s = step_levels(window, metric, onset, index, peers)
             limit_s = max(ARRIVAL_RATIO * peers_s, peers_s - ARRIVAL_EXCESS_RATIO * excess_s)
             if math.isfinite(waits_s) and waits_s <= limit_s:
                 series = window.series[index]
@@ -269,13 +269,3 @@ def _trimmed_means(values: Floats) -> Floats:
 
 def _sample(peers: Integers) -> Integers:
     return peers if len(peers) <= PEERS_SAMPLED else peers[:: len(peers) // PEERS_SAMPLED + 1]
-
-
-def _levels(window: Window, metric: str, onset: int, index: int, peers: Integers) -> tuple[float, float]:
-    """Return the rank's median since the onset and the median of its peers'; NaN where not observed."""
-    values = window.steps.values.get(metric)
-    if values is None:
-        return math.nan, math.nan
-    own, others = values[onset:, index], values[onset:, peers]
-    own, others = own[np.isfinite(own)], others[np.isfinite(others)]
-    return (float(np.median(own)) if len(own) else math.nan), (float(np.median(others)) if len(others) else math.nan)

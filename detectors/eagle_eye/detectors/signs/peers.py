@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_of_others, median_over_rows
-from eagle_eye.detectors.types import Floats, Integers
+from eagle_eye.detectors.types import Floats, Integers, Window
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
 PEERS_MIN = 2  # with one peer nobody can say which of the two is off
-EDGE_ROWS = 4  # rows in which a node's newest or oldest value is looked for
 SMALL_GROUP = 64  # up to here a group's median is taken without the value itself; beyond, one value moves nothing
 
 
@@ -70,13 +69,14 @@ def level(values: Floats, lines: int) -> Floats:
     return median_over_rows(values[-lines:])
 
 
-def risen(values: Floats, lines: int) -> Floats:
-    """Return roughly by how much each counter rose over the last ``lines`` rows: (columns,), NaN unknown; cheap.
-
-    The newest observed value minus the oldest, each looked for in a few rows; a restart of the source hides a rise.
-    """
-    oldest = latest(values[-lines:][:EDGE_ROWS][::-1], EDGE_ROWS)
-    return latest(values, EDGE_ROWS) - oldest
+def step_levels(window: Window, metric: str, first: int, index: int, peers: Integers) -> tuple[float, float]:
+    """Return a rank's median of a metric from step line ``first`` on, and that of its peers; NaN unobserved."""
+    values = window.steps.values.get(metric)
+    if values is None:
+        return np.nan, np.nan
+    own, others = values[first:, index], values[first:, peers]
+    own, others = own[np.isfinite(own)], others[np.isfinite(others)]
+    return (float(np.median(own)) if len(own) else np.nan), (float(np.median(others)) if len(others) else np.nan)
 
 
 def growth(values: Floats, lines: int) -> Floats:
