@@ -51,11 +51,11 @@ def outcomes(case: Case, profiles: list[str]) -> list[Outcome]:
     for profile in profiles:
         if generate.is_visible(case, profile):
             with generate.written(recording, profile) as folder:
-                found.append(judged(case, profile, folder))
+                found.append(judged(case, profile, folder, recording.slowdown, generate.is_packed(recording)))
     return found
 
 
-def judged(case: Case, profile: str, folder: Path) -> Outcome:
+def judged(case: Case, profile: str, folder: Path, slowdown: float, packed: bool) -> Outcome:
     """Return what Eagle Eye, with default settings, and the baselines say about one trace."""
     began_s = perf_counter()
     trace = Trace(folder)
@@ -80,4 +80,6 @@ def judged(case: Case, profile: str, folder: Path) -> Outcome:
         lines=lines,
         accusations={name: accusations for name, (accusations, _) in said.items()},
         cost_s=cost_s,
+        slowdown=slowdown,
+        packed=packed,
     )

@@ -23,6 +23,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts.append(f"\n### Profile `{profile}`\n")
         parts.append(_actions(figures))
         parts.append(_faults(figures["actions"]["faults"]))
+        parts.append(_promptness(results["promptness"][profile]))
         parts.append(_nodes(figures, results["tuned"].get(profile, {})))
         parts.append(_recall_of_each(figures["nodes"]))
     return "\n".join(parts)
@@ -71,6 +72,13 @@ def _faults(faults: Mapping[str, Any]) -> str:
             for name, tally in faults.items()
         ],
     )
+
+
+def _promptness(kinds: Mapping[str, Any]) -> str:
+    """Return how soon the verdict came, against what was asked for."""
+    head = ("onset to verdict", "asked", "labelled", "found", "in time", "p50 s", "p95 s", "p95 beyond the bound s")
+    keys = ("asked", "labelled", "found", "in_time", "delay_p50_s", "delay_p95_s", "beyond_bound_p95_s")
+    return table(head, [(name, *(kind[key] for key in keys)) for name, kind in kinds.items()])
 
 
 def _nodes(figures: Mapping[str, Any], tuned: Mapping[str, Any]) -> str:

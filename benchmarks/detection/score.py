@@ -39,6 +39,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     lines: list[VerdictLine]
     accusations: dict[str, list[Accusation]]  # by baseline
     cost_s: dict[str, float]  # by detector, reading the trace included
+    slowdown: float = 0.0  # by how much the fault makes steps longer; 0 where the job stops
+    packed: bool = False  # whether the work differs from step to step
 
 
 @dataclass(slots=True)

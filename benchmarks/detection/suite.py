@@ -28,6 +28,7 @@ from benchmarks.detection.matrix import TraceMatrix
 from benchmarks.detection.mix import MIX
 from benchmarks.detection.panel import Panel, assemble
 from benchmarks.detection.plan import Case, Plan
+from benchmarks.detection.promptness import promptness
 from benchmarks.detection.report import markdown
 from benchmarks.detection.score import Outcome, figures
 
@@ -190,5 +191,9 @@ def _results(plan: Plan, panels: dict[str, Path], found: Sequence[Outcome]) -> d
         },
         "tuned": tuned,
         # In a fixed order, so that sums of floats do not depend on which worker was faster.
+        "promptness": {
+            profile: promptness(plan.reporting(), [outcome for outcome in found if outcome.profile == profile])
+            for profile in plan.profiles
+        },
         "profiles": figures(sorted(found, key=lambda o: (list(plan.profiles).index(o.profile), o.key))),
     }

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.detection.baselines.protocol import Accusation
 from benchmarks.detection.mix import MIX, draw
 from benchmarks.detection.plan import Plan
+from benchmarks.detection.promptness import promptness
 from benchmarks.detection.report import markdown, table
 from benchmarks.detection.score import NodeScore, Outcome, claims_of, figures
 from eagle_eye.server.backtest.run import VerdictLine
@@ -125,11 +126,13 @@ def test_the_tables_name_every_detector_and_fault() -> None:
         "plan": {"faults": 1, "node_days": 0.0},
         "seeds": {"report": "1-1", "tuning": "9-9"},
         "tuned": {"full": {"z-score": {"setting": {"k": 3.0}}}},
+        "promptness": {"full": promptness([], [])},
         "profiles": figures([outcome("fault", [SLOW], [line("exclude_node", ["a"], "a")], [])]),
     }
     text = markdown(results)
     assert "| `straggler` | 1 | 1.000 |" in text
     assert "| z-score |" in text
+    assert "| hang with culprit | 3 steps + 5 s | 0 |" in text
     assert "k 3" in text
 
 

@@ -65,17 +65,15 @@ class TestNodeSilent:
     def hookless(self, idle_rows: int) -> Story:
         story = Story(rows=200).hardware()
         story.device = {name: values for name, values in story.device.items() if name.startswith("gpu_")}
-        story.device["gpu_power_watts"][-idle_rows:] = 230.0
-        story.device["gpu_tensor_active_ratio"][-idle_rows:] = 0.0
         story.heard_s[2] = NOW_S - idle_rows
-        return story
+        return story.waiting(idle_rows)
 
     def test_gpus_that_have_stopped_tell_of_a_job_that_reports_nothing_itself(self) -> None:
         verdict = only(detect("node_silent", self.hookless(90).window()))
         assert (verdict.node, "standstill" in verdict.kinds) == ("n2", True)
 
     def test_gpus_that_rest_for_a_moment_do_not(self) -> None:
-        assert only(detect("node_silent", self.hookless(30).window())).kinds == {"silence"}
+        assert only(detect("node_silent", self.hookless(8).window())).kinds == {"silence"}
 
 
 class TestProcessExit:
@@ -141,9 +139,7 @@ class TestHang:
         assert only(detect("hang", Story().standstill(20).window())).node is None
 
     def test_two_lagging_nodes_are_no_culprit(self) -> None:
-        story = Story().hardware().standstill(20)
-        story.device["gpu_tensor_active_ratio"][-19:] = 0.0
-        story.device["gpu_power_watts"][-19:] = 230.0
+        story = Story().hardware().standstill(20).waiting(19)
         story.device["nccl_sequence"][-20:, 2:] -= 1
         assert only(detect("hang", story.window())).node is None
 
@@ -183,13 +179,6 @@ class TestHang:
         assert only(detect("hang", story.window())).node is None
         story.started_s = NOW_S - SETTINGS.start_deadline_s + 1
         with pytest.raises(Blind, match="starting"):
-            detect("hang", story.window())
-
-    def test_a_job_without_the_hook_is_never_said_to_hang(self) -> None:
-        story = Story()
-        story.device = {"gpu_utilization_ratio": np.ones((60, 4))}
-        story.started_s = 0.0
-        with pytest.raises(Blind, match="without the hook"):
             detect("hang", story.window())
 
     def test_leaves_a_job_that_lost_a_process_to_others(self) -> None:

@@ -18,10 +18,7 @@ def job(rows: int = 120, standstill: int = 20, step_s: float = 2.0) -> Story:
     story = Story(nodes=8, rows=rows).hardware()
     story.device["train_step_seconds"][:] = step_s
     story.standstill(standstill)
-    spin = slice(rows - standstill + 1, None)
-    story.device["gpu_tensor_active_ratio"][spin] = 0.0
-    story.device["gpu_power_watts"][spin] = 230.0
-    return story
+    return story.waiting(standstill - 1)
 
 
 def lagging(story: Story, columns: list[int], standstill: int = 20) -> Story:

@@ -136,10 +136,7 @@ def without_hook(nodes: int = 4) -> Story:
 
 def waiting(rows: int, nodes: int = 4) -> Story:
     """Its GPUs only wait in the newest rows."""
-    story = without_hook(nodes)
-    story.device["gpu_power_watts"][-rows:] *= 0.3
-    story.device["gpu_tensor_active_ratio"][-rows:] = 0.0
-    return story
+    return without_hook(nodes).waiting(rows)
 
 
 class TestProcessGone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.nvlink_degraded import NvlinkDegraded
+from eagle_eye.detectors.nvlink_degraded import NvlinkDegraded, _spare
 from eagle_eye.detectors.types import Blind, Happening
 from tests.detectors.slow_stories import SICK_ROWS, first_said, hookless, idle, job, longer_steps, one, without
 from tests.detectors.windows import NOW_S, Story
@@ -43,11 +43,18 @@ class TestFires:
         assert abs(verdict.onset_s - (NOW_S - SICK_ROWS)) <= 1.0
         assert verdict.slowdown_ratio == 0  # the job's pace has not changed
 
-    def test_reckons_what_lost_links_cost_where_nothing_tells_of_the_pace(self) -> None:
+    def test_claims_no_cost_while_the_pace_before_is_not_in_view(self) -> None:
         story = hookless(less_traffic(down(job(rows=24))))
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.confidence >= 0.9
-        assert verdict.slowdown_ratio == pytest.approx(1.2 / 4.5 * 0.5, rel=0.1)
+        assert verdict.slowdown_ratio == 0
+
+    def test_a_stage_with_time_to_spare_costs_nothing(self) -> None:
+        story = less_traffic(down(job(), links=17.0))
+        story.role_of = np.arange(len(story.window().series)) // 8
+        story.device["train_compute_seconds"] = story.device["train_compute_seconds"] * np.where(story.role_of, 1, 0.8)
+        assert _spare(story.window(), 5) == pytest.approx(0.12, rel=0.2)
+        assert one(DETECTOR.detect(story.window())).slowdown_ratio == 0
 
     def test_one_gpu_that_moves_less_since_the_job_is_slower_is_only_told_of(self) -> None:
         story = without(hookless(less_traffic(job(rows=200), rows=80)), "gpu_nvlinks", "gpu_nvlink_err", "gpu_pcie_l")

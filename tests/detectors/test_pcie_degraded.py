@@ -80,9 +80,9 @@ class TestFires:
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.slowdown_ratio == pytest.approx(0.11, rel=0.2)
 
-    def test_reckons_what_it_costs_where_nothing_tells_of_the_pace(self) -> None:
+    def test_claims_no_cost_while_the_pace_before_is_not_in_view(self) -> None:
         verdict = one(DETECTOR.detect(hookless(less_traffic(narrow(job(rows=23)))).window()))
-        assert verdict.slowdown_ratio > 0.007
+        assert verdict.slowdown_ratio == 0
 
     def test_a_clear_case_is_named_within_fifteen_seconds(self) -> None:
         after = first_said(DETECTOR, less_traffic(narrow(job(rows=60))), 60 - SICK_ROWS)

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from eagle_eye.detectors.signs.slow_share import PaceChange, compute_excess, pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.activity_pace import PaceChange
+from eagle_eye.detectors.signs.slow_share import compute_excess, pace_change, slowness_by_pace
 from tests.detectors.slow_stories import SICK_ROWS, hookless, hot, job, longer_steps
 from tests.detectors.windows import NOW_S
 
@@ -61,7 +62,9 @@ class TestPaceChange:
         assert not found.clear
 
     def test_without_a_time_before_nobody_knows(self) -> None:
-        assert pace_change(hookless(job(rows=22)).window(), ONSET_S) is None
+        change = pace_change(hookless(job(rows=22)).window(), ONSET_S)
+        assert change is not None
+        assert change.error == math.inf
 
 
 def test_a_node_that_is_slow_as_a_whole_is_not_its_own_measure() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.straggler import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Straggler
+from eagle_eye.detectors.straggler import CONFIDENCE_EARLY, CONFIDENCE_RIPE, CONFIDENCE_TOLD, Straggler
 from eagle_eye.detectors.types import Blind, Verdict
 from tests.detectors.windows import Story
 
@@ -77,11 +78,20 @@ def test_the_onset_is_when_it_became_slow() -> None:
 def test_a_mild_slowness_counts_when_it_has_lasted_and_peers_are_alike() -> None:
     story = job(32)
     story.device["train_compute_seconds"] /= story.device["train_compute_seconds"][:100].mean(axis=0)
-    assert said(slow(story, 1.08, 6)) == []
+    assert said(slow(story, 1.08, 3)) == []
     story = job(32)
     story.device["train_compute_seconds"] /= story.device["train_compute_seconds"][:100].mean(axis=0)
     (verdict,) = said(slow(story, 1.08, 30))
     assert verdict.node == "n2"
+    assert verdict.confidence == CONFIDENCE_RIPE
+
+
+def test_a_mild_slowness_is_told_of_before_it_is_acted_on() -> None:
+    story = job(32)
+    story.device["train_compute_seconds"] /= story.device["train_compute_seconds"][:100].mean(axis=0)
+    (verdict,) = said(slow(story, 1.08, 14))
+    assert verdict.node == "n2"
+    assert verdict.confidence == CONFIDENCE_TOLD
 
 
 def test_a_mild_slowness_within_what_nodes_differ_by_is_nothing() -> None:
@@ -93,8 +103,42 @@ def test_twice_as_slow_is_found_soon_even_where_steps_are_noisy() -> None:
     assert verdict.node == "n2"
 
 
-def test_two_slow_steps_are_a_hiccup() -> None:
-    assert said(slow(job(), 2.0, 2)) == []
+def test_one_slow_step_is_a_hiccup() -> None:
+    assert said(slow(job(), 2.0, 1)) == []
+
+
+def test_two_steps_slower_than_all_others_are_told_of_and_not_acted_on() -> None:
+    (verdict,) = said(slow(job(), 1.2, 2))
+    assert verdict.node == "n2"
+    assert verdict.confidence == CONFIDENCE_TOLD
+
+
+def test_what_is_told_of_early_claims_no_cost_that_no_step_shows() -> None:
+    story = slow(job(), 1.2, 2)
+    story.device["train_step_seconds"][:] = STEP_S
+    (verdict,) = said(story)
+    assert verdict.slowdown_ratio == 0.0
+
+
+def test_nothing_is_told_of_early_before_the_jobs_pace_is_known() -> None:
+    assert said(slow(job(rows=50), 1.2, 2)) == []
+
+
+def test_two_slow_steps_of_a_rank_that_has_shown_such_before_are_a_hiccup() -> None:
+    story = job()
+    story.device["train_compute_seconds"][100:105, 2] *= 1.4
+    assert said(slow(story, 1.2, 2)) == []
+
+
+def test_a_slow_node_is_told_of_as_soon_as_a_slow_gpu() -> None:
+    story = slow(slow(job(), 1.2, 2), 1.2, 2, node=3)
+    story.series = tuple(replace(one, node="n2", device=1) if one.node == "n3" else one for one in story.series)
+    (verdict,) = said(story)
+    assert verdict.node == "n2"
+
+
+def test_packed_sequences_that_are_slow_for_two_steps_are_nothing() -> None:
+    assert said(slow(job(16, noise=0.11), 1.6, 2)) == []
 
 
 def test_twenty_percent_among_packed_sequences_is_found_within_25_steps() -> None:
@@ -110,6 +154,18 @@ def test_packed_sequences_alone_accuse_nobody(seed: int) -> None:
         part = Story(nodes=16, rows=end)
         part.device = {name: values[:end].copy() for name, values in story.device.items()}
         assert said(part) == []
+
+
+def test_short_noisy_steps_do_not_hide_for_how_long_it_has_been_slow() -> None:
+    story = job(16, 600, noise=0.11)
+    (verdict,) = said(slow(story, 1.3, 40))
+    assert verdict.onset_s <= story.times_s[-15 * int(STEP_S)]
+
+
+def test_noisy_slowness_that_is_over_is_nothing() -> None:
+    story = job(16, 600, noise=0.11)
+    story.device["train_compute_seconds"][-300:-60, 2] *= 1.5
+    assert said(waits(story)) == []
 
 
 def test_packed_work_that_is_told_explains_the_time() -> None:

@@ -31,6 +31,14 @@ def test_a_lasting_rise_of_the_step_time_is_told(factor: float, noise: float) ->
     assert abs(verdict.onset_s - (NOW_S - (LENGTH - AT))) <= 8.0
 
 
+def test_a_job_of_few_long_steps_is_judged() -> None:
+    seconds = paces(60, step_s=10.0)
+    seconds[22:] *= 1.2
+    found = first_said(DETECTOR, curve(train_step_seconds=seconds), 22)
+    assert found is not None
+    assert found[0] <= 20
+
+
 def test_tokens_per_second_serve_where_no_step_time_is_reported() -> None:
     found = first_said(DETECTOR, curve(train_tokens_per_second=1e6 / slower(1.3)), AT)
     assert found is not None

@@ -59,9 +59,15 @@ def test_a_slow_node_is_another_finding() -> None:
     assert detect(story) == []
 
 
+def test_several_slow_nodes_are_no_uneven_work() -> None:
+    story = job()
+    story.device["train_compute_seconds"][-40:, 5:] *= 1.3
+    assert detect(story) == []
+
+
 def test_must_last() -> None:
     story = job()
-    story.device["train_compute_seconds"][-15:] = uneven(job(15), 0.3).device["train_compute_seconds"]
+    story.device["train_compute_seconds"][-12:] = uneven(job(12), 0.3).device["train_compute_seconds"]
     assert detect(story) == []
 
 
@@ -77,6 +83,19 @@ def test_a_last_stage_somewhat_longer_is_by_design() -> None:
     story.role_of = np.repeat([0, 1, 2, 3], 2)
     story.device["train_compute_seconds"][:, 6:] *= 1.15
     assert detect(story) == []
+
+
+def test_a_stage_that_became_longer_is_told_of() -> None:
+    story = job()
+    story.role_of = np.repeat([0, 1, 2, 3], 2)
+    story.device["train_compute_seconds"][-24:, 6:] *= 1.2
+    assert "was usual" in detect(story)[0].summary
+
+
+def test_a_job_of_forty_long_steps_is_judged() -> None:
+    story = job(40)
+    story.device["train_compute_seconds"][-22:] = uneven(job(22), 0.2).device["train_compute_seconds"]
+    assert "was usual" in detect(story)[0].summary
 
 
 def test_slower_gpus_among_others_are_no_uneven_stage() -> None:

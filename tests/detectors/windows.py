@@ -65,6 +65,15 @@ class Story:
         self.device["nccl_sequence"][-rows:] += 1
         return self
 
+    def waiting(self, rows: int) -> Story:
+        """In the last ``rows`` rows GPUs only wait in a collective: a third of the power, and nothing moves."""
+        self.device["gpu_power_watts"][-rows:] = 230.0
+        for values in (self.device, self.node, self.link):
+            for name in values:
+                if name == "gpu_tensor_active_ratio" or name.endswith(("_rx_bytes_per_second", "_tx_bytes_per_second")):
+                    values[name][-rows:] = 0.0
+        return self
+
     def hardware(self) -> Story:
         """Add what healthy GPUs and hosts under load show, with some spread between them."""
         rng = np.random.default_rng(1)

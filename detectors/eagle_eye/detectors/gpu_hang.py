@@ -167,17 +167,9 @@ class GpuHang:
             if state.standstill_s > STANDS_STEPS * max(state.typical_step_s, window.interval_s):
                 raise Blind(f"{place} does not answer and no step has finished for {state.standstill_s:.1f} s")
             return None
-        evidence = Evidence(
-            "train_step_standstill_seconds",
-            None,
-            None,
-            state.standstill_s,
-            state.typical_step_s,
-            state.due_s,
-            "seconds",
-        )
+        evidence = state.evidence
         confidence = CONFIDENCE_GONE if state.prompt else CONFIDENCE_EARLY
-        reason = f"no step has finished for {state.standstill_s:.1f} s"
+        reason = str(state)
         return self._silent(window, node, first, confidence, evidence, "standstill", reason)
 
     def _silent(

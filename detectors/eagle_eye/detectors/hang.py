@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
-from eagle_eye.detectors.signs.gpu_activity import activity_outliers
+from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.peers import group_members, latest
-from eagle_eye.detectors.signs.progress import Patience, Progress, progress
-from eagle_eye.detectors.signs.without_hook import LINES, WORK_METRICS, idle_since_s
+from eagle_eye.detectors.signs.progress import PROMPT_S, Patience, Progress, progress
+from eagle_eye.detectors.signs.without_hook import WORK_METRICS, idle_since_s, unused_devices
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-RECENT_LINES = 3  # rows in which a rank's collective sequence must not have moved
+RECENT_LINES = 8  # rows among which a rank's newest reports are: those of nodes fall between each other
+REPORTS_AT_REST = 2  # newest reports between which a rank's collective sequence must not have moved
 RUN_AHEAD_MAX = 64.0  # collectives that hosts enqueue ahead of their GPUs; more apart, ranks count from other offsets
 MINORITY_SHARE = 3  # where completions are not known, at most one in so many ranks can be the one that lags
 WAITING_RATIO = 0.5  # of the ranks that must be inside a collective before a hang without culprit restarts anything
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
 ROWS_AT_WORK = 3  # rows of a standstill before it shows whether GPUs still compute
+UNHEARD_FLOORS = 2.0  # where GPUs alone accuse: nobody says what the program is doing
 PAUSE_FLOORS = 10.0  # a standstill that looks like a pause or a write: this many floors before anything is done
 UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their hosts do
 
@@ -37,7 +40,8 @@ class Hang:
     and asks for a restart only while the ranks are inside a collective: a job that stands still outside any is
     pausing, and so is one whose GPUs go on computing. A known culprit is told of as soon as a step is overdue and acted
     on when two kinds of evidence agree, its host is not busy with I/O (a checkpoint that nobody announced looks the
-    same), and the standstill lasts.
+    same), and the standstill lasts. Without the hook the GPUs stand in: those that run a kernel and do no work wait
+    in a collective, and the one node whose GPU runs none while all others wait is the culprit, after two floors.
     A job that lost a process is not hanging: ProcessExit speaks. Blind as ``progress`` is. Cannot see: which
     of two ends of a broken link is to blame when all ranks wait in the same collective; collectives that differ at
     the same sequence number (the flight recorder tells).
@@ -53,6 +57,8 @@ class Hang:
         state = progress(window, self.patience)
         if not state.stopped or unplanned_exits(window):
             return []
+        if not state.reported and unused_devices(window):
+            return []  # a process has ended: ProcessGone
         silent = self._silent_nodes(window)
         if not silent and self._at_work(window, state) and state.standstill_s < PAUSE_FLOORS * state.ripe_s:
             return []
@@ -64,7 +70,9 @@ class Hang:
         lag = self._lag(window)
         culprit, kinds = self._culprit(window, state, silent, lag)
         if culprit is not None:
-            return [self._verdict(window, state, culprit, kinds, silent, lag)]
+            # Where GPUs alone accuse, one rank's write that nobody announces is not told of.
+            told = state.reported or (state.ripe and not busy_with_io(window, culprit, state.advanced_s))
+            return [self._verdict(window, state, culprit, kinds, silent, lag)] if told else []
         return self._unknown(window, state, lag)
 
     def _culprit(self, window: Window, state: Progress, silent: set[int], lag: Floats) -> tuple[int | None, set[str]]:
@@ -79,7 +87,7 @@ class Hang:
             if nodes and (suspects is None or suspects & nodes):
                 suspects = nodes if suspects is None else suspects & nodes
                 kinds.add(kind)
-        if suspects is None or len(suspects) != 1 or kinds == {"gpu_activity"}:
+        if suspects is None or len(suspects) != 1 or (kinds == {"gpu_activity"} and state.reported):
             return None, set()
         return next(iter(suspects)), kinds
 
@@ -88,7 +96,7 @@ class Hang:
         if not any(metric in window.device for metric in WORK_METRICS):
             return False
         standing = int((window.times_s > state.advanced_s).sum())
-        return standing >= ROWS_AT_WORK and idle_since_s(window, standing + LINES) is None
+        return standing >= ROWS_AT_WORK and idle_since_s(window) is None
 
     def _unheard(self, window: Window) -> bool:
         """Whether some node's silence may yet explain the standstill; NodeSilent decides that."""
@@ -113,7 +121,8 @@ class Hang:
             if np.isfinite(own - done).sum() >= 2:
                 idle = own <= done
                 if 2 * int((own > done).sum()) >= len(members):
-                    lag[members] = np.where(idle, np.maximum(np.nanmax(done) + 1 - own, 1.0), 0.0)
+                    behind = np.where(idle, np.maximum(np.nanmax(done) + 1 - own, 1.0), 0.0)
+                    lag[members] = np.where(np.isfinite(own - done), behind, np.nan)
             elif np.isfinite(own).sum() >= 2 and np.nanmax(own) - np.nanmin(own) <= RUN_AHEAD_MAX:
                 lowest = own == np.nanmin(own)
                 few = MINORITY_SHARE * int(lowest.sum()) <= len(members)
@@ -124,14 +133,22 @@ class Hang:
         """Return a hang whose culprit nobody can name, once it cannot be a pause or a write any more."""
         if not state.ripe:
             return []
-        waiting = self._waiting_ratio(window)
-        inside = waiting is not None and waiting >= WAITING_RATIO
+        if not state.reported:
+            spins = waiting(window, state.advanced_s)
+            if spins is None:
+                raise Blind("whether the job's GPUs wait for each other is not observed")
+            kind = "gpu_activity"
+            elsewhere, share = spins == 0, float(np.nanmean(spins)) if np.isfinite(spins).any() else None
+        else:
+            kind = "collective_sequence"
+            elsewhere, share = lag > 0, self._waiting_ratio(window)
+        inside = share is not None and share >= WAITING_RATIO
         patience = 1.0
-        if waiting is not None and not inside and state.phase != "start":
+        if share is not None and not inside and state.phase != "start":
             patience = PAUSE_FLOORS  # the program is doing something else than waiting for its peers
-        elif (lag > 0).any():
+        elif elsewhere.any():
             # Some do not wait: they may be writing for the others, a checkpoint that nobody announced.
-            writing = [busy_with_io(window, int(n), state.advanced_s) for n in np.unique(window.node_of[lag > 0])]
+            writing = [busy_with_io(window, int(n), state.advanced_s) for n in np.unique(window.node_of[elsewhere])]
             patience = PAUSE_FLOORS if any(writing) else UNSEEN_IO_FLOORS if None in writing else 1.0
         if state.standstill_s < patience * state.ripe_s:
             return []
@@ -147,9 +164,9 @@ class Hang:
                 device=None,
                 confidence=CONFIDENCE_UNKNOWN,
                 onset_s=state.advanced_s,
-                summary=f"{_standing(state)}; {seen}, culprit unknown: flight recorder dumps or stacks would tell",
-                evidence=(_standstill(state),),
-                kinds=frozenset({"standstill", "collective_sequence"} if inside else {"standstill"}),
+                summary=f"{state}; {seen}, culprit unknown: flight recorder dumps or stacks would tell",
+                evidence=(state.evidence,),
+                kinds=frozenset({"standstill", kind} if inside else {"standstill"}),
                 asks=None if inside or hard else "notify",
             )
         ]
@@ -170,8 +187,8 @@ class Hang:
             device=None,
             confidence=CONFIDENCE_RIPE,
             onset_s=state.advanced_s,
-            summary=f"{_standing(state)}; {gone[0]} ended with exit code 0 while its peers wait for it: the program",
-            evidence=(_standstill(state), Evidence("process_exits", None, None, float(len(gone)), None, 0.0)),
+            summary=f"{state}; {gone[0]} ended with exit code 0 while its peers wait for it: the program",
+            evidence=(state.evidence, Evidence("process_exits", None, None, float(len(gone)), None, 0.0)),
             kinds=frozenset({"standstill", "exit"}),
             application=True,
         )
@@ -181,7 +198,7 @@ class Hang:
     ) -> Verdict:
         node = window.nodes[culprit]
         members: Integers = np.flatnonzero(window.node_of == culprit)
-        evidence = [_standstill(state)]
+        evidence = [state.evidence]
         reasons: list[str] = []
         device = None
         if culprit in silent:
@@ -209,7 +226,7 @@ class Hang:
             device=device,
             confidence=CONFIDENCE_RIPE if self._sure(window, state, culprit, kinds) else CONFIDENCE_EARLY,
             onset_s=state.advanced_s,
-            summary=f"{_standing(state)}; {node} holds the job up: {'; '.join(reasons)}",
+            summary=f"{state}; {node} holds the job up: {'; '.join(reasons)}",
             evidence=tuple(evidence),
             kinds=frozenset({"standstill", *kinds}),
         )
@@ -220,7 +237,20 @@ class Hang:
         writing = busy_with_io(window, culprit, before_s=state.advanced_s)
         if writing:
             return state.standstill_s >= PAUSE_FLOORS * state.ripe_s
+        if "collective_sequence" in kinds and not _at_rest(window):
+            return False  # whoever is last for a moment after a stall that all shared holds nobody up
+        if not state.reported:
+            return state.standstill_s >= (UNSEEN_IO_FLOORS if writing is None else UNHEARD_FLOORS) * state.ripe_s
         return state.ripe if writing is None else state.prompt
+
+
+def _at_rest(window: Window) -> bool:
+    """Whether no rank has enqueued a collective for as long as a prompt verdict takes."""
+    values = window.device.get("nccl_sequence")
+    if values is None:
+        return False
+    rows = values[-(math.ceil(PROMPT_S / window.interval_s) + 1) :]
+    return not ((rows != latest(rows, len(rows))) & np.isfinite(rows)).any()
 
 
 def _newest(window: Window, metric: str) -> Floats:
@@ -232,16 +262,8 @@ def _newest(window: Window, metric: str) -> Floats:
     if values is None or len(values) < 2:
         return np.full(len(window.series), np.nan)
     newest = latest(values, RECENT_LINES)
-    rows = values[-RECENT_LINES:]
-    moving = ((rows != newest) & np.isfinite(rows)).any(axis=0) | (np.isfinite(rows).sum(axis=0) < 2)
+    rows = values[-RECENT_LINES:][::-1]
+    known = np.isfinite(rows)
+    last_two = known & (np.cumsum(known, axis=0) <= REPORTS_AT_REST)
+    moving = ((rows != newest) & last_two).any(axis=0) | (last_two.sum(axis=0) < REPORTS_AT_REST)
     return np.where(moving, np.nan, newest)
-
-
-def _standstill(state: Progress) -> Evidence:
-    return Evidence(
-        "train_step_standstill_seconds", None, None, state.standstill_s, state.typical_step_s, state.due_s, "seconds"
-    )
-
-
-def _standing(state: Progress) -> str:
-    return f"no step for {state.standstill_s:.1f} s where {state.typical_step_s:.2f} s are typical"

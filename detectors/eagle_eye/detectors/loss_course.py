@@ -13,7 +13,10 @@ from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.types import Blind, Curve, Evidence, Floats, Verdict, Window
 
 LAGS = (4, 12, 36, 108, 324)  # observations held out as perhaps departed, the smallest that reaches behind the onset
-BASELINE_MAX, BASELINE_MIN = 500, 50  # observations before them that say what is usual
+BASELINE_MAX, BASELINE_MIN = 500, 16  # observations before them that say what is usual
+# The median deviation of n observations is known to about 1.2 / sqrt(n): 16 may well say half of the truth.
+FEW = 16.0  # so the sigmas of n observations count 1 + 16/n times
+NORM_BASELINE_MIN = 50  # gradient norms are wild for longer: the warm-up of the learning rate
 LEVEL = 32  # newest of these, whose median is the level
 NEWEST = LAGS[-1] + BASELINE_MAX
 BLOCKS = 13  # blocks of LEVEL observations whose lowest median a departure must exceed, before anything is computed
@@ -29,6 +32,7 @@ DIVERGED_REPORTS = 6  # observations, and...
 DIVERGED_STEPS = 20  # ...steps up without coming back, after which a rising loss counts as lost
 NORM_STEPS = 40  # a loss that stays level and whose gradient norm is up: a long spike looks the same
 FLAT_STEPS, FLAT_RATIO = 60, 2.0  # a level that neither rises nor falls may be other data: longer, and far up
+FAR_STEPS = 30  # far up and with its gradient norm: two signs against a spike, half of what either takes
 RISING_RATIO = 1.1  # of the departure's first half, that its second half's median is
 FALLING_RATIO, FALLING_ERRORS = (
     0.03,
@@ -68,14 +72,14 @@ class LossCourse:
     """Tells a spike of the loss or gradient norm, which passes, from a loss that has diverged.
 
     Looks at the job's medians over the ranks, so that what it finds is on all ranks alike. Observations are
-    standardised by the median and MAD of the logarithms of the 50 to 500 before (detrended); linear where a loss can be
+    standardised by the median and MAD of the logarithms of the 16 to 500 before (detrended); linear where a loss can be
     negative. Two of the newest three losses ``LOSS_RATIO`` and ``LOSS_SIGMAS`` up, or three of four gradient norms
     ``NORM_RATIO`` up, are a spike, over as soon as they are back. A loss that is still up and rises after
-    ``DIVERGED_STEPS`` has diverged; one that stays level takes ``NORM_STEPS`` when its gradient norm is up with it, and
-    else may be other data and must be ``FLAT_RATIO`` up for ``FLAT_STEPS``. Surer the longer it lasts. After a restart
-    the loss is compared with the earlier attempt's at the same steps. Blind where no rank reports either. Cannot see:
-    departures within the first ``BASELINE_MIN`` observations of a job, or shorter than two reports; a loss that only
-    stops falling.
+    ``DIVERGED_STEPS`` has diverged; one that stays level takes ``NORM_STEPS`` when its gradient norm is up with it
+    (``FAR_STEPS`` when it is ``FLAT_RATIO`` up as well), and else may be other data and must be ``FLAT_RATIO`` up for
+    ``FLAT_STEPS``. Surer the longer it lasts. After a restart the loss is compared with the earlier attempt's at the
+    same steps. Blind where no rank reports either. Cannot see: departures within the first ``BASELINE_MIN``
+    observations of a job, or shorter than two reports; a loss that only stops falling.
     """
 
     name: str = "loss_course"
@@ -93,7 +97,7 @@ class LossCourse:
             return []
         loss = departure(joined, "train_loss", LOSS_SIGMAS, LOSS_RATIO, LOSS_OF_NEWEST)
         if loss is None:
-            norm = departure(joined, "train_grad_norm", NORM_SIGMAS, NORM_RATIO, NORM_OF_NEWEST)
+            norm = departure(joined, "train_grad_norm", NORM_SIGMAS, NORM_RATIO, NORM_OF_NEWEST, NORM_BASELINE_MIN)
             return [self._spike(window, joined, norm, "train_grad_norm")] if norm else self._worse(window)
         return [self._diverged(window, joined, loss) or self._spike(window, joined, loss, "train_loss")]
 
@@ -130,7 +134,8 @@ class LossCourse:
         norm = departure(curve, "train_grad_norm", DEPART_SIGMAS, NORM_UP_RATIO, LOSS_OF_NEWEST)
         if not rising and norm is None and found.ratio < FLAT_RATIO:
             return None
-        patience = DIVERGED_STEPS if rising else NORM_STEPS if norm is not None else FLAT_STEPS
+        level = FLAT_STEPS if norm is None else NORM_STEPS if found.ratio < FLAT_RATIO else FAR_STEPS
+        patience = DIVERGED_STEPS if rising else level
         confidence = CONFIDENCE_START + (CONFIDENCE_SURE - CONFIDENCE_START) * steps / patience
         if confidence < CONFIDENCE_NAMED:
             return None
@@ -207,26 +212,29 @@ class LossCourse:
         )
 
 
-def departure(curve: Curve, metric: str, sigmas: float, ratio: float, of_newest: tuple[int, int]) -> Departure | None:
+def departure(
+    curve: Curve, metric: str, sigmas: float, ratio: float, of_newest: tuple[int, int], baseline: int = BASELINE_MIN
+) -> Departure | None:
     """Return how the newest observations of a metric have left their course upwards; None where they have not.
 
     ``of_newest`` (up, newest): how many of how many newest must be ``ratio`` times and ``sigmas`` above the level.
+    ``baseline`` is how many there must be before them.
     """
     up, newest = of_newest
     if metric not in curve.values or _clearly_not_up(curve.values[metric][-BLOCKS * LEVEL :], newest, ratio):
         return None
     seen = course(curve, metric, NEWEST)
-    if len(seen.value) < BASELINE_MIN + newest or np.isposinf(curve.values[metric][-newest:]).any():
+    if len(seen.value) < baseline + newest or np.isposinf(curve.values[metric][-newest:]).any():
         return None
     scaled, least = _scaled(seen.value, ratio)
     if scaled is None or not _may_be_up(scaled, up, newest, least):
         return None
     found: Departure | None = None
-    longest = len(scaled) - BASELINE_MIN  # a young job's baseline is all that it did before
-    for lag in (*(lag for lag in LAGS if lag < longest), min(longest, NEWEST - BASELINE_MIN)):
+    longest = len(scaled) - baseline  # a young job's baseline is all that it did before
+    for lag in (*(lag for lag in LAGS if lag < longest), min(longest, NEWEST - baseline)):
         before = scaled[max(len(scaled) - lag - BASELINE_MAX, 0) : len(scaled) - lag]
         level, sigma = float(np.median(before[-LEVEL:])), _sigma(before)
-        threshold = max(sigmas * sigma, least)
+        threshold = max(sigmas * (1 + FEW / len(before)) * sigma, least)
         excess = scaled[-lag:] - level
         if int((excess[-newest:] > threshold).sum()) < up:
             continue
@@ -265,10 +273,14 @@ def _clearly_not_up(values: Floats, newest: int, ratio: float) -> bool:
 
 def _may_be_up(scaled: Floats, up: int, newest: int, least: float) -> bool:
     """Whether the newest are far enough above the lowest level of the past for anything to be computed."""
-    high = float(np.sort(scaled[-newest:])[newest - up])
     blocks = min(len(scaled) // LEVEL, BLOCKS)
+    if not blocks:
+        return True
+    high = float(np.sort(scaled[-newest:])[newest - up])
     past = np.sort(scaled[-blocks * LEVEL :].reshape(blocks, LEVEL), axis=1)[:, LEVEL // 2]
-    return high - float(past.min()) > least
+    # Of a young job no whole block may lie before the departure.
+    first = float(np.median(scaled[:BASELINE_MIN])) if blocks < BLOCKS else math.inf
+    return high - min(float(past.min()), first) > least
 
 
 def _sigma(before: Floats) -> float:

@@ -27,6 +27,7 @@ MOST_RATIO = 0.5  # of the nodes, from which on it is the whole job's
 NEARLY_ALL_RATIO = 0.8  # of the nodes, from which on naming them says nothing
 PAST_ROWS_MIN = 3
 SLOWER_RATIO = 0.05  # what costs less is not worth telling
+LOOKED_BACK_S = (60.0, 120.0, 240.0)
 LASTS_S = 20.0  # bursts are over by then, and who is only told can wait
 CONFIDENCE_ONE, CONFIDENCE_SEVERAL = 0.8, 0.92
 
@@ -54,7 +55,7 @@ class NetworkCongestion:
             return []
         if not self._maybe(window):
             return []
-        slow = slowed_by_network(window)
+        slow = self._slow(window)
         if slow is None or slow[1].ratio < SLOWER_RATIO or window.now_s - slow[0].since_s < LASTS_S:
             return []
         if slow[0].since_s <= window.node_times_s[PAST_ROWS_MIN - 1]:
@@ -67,6 +68,14 @@ class NetworkCongestion:
         struck = np.any([flags for flags, _ in signs], axis=0)
         nodes, where = _concerned(window, struck)
         return [] if where is None else [self._verdict(window, nodes, where, slow, [item for _, item in signs])]
+
+    def _slow(self, window: Window) -> tuple[Change, Change, str] | None:
+        """Return how the job became slower of late or, where steps are too uneven to tell soon, since longer."""
+        found = slowed_by_network(window)
+        for back_s in LOOKED_BACK_S:
+            if found is None and window.now_s - back_s > window.started_s:
+                found = slowed_by_network(window, window.now_s - back_s)
+        return found
 
     def _maybe(self, window: Window) -> bool:
         """Whether any counter is above its floor on two nodes: the cheap look that a healthy job ends with."""
@@ -112,7 +121,6 @@ class NetworkCongestion:
         found: list[Evidence],
     ) -> Verdict:
         waits, steps, kind = slow
-        metric = "nccl_collective_seconds" if kind == "collective_time" else "train_step_seconds"
         shown = ", ".join(f"{item.metric} at {item.value:.0f}/s" for item in found)
         return Verdict(
             detector=self.name,
@@ -124,10 +132,10 @@ class NetworkCongestion:
             confidence=CONFIDENCE_SEVERAL if len(found) > 1 else CONFIDENCE_ONE,
             onset_s=waits.since_s,
             summary=(
-                f"the network is congested {where} ({shown}): {metric} {waits.now:.3f} s where {waits.before:.3f} s"
-                f" were usual, steps {100 * steps.ratio:.0f}% longer, and no node's own work is"
+                f"the network is congested {where} ({shown}): {waits}, the job's steps are"
+                f" {100 * steps.ratio:.0f}% longer, and no node's own work is"
             ),
-            evidence=(*found, waits.evidence(metric)),
+            evidence=(*found, waits.evidence),
             kinds=frozenset({"congestion", kind}),
             slowdown_ratio=steps.ratio,
             asks="notify",
@@ -151,10 +159,10 @@ def _concerned(window: Window, struck: NDArray[np.bool_]) -> tuple[tuple[str, ..
     if any(window.switches):
         group = struck_switches(struck, np.arange(total), window.switches)
         if group is not None:
-            there = [
-                node for node, switch in zip(window.nodes, window.switches, strict=True) if switch in group.switches
-            ]
-            return tuple(there), f"at {', '.join(group.switches)}"
+            there = np.array([switch in group.switches for switch in window.switches])
+            if (there & struck).sum() < NEARLY_ALL_RATIO * there.sum():
+                there &= struck
+            return tuple(window.nodes[i] for i in np.flatnonzero(there).tolist()), f"at {', '.join(group.switches)}"
     if count > MOST_RATIO * total and count > 1:
         nodes = tuple(window.nodes[i] for i in np.flatnonzero(struck).tolist())
         return nodes, f"around {named(nodes)}"

@@ -14,8 +14,10 @@ from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.recent_rows import middle
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
+SETTLED_INTERVALS = 3.0
 LEAD_S = 10.0  # a port that fell so long before the last step can still be what stopped the next one
 RECENT_LINES = 4
+PORT_ERRORS, RDMA_ERRORS = "link_errors_total", "node_rdma_errors_total"
 ERRORS_MIN = 10.0  # since the standstill began, on one node, and on the others less than a fifth
 OTHERS_RATIO = 0.2
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.96
@@ -32,13 +34,13 @@ class NetworkHang:
     HPCA 2025: a communication hang) and one node's port is down, or went down as the standstill began, while the
     others' are up. It is told of when a step is overdue and acted on once the standstill is ``prompt``; also when
     the ranks have died of it, each of a lost peer. A port that came back asks for a restart only: its node is
-    not to be excluded for one flap. While ports are up, errors that grow on one node alone, or one node alone that
-    has not completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than
-    completions), may be the other end's: each asks for a restart, when the standstill is ripe; both together name the
-    node. Where several nodes' ports are down at once nothing is said (SwitchDown), nor where no link or RDMA evidence
-    stands out, a rank lags or its process is silent (Hang). Blind as ``progress`` is, and when neither
-    port states nor RDMA errors are observed. Cannot see: a path that drops packets in the fabric; of a broken
-    cable, an end that counts nothing.
+    not to be excluded for one flap. While ports are up, errors that one node's port alone counts name it once the
+    standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a collective
+    that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the other end's:
+    each asks for a restart, when the standstill is ripe; both together name the node. Where several nodes' ports are
+    down at once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a rank lags or its
+    process is silent (Hang). Blind as ``progress`` is, and when neither port states nor errors are observed. Cannot
+    see: a path that drops packets in the fabric; of a broken cable, an end that counts nothing.
     """
 
     patience: Patience
@@ -46,7 +48,7 @@ class NetworkHang:
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return at most one verdict."""
-        if not observed(window) and not {"link_errors_total", "node_rdma_errors_total"} & {*window.link, *window.node}:
+        if not observed(window) and not {PORT_ERRORS, RDMA_ERRORS} & {*window.link, *window.node}:
             raise Blind("neither port states nor RDMA errors are observed")
         exits = unplanned_exits(window)
         if exits:
@@ -74,19 +76,20 @@ class NetworkHang:
         fallen = [item for item in outages(window) if item.down and item.since_s <= died_s + window.interval_s]
         if len({item.node for item in fallen}) != 1:
             return []
+        confidence = CONFIDENCE_RIPE if _settled(window, fallen) else CONFIDENCE_EARLY
         ends = Evidence("process_exits", None, None, float(count), None, 0.0, "processes")
         story = f"{count} ranks ended, each of a lost peer"
-        return [self._verdict(window, fallen, ends, story, died_s, CONFIDENCE_RIPE, frozenset({"exit", "link_state"}))]
+        return [self._verdict(window, fallen, ends, story, died_s, confidence, frozenset({"exit", "link_state"}))]
 
     def _fallen(self, window: Window, state: Progress, fallen: list[Outage], kinds: frozenset[str]) -> Verdict:
         down = any(item.down for item in fallen)
         # Only a sum of ports' falls is known: nobody can say whether the port came back.
-        sure = state.prompt if down else state.ripe
+        sure = _settled(window, fallen) and (state.prompt if down else state.ripe)
         return self._verdict(
             window,
             fallen,
-            _standstill(state),
-            _standing(state),
+            state.evidence,
+            str(state),
             state.advanced_s,
             CONFIDENCE_RIPE if sure else CONFIDENCE_EARLY,
             kinds,
@@ -123,8 +126,8 @@ class NetworkHang:
         )
 
     def _unseen(self, window: Window, state: Progress, unfinished: set[int]) -> list[Verdict]:
-        """Return the verdict on one node whose ports are up: its RDMA errors grow, or only its collective is open."""
-        errors = _errors_since(window, state.advanced_s)
+        """Return the verdict on one node whose ports are up: its errors grow, or only its collective is open."""
+        metric, errors = _errors_since(window, state.advanced_s)
         worst = int(np.argmax(errors))
         most = float(np.delete(errors, worst).max(initial=0.0))
         erring = {worst} if errors[worst] >= ERRORS_MIN and most <= OTHERS_RATIO * errors[worst] else set()
@@ -134,20 +137,21 @@ class NetworkHang:
         both = bool(erring) and len(unfinished) == 1
         if not both and not state.ripe:
             return []
+        # Errors that a port counts are of its own link; RDMA errors may be of whom the node talks to.
+        certain = both or (bool(erring) and metric == PORT_ERRORS)
         node = window.nodes[next(iter(suspects))]
-        evidence, story, kinds = [_standstill(state)], [], {"standstill"}
+        evidence, story, kinds = [state.evidence], [], {"standstill"}
         if erring:
-            evidence.append(
-                Evidence("node_rdma_errors_total", node, None, float(errors[worst]), most, ERRORS_MIN, "errors")
-            )
-            story.append(f"{errors[worst]:.0f} RDMA errors on {node} and at most {most:.0f} elsewhere")
+            evidence.append(Evidence(metric, node, None, float(errors[worst]), most, ERRORS_MIN, "errors"))
+            what = "port" if metric == PORT_ERRORS else "RDMA"
+            story.append(f"{errors[worst]:.0f} {what} errors on {node} and at most {most:.0f} elsewhere")
             kinds.add("nic_errors")
         if unfinished:
             # The collectives under way, beyond those of the others.
             evidence.append(Evidence("nccl_completed_sequence", node, None, "behind its peers"))
             story.append(f"{node} has not completed a collective that its peers have")
             kinds.add("collective_completion")
-        sure = both and state.prompt
+        sure = (both and state.prompt) or (certain and state.ripe)
         return [
             Verdict(
                 detector=self.name,
@@ -156,14 +160,19 @@ class NetworkHang:
                 nodes=(node,),
                 node=node,
                 device=None,
-                confidence=CONFIDENCE_RIPE if sure else CONFIDENCE_EARLY if both else CONFIDENCE_ONE_SIGN,
+                confidence=CONFIDENCE_RIPE if sure else CONFIDENCE_EARLY if certain else CONFIDENCE_ONE_SIGN,
                 onset_s=state.advanced_s,
-                summary=f"{_standing(state)}; {'; '.join(story)}" + ("" if both else ": it, or the one it talks to"),
+                summary=f"{state}; {'; '.join(story)}" + ("" if certain else ": it, or the one it talks to"),
                 evidence=tuple(evidence),
                 kinds=frozenset(kinds),
-                asks=None if both else "restart_job",
+                asks=None if certain else "restart_job",
             )
         ]
+
+
+def _settled(window: Window, fallen: list[Outage]) -> bool:
+    """Whether a fallen switch would have shown by now on other nodes, whose rows come at other moments."""
+    return window.now_s - max(item.since_s for item in fallen) >= SETTLED_INTERVALS * window.interval_s
 
 
 def _lagging(window: Window, state: Progress) -> tuple[set[int], set[int]]:
@@ -206,31 +215,24 @@ def _below(values: Floats, node_of: Integers) -> set[int]:
     return {int(node) for node in np.unique(node_of[known & (values < shared_by_two[-1])])}
 
 
-def _errors_since(window: Window, since_s: float) -> Floats:
-    """Return by how much each node's RDMA errors grew since a moment: (N,), 0 where nothing counts them."""
-    values, times_s = window.node.get("node_rdma_errors_total"), window.node_times_s
-    by_link = values is None
-    if values is None:
-        values, times_s = window.link.get("link_errors_total"), window.link_times_s
+def _errors_since(window: Window, since_s: float) -> tuple[str, Floats]:
+    """Return by how much each node's errors grew since a moment and the metric: (N,), 0 where nothing counts them.
+
+    Ports' own counters go first: they say whose link it is.
+    """
+    by_link = PORT_ERRORS in window.link
+    values = window.link[PORT_ERRORS] if by_link else window.node.get(RDMA_ERRORS)
+    times_s = window.link_times_s if by_link else window.node_times_s
+    metric = PORT_ERRORS if by_link else RDMA_ERRORS
     start = int(np.searchsorted(times_s, since_s, side="right"))
     if values is None or start == 0 or start >= len(times_s):
-        return np.zeros(len(window.nodes))
+        return metric, np.zeros(len(window.nodes))
     grown: Floats = latest(values[start:], RECENT_LINES) - latest(values[:start], RECENT_LINES)
     grown = np.where(np.isfinite(grown), np.maximum(grown, 0.0), 0.0)
     if not by_link:
-        return grown
+        return metric, grown
     place = {node: index for index, node in enumerate(window.nodes)}
     owners = np.array([place.get(link.node, -1) for link in window.links], dtype=np.intp)
     total = np.zeros(len(window.nodes))
     np.add.at(total, owners[owners >= 0], grown[owners >= 0])
-    return total
-
-
-def _standstill(state: Progress) -> Evidence:
-    return Evidence(
-        "train_step_standstill_seconds", None, None, state.standstill_s, state.typical_step_s, state.due_s, "seconds"
-    )
-
-
-def _standing(state: Progress) -> str:
-    return f"no step for {state.standstill_s:.1f} s where {state.typical_step_s:.2f} s are typical"
+    return metric, total

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from eagle_eye.detectors.signs.job_course import Change, overdue, slowed_by_network
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared
 from eagle_eye.detectors.signs.port_signs import Sign, congested, error_signs, load_signs, pause_signs, retransmit_signs
-from eagle_eye.detectors.signs.progress import Patience
+from eagle_eye.detectors.signs.progress import Patience, hooked
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 DOWN_S = 10.0  # a port that comes back sooner has flapped
@@ -61,7 +61,7 @@ class NicDegraded:
 
     def _lagging(self, window: Window) -> list[Verdict]:
         """Return the verdict on a port that falls behind in load and shows nothing else, when the job is slower."""
-        slow = slowed_by_network(window)
+        slow = slowed_by_network(window) if hooked(window) else None  # bursts of steps of unknown length mislead
         if slow is None or congested(window) or window.now_s - slow[0].since_s < LAGGING_S:
             return []
         signs = load_signs(window, slow[0].since_s)
@@ -101,14 +101,9 @@ class NicDegraded:
         if slow is not None:
             waits, steps, kind = slow
             kinds.add(kind)
-            metric = "nccl_collective_seconds" if kind == "collective_time" else "train_step_seconds"
-            evidence.append(waits.evidence(metric))
+            evidence.append(waits.evidence)
             slowdown = steps.ratio
-            what = "collectives" if kind == "collective_time" else "steps"
-            tail = (
-                f"; {what} take {waits.now:.3f} s where {waits.before:.3f} s were usual,"
-                f" the job's steps are {100 * slowdown:.0f}% longer"
-            )
+            tail = f"; {waits}, the job's steps are {100 * slowdown:.0f}% longer"
         return Verdict(
             detector=self.name,
             fault="nic_degraded",

@@ -9,6 +9,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.peers import growth
 from eagle_eye.detectors.signs.recent_rows import grown
+from eagle_eye.detectors.signs.role_medians import medians, roles_of
 from eagle_eye.detectors.signs.slow_clocks import SlowClock, slow_clocks
 from eagle_eye.detectors.signs.slow_share import pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.under_load import (
@@ -34,6 +35,7 @@ NVLINK_XID = 74  # NVLink error (NVIDIA's XID catalogue: drain if it repeats; th
 REPEATED_S = 10.0  # two of them so far apart are two errors, not one told twice
 STANDSTILL_S = 60.0  # an XID with the job standing still since is left to the detectors of stops
 LINK_BYTES_PER_SECOND = 25e9  # each way, NVLink 3 and 4
+SPARE_STEPS = 16  # newest steps that tell how long each role computes
 COLLECTIVE_SHARE = 0.1  # of a step within a node, where nobody reports traffic: tensor parallel jobs have more
 SUSPECTS_MAX = 64
 MANY_NODES = 3  # with fewer links all along: built so
@@ -313,7 +315,24 @@ def _reckoned(window: Window, columns: list[int], rows: Rows, lost_share: float)
     busy = COLLECTIVE_SHARE
     if moved and links is not None and links.peers > 0:
         busy = min(max(moved) / (links.peers * LINK_BYTES_PER_SECOND), 1.0)
-    return busy * lost_share / max(1 - lost_share, 0.1)
+    cost = busy * lost_share / max(1 - lost_share, 0.1)
+    return 0.0 if cost < _spare(window, columns[0]) else cost
+
+
+def _spare(window: Window, column: int) -> float:
+    """Return by which share of a step the GPU's role computes less than the longest: a pipeline waits for that one.
+
+    0 where nobody reports it.
+    """
+    compute, seconds = window.steps.values.get("train_compute_seconds"), window.steps.values.get("train_step_seconds")
+    if compute is None or seconds is None or not len(compute):
+        return 0.0
+    roles = roles_of(window.role_of, 1)
+    levels = medians(compute[-SPARE_STEPS:], roles, 1)
+    step_s = middle(seconds[-SPARE_STEPS:, column])
+    each = np.array([middle(level) for level in levels.T])
+    spare = (float(np.fmax.reduce(each)) - float(each[roles.place[column]])) / step_s if step_s > 0 else 0.0
+    return spare if math.isfinite(spare) else 0.0
 
 
 def _columns_of(window: Window, node: int, told: list[Happening]) -> list[int]:

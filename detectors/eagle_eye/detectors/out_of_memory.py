@@ -58,17 +58,9 @@ class OutOfMemory:
         state = progress(window, self.patience)
         if not state.stopped:
             return []
-        evidence = Evidence(
-            "train_step_standstill_seconds",
-            None,
-            None,
-            state.standstill_s,
-            state.typical_step_s,
-            state.due_s,
-            "seconds",
-        )
+        evidence = state.evidence
         confidence = CONFIDENCE_STOPPED if state.prompt else CONFIDENCE_EARLY
-        reason = f"no step has finished for {state.standstill_s:.1f} s"
+        reason = str(state)
         return [self._verdict(window, kill, confidence, evidence, "standstill", reason)]
 
     def _verdict(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.activity_pace import PaceChange
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, growth
 from eagle_eye.detectors.signs.recent_rows import grown
-from eagle_eye.detectors.signs.slow_share import PaceChange, Slowness, compute_excess, pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.slow_share import Slowness, compute_excess, pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.under_load import (
     PEERS_SAMPLED,
     Comparison,

@@ -284,7 +284,7 @@ def _alone(lines: Floats, roles: Integers) -> _Alone | None:
         known = np.flatnonzero(~np.isnan(line))
         if not len(known):
             continue
-        found = _lone(line, known, roles)
+        found = _lone(line, known, roles, surely=count > 0)
         if found is None or (found and alone and not alone & found):
             return None  # checksums do not compare here, or another rank's turn each time: no replica's parameters
         if not found:
@@ -305,15 +305,21 @@ def _settled_doubt(alone: set[int], count: int, since: int, before: Floats) -> _
     return _Alone(first, count, since, second) if before[first] == before[second] else None
 
 
-def _lone(values: Floats, known: NDArray[np.intp], roles: Integers) -> set[int] | None:
+def _lone(values: Floats, known: NDArray[np.intp], roles: Integers, surely: bool) -> set[int] | None:
     """Return the columns whose value no other column has, at most two; None where more have none."""
-    # By buckets instead of by sorting, which is ten times as fast: a lone value that shares its bucket goes unseen in
-    # this step, for values are others in the next.
+    # By buckets instead of by sorting, which is ten times as fast: where a lone value shares its bucket in the newest
+    # step, another step shows it. Who stands alone is then told exactly: of two replicas that differ, the one that
+    # happens to share a bucket is no more right than the other.
     bits = np.ascontiguousarray(values[known], dtype=np.float64).view(np.uint64)
     bucket = ((bits * SPREAD) >> np.uint64(64 - BUCKET_BITS - len(known).bit_length())).astype(np.intp)
     columns = known[np.bincount(bucket)[bucket] == 1]
     if len(columns) > ALONE_MAX:
         return None
+    if surely or len(columns):
+        _, place, times = np.unique(bits, return_inverse=True, return_counts=True)
+        columns = known[times[place] == 1]
+        if len(columns) > ALONE_MAX:
+            return None
     # A role of few has no replicas to compare with: what stands alone there says nothing.
     compared = {int(c) for c in columns if int((roles[known] == roles[c]).sum()) > PEERS_MIN}
     return compared if len(compared) <= 2 else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
-from eagle_eye.detectors.signs.job_course import Change, changed_lately, overdue
+from eagle_eye.detectors.signs.job_course import Change, changed_lately, overdue, slower
 from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.recent_rows import held, lines_for, middle, past
@@ -81,13 +81,11 @@ class StorageStall:
         count = int(struck.sum())
         if count == 1 and (not state.ripe or not _waits_for_io(found)):
             return []
-        what = f"no step for {state.standstill_s:.1f} s"
+        what = f"no step for {state.standstill_s:.1f} s" if state.reported else str(state)
         if state.phase:
             what += f" in {state.phase}"
         what += ", while data still flows" if flowing else ", and hardly any data flows"
-        evidence = Evidence(
-            "train_step_standstill_seconds", None, None, state.standstill_s, state.typical_step_s, due_s, "seconds"
-        )
+        evidence = replace(state.evidence, threshold=due_s)
         return self._verdict(window, struck, [*found, evidence], what, state.advanced_s, "standstill", 0.0, sure=True)
 
     def _due_s(self, window: Window, state: Progress, flowing: bool) -> float:
@@ -99,7 +97,7 @@ class StorageStall:
         return min(state.due_s, self.patience.floor_s)  # its first checkpoint, of which nothing is being written
 
     def _slower(self, window: Window, rows: list[tuple[str, Floats, float, str]]) -> list[Verdict]:
-        steps = changed_lately(window, "train_step_seconds")
+        steps = slower(window)
         if steps is None or not steps.sure or steps.ratio < SLOWER_RATIO:
             return []
         if window.now_s - steps.since_s < HOLD_S:
@@ -113,12 +111,11 @@ class StorageStall:
             return []
         if int(struck.sum()) == 1 and not _waits_for_data(window, struck, steps):
             return []
-        what = f"steps take {steps.now:.2f} s where {steps.before:.2f} s were usual"
-        kind = "step_time"
+        what, kind = str(steps), "step_time" if steps.metric else "job_activity"
         if waits is not None and waiting:
             what, kind = f"{what}, of which {waits.now:.2f} s wait for data ({waits.before:.2f} s before)", "data_wait"
-            found = [*found, waits.evidence("train_data_wait_seconds")]
-        found = [*found, steps.evidence("train_step_seconds")]
+            found = [*found, waits.evidence]
+        found = [*found, steps.evidence]
         return self._verdict(window, struck, found, what, steps.since_s, kind, steps.ratio, sure=waiting)
 
     def _verdict(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +14,16 @@ from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 DAY_S = 86_400.0
-STEPS_MIN = 3  # fewer steps say nothing about persistence
+STEPS_MIN = 3  # fewer steps say nothing about persistence...
+STEPS_TOLD = 2  # ...but are told of where both are slower than all that any peer showed, and long enough
 # Stretches of steps looked at: a large slowdown is found in a short one, a small one when it has lasted.
-STRETCHES = (3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
+STRETCHES = (2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 SCREEN_RATIO = 0.7  # of the excess that counts, which a plain mean must show before a rank is looked at closely
-MILD_STEPS_MIN = 20  # what is below ``ratio`` must have lasted for so many steps
+MILD_STEPS_MIN = 20  # what is below ``ratio`` must have lasted for so many steps to be acted on...
+MILD_STEPS_TOLD, MILD_FLOORS = 5, 2.0  # ...and for so many, and so many floors of time, to be told of
+TOLD_MORE_OFTEN = 10.0  # by chance, than a false exclusion: a page for nothing costs less than a restart for nothing
 SCREEN_SIGMAS = 4.0  # or as many standard errors of the noise
-SCREEN_STEPS = 20  # newest steps from which that noise is taken
+SCREEN_STEPS = 20  # newest steps from which that noise is taken, and as many before the two that are told of
 SUSPECTS_MAX = 24  # ranks looked at closely for each stretch, worst first
 PEERS_SAMPLED = 256  # of a large role, enough for its spread
 FEW_PEERS = 4.0  # the error of n peers counts 1 + 4/n times (Student's t against the normal, far in the tail)
@@ -37,7 +41,19 @@ ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its
 ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow
 PACE_STEPS_BEFORE, PACE_STEPS_MAX = 10, 48  # steps before the onset that tell what the job's pace was
 PACE_SHARE = 0.25  # of the expected slowdown that must show in the job's pace
-CONFIDENCE_LONE, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.85, 0.95
+CONFIDENCE_LONE, CONFIDENCE_TOLD, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.65, 0.85, 0.95
+
+
+class _Slow(NamedTuple):
+    """A rank's mean over a stretch of steps, and the line that it must be above.
+
+    ``told``: too soon to act on. ``noisy``: single steps are no evidence.
+    """
+
+    centre: float
+    threshold: float
+    told: bool
+    noisy: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +68,11 @@ class Straggler:
     steps are noisy (packed sequences: 21% of single worker-steps are over 10% slower than their peers, Lin
     et al., OSDI 2025) only long stretches count. Late arrival is the second, independent kind of evidence:
     the last to arrive waits least (correlation -1.0 for reduce-scatter in the same work), so what it lacks in
-    waiting is what it has too much of computing. A verdict is raised after ``STEPS_MIN`` steps and ``floor_s``;
-    surer once it has lasted ``ripe_s``: what passes by itself has passed by then. Blind with fewer than three
-    comparable ranks or no compute time. Cannot see: a whole role that is slow; causes.
+    waiting is what it has too much of computing. A verdict is raised after ``STEPS_MIN`` steps and ``floor_s``, and
+    told of before: two steps beyond all that anyone showed, a mild slowness of a few steps, or one that chance brings
+    ten times as often, once the job's pace says what it costs. It is surer once it has lasted ``ripe_s``: what passes
+    by itself has passed by then. Blind with fewer than three comparable ranks or no compute time. Cannot see: a whole
+    role that is slow; causes.
     """
 
     ratio: float
@@ -77,9 +95,10 @@ class Straggler:
         worst: dict[str, Verdict] = {}
         for length, index in self._suspects(relative):
             node = window.series[index].node
-            if node not in worst:
+            known = worst.get(node)
+            if known is None or known.confidence < CONFIDENCE_RIPE:
                 verdict = self._judge(window, index, length)
-                if verdict is not None:
+                if verdict is not None and (known is None or verdict.confidence > known.confidence):
                     worst[node] = verdict
         return list(worst.values())
 
@@ -98,10 +117,10 @@ class Straggler:
             total += np.where(known, lines, 0.0).sum(axis=0)
             seen += known.sum(axis=0)
             taken += len(lines)
-            ratio = self.ratio if taken < MILD_STEPS_MIN else self.mild_ratio
+            ratio = self.ratio if taken < MILD_STEPS_TOLD else self.mild_ratio
             least = SCREEN_RATIO * max(ratio - 1, SCREEN_SIGMAS * noise / math.sqrt(taken))
             excess = total - seen * (1 + least)
-            high = np.flatnonzero((excess > 0) & (2 * seen >= taken) & (seen >= STEPS_MIN))
+            high = np.flatnonzero((excess > 0) & (2 * seen >= taken) & (seen >= STEPS_TOLD))
             if len(high) > SUSPECTS_MAX:
                 high = high[np.argpartition(-excess[high] / seen[high], SUSPECTS_MAX)[:SUSPECTS_MAX]]
             found.extend((taken, int(index)) for index in high)
@@ -113,48 +132,75 @@ class Straggler:
         own = own[np.isfinite(own)]
         centre = float(_trimmed_means(own[:, None])[0])
         low = float(np.quantile(own, STEADY_QUANTILE, method="lower"))
-        ratio = self.ratio if length < MILD_STEPS_MIN else self.mild_ratio
-        if centre < ratio or low < 1 + ONSET_MARGIN * (ratio - 1):
+        least = self.ratio if len(own) < MILD_STEPS_TOLD else self.mild_ratio
+        if centre < least or low < 1 + ONSET_MARGIN * (least - 1):
             return None
         peers = _sample(
             np.flatnonzero((window.role_of == window.role_of[index]) & (np.arange(len(window.series)) != index))
         )
-        noise, error = _noise(relative[-length:, peers], len(own))
-        if noise > LONE_STEP_NOISE_MAX and len(own) < NOISY_STEPS_MIN and not _unheard_of(own, relative[:, peers]):
+        found = self._slow(window, index, length, own, peers, centre)
+        if found is None:
             return None
-        step_s = typical_step_s(window)
-        threshold = max(ratio, 1 + self._sigmas(window, length * step_s) * error)
-        if centre < threshold:
-            return None
-        onset = self._onset(relative[:, index], centre)
+        onset = self._onset(relative[:, index], centre, len(own))
+        if found.noisy and length >= NOISY_STEPS_MIN:
+            line = 1 + ONSET_MARGIN * (centre - 1)
+            if not float(_trimmed_means(own[-NOISY_STEPS_MIN // 2 :, None])[0]) >= line:
+                return None  # it is over
+            onset = min(onset, len(relative) - length + _turn(relative[-length:, index] - line, centre - line))
+        step_s, _ = step_levels(window, "train_step_seconds", onset, index, peers)  # those that are longer for it
+        step_s = step_s if math.isfinite(step_s) else typical_step_s(window)
         onset_s = float(window.steps.times_s[onset]) - max(window.interval_s, step_s)
-        if window.now_s - onset_s < self.floor_s:
+        floors = MILD_FLOORS if found.told and centre < self.ratio else 1.0
+        if window.now_s - onset_s < floors * self.floor_s:
             return None
-        return self._verdict(window, index, onset, onset_s, centre, threshold, peers)
+        return self._verdict(window, index, onset, onset_s, found, peers)
 
-    def _sigmas(self, window: Window, stretch_s: float) -> float:
-        """Return how many standard errors chance reaches as seldom as the site accepts false exclusions."""
+    def _slow(
+        self, window: Window, index: int, length: int, own: Floats, peers: Integers, centre: float
+    ) -> _Slow | None:
+        """Return a rank's mean over a stretch where chance does not explain it."""
+        relative = window.steps.relative_compute
+        lines = relative[-length:] if len(own) >= STEPS_MIN else relative[-length - SCREEN_STEPS : -length]
+        noise, error = _noise(lines[:, peers], len(own))  # two steps say little about noise: those before them do
+        elsewhere = relative[:, peers[window.node_of[peers] != window.node_of[index]]]  # all of a node may be slow
+        if len(own) < STEPS_MIN and not own.min() > max(_highest(elsewhere), _highest(relative[:-length, index])):
+            return None
+        noisy = noise > LONE_STEP_NOISE_MAX
+        if noisy and len(own) < NOISY_STEPS_MIN and not _unheard_of(own, elsewhere):
+            return None
+        stretch_s = length * typical_step_s(window)
+        ratio = self.ratio if len(own) < MILD_STEPS_MIN else self.mild_ratio
+        sure = max(ratio, 1 + self._sigmas(window, stretch_s, 1.0) * error)
+        if centre >= sure and len(own) >= STEPS_MIN:
+            return _Slow(centre, sure, told=False, noisy=noisy)
+        told = max(self.mild_ratio, 1 + self._sigmas(window, stretch_s, TOLD_MORE_OFTEN) * error)
+        return _Slow(centre, told, told=True, noisy=noisy) if centre >= told else None
+
+    def _sigmas(self, window: Window, stretch_s: float, more_often: float) -> float:
+        """Return how many standard errors chance reaches so many times as often as the site accepts exclusions."""
         ranks = len(window.series) / max(len(window.nodes), 1)
         tests_per_node_day = ranks * DAY_S / max(stretch_s, 1.0)
-        tail = self.false_per_1000_node_days / 1000 / tests_per_node_day
+        tail = more_often * self.false_per_1000_node_days / 1000 / tests_per_node_day
         return NormalDist().inv_cdf(1 - min(max(tail, 1e-15), 0.01))
 
-    def _onset(self, relative: Floats, centre: float) -> int:
+    def _onset(self, relative: Floats, centre: float, steps: int) -> int:
         """Return the line from which on the rank has been slow."""
         ordinary = np.flatnonzero(np.isfinite(relative) & (relative < 1 + ONSET_MARGIN * (centre - 1)))
         first = int(ordinary[-1]) + 1 if len(ordinary) else 0
-        if len(relative) - first < STEPS_MIN:  # noise: the last ordinary step may be one of the slow ones
-            first = max(len(relative) - STEPS_MIN, 0)
+        least = min(steps, STEPS_MIN)
+        if len(relative) - first < least:  # noise: the last ordinary step may be one of the slow ones
+            first = max(len(relative) - least, 0)
         return first
 
     def _verdict(
-        self, window: Window, index: int, onset: int, onset_s: float, centre: float, threshold: float, peers: Integers
-    ) -> Verdict:
+        self, window: Window, index: int, onset: int, onset_s: float, slow: _Slow, peers: Integers
+    ) -> Verdict | None:
+        centre = slow.centre
         series = window.series[index]
         own_s, peers_s = step_levels(window, "train_compute_seconds", onset, index, peers)
         evidence = [
             Evidence(
-                "train_compute_seconds", series.node, series.device, own_s, peers_s, peers_s * threshold, "seconds"
+                "train_compute_seconds", series.node, series.device, own_s, peers_s, peers_s * slow.threshold, "seconds"
             )
         ]
         kinds = {"compute_time"}
@@ -166,12 +212,16 @@ class Straggler:
         excess_s = peers_s * (centre - 1)
         slowdown = excess_s / (step_s - excess_s) if math.isfinite(step_s) and step_s > excess_s else centre - 1
         longer = _longer(window, onset, slowdown)
+        if slow.told and longer is None:
+            return None  # together with others it would be acted on for what may cost nothing
         if longer is not None:
             slowdown = slowdown if longer else 0.0
             kinds |= {"step_time"} if longer else set()
         ripe_s = self.ripe_s if typical_step_s(window) >= SHORT_STEP_S else max(self.ripe_s, self.floor_s)
         confidence = CONFIDENCE_LONE
-        if late is not None:
+        if slow.told:
+            confidence = CONFIDENCE_TOLD if late is not None else CONFIDENCE_LONE
+        elif late is not None:
             confidence = CONFIDENCE_RIPE if window.now_s - onset_s >= ripe_s else CONFIDENCE_EARLY
         tail = f" and waits least in collectives ({late.value:.3f} s against {late.peers_median:.3f} s)" if late else ""
         return Verdict(
@@ -210,7 +260,7 @@ def _longer(window: Window, onset: int, expected: float) -> bool | None:
     None where the time before the onset is not in view: then what the excess lets one expect stands.
     """
     seconds = window.steps.values.get("train_step_seconds")
-    if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_MIN:
+    if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_TOLD:
         return None
     steps = seconds[max(onset - PACE_STEPS_MAX, 0) :, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)]
     first = min(onset, PACE_STEPS_MAX)
@@ -246,6 +296,16 @@ def _screening_noise(relative: Floats) -> float:
     newest = relative[-SCREEN_STEPS:, :: max(relative.shape[1] // PEERS_SAMPLED, 1)]
     known = newest[np.isfinite(newest)]
     return SIGMA_PER_MAD * float(np.median(np.abs(known - 1))) if len(known) else 0.0
+
+
+def _turn(excess: Floats, most: float) -> int:
+    """Return where a noisy course most likely rose above a line: the largest sum from there on (Page 1954)."""
+    steps = np.clip(np.where(np.isfinite(excess), excess, 0.0), -most, most)
+    return int(np.argmax(np.cumsum(steps[::-1])[::-1]))
+
+
+def _highest(values: Floats) -> float:
+    return float(np.max(values, initial=-np.inf, where=np.isfinite(values)))
 
 
 def _unheard_of(own: Floats, peers: Floats) -> bool:

@@ -18,8 +18,9 @@ from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 DROP_RATIO = 1.10  # of the step time: what Greyhound verifies a change point by (Wu et al., ATC 2025)
 HISTORY = 2_048  # newest reports that say what is usual
 DETAIL = 256  # newest reports among which a change is looked for; beyond, among medians of HISTORY / DETAIL
-WARMUP_STEPS = 10  # reports of an attempt that are slow by nature: compilation, caches, allocators
-USUAL_MIN = 30  # reports before the change
+WARMUP_STEPS = 5  # reports of an attempt that are slow by nature: compilation, caches, allocators
+USUAL_MIN = 12  # reports before the change: their median's error, a third of their noise, counts in ``SIGMAS``
+RECENT_MIN = 120  # reports before the change that it is measured against, where there are as many
 USUAL_QUANTILE = 0.3  # of the history, that is still usual when most of it is slow already
 LASTED_MIN = 10  # reports since...
 LASTED_S = 20.0  # ...and seconds: a neighbour's burst or a garbage collection is over by then
@@ -148,7 +149,7 @@ class ThroughputDrop:
         at_s = float(window.curve.times_s[line[at]]) - window.interval_s
         if window.now_s - at_s < LASTED_S:
             return None
-        recent = before[-max(4 * len(after), 4 * USUAL_MIN) :]
+        recent = before[-max(4 * len(after), RECENT_MIN) :]
         usual, now = float(np.median(recent)), float(np.median(after))
         usual = max(usual, float(np.median(before)))  # after a quick stretch the job is only what it was
         shift = now - usual

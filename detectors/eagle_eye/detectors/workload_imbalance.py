@@ -16,14 +16,15 @@ LOSS_RATIO = 0.15  # of the step, that waiting for the slowest costs
 # What a job has done from the start is its design and its data; what begins later is a change of them and costs what
 # EROICA looks at (5% of an iteration, NSDI 2026). A steadily slow node would show within so many steps.
 BEGUN_RATIO, BEGUN_TIMES = 0.05, 3.0
-BEGUN_STEPS = 30
+BEGUN_STEPS = 20
 USUAL_QUANTILE, USUAL_LINES = 0.25, 32  # of earlier steps; so many of them are looked at...
-USUAL_MIN = 20  # ...where there are at least these
+USUAL_MIN = 12  # ...where there are at least these: of so many a quarter quantile is the third lowest
 CELLS_MAX = 1_000_000  # steps times ranks looked at in one pass: of large jobs fewer steps
 SLOWEST_RATIO = 0.5  # of the steps, in which one node may be the slowest: more often, and it is that node
+CHANGING_SHARE = 0.5  # of the loss, that is left of it when each rank is measured against its own usual excess
 NODES_MIN = 3  # with fewer, the slowest cannot change enough to tell chance from a bad node
 RANKS_MIN = 3  # of a role, of which one can be slower than the others
-LONGER_QUANTILE = 0.25  # of the steps, which must show a stage's imbalance, too
+LONGER_QUANTILE = 0.25  # of the steps, which must show a stage's imbalance, or one that began, too
 CONFIDENCE = 0.7
 RANKS_SAMPLED = 512  # of a large role, for its median
 
@@ -35,11 +36,11 @@ class WorkloadImbalance:
     Two shapes (Lin et al., OSDI 2025: of the slow jobs at ByteDance these are most). Among comparable ranks the slowest
     computes much longer than the median one, another node's in each step: packed sequences. Or all ranks of a role
     (a pipeline stage) compute longer than the other roles': uneven stages; the last one mostly is longer by design, so
-    only a large loss counts. The loss is the excess compute over the step, a median over at least ``STEPS_MIN`` steps,
-    and must be ``ratio`` of it; ``BEGUN_RATIO`` over ``BEGUN_STEPS`` where the job was even before. Where one node is
-    slowest in most steps it is a straggler and not told of here. Blind without compute and step times. Cannot see:
-    imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks are another pipeline
-    stage or other hardware.
+    only a large loss counts, or one that grew. The loss is the excess compute over the step, a median over at least
+    ``STEPS_MIN`` steps, and must be ``ratio`` of it; ``BEGUN_RATIO`` over ``BEGUN_STEPS`` where the job was even
+    before. Where one node is slowest in most steps it is a straggler and not told of here. Blind without compute and
+    step times. Cannot see: imbalance within a rank's micro-batches, or hidden by overlap; whether half of the ranks
+    are another pipeline stage or other hardware.
     """
 
     ratio: float = LOSS_RATIO
@@ -52,7 +53,7 @@ class WorkloadImbalance:
             raise Blind("compute and step times are not both reported")
         compute = window.steps.values.get("train_compute_seconds")
         seconds = window.steps.values.get("train_step_seconds")
-        if compute is None or seconds is None or len(compute) < STEPS_MIN:
+        if compute is None or seconds is None or len(compute) < BEGUN_STEPS + USUAL_MIN:
             return []
         newest = compute[-SCREEN_LINES:]
         low, high = np.fmin.reduce(newest, axis=None), np.fmax.reduce(newest, axis=None)
@@ -71,8 +72,11 @@ class WorkloadImbalance:
         if not np.fmax.reduce(_excess(compute[-SCREEN_LINES:], seconds[-SCREEN_LINES:], roles)[0]) > BEGUN_RATIO:
             return None
         for lines, least in ((STEPS_MIN, self.ratio), (BEGUN_STEPS, BEGUN_RATIO)):
+            if len(compute) < lines:
+                continue
             stride = max(lines * compute.shape[1] // CELLS_MAX, 1)
-            loss, slowest = _excess(compute[-lines::stride], seconds[-lines::stride], roles)
+            newest, newest_s = compute[-lines::stride], seconds[-lines::stride]
+            loss, slowest = _excess(newest, newest_s, roles)
             known = np.isfinite(loss)
             if int(known.sum()) < len(loss) // 2:
                 continue
@@ -80,6 +84,10 @@ class WorkloadImbalance:
             often = float(np.bincount(window.node_of[slowest[known]]).max() / known.sum())
             if share < least or often > SLOWEST_RATIO:
                 continue
+            if least < self.ratio and float(np.quantile(loss[known], LONGER_QUANTILE)) < least / 2:
+                continue  # some uneven steps are no uneven work
+            if not _changing(newest, newest_s, roles) >= CHANGING_SHARE * share:
+                continue  # the same ones are slow all the time: what they share is, not their work
             before = _usual(compute[:-lines], seconds[:-lines], roles)
             if least < self.ratio and not share > BEGUN_TIMES * before:
                 continue  # as uneven as its data always were
@@ -98,36 +106,47 @@ class WorkloadImbalance:
         """Return the verdict when a whole role computes far longer than the mean of the roles."""
         if len(roles.size) < 2 or len(roles.size) == len(window.series) or len(np.unique(roles.size)) > 1:
             return None  # pipeline stages have equally many ranks; kinds of hardware mostly have not
-        levels = medians(compute[-STEPS_MIN:], roles, 1)
-        step_s = _middles(seconds[-STEPS_MIN:])
-        complete = np.isfinite(levels).all(axis=1) & (step_s > 0)
-        if int(complete.sum()) < STEPS_MIN // 2:
-            return None
-        levels, step_s = levels[complete], step_s[complete]
-        longest = int(np.argmax(np.median(levels, axis=0)))
-        loss = (levels[:, longest] - levels.mean(axis=1)) / step_s
-        share = float(np.median(loss))
-        if share < self.ratio or float(np.quantile(loss, LONGER_QUANTILE)) < self.ratio / 2:
-            return None
-        members = np.flatnonzero(roles.place == longest)
-        nodes = sorted({window.series[int(i)].node for i in members})
-        own, mean = float(np.median(levels[:, longest])), float(np.median(levels.mean(axis=1)))
-        return self._verdict(
-            window,
-            share,
-            STEPS_MIN,
-            f"the {len(members)} ranks of one pipeline stage or kind of GPU ({nodes[0]} and its like) compute"
-            f" {own:.3g} s a step where the mean is {mean:.3g} s: shared evenly it would save {100 * share:.0f}%",
-            Evidence(
-                "train_compute_seconds",
-                None,
-                None,
-                own,
-                mean,
-                mean + self.ratio * float(np.median(step_s)),
-                "seconds",
-            ),
-        )
+        levels, step_s = _levels(compute, seconds, roles)
+        for lines, least in ((STEPS_MIN, self.ratio), (BEGUN_STEPS, BEGUN_RATIO)):
+            newest, newest_s = levels[-lines:], step_s[-lines:]
+            complete = np.isfinite(newest).all(axis=1) & (newest_s > 0)
+            if len(compute) < lines or int(complete.sum()) < lines // 2:
+                continue
+            newest, newest_s = newest[complete], newest_s[complete]
+            longest = int(np.argmax(np.median(newest, axis=0)))
+            loss = (newest[:, longest] - newest.mean(axis=1)) / newest_s
+            share = float(np.median(loss))
+            if share < least or float(np.quantile(loss, LONGER_QUANTILE)) < least / 2:
+                continue
+            earlier = (levels[:-lines, longest] - levels[:-lines].mean(axis=1)) / step_s[:-lines]
+            earlier = earlier[np.isfinite(earlier)]
+            before = float(np.median(earlier)) if len(earlier) >= USUAL_MIN else float("inf")
+            # Stages are unequal by design: what began is what they are more unequal by.
+            if least < self.ratio and share - before < BEGUN_RATIO:
+                continue
+            members = np.flatnonzero(roles.place == longest)
+            nodes = sorted({window.series[int(i)].node for i in members})
+            own, mean = float(np.median(newest[:, longest])), float(np.median(newest.mean(axis=1)))
+            was = f", where {100 * before:.1f}% was usual" if share - before >= BEGUN_RATIO else ""
+            who = f"{nodes[0]} and its like" if len(nodes) > 1 else f"or their only node, {nodes[0]},"
+            return self._verdict(
+                window,
+                share,
+                lines,
+                f"the {len(members)} ranks of one pipeline stage or kind of GPU ({who}) compute"
+                f" {own:.3g} s a step where the mean is {mean:.3g} s: shared evenly it would save {100 * share:.0f}%"
+                + was,
+                Evidence(
+                    "train_compute_seconds",
+                    None,
+                    None,
+                    own,
+                    mean,
+                    mean + least * float(np.median(newest_s)),
+                    "seconds",
+                ),
+            )
+        return None
 
     def _verdict(self, window: Window, share: float, lines: int, summary: str, evidence: Evidence) -> Verdict:
         return Verdict(
@@ -144,6 +163,23 @@ class WorkloadImbalance:
             kinds=frozenset({"compute_time"}),
             slowdown_ratio=share / (1 - share) if share < 1 else 1.0,
         )
+
+
+def _levels(compute: Floats, seconds: Floats, roles: Roles) -> tuple[Floats, Floats]:
+    """Return each role's median compute (lines, roles) and the steps' length (lines,), of a sample of older steps."""
+    older = max(len(compute) - STEPS_MIN, 0)
+    stride = max(older // USUAL_LINES, 1)
+    chosen = np.concatenate([np.arange(0, older, stride), np.arange(older, len(compute))])
+    return medians(compute[chosen], roles, 1), _middles(seconds[chosen])
+
+
+def _changing(compute: Floats, seconds: Floats, roles: Roles) -> float:
+    """Return the loss (a median over the steps) beyond what each rank is slower than its role all the time."""
+    middle = np.where(roles.place >= 0, medians(compute, roles, RANKS_MIN)[:, roles.place], np.nan)
+    over = compute - middle
+    over = over - np.sort(np.where(np.isfinite(over), over, 0.0), axis=0)[len(over) // 2]
+    worst = np.where(np.isfinite(over), over, -np.inf).max(axis=1)
+    return _middle(worst / _middles(seconds))
 
 
 def _usual(compute: Floats, seconds: Floats, roles: Roles) -> float:

@@ -72,7 +72,9 @@ _NODE_EXPORTER = frozenset(
     for spec in METRICS
     if spec.scope is not Scope.DEVICE and "pfc" not in spec.name and "congestion" not in spec.name
 )
-# Without the hook nobody sees a loss, a gradient, a checksum, an exception, an exit code or a step's parts.
+# Without the hook nobody sees a loss, a gradient, a checksum, an exception, an exit code or a step's parts; nor how
+# much work a rank or a step has, so that a slow rank looks like one with more to do, and a slow job like one that
+# does something else.
 _NEEDS_HOOK = frozenset(
     {
         "silent_data_corruption",
@@ -82,6 +84,8 @@ _NEEDS_HOOK = frozenset(
         "out_of_memory",
         "workload_imbalance",
         "recurrent_node",
+        "straggler",
+        "throughput_drop",
     }
 )
 

@@ -86,6 +86,11 @@ def test_a_drop_in_pace_is_the_slow_nodes() -> None:
     assert set(fuse([drop, verdict("straggler", slowdown_ratio=0.18)])) == {"slow:n1"}
 
 
+def test_uneven_work_is_told_of_beside_a_racks_power_cap() -> None:
+    rack = verdict("power_throttle", None, nodes=("n1", "n2", "n3"), asks="notify")
+    assert "pace" in fuse([rack, verdict("workload_imbalance", None)])
+
+
 def test_a_learned_score_supports_what_a_rule_named() -> None:
     (finding,) = fuse([verdict("straggler"), verdict("node_anomaly", kinds=frozenset({"learned"}))]).values()
     assert finding.verdict.fault == "straggler"

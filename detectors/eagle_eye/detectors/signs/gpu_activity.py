@@ -22,6 +22,20 @@ SIGNS = (
 SIGMAS_MIN = 6.0
 ROWS_MIN = 2
 ROWS_MAX = 30
+BUSY_UTILIZATION = 0.5  # NVML counts any kernel, also one that waits
+
+
+def waiting(window: Window, since_s: float) -> Floats | None:
+    """Return for each device of a job without work whether a kernel runs on it since a moment: 1.0, 0.0, NaN not known.
+
+    A kernel that does no work waits for its peers. None where nothing tells.
+    """
+    values = window.device.get("gpu_utilization_ratio")
+    rows = int((window.times_s > since_s + window.interval_s / 2).sum())
+    if values is None or rows < ROWS_MIN:
+        return None
+    level = median_over_rows(values[-min(rows, ROWS_MAX) :])
+    return np.where(np.isfinite(level), (level >= BUSY_UTILIZATION).astype(np.float64), np.nan)
 
 
 def activity_outliers(window: Window, since_s: float) -> set[int]:

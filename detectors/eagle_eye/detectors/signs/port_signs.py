@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.signs.progress import typical_step_s
+from eagle_eye.detectors.signs.progress import hooked, typical_step_s
 from eagle_eye.detectors.signs.recent_rows import (
     HELD_LINES,
     grown,
@@ -40,6 +40,7 @@ LOAD_RATIO = 0.7  # of the change in load that all ports saw: below it a port fa
 LOAD_SIGMAS = 8.0
 LOAD_FLOOR_RATIO = 0.03  # spread of load between like ports
 LOAD_STEPS = 3.0  # traffic comes in bursts within a step, so that means cover whole ones
+LOAD_UNKNOWN_S = 60.0  # where nobody says how long steps are
 LOAD_LINES_MAX = 64
 LOAD_MIN_BYTES_PER_S = 1e7  # a port that carried less was not in use
 CONGESTION_PER_S = 100.0  # notifications; a receiver sends at most one every 50 µs a flow (DCQCN, SIGCOMM 2015)
@@ -111,7 +112,8 @@ def load_signs(window: Window, since_s: float) -> list[Sign]:
     lines = lines_for(window.interval_s, HOLD_S)
     if before < HELD_LINES or len(source.values) - before < HELD_LINES:
         return []
-    lines = max(lines, math.ceil(LOAD_STEPS * typical_step_s(window) / window.interval_s))
+    cycle_s = LOAD_STEPS * typical_step_s(window) if hooked(window) else LOAD_UNKNOWN_S
+    lines = max(lines, math.ceil(cycle_s / window.interval_s))
     usual = _mean(source.values[max(before - LOAD_LINES_MAX, 0) : before])
     now = _mean(source.values[-min(lines, len(source.values) - before) :])
     used = usual >= LOAD_MIN_BYTES_PER_S

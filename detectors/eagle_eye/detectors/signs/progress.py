@@ -2,7 +2,8 @@
 
 Shared by the detectors of faults that stop a job. "Stands still" is judged on the clock of the rows, not on
 the time of their arrival: late rows are no standstill. A standstill is first *due* (a step should have come by now),
-then *ripe*: it has lasted so long that a claim about it may be acted on.
+then *ripe*: it has lasted so long that a claim about it may be acted on. A job that reports no steps stands still while
+its GPUs do not work.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.types import Blind, Window
+from eagle_eye.detectors.signs.without_hook import most_freed, work
+from eagle_eye.detectors.types import Blind, Evidence, Window
 
 PAUSE_MARGIN_RATIO = 1.5  # over the longest pause that the job has shown in the same phase
 QUIET_PHASES = ("checkpoint", "eval")  # phases in which no step is due
@@ -29,6 +31,7 @@ class Progress:
     ``advanced_s`` is the end of the interval in which a step finished last; ``standstill_s`` is the time since then, or
     since a rank last changed its phase; ``typical_step_s`` is the median step; ``due_s`` is how long a standstill must
     last before it means anything, ``ripe_s`` before anything may be done about it, given the job's phase and history.
+    ``reported`` is False where no rank reports steps and the GPUs' work stands in for them.
     """
 
     advanced_s: float
@@ -37,6 +40,7 @@ class Progress:
     due_s: float
     ripe_s: float
     phase: str
+    reported: bool = True
 
     @property
     def stopped(self) -> bool:
@@ -56,6 +60,20 @@ class Progress:
         """Whether the standstill has lasted longer than the site's floor and all that the job did by itself."""
         return self.standstill_s >= self.ripe_s
 
+    @property
+    def evidence(self) -> Evidence:
+        """The standstill as evidence."""
+        if not self.reported:
+            return Evidence("gpu_idle_seconds", None, None, self.standstill_s, None, self.due_s, "seconds")
+        metric, typical_s = "train_step_standstill_seconds", self.typical_step_s
+        return Evidence(metric, None, None, self.standstill_s, typical_s, self.due_s, "seconds")
+
+    def __str__(self) -> str:
+        """Return it as the beginning of a sentence."""
+        if not self.reported:
+            return f"the job's GPUs have only waited for {self.standstill_s:.1f} s"
+        return f"no step for {self.standstill_s:.1f} s where {self.typical_step_s:.2f} s are typical"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -73,13 +91,12 @@ class Patience:
 def progress(window: Window, patience: Patience) -> Progress:
     """Return the job's progress.
 
-    Raises Blind when no rank reports steps, when nobody was heard of late, and while the job is starting.
+    Raises Blind when neither ranks report steps nor anybody what their GPUs do, when nobody was heard of late, and
+    while the job is starting.
     """
     if not np.isfinite(window.last_step):
-        return _never_stepped(window, patience)
-    newest_s = float(window.times_s[-1])
-    if window.now_s - newest_s > STALE_INTERVALS * window.interval_s:
-        raise Blind(f"the newest row is {window.now_s - newest_s:.1f} s old")
+        return _never_stepped(window, patience) if hooked(window) else _unreported(window, patience)
+    newest_s = _newest_s(window)
     typical_s = typical_step_s(window)
     done = window.last_step - window.first_step
     if done < patience.warmup_steps and newest_s - window.started_s < patience.start_deadline_s:
@@ -105,6 +122,47 @@ def typical_step_s(window: Window) -> float:
     newest = seconds[-PACE_STEPS:]
     known = newest[np.isfinite(newest)]
     return float(np.median(known)) if len(known) else window.interval_s
+
+
+def hooked(window: Window) -> bool:
+    """Whether the job's ranks say anything themselves."""
+    return "train_step" in window.device or "nccl_sequence" in window.device or any(window.phase)
+
+
+def _newest_s(window: Window) -> float:
+    """Return the time of the newest row; raise Blind when it is too old to tell of now."""
+    newest_s = float(window.times_s[-1]) if len(window.times_s) else -np.inf
+    if window.now_s - newest_s > STALE_INTERVALS * window.interval_s:
+        raise Blind(f"the newest row is {window.now_s - newest_s:.1f} s old")
+    return newest_s
+
+
+def _unreported(window: Window, patience: Patience) -> Progress:
+    """Return the progress of a job whose ranks say nothing: it goes on while its GPUs work.
+
+    Checkpoints and evaluations are not announced there, so that nothing is due before what sites call short, and
+    nothing ripe before the floor.
+    """
+    newest_s = _newest_s(window)
+    seen = work(window)
+    if seen is None:
+        raise Blind("no rank reports steps, and nobody what its GPUs do")
+    if seen.idle_s > 0:
+        if seen.worked_s < patience.floor_s:
+            raise Blind(f"the job's GPUs have worked for {seen.worked_s:.0f} s in view: it may be starting")
+        if most_freed(window):
+            raise Blind("the job's processes have ended; whether that was meant is not reported")
+    longest_s = seen.longest_pause_s if seen.idle_s > 0 else 0.0
+    due_s = max(PROMPT_S, patience.typical_steps * window.interval_s, PAUSE_MARGIN_RATIO * longest_s)
+    return Progress(
+        advanced_s=newest_s - seen.idle_s,
+        standstill_s=seen.idle_s,
+        typical_step_s=window.interval_s,
+        due_s=due_s,
+        ripe_s=max(due_s, patience.floor_s),
+        phase="",
+        reported=False,
+    )
 
 
 def _never_stepped(window: Window, patience: Patience) -> Progress:

@@ -9,11 +9,8 @@ import numpy as np
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
-from eagle_eye.detectors.signs.without_hook import idle_since_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
-IDLE_S = 60.0  # GPUs that do so long nothing, of a job that reports no steps, show that it has stopped
-IDLE_LINES = 300  # rows in which it is looked for when they last worked
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
 TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
 
@@ -74,9 +71,6 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
     try:
         state = progress(window, patience)
     except Blind:
-        idle_s = idle_since_s(window, IDLE_LINES)  # a job that reports nothing itself: what its GPUs do
-        if idle_s is None or window.now_s - idle_s < IDLE_S or np.isfinite(window.last_step):
-            return None, None
-        return None, Evidence("gpu_idle_seconds", None, None, window.now_s - idle_s, None, IDLE_S, "seconds")
-    evidence = Evidence("train_step_standstill_seconds", None, None, state.standstill_s, None, state.due_s, "seconds")
-    return state, evidence if state.stopped else None
+        return None, None
+    # GPUs that wait for a short time may do so while a checkpoint is written.
+    return state, state.evidence if (state.stopped if state.reported else state.ripe) else None

@@ -8,30 +8,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_eye.detectors.signs.activity_pace import PaceChange, activity_change
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import typical_step_s
-from eagle_eye.detectors.signs.under_load import lines_within, loaded_rows, means, middle, peers_of
+from eagle_eye.detectors.signs.under_load import middle, peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 COMPUTE_SHARE = 0.7  # of a step that waits for the GPU's clock, where nobody reports compute times: model FLOPS
 # utilisations of 40 to 55% at peak rates leave about that much (Jiang et al. 2024)
 STEPS_MEASURED = 64  # newest, since the onset
 STEPS_BEFORE_MIN, STEPS_AFTER_MIN = 5, 2
-BLOCK_S = 5.0  # of activity counters, at least a row: their spread says how much a change means
 GROWTH_NOTED = 0.01  # of the step time, below which a change of pace is no evidence
-GROWTH_DISTANCE = 4.0  # standard errors
+EXPECTED_DISTANCE = 3.0  # standard errors that do where counters let one expect it
 ERRORS_COMPATIBLE = 2.0  # standard errors within which a reckoned cost agrees with the job's pace...
 NEARER_RATIO = 0.5  # ...which must be nearer to it than to no cost at all
-ACTIVITY = (
-    "gpu_tensor_active_ratio",
-    "gpu_dram_active_ratio",
-    "gpu_nvlink_tx_bytes_per_second",
-    "gpu_pcie_tx_bytes_per_second",
-)
-NODE_ACTIVITY, MOVED_SHARE = "node_rdma_tx_bytes_per_second", 0.5  # of its usual level, below which nothing is trained
-ACTIVITY_NOTED = 0.03  # counters are coarser than clocks around steps
-ACTIVITY_S, ACTIVITY_ROWS, ACTIVITY_SAMPLED = 600.0, 1_200, 64
 
 
 class Slowness(NamedTuple):
@@ -48,19 +39,6 @@ class Slowness(NamedTuple):
         return f"the job's steps are {100 * self.ratio:.1f}% longer for it{how}"
 
 
-class PaceChange(NamedTuple):
-    """By what share the job's steps have become longer, its standard error, and the least share that means anything."""
-
-    growth: float
-    error: float
-    noted: float
-
-    @property
-    def clear(self) -> bool:
-        """Whether the job is slower beyond its own noise."""
-        return self.growth >= max(self.noted, GROWTH_DISTANCE * self.error)
-
-
 def slowness_by_clock(
     window: Window, columns: Sequence[int], since_s: float, clock_ratio: float, chronic: bool
 ) -> Slowness:
@@ -69,6 +47,8 @@ def slowness_by_clock(
     Neither says whether the job waits for these ranks: its pace does, where the window shows a time before.
     """
     excess = compute_excess(window, columns, since_s)
+    if chronic and excess is None:
+        return Slowness(0.0, measured=False)  # neither ranks nor the time before tell what it costs
     reckoned = (1 / max(clock_ratio, 0.05) - 1) * compute_share(window)
     change = None if chronic else pace_change(window, since_s)
     found = slowness_by_pace(change, reckoned if excess is None else max(excess, 0.0))
@@ -135,58 +115,12 @@ def pace_change(window: Window, since_s: float) -> PaceChange | None:
     """
     seconds = window.curve.values.get("train_step_seconds")
     if seconds is None or not np.isfinite(seconds).any():
-        return _activity_change(window, since_s)
+        return activity_change(window, since_s)
     times_s = window.curve.times_s
     begun_s = since_s + typical_step_s(window) + window.interval_s
     before = seconds[times_s <= since_s][-STEPS_MEASURED:]
     after = seconds[times_s > begun_s][-STEPS_MEASURED:]
     return _change(before[np.isfinite(before)], after[np.isfinite(after)])
-
-
-def _activity_change(window: Window, since_s: float) -> PaceChange | None:
-    """Return the change of what GPUs and networks do in a second, by the metric that says it most exactly."""
-    rows = loaded_rows(window, min(lines_within(window.times_s, ACTIVITY_S), ACTIVITY_ROWS))
-    sample = np.arange(0, len(window.series), len(window.series) // ACTIVITY_SAMPLED + 1)
-    changes = []
-    for metric in ACTIVITY:
-        values = window.device.get(metric)
-        if values is not None and len(rows):
-            changes.append(_rate_change(values[np.ix_(rows, sample)], window.times_s[rows], since_s, window.interval_s))
-    moved = window.node.get(NODE_ACTIVITY)
-    if moved is not None and len(window.node_times_s):
-        lines = min(lines_within(window.node_times_s, ACTIVITY_S), ACTIVITY_ROWS)
-        sample = np.arange(0, len(window.nodes), len(window.nodes) // ACTIVITY_SAMPLED + 1)
-        recent, times_s = moved[-lines:][:, sample], window.node_times_s[-lines:]
-        level = median_over_rows(recent.T)
-        usual = middle(level)
-        loaded = level >= MOVED_SHARE * usual if usual > 0 else np.zeros(len(level), dtype=np.bool_)
-        changes.append(_rate_change(recent[loaded], times_s[loaded], since_s, window.interval_s))
-    known = [change for change in changes if change is not None]
-    return min(known, key=lambda change: change.error) if known else None
-
-
-def _rate_change(values: Floats, times_s: Floats, since_s: float, interval_s: float) -> PaceChange | None:
-    """Return the change of a rate (rows, columns) at a moment, each column against itself: stages differ."""
-    before, after = times_s <= since_s, times_s > since_s + interval_s
-    block_s = max(BLOCK_S, interval_s)
-    blocks, later = (_whole_blocks(times_s[some], block_s) for some in (before, after))
-    if blocks < STEPS_BEFORE_MIN:
-        return None
-    if later < STEPS_AFTER_MIN:
-        return PaceChange(0.0, math.inf, ACTIVITY_NOTED)
-    usual = means(values[before])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        now = middle(means(values[after]) / usual)
-        parts = np.array([middle(means(part) / usual) for part in np.array_split(values[before], blocks)])
-    parts = parts[np.isfinite(parts)]
-    if not now > 0 or len(parts) < STEPS_BEFORE_MIN:
-        return None
-    # Time is the inverse of activity: the same kernels in a longer step.
-    return PaceChange(1 / now - 1, float(parts.std()) * math.sqrt(1 / blocks + 1 / later), ACTIVITY_NOTED)
-
-
-def _whole_blocks(times_s: Floats, block_s: float) -> int:
-    return int((times_s[-1] - times_s[0]) // block_s) + 1 if len(times_s) else 0
 
 
 def _change(before: Floats, after: Floats) -> PaceChange | None:
@@ -215,6 +149,8 @@ def slowness_by_pace(change: PaceChange | None, reckoned: float) -> Slowness:
         return Slowness(0.0, measured=False)
     if change.clear:
         return Slowness(change.growth, measured=True)
+    if reckoned > 0 and change.growth >= EXPECTED_DISTANCE * change.error:
+        return Slowness(min(change.growth, reckoned), measured=True)
     compatible = reckoned <= change.growth + ERRORS_COMPATIBLE * change.error
     if reckoned > 0 and compatible and (change.growth >= NEARER_RATIO * reckoned or reckoned < change.noted):
         return Slowness(reckoned, measured=False)

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.types import Integers, Window
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.types import Floats, Integers, Window
 
-LINES = 60  # rows of the past looked at
 WORK_METRICS = ("gpu_power_watts", "gpu_tensor_active_ratio", "gpu_dram_active_ratio")
 WAITING_RATIO = 0.6  # of what it was: GPUs that wait in a collective draw a third of their power, idle ones a tenth
-SAMPLED = 256  # devices whose median tells of the whole job
+USUAL_QUANTILE = 0.9
+SAMPLED = 64  # devices whose median tells of the whole job
+MOVED_ROWS = 120  # rows of the past that tell how much a job moves
+GLANCED = 48  # earlier rows that tell at a glance what is usual
+MOVES = (
+    "gpu_tensor_active_ratio",
+    "gpu_dram_active_ratio",
+    "gpu_nvlink_tx_bytes_per_second",
+    "gpu_pcie_tx_bytes_per_second",
+)
+NODE_MOVES = "node_rdma_tx_bytes_per_second"
+STILL_RATIO = 0.1  # of what it was: a job ten times slower than before is no standstill yet
+IDLE_ROWS = 2  # whole rows without work before the job counts as idle: one may be a collective's or a scrape's
+ROWS_MIN = 4
 MEMORY_METRIC = "gpu_memory_used_bytes"
 FREED_RATIO = 0.1  # of what it was, and...
 FREED_BYTES_MAX = 2 * 2**30  # ...no more than the driver's own: no process that trains holds so little
+NEWEST_LINES = 8  # rows among which each node's newest are: they fall between each other
 HELD_LINES = (3, 8, 20, 50)  # rows back in which the memory must have been in use
+
+
+class Work(NamedTuple):
+    """Whether most of a job's GPUs work: ``idle_s`` is for how long they have not, 0 while they do.
+
+    ``since_s`` is the end of the last interval in which they worked. ``longest_pause_s`` is the longest earlier time
+    without work that ended, ``worked_s`` how long the window shows them at work; both NaN while they work.
+    """
+
+    since_s: float
+    idle_s: float
+    longest_pause_s: float
+    worked_s: float
 
 
 class Freed(NamedTuple):
@@ -25,26 +53,83 @@ class Freed(NamedTuple):
     since_s: float
 
 
-def idle_since_s(window: Window, lines: int = LINES) -> float | None:
-    """Return since when most of the job's GPUs do much less than before; None where they work, or nobody says.
-
-    That is the end of the last interval in which they worked, looked for in the newest ``lines`` rows.
-    """
+def work(window: Window) -> Work | None:
+    """Return how most of the job's GPUs work; None where nobody says, or too few rows do."""
     for metric in WORK_METRICS:
         values = window.device.get(metric)
         if values is None:
             continue
-        step = max(values.shape[1] // SAMPLED, 1)
-        recent = values[-lines:, ::step]
-        whole = np.flatnonzero(np.isfinite(recent).sum(axis=1) * 2 >= recent.shape[1])  # whole rows only
-        if len(whole) < 4:
-            continue
-        work = np.nanmedian(recent[whole], axis=1)
-        working = np.flatnonzero(work >= WAITING_RATIO * np.quantile(work, 0.9))
-        if len(working) == 0 or working[-1] >= len(whole) - 2:
-            return None
-        return float(window.times_s[-len(recent) :][whole[working[-1]]])
+        columns = values[:, :: max(values.shape[1] // SAMPLED, 1)]
+        seen = None if _works_at_a_glance(columns) else _seen(columns, window.times_s)
+        if seen is None:
+            return Work(float(window.times_s[-1]), 0.0, math.nan, math.nan) if len(columns) >= ROWS_MIN else None
+        if seen.idle_s > 0 and _moves(window, seen.since_s):
+            return Work(float(window.times_s[-1]), 0.0, seen.longest_pause_s, seen.worked_s)
+        return seen
     return None
+
+
+def idle_since_s(window: Window) -> float | None:
+    """Return since when most of the job's GPUs do much less than before; None where they work, or nobody says."""
+    seen = work(window)
+    return seen.since_s if seen is not None and seen.idle_s > 0 else None
+
+
+def _moves(window: Window, since_s: float) -> bool:
+    """Whether anything that training moves still moves since a moment: then the job is slow and does not stand still.
+
+    Where nothing of it is observed, less power alone is no standstill, unless ranks tell of their steps.
+    """
+    known = False
+    views = [(window.device.get(metric), window.times_s) for metric in MOVES]
+    for values, times_s in [*views, (window.node.get(NODE_MOVES), window.node_times_s)]:
+        if values is None:
+            continue
+        columns = values[:, :: max(values.shape[1] // SAMPLED, 1)]
+        first = int(np.searchsorted(times_s, since_s, side="right"))
+        before, after = columns[:first][-MOVED_ROWS:], columns[first + 1 :]
+        level, usual = _mean(after), _mean(before)
+        if math.isfinite(level) and usual > 0:
+            known = True
+            if level > STILL_RATIO * usual:
+                return True
+    return not known and not math.isfinite(window.last_step)
+
+
+def _mean(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _works_at_a_glance(columns: Floats) -> bool:
+    """Whether the newest rows show as much work as a few earlier ones: what a job that goes on ends with."""
+    newest = columns[-IDLE_ROWS:]
+    glance = np.concatenate([columns[:: max(len(columns) // GLANCED, 1)], newest])
+    level = median_over_rows(glance.T)
+    known = level[np.isfinite(level)]
+    if len(known) < ROWS_MIN:
+        return False
+    usual = WAITING_RATIO * np.quantile(known, USUAL_QUANTILE)
+    with np.errstate(invalid="ignore"):
+        return bool((level[-len(newest) :] >= usual).any())
+
+
+def _seen(columns: Floats, times_s: Floats) -> Work | None:
+    whole = np.flatnonzero(2 * np.isfinite(columns).sum(axis=1) >= columns.shape[1])
+    if len(whole) < ROWS_MIN:
+        return None
+    level = median_over_rows(columns[whole].T)
+    working = np.flatnonzero(level >= WAITING_RATIO * np.quantile(level, USUAL_QUANTILE))
+    at_s = times_s[whole]
+    since_s, newest_s = float(at_s[working[-1]]), float(times_s[-1])
+    gaps_s = np.diff(at_s[working])
+    idle = working[-1] < len(whole) - IDLE_ROWS
+    return Work(
+        since_s=since_s if idle else newest_s,
+        idle_s=newest_s - since_s if idle else 0.0,
+        longest_pause_s=float(gaps_s.max(initial=0.0)),
+        worked_s=since_s - float(at_s[working[0]]),
+    )
 
 
 def freed_memory(window: Window) -> list[Freed]:
@@ -61,6 +146,22 @@ def freed_memory(window: Window) -> list[Freed]:
     with np.errstate(invalid="ignore"):
         low = low[now[low] < FREED_RATIO * before]
     return [Freed(column, _held_until_s(window, column)) for column in low.tolist()]
+
+
+def unused_devices(window: Window) -> list[int]:
+    """Return the columns whose memory no process uses while most devices' memory is in use."""
+    values = window.device.get(MEMORY_METRIC)
+    if values is None or len(values) == 0:
+        return []
+    now = np.fmax.reduce(values[-NEWEST_LINES:], axis=0)
+    with np.errstate(invalid="ignore"):
+        low = np.flatnonzero(now < FREED_BYTES_MAX).tolist()
+    return low if 2 * len(low) < int(np.isfinite(now).sum()) else []
+
+
+def most_freed(window: Window) -> bool:
+    """Whether the memory of most devices is free: the job's processes have ended, whoever ended them."""
+    return 2 * len(freed_memory(window)) > len(window.series)
 
 
 def node_of(window: Window, freed: list[Freed]) -> Integers:

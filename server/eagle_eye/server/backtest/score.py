@@ -51,10 +51,10 @@ class Tally:
             if precision and recall
             else (0.0 if self.labelled else None),
             "localisation": _ratio(self.named, self.claims),
-            "delay_p50_s": _quantile(self.delays_s, 0.5),
-            "delay_p95_s": _quantile(self.delays_s, 0.95),
-            "action_delay_p50_s": _quantile(self.action_delays_s, 0.5),
-            "action_delay_p95_s": _quantile(self.action_delays_s, 0.95),
+            "delay_p50_s": quantile(self.delays_s, 0.5),
+            "delay_p95_s": quantile(self.delays_s, 0.95),
+            "action_delay_p50_s": quantile(self.action_delays_s, 0.5),
+            "action_delay_p95_s": quantile(self.action_delays_s, 0.95),
         }
 
 
@@ -134,6 +134,6 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _quantile(values: Sequence[float], q: float) -> float | None:
+def quantile(values: Sequence[float], q: float) -> float | None:
     """Return the nearest-rank quantile, None of nothing."""
     return sorted(values)[max(math.ceil(q * len(values)) - 1, 0)] if values else None

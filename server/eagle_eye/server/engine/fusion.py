@@ -166,10 +166,12 @@ def _explained_by_a_surer_node(findings: dict[str, Finding]) -> None:
 
 def _explained_by_one_node(findings: dict[str, Finding]) -> None:
     pace = findings.get("pace")
-    slow = [f.verdict.slowdown_ratio for name, f in findings.items() if name.startswith("slow:")]
+    slow = {name: f.verdict.slowdown_ratio for name, f in findings.items() if name.startswith("slow:")}
     if pace is None or not slow:
         return
-    uneven = pace.verdict.fault == "workload_imbalance"
-    drop = pace.verdict.fault == "throughput_drop" and max(slow) > 0
-    if uneven or (drop and max(slow) >= EXPLAINED_RATIO * pace.verdict.slowdown_ratio):
+    # What slows a rack slows the same nodes in each step, uneven work others.
+    uneven = pace.verdict.fault == "workload_imbalance" and slow.keys() != {SHARED_SLOWNESS}
+    most = max(slow.values())
+    drop = pace.verdict.fault == "throughput_drop" and most > 0
+    if uneven or (drop and most >= EXPLAINED_RATIO * pace.verdict.slowdown_ratio):
         findings.pop("pace")

@@ -108,7 +108,8 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
     told = (old.fault, tuple(old.nodes), tuple(old.kinds), old.asks)
     if told == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds)), verdict.asks or ""):
         # The same claim again: keep the wording, so that subscribers are not told of every tick, until it is surer.
-        surer = verdict.confidence > old.confidence
+        costs = old.slowdown_ratio <= 0 < verdict.slowdown_ratio  # what it costs is part of the story
+        surer = verdict.confidence > old.confidence or costs
         return msgspec.structs.replace(
             old,
             summary=verdict.summary if surer else old.summary,

@@ -1,0 +1,148 @@
+"""By how much a job that reports no steps has become slower: the same work spread over more time.
+
+What its GPUs and networks move in a second falls as steps become longer, whatever made them so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.under_load import lines_within, means, middle
+from eagle_eye.detectors.types import Floats, Window
+
+GROWTH_DISTANCE = 4.0  # standard errors
+BLOCKS_BEFORE_MIN, BLOCKS_AFTER_MIN = 4, 1
+SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
+FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
+BLOCK_S = 20.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
+ACTIVITY = (
+    "gpu_tensor_active_ratio",
+    "gpu_dram_active_ratio",
+    "gpu_nvlink_tx_bytes_per_second",
+    "gpu_pcie_tx_bytes_per_second",
+)
+NODE_ACTIVITY = "node_rdma_tx_bytes_per_second"
+QUIET_SHARE, USUAL_QUANTILE, PAUSE_S = 0.3, 0.75, 15.0  # of its usual level for so long: nothing is trained
+LOOKED_BACK_S = tuple(range(60, 301, 30))  # a checkpoint is over sooner
+LATE_DISTANCE = 8.0  # standard errors, where nothing says when: asked every second, of blocks that are not independent
+PARTS = 4  # of that time, each of which must be slower
+ACTIVITY_NOTED = 0.03  # counters are coarser than clocks around steps
+ACTIVITY_S, ACTIVITY_ROWS, ACTIVITY_SAMPLED = 600.0, 1_200, 64
+
+
+class PaceChange(NamedTuple):
+    """By what share the job's steps have become longer, its standard error, and the least share that means anything."""
+
+    growth: float
+    error: float
+    noted: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the job is slower beyond its own noise."""
+        return self.growth >= max(self.noted, GROWTH_DISTANCE * self.error)
+
+
+def activity_change(window: Window, since_s: float) -> PaceChange | None:
+    """Return the change of what GPUs and networks do in a second, by the metric that says it most exactly.
+
+    None where none is observed.
+    """
+    changes = [_rate_change(values, times_s, since_s, window.interval_s) for values, times_s in _activity(window)]
+    return min(changes, key=lambda change: change.error) if changes else None
+
+
+def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
+    """Return by how much the job has become slower of late and since when, roughly; None where it has not clearly.
+
+    It must have been slower all that time: a pause is not.
+    """
+    found: tuple[PaceChange, float] | None = None
+    for values, times_s in _activity(window):
+        level = means(values.T)
+        for back_s in LOOKED_BACK_S:
+            since_s = float(times_s[-1]) - back_s
+            before, after = level[times_s <= since_s], level[times_s > since_s + window.interval_s]
+            if len(before) < BLOCKS_BEFORE_MIN or len(after) < PARTS or not _lower_throughout(before, after):
+                continue
+            change = _rate_change(values, times_s, since_s, window.interval_s)
+            sure = change.clear and change.growth >= LATE_DISTANCE * change.error
+            if sure and (found is None or change.growth > found[0].growth):
+                found = change, since_s
+    return found
+
+
+def _activity(window: Window) -> Iterator[tuple[Floats, Floats]]:
+    """Yield what some of the GPUs and nodes moved in each row of training, (rows, columns), and the rows' times."""
+    views = [(window.device.get(metric), window.times_s) for metric in ACTIVITY]
+    views.append((window.node.get(NODE_ACTIVITY), window.node_times_s))
+    for values, times_s in views:
+        if values is None or len(times_s) == 0:
+            continue
+        lines = min(lines_within(times_s, ACTIVITY_S), ACTIVITY_ROWS)
+        recent = values[-lines:, :: values.shape[1] // ACTIVITY_SAMPLED + 1]
+        training = _training(median_over_rows(recent.T), times_s[-lines:])
+        if training.any():
+            yield recent[training], times_s[-lines:][training]
+
+
+def _lower_throughout(before: Floats, after: Floats) -> bool:
+    """Whether each part of the later time shows half of the drop of the whole, and that is worth a closer look."""
+    usual = float(np.nanmean(before)) if np.isfinite(before).any() else math.nan
+    parts = [float(np.nanmean(part)) for part in np.array_split(after, PARTS) if np.isfinite(part).any()]
+    if not usual > 0 or len(parts) < PARTS:
+        return False
+    drop = usual - sum(parts) / PARTS
+    return drop > ACTIVITY_NOTED / 2 * usual and usual - max(parts) >= drop / 2
+
+
+def _training(level: Floats, times_s: Floats) -> NDArray[np.bool_]:
+    """Return which rows are training: all but long stretches with hardly any activity, which are pauses.
+
+    Waits within a step count: they are what becomes longer.
+    """
+    known = level[np.isfinite(level)]
+    if len(known) == 0:
+        return np.zeros(len(level), dtype=np.bool_)
+    active = np.flatnonzero(level >= QUIET_SHARE * np.quantile(known, USUAL_QUANTILE))
+    edges = np.concatenate([[-1], active, [len(level)]])
+    keep = np.ones(len(level), dtype=np.bool_)
+    for before, after in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        if after - before > 1 and times_s[min(after, len(times_s) - 1)] - times_s[max(before, 0)] >= PAUSE_S:
+            keep[max(before, 0) : after + 1] = False  # with the rows in which it began and ended
+    return keep
+
+
+def _rate_change(values: Floats, times_s: Floats, since_s: float, interval_s: float) -> PaceChange:
+    """Return the change of a rate (rows, columns) at a moment, each column against itself: stages differ.
+
+    Its error is infinite while too little of the time before or after is in view.
+    """
+    before, after = times_s <= since_s, times_s > since_s + interval_s
+    block_s = max(BLOCK_S, interval_s)
+    blocks, later = (_whole_blocks(times_s[some], block_s) for some in (before, after))
+    unknown = PaceChange(0.0, math.inf, ACTIVITY_NOTED)
+    if blocks < BLOCKS_BEFORE_MIN or later < BLOCKS_AFTER_MIN:
+        return unknown
+    usual = means(values[before])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Means, not medians: gauges are samples, of which the share of time at work is the mean.
+        now = middle(means(values[after]) / usual)
+        parts = np.array([middle(means(part) / usual) for part in np.array_split(values[before], blocks)])
+    parts = parts[np.isfinite(parts)]
+    if not now > 0 or len(parts) < BLOCKS_BEFORE_MIN:
+        return unknown
+    spread = max(float(parts.std(ddof=1)), SPREAD_FLOOR)
+    error = (1 + FEW_BLOCKS / blocks) * spread * math.sqrt(1 / blocks + 1 / later)
+    # Time is the inverse of activity: the same kernels in a longer step.
+    return PaceChange(1 / now - 1, error, ACTIVITY_NOTED)
+
+
+def _whole_blocks(times_s: Floats, block_s: float) -> int:
+    return int((times_s[-1] - times_s[0]) // block_s) + 1 if len(times_s) else 0

@@ -1,0 +1,192 @@
+"""Jobs that report nothing themselves: what their GPUs, hosts and networks tell in place of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eagle_eye.detectors.signs.activity_pace import changed_of_late
+from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.without_hook import work
+from eagle_eye.detectors.types import Blind, Verdict
+from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.settings import DetectionSettings
+from tests.detectors.windows import Story
+
+DETECTORS = {detector.name: detector for detector in build_detectors(DetectionSettings())}
+PATIENCE = Patience(floor_s=60, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
+ROWS = 400
+TRAFFIC = ("_rx_bytes_per_second", "_tx_bytes_per_second")
+
+
+def job(nodes: int = 8, rows: int = ROWS) -> Story:
+    story = Story(nodes=nodes, gpus=2, rows=rows).complete()
+    for name in [name for name in story.device if name.startswith(("train_", "nccl_"))]:
+        del story.device[name]
+    story.device["gpu_memory_used_bytes"] = np.full((rows, 2 * nodes), 7e10)
+    return story
+
+
+def slower(story: Story, ratio: float, rows: int) -> Story:
+    """The same work takes longer: everything that the job does in a second becomes less."""
+    for values in (story.device, story.node, story.link):
+        for name in values:
+            if name == "gpu_tensor_active_ratio" or name.endswith(TRAFFIC):
+                values[name][-rows:] /= 1 + ratio
+    return story
+
+
+def said(name: str, story: Story) -> list[Verdict]:
+    return DETECTORS[name].detect(story.window())
+
+
+class TestWork:
+    def test_gpus_at_work_are_not_idle(self) -> None:
+        seen = work(job().window())
+        assert seen is not None
+        assert seen.idle_s == 0
+
+    def test_gpus_that_only_wait_are_idle_since_the_last_row_of_work(self) -> None:
+        story = job().waiting(30)
+        seen = work(story.window())
+        assert seen is not None
+        assert (seen.idle_s, seen.since_s) == (30.0, float(story.times_s[-31]))
+
+    def test_a_job_five_times_slower_is_not_idle(self) -> None:
+        story = slower(job(), 4.0, rows=30)
+        story.device["gpu_power_watts"][-30:] = 300.0
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 0
+
+    def test_less_power_alone_is_no_standstill(self) -> None:
+        story = job().waiting(30)
+        story.device = {name: story.device[name] for name in ("gpu_power_watts", "gpu_utilization_ratio")}
+        story.node = {}
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 0
+
+    def test_without_power_and_profiling_nobody_knows(self) -> None:
+        story = job()
+        story.device = {"gpu_utilization_ratio": story.device["gpu_utilization_ratio"]}
+        assert work(story.window()) is None
+
+
+class TestProgress:
+    def test_earlier_pauses_of_the_job_make_one_due_later(self) -> None:
+        story = job()
+        story.device["gpu_power_watts"][100:160] = 230.0
+        story.waiting(30)
+        assert progress(story.window(), PATIENCE).due_s == pytest.approx(1.5 * 61)
+
+    def test_a_job_that_has_hardly_worked_may_be_starting(self) -> None:
+        with pytest.raises(Blind, match="may be starting"):
+            progress(job(rows=90).waiting(60).window(), PATIENCE)
+
+    def test_a_job_whose_processes_are_gone_has_ended(self) -> None:
+        story = job().waiting(30)
+        story.device["gpu_memory_used_bytes"][-30:] = 5e8
+        with pytest.raises(Blind, match="processes have ended"):
+            progress(story.window(), PATIENCE)
+
+    def test_where_nobody_says_what_gpus_do_it_cannot_tell(self) -> None:
+        story = job()
+        story.device = {"gpu_utilization_ratio": story.device["gpu_utilization_ratio"]}
+        with pytest.raises(Blind, match="nobody what its GPUs do"):
+            progress(story.window(), PATIENCE)
+
+
+class TestHang:
+    def culprit(self, rows: int) -> Story:
+        story = job().waiting(rows)
+        story.device["gpu_utilization_ratio"][-rows:, 4] = 0.0
+        return story
+
+    def test_the_gpu_that_runs_nothing_while_all_others_wait_is_the_culprit_after_two_floors(self) -> None:
+        (verdict,) = said("hang", self.culprit(130))
+        assert verdict.node == "n2"
+        assert verdict.kinds == {"standstill", "gpu_activity"}
+        assert verdict.confidence >= 0.9
+
+    def test_after_one_floor_it_is_only_told_of(self) -> None:
+        (verdict,) = said("hang", self.culprit(70))
+        assert verdict.confidence < 0.9
+
+    def test_before_the_floor_it_may_be_a_checkpoint(self) -> None:
+        assert said("hang", self.culprit(40)) == []
+
+    def test_a_process_that_is_gone_does_not_hang(self) -> None:
+        story = self.culprit(130)
+        story.device["gpu_memory_used_bytes"][-130:, 4] = 5e8
+        assert said("hang", story) == []
+
+    def test_a_rank_that_writes_is_not_accused(self) -> None:
+        story = self.culprit(130)
+        story.node["node_disk_write_bytes_per_second"][-130:, 2] = 2e9
+        assert said("hang", story) == []
+
+    def test_all_gpus_in_a_collective_are_a_hang_of_unknown_culprit_after_the_floor(self) -> None:
+        (verdict,) = said("hang", job().waiting(70))
+        assert (verdict.node, verdict.asks) == (None, None)
+        assert verdict.kinds == {"standstill", "gpu_activity"}
+
+    def test_gpus_that_run_nothing_at_all_are_a_pause(self) -> None:
+        story = job().waiting(130)
+        story.device["gpu_utilization_ratio"][-130:] = 0.0
+        assert said("hang", story) == []
+
+    def test_where_utilization_is_not_observed_it_cannot_tell(self) -> None:
+        story = job().waiting(130)
+        del story.device["gpu_utilization_ratio"]
+        with pytest.raises(Blind, match="wait for each other"):
+            said("hang", story)
+
+
+class TestNetwork:
+    def test_errors_that_one_port_alone_counts_while_nothing_moves_exclude_its_node(self) -> None:
+        story = job().waiting(70)
+        story.link["link_errors_total"][-70:, 6] += 20.0 * np.arange(1, 71)
+        (verdict,) = said("network_hang", story)
+        assert (verdict.node, verdict.asks) == ("n3", None)
+        assert verdict.kinds == {"standstill", "nic_errors"}
+        assert verdict.confidence >= 0.9
+
+    def test_a_port_that_errs_since_the_job_became_slower_is_degraded(self) -> None:
+        story = slower(job(), 0.3, rows=80)
+        story.link["link_errors_total"][-80:, 6] += 20.0 * np.arange(1, 81)
+        (verdict,) = said("nic_degraded", story)
+        assert (verdict.node, "job_activity" in verdict.kinds) == ("n3", True)
+        assert verdict.slowdown_ratio == pytest.approx(0.3, rel=0.2)
+
+    def test_notifications_and_pauses_everywhere_while_the_job_is_slower_are_congestion(self) -> None:
+        story = slower(job(), 0.4, rows=100)
+        story.node["node_pfc_rx_pause_packets_per_second"][-100:] = 3_000.0
+        story.node["node_congestion_notifications_total"][-100:] += 500.0 * np.arange(1, 101)[:, None]
+        (verdict,) = said("network_congestion", story)
+        assert (verdict.node, verdict.asks) == (None, "notify")
+
+    def test_hosts_that_all_wait_for_io_while_nothing_moves_wait_for_the_storage(self) -> None:
+        story = job().waiting(40)
+        story.node["node_iowait_ratio"][-40:] = 0.4
+        for name in ("disk_read", "disk_write"):
+            story.node[f"node_{name}_bytes_per_second"][-40:] = 1e6
+        (verdict,) = said("storage_stall", story)
+        assert verdict.fault == "storage_stall"
+
+
+class TestPace:
+    def test_a_lasting_slowdown_is_seen_and_measured(self) -> None:
+        found = changed_of_late(slower(job(), 0.2, rows=150).window())
+        assert found is not None
+        assert found[0].growth == pytest.approx(0.2, rel=0.2)
+
+    def test_a_pause_of_fifteen_seconds_is_no_slowdown(self) -> None:
+        story = job()
+        for name in [name for name in story.device if name.endswith(TRAFFIC)] + ["gpu_tensor_active_ratio"]:
+            story.device[name][-25:-10] = 0.0
+        story.node["node_rdma_tx_bytes_per_second"][-25:-10] = 0.0
+        assert changed_of_late(story.window()) is None
+
+    def test_ordinary_weather_is_none(self) -> None:
+        assert changed_of_late(job().window()) is None
