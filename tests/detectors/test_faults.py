@@ -62,6 +62,11 @@ class TestNodeSilent:
         story.heard_s[2] = NOW_S - 6
         assert "standstill" in only(detect("node_silent", story.window())).kinds
 
+    def test_a_job_that_went_on_after_its_silence_had_the_node_with_it(self) -> None:
+        story = Story().exit("n0", -11, 2.0)
+        story.heard_s[2] = NOW_S - 20
+        assert only(detect("node_silent", story.window())).kinds == {"silence"}
+
     def hookless(self, idle_rows: int) -> Story:
         story = Story(rows=200).hardware()
         story.device = {name: values for name, values in story.device.items() if name.startswith("gpu_")}

@@ -7,7 +7,17 @@ import pytest
 
 from eagle_eye.detectors.pcie_degraded import PcieDegraded
 from eagle_eye.detectors.types import Blind
-from tests.detectors.slow_stories import SICK_ROWS, first_said, hookless, idle, job, longer_steps, one, without
+from tests.detectors.slow_stories import (
+    LONG_ROWS,
+    SICK_ROWS,
+    first_said,
+    hookless,
+    idle,
+    job,
+    longer_steps,
+    one,
+    without,
+)
 from tests.detectors.windows import NOW_S, Story
 
 DETECTOR = PcieDegraded()
@@ -75,8 +85,8 @@ class TestFires:
         assert verdict.kinds == {"pcie_replays", "pcie_bandwidth", "pfc_pauses"}
 
     def test_needs_no_hook(self) -> None:
-        story = hookless(less_traffic(narrow(job())))
-        story.device["gpu_tensor_active_ratio"][-SICK_ROWS:] *= 0.9
+        story = hookless(less_traffic(narrow(job(rows=180), rows=LONG_ROWS), rows=LONG_ROWS))
+        story.device["gpu_tensor_active_ratio"][-LONG_ROWS:] *= 0.9
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.slowdown_ratio == pytest.approx(0.11, rel=0.2)
 

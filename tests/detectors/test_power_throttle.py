@@ -9,7 +9,18 @@ import pytest
 
 from eagle_eye.detectors.power_throttle import PowerThrottle
 from eagle_eye.detectors.types import Blind
-from tests.detectors.slow_stories import SICK_ROWS, capped, first_said, hookless, hot, idle, job, one, without
+from tests.detectors.slow_stories import (
+    LONG_ROWS,
+    SICK_ROWS,
+    capped,
+    first_said,
+    hookless,
+    hot,
+    idle,
+    job,
+    one,
+    without,
+)
 from tests.detectors.windows import NOW_S, Story
 
 DETECTOR = PowerThrottle()
@@ -42,7 +53,13 @@ class TestFires:
         assert "500 W" in verdict.summary
 
     def test_needs_neither_hook_nor_profiling_counters(self) -> None:
-        story = without(hookless(capped(job())), "gpu_tensor", "gpu_sm_active", "gpu_throttle", "gpu_power_limit")
+        story = without(
+            hookless(capped(job(rows=180), rows=LONG_ROWS)),
+            "gpu_tensor",
+            "gpu_sm_active",
+            "gpu_throttle",
+            "gpu_power_limit",
+        )
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.node == "n1"
         assert verdict.confidence >= 0.9

@@ -8,7 +8,7 @@ import pytest
 
 from eagle_eye.detectors.signs.activity_pace import PaceChange
 from eagle_eye.detectors.signs.slow_share import compute_excess, pace_change, slowness_by_pace
-from tests.detectors.slow_stories import SICK_ROWS, hookless, hot, job, longer_steps
+from tests.detectors.slow_stories import LONG_ROWS, SICK_ROWS, hookless, hot, job, longer_steps
 from tests.detectors.windows import NOW_S
 
 ONSET_S = NOW_S - SICK_ROWS
@@ -51,7 +51,8 @@ class TestPaceChange:
         assert not found.clear
 
     def test_counters_tell_where_steps_are_not_reported(self) -> None:
-        found = pace_change(hookless(hot(job())).window(), ONSET_S)
+        story = hookless(hot(job(rows=180), rows=LONG_ROWS))
+        found = pace_change(story.window(), NOW_S - LONG_ROWS)
         assert found is not None
         assert found.clear
         assert found.growth == pytest.approx(0.15, rel=0.1)

@@ -228,3 +228,12 @@ def test_gaps_in_a_nodes_rows_accuse_nobody() -> None:
     for values in story.device.values():
         values[100:140, 2] = np.nan
     assert said(story) == []
+
+
+def test_a_stage_with_some_time_to_spare_costs_what_the_pace_shows() -> None:
+    story = slow(job(), 1.6, 12)
+    rows = int(12 * STEP_S)
+    story.device["train_step_seconds"][:-rows] = 5.0
+    story.device["train_step_seconds"][-rows:] = 5.15
+    (verdict,) = said(story)
+    assert verdict.slowdown_ratio == pytest.approx(0.03, abs=0.005)

@@ -9,6 +9,7 @@ from eagle_eye.detectors.thermal_throttle import ThermalThrottle
 from eagle_eye.detectors.types import Blind
 from tests.detectors.slow_stories import (
     ACTIVITY,
+    LONG_ROWS,
     ROWS,
     SICK_ROWS,
     first_said,
@@ -44,7 +45,7 @@ class TestFires:
         assert "reckoned from counters" in verdict.summary
 
     def test_counters_tell_the_jobs_pace_without_the_hook(self) -> None:
-        verdict = one(DETECTOR.detect(hookless(hot(job())).window()))
+        verdict = one(DETECTOR.detect(hookless(hot(job(rows=180), rows=LONG_ROWS)).window()))
         assert verdict.slowdown_ratio == pytest.approx(0.15, rel=0.1)
         assert "reckoned" not in verdict.summary
 

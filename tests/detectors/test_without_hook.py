@@ -52,6 +52,14 @@ class TestWork:
         assert seen is not None
         assert (seen.idle_s, seen.since_s) == (30.0, float(story.times_s[-31]))
 
+    def test_those_that_are_still_heard_tell_of_a_job_most_of_which_is_silent(self) -> None:
+        story = job().waiting(30)
+        for name in story.device:
+            story.device[name][-30:, :12] = np.nan
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 30.0
+
     def test_a_job_five_times_slower_is_not_idle(self) -> None:
         story = slower(job(), 4.0, rows=30)
         story.device["gpu_power_watts"][-30:] = 300.0
@@ -173,6 +181,18 @@ class TestNetwork:
             story.node[f"node_{name}_bytes_per_second"][-40:] = 1e6
         (verdict,) = said("storage_stall", story)
         assert verdict.fault == "storage_stall"
+
+    def test_hosts_that_have_all_waited_for_io_for_a_minute_are_told_of_even_where_the_job_tells_nothing(self) -> None:
+        story = job()
+        story.node["node_io_pressure_ratio"][-80:] = 0.6
+        (verdict,) = said("storage_stall", story)
+        assert "whether the job does is not known" in verdict.summary
+
+    def test_hosts_that_write_while_they_wait_are_not(self) -> None:
+        story = job()
+        story.node["node_io_pressure_ratio"][-80:] = 0.6
+        story.node["node_disk_write_bytes_per_second"][-80:] = 2e9
+        assert said("storage_stall", story) == []
 
 
 class TestPace:

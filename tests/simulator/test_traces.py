@@ -121,6 +121,17 @@ def test_remote_write_scrapes_no_faster_than_prometheus(tmp_path: Path) -> None:
     assert len(set(pq.read_table(tmp_path / "samples.parquet")["time"].to_pylist())) <= 4 * 16
 
 
+def test_between_two_scrapes_a_rate_is_the_mean_and_a_level_the_last(tmp_path: Path) -> None:
+    recording = recorded("none")
+    write(recording, tmp_path, "remote_write")
+    rows = pq.read_table(tmp_path / "samples.parquet").to_pylist()
+    first = next(row for row in rows if row["node"] == recording.layout.names[0] and row["device"] == -1)
+    moved = recording.node["node_rdma_tx_bytes_per_second"][:15, 0]
+    assert first["node_rdma_tx_bytes_per_second"] == pytest.approx(float(moved.mean()), rel=1e-5)
+    used = float(recording.node["node_memory_used_ratio"][14, 0])
+    assert first["node_memory_used_ratio"] == pytest.approx(used, rel=1e-5)
+
+
 def test_without_the_hook_nobody_knows_the_parallel_groups(tmp_path: Path) -> None:
     write(recorded("none"), tmp_path, "no_hook")
     ranks = json.loads((tmp_path / "trace.json").read_text())["ranks"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.signs.silence import Silence, job_stopped, silence, silent_together
+from eagle_eye.detectors.signs.silence import Silence, job_stopped, silence, silent_together, went_on_without
 from eagle_eye.detectors.signs.topology import Shared, named
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
@@ -18,10 +18,11 @@ class NodeSilent:
 
     Silence alone is never guilt: an upgrade, an expired token and a management network that reconverges are
     silent too. Only when the job has stopped as well (no step although one is due, or ranks elsewhere
-    died) does the verdict carry a second kind of evidence. Nodes that fell silent at one moment and share a switch, or
-    are too many for chance, are told of together and none is accused; when the job stopped with them SwitchDown speaks.
-    When most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot see: a node
-    whose agent lives on while its GPUs are gone.
+    died) does the verdict carry a second kind of evidence; not when it went on for steps after the node fell silent,
+    for no synchronous job makes a step without one of its nodes. Nodes that fell silent at one moment and share a
+    switch, or are too many for chance, are told of together and none is accused; when the job stopped with them
+    SwitchDown speaks. When most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot
+    see: a node whose agent lives on while its GPUs are gone.
     """
 
     patience: Patience
@@ -46,7 +47,10 @@ class NodeSilent:
         verdicts = [] if why is not None else [self._group_verdict(window, group, found) for group in groups]
         stopped = why is not None and (state is None or state.prompt)
         alone = [node for node in found.nodes.tolist() if node not in together]
-        return verdicts + [self._verdict(window, node, found, stopped, why) for node in alone]
+        return verdicts + [
+            self._verdict(window, node, found, stopped and not went_on_without(window, node, state), why)
+            for node in alone
+        ]
 
     def _verdict(self, window: Window, index: int, found: Silence, stopped: bool, why: Evidence | None) -> Verdict:
         node, silence_s = window.nodes[index], float(found.seconds[index])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.job_course import Change, changed_lately, overdue, slower
 from eagle_eye.detectors.signs.medians import quantile_over_rows
-from eagle_eye.detectors.signs.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.progress import Patience, Progress, hooked, progress
 from eagle_eye.detectors.signs.recent_rows import held, lines_for, middle, past
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
@@ -34,6 +34,7 @@ FLOWS = (
     "node_disk_write_bytes_per_second", "node_disk_read_bytes_per_second",
     "node_network_tx_bytes_per_second", "node_network_rx_bytes_per_second",
 )  # fmt: skip
+UNFELT_S = 60.0  # where nobody says how the job fares
 SLOWER_RATIO = 0.05  # what costs less is not worth telling
 WAIT_EXCESS_RATIO = 0.05  # of a step, by which waiting for data must have grown
 CONFIDENCE_MANY, CONFIDENCE_HINT, CONFIDENCE_HOST = 0.93, 0.75, 0.7
@@ -98,6 +99,8 @@ class StorageStall:
 
     def _slower(self, window: Window, rows: list[tuple[str, Floats, float, str]]) -> list[Verdict]:
         steps = slower(window)
+        if steps is None and not hooked(window):
+            return self._unfelt(window, rows)
         if steps is None or not steps.sure or steps.ratio < SLOWER_RATIO:
             return []
         if window.now_s - steps.since_s < HOLD_S:
@@ -117,6 +120,17 @@ class StorageStall:
             found = [*found, waits.evidence]
         found = [*found, steps.evidence]
         return self._verdict(window, struck, found, what, steps.since_s, kind, steps.ratio, sure=waiting)
+
+    def _unfelt(self, window: Window, rows: list[tuple[str, Floats, float, str]]) -> list[Verdict]:
+        """Return the verdict on I/O that most hosts have waited for long, where nobody says whether the job does."""
+        since_s = float(window.node_times_s[-1]) - UNFELT_S
+        if since_s <= window.node_times_s[ROWS_MIN - 1]:
+            return []
+        struck, found = _struck(window, rows, since_s)
+        if int(struck.sum()) == 1 or _flowing(window, struck):
+            return []
+        what = f"whether the job does is not known; for {UNFELT_S:.0f} s hardly any data flows"
+        return self._verdict(window, struck, found, what, since_s, "io_wait", 0.0, sure=False)
 
     def _verdict(
         self,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -40,7 +41,7 @@ ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arr
 ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its excess compute
 ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow
 PACE_STEPS_BEFORE, PACE_STEPS_MAX = 10, 48  # steps before the onset that tell what the job's pace was
-PACE_SHARE = 0.25  # of the expected slowdown that must show in the job's pace
+PACE_NOTED, PACE_SIGMAS = 0.01, 4.0  # growth of the pace, and standard errors of it, below which it costs nothing
 CONFIDENCE_LONE, CONFIDENCE_TOLD, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.65, 0.85, 0.95
 
 
@@ -211,12 +212,12 @@ class Straggler:
         step_s, _ = step_levels(window, "train_step_seconds", onset, index, peers)
         excess_s = peers_s * (centre - 1)
         slowdown = excess_s / (step_s - excess_s) if math.isfinite(step_s) and step_s > excess_s else centre - 1
-        longer = _longer(window, onset, slowdown)
-        if slow.told and longer is None:
+        cost = _cost(window, onset, slowdown)
+        if slow.told and cost is None:
             return None  # together with others it would be acted on for what may cost nothing
-        if longer is not None:
-            slowdown = slowdown if longer else 0.0
-            kinds |= {"step_time"} if longer else set()
+        if cost is not None:
+            slowdown = cost
+            kinds |= {"step_time"} if cost > 0 else set()
         ripe_s = self.ripe_s if typical_step_s(window) >= SHORT_STEP_S else max(self.ripe_s, self.floor_s)
         confidence = CONFIDENCE_LONE
         if slow.told:
@@ -254,8 +255,8 @@ class Straggler:
         return None
 
 
-def _longer(window: Window, onset: int, expected: float) -> bool | None:
-    """Return whether the job's steps have become longer: a stage with time to spare costs nothing.
+def _cost(window: Window, onset: int, expected: float) -> float | None:
+    """Return by what share the job's steps are longer, at most ``expected``: a stage with time to spare costs less.
 
     None where the time before the onset is not in view: then what the excess lets one expect stands.
     """
@@ -265,7 +266,11 @@ def _longer(window: Window, onset: int, expected: float) -> bool | None:
     steps = seconds[max(onset - PACE_STEPS_MAX, 0) :, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)]
     first = min(onset, PACE_STEPS_MAX)
     before, after = _median_of(steps[:first]), _median_of(steps[first:])
-    return not after <= before * (1 + PACE_SHARE * expected)
+    paces = median_over_rows(steps[:first].T)
+    noise = SIGMA_PER_MAD * _median_of(np.abs(paces - _median_of(paces)))
+    error = noise / before * math.sqrt(1 / first + 1 / (len(steps) - first))
+    growth = after / before - 1
+    return min(growth, expected) if growth >= max(PACE_NOTED, PACE_SIGMAS * error) else 0.0
 
 
 def _median_of(values: Floats) -> float:

@@ -114,12 +114,29 @@ def _lines(path: Path, items: Iterable[dict[str, Any]]) -> None:
             file.write(json.dumps(item, separators=(",", ":")) + "\n")
 
 
+# What exporters and DCGM's profiling fields take from counters that run between two scrapes.
+SHARES_OF_TIME = frozenset(
+    {
+        "gpu_tensor_active_ratio",
+        "gpu_sm_active_ratio",
+        "gpu_dram_active_ratio",
+        "node_cpu_utilization_ratio",
+        "node_cpu_steal_ratio",
+        "node_cpu_pressure_ratio",
+        "node_memory_pressure_ratio",
+        "node_io_pressure_ratio",
+        "node_iowait_ratio",
+    }
+)
+
+
 class _View:
     """A recording through one site's instruments: every ``stride``-th row, the profile's metrics and events."""
 
     def __init__(self, recording: Recording, site: Profile, stride: int) -> None:
         self._recording = recording
         self._site = site
+        self._stride = stride
         # The last row of each group: counters and gauges are read when the scrape comes.
         self._rows: Integers = np.arange(stride - 1, len(recording.time), stride)
         self._time = recording.true_time if site.true_clock else recording.time
@@ -208,8 +225,22 @@ class _View:
         number = int(here.sum())
         for spec in columns:
             known = values.get(spec.name)
-            arrays.append(pa.nulls(number, _type(spec)) if known is None else _column(known[rows][here], spec))
+            if known is None:
+                arrays.append(pa.nulls(number, _type(spec)))
+            else:
+                arrays.append(_column(self._read(known, rows, spec.name)[here], spec))
         return pa.Table.from_arrays(arrays, schema=schema)
+
+    def _read(self, values: Floats, rows: Integers, name: str) -> Floats:
+        """Return what the site reads in these rows, (rows, N[, G]).
+
+        A level is read when the scrape comes; a rate or a share of time is the growth of a counter since the last one.
+        """
+        if self._stride == 1 or not (name.endswith("_per_second") or name in SHARES_OF_TIME):
+            return values[rows]
+        groups = values[rows[0] - self._stride + 1 : rows[-1] + 1].reshape(len(rows), self._stride, *values.shape[1:])
+        mean: Floats = groups.mean(axis=1)
+        return mean
 
     def _keys(self, rows: Integers, here: Booleans) -> list[Any]:
         time = self._time[rows]

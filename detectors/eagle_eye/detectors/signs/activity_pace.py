@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.under_load import lines_within, means, middle
 from eagle_eye.detectors.types import Floats, Window
 
 GROWTH_DISTANCE = 4.0  # standard errors
-BLOCKS_BEFORE_MIN, BLOCKS_AFTER_MIN = 4, 1
+BLOCKS_BEFORE_MIN, BLOCKS_AFTER_MIN = 4, 3
+MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
 SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
 FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
-BLOCK_S = 20.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
+BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
 ACTIVITY = (
     "gpu_tensor_active_ratio",
     "gpu_dram_active_ratio",
@@ -132,14 +134,17 @@ def _rate_change(values: Floats, times_s: Floats, since_s: float, interval_s: fl
         return unknown
     usual = means(values[before])
     with np.errstate(invalid="ignore", divide="ignore"):
-        # Means, not medians: gauges are samples, of which the share of time at work is the mean.
-        now = middle(means(values[after]) / usual)
-        parts = np.array([middle(means(part) / usual) for part in np.array_split(values[before], blocks)])
-    parts = parts[np.isfinite(parts)]
-    if not now > 0 or len(parts) < BLOCKS_BEFORE_MIN:
+        parts, since = (
+            np.array([middle(means(part) / usual) for part in np.array_split(values[some], count)])
+            for some, count in ((before, blocks), (after, later))
+        )
+    parts, since = parts[np.isfinite(parts)], since[np.isfinite(since)]
+    if len(parts) < BLOCKS_BEFORE_MIN or len(since) < BLOCKS_AFTER_MIN or not (middle(parts) > 0 and middle(since) > 0):
         return unknown
-    spread = max(float(parts.std(ddof=1)), SPREAD_FLOOR)
-    error = (1 + FEW_BLOCKS / blocks) * spread * math.sqrt(1 / blocks + 1 / later)
+    # Medians of blocks: a checkpoint is in one or two of them.
+    now = middle(since) / middle(parts)
+    spread = max(SIGMA_PER_MAD * middle(np.abs(parts - middle(parts))), SPREAD_FLOOR)
+    error = (1 + FEW_BLOCKS / blocks) * MEDIAN_ERROR * spread * math.sqrt(1 / blocks + 1 / later)
     # Time is the inverse of activity: the same kernels in a longer step.
     return PaceChange(1 / now - 1, error, ACTIVITY_NOTED)
 

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
-from eagle_eye.detectors.signs.progress import Patience, Progress, progress
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
+WENT_ON_STEPS, WENT_ON_INTERVALS = 2.0, 2.0  # what may still end and be reported after a node is gone
 TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
 
 
@@ -57,6 +58,18 @@ def silent_together(window: Window, found: Silence) -> list[Shared]:
             groups.append(group)
             taken.update(group.nodes)
     return groups
+
+
+def went_on_without(window: Window, node: int, state: Progress | None) -> bool:
+    """Whether the job made steps after the node (its index) was last heard: then the node took part in them.
+
+    ``state`` is the job's progress, None where its ranks have ended.
+    """
+    if state is None and not np.isfinite(window.last_step):
+        return False
+    advanced_s = state.advanced_s if state is not None else window.advanced_s
+    underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s) + WENT_ON_INTERVALS * window.interval_s
+    return advanced_s > float(window.heard_s[node]) + underway_s + TOGETHER_S
 
 
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:

@@ -54,12 +54,14 @@ class Freed(NamedTuple):
 
 
 def work(window: Window) -> Work | None:
-    """Return how most of the job's GPUs work; None where nobody says, or too few rows do."""
+    """Return how most of the job's GPUs work, of those that are heard; None where nobody says, or too few rows do."""
     for metric in WORK_METRICS:
         values = window.device.get(metric)
         if values is None:
             continue
-        columns = values[:, :: max(values.shape[1] // SAMPLED, 1)]
+        # Of silent nodes nobody knows what their GPUs do.
+        heard = np.flatnonzero(np.isfinite(values[-NEWEST_LINES:]).any(axis=0))
+        columns = values[:, heard[:: max(len(heard) // SAMPLED, 1)]]
         seen = None if _works_at_a_glance(columns) else _seen(columns, window.times_s)
         if seen is None:
             return Work(float(window.times_s[-1]), 0.0, math.nan, math.nan) if len(columns) >= ROWS_MIN else None
