@@ -199,3 +199,22 @@ class TestRacks:
             for column in story.column(node):
                 capped(story, column)
         assert all(verdict.node is None for verdict in DETECTOR.detect(story.window()))
+
+    def test_a_gpu_that_lost_far_more_than_its_rack_lost_it_alone(self) -> None:
+        story = job(nodes=12, rows=200)
+        for node in ("n3", "n4", "n5"):
+            for column in story.column(node):
+                capped(story, column, rows=100, ratio=0.9)
+        for column in story.column("n8"):
+            capped(story, column, rows=100, ratio=0.6)
+        accused = [verdict.node for verdict in DETECTOR.detect(story.window())]
+        assert sorted(accused, key=str) == [None, "n8"]
+
+    def test_a_limit_far_below_the_one_its_rack_got_is_its_own(self) -> None:
+        story = job(nodes=12)
+        for node, watts in (("n3", 600), ("n4", 600), ("n5", 600), ("n8", 200)):
+            for column in story.column(node):
+                capped(story, column, ratio=0.9 if watts == 600 else 0.6)
+                story.device["gpu_power_limit_watts"][-SICK_ROWS:, column] = watts
+        accused = {verdict.node: verdict.nodes for verdict in DETECTOR.detect(story.window())}
+        assert accused == {None: ("n3", "n4", "n5"), "n8": ("n8",)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.signs.shared_cause import Struck, partition
+from eagle_eye.detectors.signs.shared_cause import ALIKE_FACTOR, Struck, partition
 from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
 from eagle_eye.detectors.signs.slow_share import slowness_by_clock
 from eagle_eye.detectors.signs.topology import named
@@ -161,7 +161,7 @@ class PowerThrottle:
 
 
 def _struck(node: int, slow: SlowClock) -> Struck:
-    return Struck(node, None if slow.chronic else slow.onset_s)
+    return Struck(node, None if slow.chronic else slow.onset_s, slow.deficit)
 
 
 def _capped(window: Window, slow: SlowClock) -> _Capped | None:
@@ -274,10 +274,12 @@ def _lowered_limits(window: Window) -> Verdict | None:
     lowered = now < LIMIT_RATIO * then  # NaN is not
     if not lowered.any():
         return None
-    nodes = np.unique(window.node_of[lowered])
+    depth = 1 - now / then
+    shared = lowered & (depth <= ALIKE_FACTOR * middle(depth[lowered]))  # whoever lost far more lost it alone
+    nodes = np.unique(window.node_of[shared])
     if len(nodes) < SHARED_LIMIT_NODES and not (len(nodes) == 2 and len(window.nodes) <= 4):
         return None
-    index = int(np.flatnonzero(lowered)[0])
+    index = int(np.flatnonzero(shared)[0])
     low = np.flatnonzero(limits[:, index] < then[index] * LIMIT_RATIO)
     names = tuple(window.nodes[int(node)] for node in nodes)
     own, before = float(now[index]), float(then[index])

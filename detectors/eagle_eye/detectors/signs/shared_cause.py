@@ -10,16 +10,22 @@ from eagle_eye.detectors.types import Window
 TOGETHER_S = 60.0  # two nodes that fall ill within this of each other share a cause: by chance, at a rate of 6.5 faults
 # of all kinds in 1,000 node-days (Kokolis et al. 2025), it happens to a job of 1,000 nodes once in seven months
 TOGETHER_ROWS = 3.0
+ALIKE_FACTOR = 2.0  # what hits one node so many times as hard as another is not the same
 SWITCH_SHARE = 0.5  # of a switch's nodes
 SWITCH_NODES_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A node, as its index, that shows a sign; ``onset_s`` since when, None where the window does not show it."""
+    """A node, as its index, that shows a sign; ``onset_s`` since when, None where the window does not show it.
+
+    ``depth`` is how hard it is hit, in any unit, None where that says nothing about the cause: what nodes share takes
+    about as much from each.
+    """
 
     node: int
     onset_s: float | None
+    depth: float | None = None
 
 
 def room_of(window: Window, struck: Struck, others: Collection[Struck]) -> tuple[int, ...]:
@@ -60,4 +66,8 @@ def partition(
 def _together(window: Window, one: Struck, other: Struck) -> bool:
     if one.onset_s is None or other.onset_s is None:
         return False
+    if one.depth is not None and other.depth is not None:
+        low, high = sorted((one.depth, other.depth))
+        if high > ALIKE_FACTOR * low:
+            return False
     return abs(one.onset_s - other.onset_s) <= max(TOGETHER_S, TOGETHER_ROWS * window.interval_s)

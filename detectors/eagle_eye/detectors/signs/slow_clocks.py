@@ -129,14 +129,19 @@ def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
     if not len(before) or not blocks:
         return []
     least = max(MILD_DEFICIT, slow.deficit / 2)
-    low = [_deficits(clock[block], groups) >= least for block in blocks]
+    deficits = [_deficits(clock[block], groups) for block in blocks]
+    low = [deficit >= least for deficit in deficits]
     # Low in two blocks in a row is not noise; of a new trouble there is no more than one.
     fell = low[-1] if len(low) == 1 else np.any([one & next_one for one, next_one in pairwise(low)], axis=0)
     fell |= low[-1] & (window.times_s[blocks[-1][0]] >= slow.onset_s) & (len(clock) - blocks[-1][-1] <= lines)
     sound = ~(_deficits(clock[before], groups) >= least)
     own = int(window.node_of[slow.index])
-    nodes = np.unique(window.node_of[fell & sound])
-    return [Struck(int(node), slow.onset_s) for node in nodes if int(node) != own]
+    deepest: dict[int, float] = {}
+    for column in np.flatnonzero(fell & sound).tolist():
+        node = int(window.node_of[column])
+        depth = float(np.fmax.reduce([deficit[column] for deficit in deficits]))
+        deepest[node] = max(deepest.get(node, 0.0), depth)
+    return [Struck(node, slow.onset_s, depth) for node, depth in sorted(deepest.items()) if node != own]
 
 
 def _deficits(rows: Floats, groups: Integers) -> Floats:
