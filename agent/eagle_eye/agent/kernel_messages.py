@@ -1,4 +1,5 @@
-"""What records of the kernel's log mean: GPU and switch errors, kills for memory, links, machine checks, panics.
+"""What records of the kernel's log mean, and which of them are news: GPU and switch errors, kills for memory, links,
+machine checks, panics.
 
 Everything here is pure; the log is read elsewhere. Sources: Linux, Documentation/ABI/testing/dev-kmsg (records);
 NVIDIA, XID Errors and Fabric Manager User Guide (XIDs, SXIDs); Linux, mm/oom_kill.c, drivers/net, x86 MCE, mce_amd,
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 TEXT_CHARS_MAX = 512  # of a message that is passed on
 HEAD_BYTES_MAX = 128
 LINES_MAX = 16  # of one record that are looked at
 SEQUENCE_MAX = 1 << 63
-PANIC_LINE = b"Kernel panic - not syncing"
 
 Kind = Literal["xid", "sxid", "oom_kill", "link_down", "link_up", "machine_check"]
 
@@ -79,7 +80,7 @@ def message(text: bytes) -> Message | None:
 
 
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
-_CONTROL = re.compile(r"[^\n -~\u00a1-\u024f]")
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def _plain(text: bytes) -> str:
@@ -133,38 +134,54 @@ def _kill(line: str) -> Message | None:
     return None if match is None else Message("oom_kill", match[1])
 
 
-_STATE = r"(?P<state>down|up|active)\b"
-# "bond0: (slave eth0): link status definitely down, disabling slave",
+# "bond0: (slave eth0): link status definitely down, disabling slave", and before Linux 5.4
 # "bond0: link status definitely down for interface eth0, disabling it"; "link status down" alone is still in doubt.
 _BOND = re.compile(
-    r"(?:bonding: )?[\w.@-]+: (?:\(slave (?P<slave>[\w.@-]+)\): )?link status definitely "
-    + _STATE
-    + r"(?: for interface (?P<interface>[\w.@-]+?)\b(?![\w.@-]))?",
-    re.IGNORECASE,
+    r"(?:bonding: )?[\w.@-]{1,64}: (?:\(slave ([\w.@-]{1,64})\): )?link status definitely (down|up)"
+    r"(?: for interface ([\w.@-]{1,64}))?"
 )
-# "mlx5_core 0000:41:00.0 ens1np0: Link down", "igb 0000:07:00.0 eno1: igb: eno1 NIC Link is Up 1000 Mbps",
-# "mlx4_en: eth2: Link Down", "infiniband mlx5_0: Port: 1 Link DOWN", "tg3 0000:04:00.0 eth0: Link is up at 1000 Mbps".
-_PORT = re.compile(
-    r"[^:\[\]]{0,64}(?::[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] ?)?(?:: )?(?<![\w:.-])(?P<link>[a-z][\w.@-]{0,63})"
-    r"(?: \([\w ]{1,20}\))?: (?:[\w-]{1,20}: [\w.@-]{1,63} )?(?:port:? \d+:? )?(?:(?:NIC|logical|physical) )?"
-    r"link(?: is)? " + _STATE,
-    re.IGNORECASE,
-)
-_OLD_INTEL = re.compile(r"[\w-]+: (?P<link>[a-z][\w.@-]{0,63}) NIC link is " + _STATE, re.IGNORECASE)
-_QLOGIC = re.compile(r"\[[^\]()]{1,64}\((?P<link>[a-z][\w.@-]{0,63})\)\] ?(?:NIC )?link is " + _STATE, re.IGNORECASE)
+_STATE = re.compile(r"\blink(?: is)? (down|up|active)\b", re.IGNORECASE)
+_NAME = re.compile(r"(?!ata|pcie|nvidia|usb)[A-Za-z][\w.@-]{0,63}")  # others have links of their own
+_BRACKETED = re.compile(r"\(([\w.@-]{1,64})\)\]$")
 
 
 def _link(line: str) -> Message | None:
-    """SATA, PCIe slots and NVLinks have links of their own, and "link becomes ready" repeats what the driver said."""
+    """Return the change of a network link; "link becomes ready" only repeats what the driver said."""
     match = _BOND.match(line)
     if match is not None:
-        link = match["slave"] or match["interface"]
+        link, state = match[1] or match[3], match[2]
     else:
-        match = _PORT.match(line) or _OLD_INTEL.match(line) or _QLOGIC.match(line)
-        link = match["link"] if match is not None else None
-    if match is None or not link:
+        match = _STATE.search(line)
+        if match is None:
+            return None
+        link, state = _port(line[: match.start()]), match[1].lower()
+    if not link or _NAME.fullmatch(link) is None:
         return None
-    return Message("link_down" if match["state"].lower() == "down" else "link_up", link)
+    return Message("link_down" if state == "down" else "link_up", link)
+
+
+def _port(before: str) -> str:
+    """Return the interface or RDMA device that a driver names before "Link is down", "" where it names none.
+
+    "mlx5_core 0000:41:00.0 ens1np0: ", "mlx4_en: eth2: ", "igb 0000:07:00.0 eno1: igb: eno1 NIC ", "e1000e: eth0 NIC ",
+    "infiniband mlx5_0: Port: 1 ", "[qede_link_update:2211(ens2)]"; not "ata8: SATA ", "pciehp: Slot(0): ".
+    """
+    words = before.split()
+    by_name = bool(words) and words[-1] in ("NIC", "logical", "physical")
+    if by_name:
+        words.pop()
+    if len(words) >= 3 and words[-2].lower() in ("port", "port:") and words[-1].rstrip(":").isdecimal():
+        words = words[:-2]
+    if len(words) >= 2 and words[-1].startswith("(") and words[-1].endswith("):"):
+        words = [*words[:-2], words[-2] + ":"]  # "ens1np0 (unregistering): "
+    if not words:
+        return ""
+    if words[-1].endswith(":"):
+        return words[-1][:-1]
+    if by_name and len(words) >= 2 and words[-2].endswith(":"):
+        return words[-1]
+    match = _BRACKETED.search(words[-1])
+    return match[1] if match is not None else ""
 
 
 _ERROR = re.compile(r"(?:\{(\d+)\})?(?:mce: )?\[Hardware Error\]:\s*(.*)")
@@ -226,29 +243,148 @@ def bus_address(text: str) -> str:
     return f"{int(match[1] or '0', 16):04x}:{int(match[2], 16):02x}:{match[3].lower()}"
 
 
+_STAMP = rb"^(?:<\d+>)?(?:\[ *\d+\.\d+\][^\n]{0,32}?)?"
+_PANIC = re.compile(_STAMP + rb"(Kernel panic - not syncing[^\n\0]{0,512})", re.MULTILINE)
+_PANIC_PART = re.compile(rb"Panic#\d+ Part\d+")
+_CAUSE = re.compile(_STAMP + rb"((?:BUG: |Oops: |general protection fault)[^\n\0]{0,512})", re.MULTILINE)
+
+
 class Panic(NamedTuple):
-    """A panic as a crashed kernel left it; ``line`` carries the kernel's own time and so names this panic for ever."""
+    """A panic as a crashed kernel left it; ``line`` carries that kernel's time: one that is found twice is one."""
 
     line: str
     text: str
 
 
-_PANIC = re.compile(rb"^(?:<\d+>)?(\[ *\d+\.\d+\][^\n]{0,32}?)?(Kernel panic - not syncing[^\n\0]{0,512})", re.MULTILINE)
-_PANIC_HEAD = re.compile(rb"Panic#\d+ Part\d+")
-_WHY = re.compile(rb"^(?:<\d+>)?\[ *\d+\.\d+\][^\n]{0,32}?((?:BUG: |Oops: |general protection fault)[^\n\0]{0,512})", re.M)
-
-
 def panic(dump: bytes) -> Panic | None:
-    """Return the panic that a dump of the log ends in; None where it holds none, as after an oops that was survived."""
+    """Return the panic in a part of a crashed kernel's log; None where it holds none, as after a survived oops.
+
+    ``line`` is "" where the kernel calls the part one of a panic but the panic's own line is not in it.
+    """
     match = _PANIC.search(dump)
     if match is not None:
-        return Panic(_plain(match[0])[:TEXT_CHARS_MAX], _plain(match[2]).strip()[:TEXT_CHARS_MAX])
-    return None
+        return Panic(_plain(match[0])[:TEXT_CHARS_MAX], _plain(match[1])[:TEXT_CHARS_MAX])
+    if _PANIC_PART.match(dump) is None:
+        return None
+    match = _CAUSE.search(dump)
+    return Panic("", f"Kernel panic: {_plain(match[1])}"[:TEXT_CHARS_MAX] if match is not None else "Kernel panic")
 
 
-def panicked(dump: bytes) -> str:
-    """Return why the kernel says that it wrote this part of a dump, as far as the part tells; "" if for no panic."""
-    if _PANIC_HEAD.match(dump) is None:
-        return ""
-    match = _WHY.search(dump)
-    return _plain(match[1])[:TEXT_CHARS_MAX] if match is not None else "Kernel panic"
+FOLD_S = 59.0  # repeats this near are one: detectors take what is up to 60 s apart as one occurrence
+KILLS_FOLD_S = 5.0  # but a kill must be near in time to the end of the rank that it explains (10 s)
+KEYS_MAX = 1_024
+CHANGES_MAX = 10  # of one link within a minute; beyond it only the state at the end is told
+
+
+class News(NamedTuple):
+    """A message to tell of; ``more`` repeats since the last one told, the last of them at ``at_s``, since boot."""
+
+    message: Message
+    at_s: float
+    more: int = 0
+
+
+@dataclass
+class _Told:
+    """What was told last of a message, and what has been folded since."""
+
+    message: Message
+    told_s: float
+    last_s: float
+    more: int = 0
+
+
+class Repeats:
+    """Folds repeats of a message: 800,000 lines of one XID become a handful.
+
+    The first is told at once; those that follow within FOLD_S as one when that time is over, dated to the last of
+    them. Between what is told no gap is longer than between the lines themselves, so that who joins what is near finds
+    as many occurrences as in the lines.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str, str], _Told] = {}
+
+    def add(self, message: Message, at_s: float) -> list[News]:
+        """Take a message; return what is to be told now."""
+        key = (message.kind, message.subject, message.address)
+        fold_s = KILLS_FOLD_S if message.kind == "oom_kill" else FOLD_S
+        known = self._told.get(key)
+        news: list[News] = []
+        if known is not None:
+            if known.more and at_s - known.told_s > fold_s:
+                news.append(_fold(known))
+            if at_s - known.told_s <= fold_s:
+                known.more += 1
+                known.last_s = max(known.last_s, at_s)
+                return news
+            del self._told[key]  # so that the order is that of their telling
+        elif len(self._told) >= KEYS_MAX:
+            oldest = self._told.pop(next(iter(self._told)))
+            news += [_fold(oldest)] if oldest.more else []
+        self._told[key] = _Told(message, at_s, at_s)
+        return [*news, News(message, at_s)]
+
+    def due(self, now_s: float) -> list[News]:
+        """Return the repeats whose time is over at ``now_s``, and forget what has not been repeated."""
+        news: list[News] = []
+        for key, known in list(self._told.items()):
+            if now_s - known.told_s > FOLD_S:
+                if known.more:
+                    news.append(_fold(known))
+                else:
+                    del self._told[key]
+        return news
+
+
+def _fold(known: _Told) -> News:
+    news = News(known.message, known.last_s, known.more)
+    known.told_s, known.more = known.last_s, 0
+    return news
+
+
+@dataclass
+class _Link:
+    """A link's state as it is and as it was told; ``changes`` since ``minute_s``."""
+
+    kind: Kind
+    told: Kind
+    last_s: float
+    minute_s: float
+    changes: int = 1
+
+
+class LinkChanges:
+    """Tells each change of a link once, whoever says it: the driver and the bond above it."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, _Link] = {}
+
+    def add(self, message: Message, at_s: float) -> list[News]:
+        """Take a message; return what is to be told now."""
+        known = self._links.get(message.subject)
+        if known is None:
+            if len(self._links) >= KEYS_MAX:
+                del self._links[next(iter(self._links))]
+            self._links[message.subject] = _Link(message.kind, message.kind, at_s, at_s)
+            return [News(message, at_s)]
+        same, near = message.kind == known.kind, at_s - known.last_s <= FOLD_S
+        known.kind, known.last_s = message.kind, at_s
+        if same and near:
+            return []
+        if at_s - known.minute_s > FOLD_S:
+            known.minute_s, known.changes = at_s, 0
+        known.changes += 1
+        if known.changes > CHANGES_MAX:
+            return []
+        known.told = message.kind
+        return [News(message, at_s)]
+
+    def due(self, now_s: float) -> list[News]:
+        """Return the states in which links that changed too often ended up."""
+        news: list[News] = []
+        for link, known in self._links.items():
+            if known.told != known.kind and now_s - known.minute_s > FOLD_S:
+                known.told = known.kind
+                news.append(News(Message(known.kind, link), known.last_s))
+        return news

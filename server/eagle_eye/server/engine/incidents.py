@@ -17,6 +17,8 @@ from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, fuse
 from eagle_eye.server.records import Incident
 
 OPEN_STATES = ("open", "acting")
+UNKNOWN_CAUSE = "straggler"  # what a slow node is called while no counter says why
+OWN_FACTOR, SHARED_SLOWDOWN_MIN = 2.0, 0.02  # times what a rack's trouble costs, beyond which a node has its own
 
 
 def fold(
@@ -45,7 +47,7 @@ def fold(
         if old is None and (being_restarted or _dismissed(verdict, judgement, mine)):
             continue
         shared = current.get(SHARED_SLOWNESS)
-        if shared is not None and family == f"slow:{verdict.node}" and verdict.node in shared.nodes:
+        if shared is not None and family == f"slow:{verdict.node}" and _of_the_rack(verdict, shared):
             seen.add(SHARED_SLOWNESS)  # the last of a rack to recover is no slow node of its own
             continue
         seen.add(family)
@@ -58,6 +60,12 @@ def fold(
             if ended is not None:
                 changed.append(ended)
     return changed
+
+
+def _of_the_rack(verdict: Verdict, shared: Incident) -> bool:
+    """Whether a node's slowness is what it shares with others, and not far more than that cost the job."""
+    most = OWN_FACTOR * max(shared.slowdown_ratio, SHARED_SLOWDOWN_MIN)
+    return verdict.node in shared.nodes and verdict.slowdown_ratio <= most
 
 
 def _dismissed(verdict: Verdict, judgement: Judgement, incidents: Iterable[Incident]) -> bool:
@@ -120,6 +128,14 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
         )
     if old.family == SHARED_SLOWNESS and set(verdict.nodes) <= set(old.nodes):
         return msgspec.structs.replace(old, seen_s=now_s)  # which of them show it changes from row to row
+    if verdict.fault == UNKNOWN_CAUSE != old.fault and tuple(old.nodes) == verdict.nodes:
+        # A cause once known is not forgotten: counters are quiet at the ends of long steps.
+        return msgspec.structs.replace(
+            old,
+            seen_s=now_s,
+            confidence=max(old.confidence, verdict.confidence),
+            slowdown_ratio=_cost(old, verdict),
+        )
     if old.node is not None and verdict.node is None:
         return msgspec.structs.replace(old, seen_s=now_s)  # a culprit once known is not forgotten
     return msgspec.structs.replace(
