@@ -11,7 +11,12 @@ from eagle_eye.server.engine.settings import DetectionSettings
 from tests.detectors.windows import NOW_S, Story
 
 SETTINGS = DetectionSettings(
-    silent_floor_s=5, rank_silent_floor_s=5, hang_floor_s=10, straggler_floor_s=10, crash_settle_s=1
+    silent_floor_s=5,
+    silent_alone_s=15,
+    rank_silent_floor_s=5,
+    hang_floor_s=10,
+    straggler_floor_s=10,
+    crash_settle_s=1,
 )
 DETECTORS: dict[str, Detector] = {d.name: d for d in build_detectors(SETTINGS)}
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41524"
@@ -38,6 +43,11 @@ class TestNodeSilent:
         story = Story()
         story.heard_s[2] = NOW_S - 20
         assert only(detect("node_silent", story.window())).kinds == {"silence"}
+
+    def test_a_silence_that_may_pass_by_itself_is_not_told_of_while_the_job_goes_on(self) -> None:
+        story = Story()
+        story.heard_s[2] = NOW_S - 10
+        assert detect("node_silent", story.window()) == []
 
     def test_a_goodbye_is_not_silence(self) -> None:
         story = Story().standstill(20)
@@ -70,7 +80,7 @@ class TestNodeSilent:
     def hookless(self, idle_rows: int) -> Story:
         story = Story(rows=200).hardware()
         story.device = {name: values for name, values in story.device.items() if name.startswith("gpu_")}
-        story.heard_s[2] = NOW_S - idle_rows
+        story.heard_s[2] = NOW_S - max(idle_rows, 16)
         return story.waiting(idle_rows)
 
     def test_gpus_that_have_stopped_tell_of_a_job_that_reports_nothing_itself(self) -> None:

@@ -19,15 +19,17 @@ class NodeSilent:
     Silence alone is never guilt: an upgrade, an expired token and a management network that reconverges are
     silent too. Only when the job has stopped as well (no step although one is due, or ranks elsewhere
     died) does the verdict carry a second kind of evidence; not when it went on for steps after the node fell silent,
-    for no synchronous job makes a step without one of its nodes. Nodes that fell silent at one moment and share a
-    switch, or are too many for chance, are told of together and none is accused; when the job stopped with them
-    SwitchDown speaks. When most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot
-    see: a node whose agent lives on while its GPUs are gone.
+    for no synchronous job makes a step without one of its nodes. While the job goes on, silence is told of after
+    ``alone_s``, for most of it passes by itself. Nodes that fell silent at one moment and share a switch, or are too
+    many for chance, are told of together and none is accused; when the job stopped with them SwitchDown speaks. When
+    most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot see: a node whose agent
+    lives on while its GPUs are gone.
     """
 
     patience: Patience
     intervals: float
     floor_s: float
+    alone_s: float
     name: str = "node_silent"
 
     def detect(self, window: Window) -> list[Verdict]:
@@ -44,13 +46,17 @@ class NodeSilent:
         if len(together) == len(window.nodes):
             raise Blind("all nodes of the job are falling silent: likelier the way to them than they")
         state, why = job_stopped(window, self.patience)
-        verdicts = [] if why is not None else [self._group_verdict(window, group, found) for group in groups]
-        stopped = why is not None and (state is None or state.prompt)
-        alone = [node for node in found.nodes.tolist() if node not in together]
-        return verdicts + [
-            self._verdict(window, node, found, stopped and not went_on_without(window, node, state), why)
-            for node in alone
+        verdicts = [
+            self._group_verdict(window, group, found)
+            for group in groups
+            if why is None and max(float(found.seconds[node]) for node in group.nodes) >= self.alone_s
         ]
+        prompt = state is None or state.prompt
+        for node in found.nodes.tolist():
+            suspect = why is not None and not went_on_without(window, node, state)
+            if node not in together and (suspect or float(found.seconds[node]) >= self.alone_s):
+                verdicts.append(self._verdict(window, node, found, suspect and prompt, why))
+        return verdicts
 
     def _verdict(self, window: Window, index: int, found: Silence, stopped: bool, why: Evidence | None) -> Verdict:
         node, silence_s = window.nodes[index], float(found.seconds[index])

@@ -15,6 +15,7 @@ from eagle_eye.server.records import Job
 START_S = 1_000_000.0
 SETTINGS = DetectionSettings(
     silent_floor_s=5,
+    silent_alone_s=15,
     rank_silent_floor_s=5,
     hang_floor_s=8,
     straggler_floor_s=10,

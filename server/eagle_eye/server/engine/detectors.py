@@ -47,7 +47,12 @@ def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_
         warmup_steps=settings.warmup_steps,
     )
     return (
-        NodeSilent(patience=patience, intervals=settings.silent_intervals, floor_s=settings.silent_floor_s),
+        NodeSilent(
+            patience=patience,
+            intervals=settings.silent_intervals,
+            floor_s=settings.silent_floor_s,
+            alone_s=settings.silent_alone_s,
+        ),
         SwitchDown(patience=patience, intervals=settings.silent_intervals, floor_s=settings.silent_floor_s),
         NetworkHang(patience=patience),
         NicDegraded(patience=patience, ripe_s=settings.straggler_ripe_s),

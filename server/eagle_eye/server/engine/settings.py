@@ -14,6 +14,7 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     window_s: float = 900.0  # how much of the past detectors see
     silent_intervals: float = 4.0  # missed intervals before a node counts as silent...
     silent_floor_s: float = 10.0  # ...but never less than this
+    silent_alone_s: float = 300.0  # a silent node whose job goes on is told of after this
     rank_silent_floor_s: float = 10.0  # how long a living process may say nothing
     hang_typical_steps: float = 3.0  # a standstill means something after this many of the job's typical steps...
     hang_floor_s: float = 60.0  # ...and may be acted on after this, sooner on two kinds of evidence against one node
