@@ -56,8 +56,8 @@ def test_once_and_print_show_one_frame_of_this_node(tmp_path: Path) -> None:
     assert frame["node"] == "n1"
     assert 0.0 < frame["rows"]["node"]["-1"]["node_memory_used_ratio"] < 1.0
     assert "node_cpu_utilization_ratio" in frame["rows"]["node"]["-1"]
-    assert frame["collectors"].keys() == {"host", "nvml", "training"}
-    assert [event["kind"] for event in frame["events"]] == ["agent_start"]
+    assert frame["collectors"].keys() == {"host", "nvml", "fabric", "kernel_log", "training"}
+    assert "agent_start" in [event["kind"] for event in frame["events"]]  # the kernel of this host may tell more
     assert not (tmp_path / "spool").exists()
     assert "Traceback" not in err
 
@@ -88,7 +88,8 @@ def test_frames_of_an_outage_arrive_after_a_restart(tmp_path: Path, server: Serv
     process = agent(tmp_path, "--server", server.url, "--interval", "0.2", "--once")
     process.communicate(timeout=30)
     assert process.returncode == 0
-    assert [e.kind for f in server.frames for e in f.events] == ["agent_start", "agent_stop", "agent_start"]
+    told = [e.kind for f in server.frames for e in f.events if e.kind.startswith("agent_")]
+    assert told == ["agent_start", "agent_stop", "agent_start"]
     assert len({f.stream for f in server.frames}) == 1
 
 

@@ -217,6 +217,29 @@ def test_a_collector_that_never_answers_costs_only_itself() -> None:
     runner.close()
 
 
+def test_events_of_an_answer_that_came_too_late_go_with_the_next() -> None:
+    release = threading.Event()
+    error = Event(1.0, "xid", 3, {"code": 79})
+
+    def slow() -> Observed:
+        release.wait(10)
+        return Observed(events=[error])
+
+    answers = iter([slow, node_row])
+
+    def answer() -> Observed:
+        return next(answers)()
+
+    runner = Runner(Scripted("kernel_log", answer), Drops(), time.monotonic)
+    runner.ask(1.0)
+    assert runner.answer(0.01).events == []
+    release.set()
+    until(lambda: not runner._answers.empty())
+    runner.ask(2.0)
+    assert runner.answer(5.0).events == [error]
+    runner.close()
+
+
 def test_what_a_collector_could_not_see_is_said_beside_what_it_saw() -> None:
     runner = Runner(Scripted("nvml", lambda: Observed(node={}, problem="gpu 3: lost")), Drops(), time.monotonic)
     runner.ask(1.0)

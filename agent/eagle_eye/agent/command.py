@@ -15,7 +15,9 @@ from typing import Any
 
 from eagle_eye.agent.clock import SystemClock, Wake
 from eagle_eye.agent.collector import CollectFailed
+from eagle_eye.agent.collectors.fabric import FabricCollector
 from eagle_eye.agent.collectors.host import HostCollector
+from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.training import TrainingCollector
 from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder
@@ -123,13 +125,15 @@ def readable(frame: Frame) -> dict[str, Any]:
 
 
 def _run_printing(configuration: AgentConfiguration, *, once: bool) -> int:
-    _run_loop(configuration, Printer(), Drops(), lambda: None, once=once)
+    # Without a state folder: printing does not move the place that the service has reached.
+    _run_loop(configuration, Printer(), Drops(), lambda: None, None, once=once)
     return 0
 
 
 def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     drops, clock = Drops(), SystemClock()
-    spool = Spool(spool_folder(configuration, os.environ), configuration.node, drops, configuration.spool_bytes_max)
+    folder = spool_folder(configuration, os.environ)
+    spool = Spool(folder, configuration.node, drops, configuration.spool_bytes_max)
     destination = Destination(
         server=configuration.server,
         token_file=Path(configuration.token_file) if configuration.token_file else None,
@@ -141,7 +145,7 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     uplink = Uplink(destination, spool, drops, clock)
     try:
         uplink.start()
-        _run_loop(configuration, spool, drops, uplink.notify, once=once)
+        _run_loop(configuration, spool, drops, uplink.notify, folder, once=once)
         uplink.stop(FLUSH_ONCE_S if once else FLUSH_S)
         left = spool.waiting()
     finally:
@@ -152,12 +156,19 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
 
 
 def _run_loop(
-    configuration: AgentConfiguration, sink: Sink, drops: Drops, handed_on: Callable[[], None], *, once: bool
+    configuration: AgentConfiguration,
+    sink: Sink,
+    drops: Drops,
+    handed_on: Callable[[], None],
+    state_folder: Path | None,
+    *,
+    once: bool,
 ) -> None:
     clock, wake = SystemClock(), Wake()
     nvml = NvmlCollector()
     training = TrainingCollector(hook_socket_path(configuration), drops, wake.set, nvml.devices_by_uuid)
-    collectors = (HostCollector(), nvml, training)
+    kernel_log = KernelLogCollector(drops, nvml.devices_by_bus_id, state_folder)
+    collectors = (HostCollector(), nvml, FabricCollector(state_folder), kernel_log, training)
     runners = tuple(Runner(collector, drops, clock.monotonic_s) for collector in collectors)
     loop = Loop(
         configuration.node,

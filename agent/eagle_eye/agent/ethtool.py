@@ -6,6 +6,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,21 @@ _INTERFACE_BYTES_MAX = 15
 # Older kernels write as many values as there are, whatever was asked for: the buffer has room for any driver's.
 COUNT_MAX = 1 << 16
 _NEVER = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOTTY})
+
+
+# Left out: rx_out_of_buffer, which a slow receiving program causes, and symbols that error correction put right.
+_LINK_ERRORS = frozenset({"rx_symbol_err_phy", "rx_pcs_symbol_err_phy", "rx_discards_phy", "tx_discards_phy"})
+_PAUSE_OF_PRIORITY = re.compile(
+    r"([rt]x)_prio\d_pause"  # mlx5
+    r"|([rt]x)_pause_prio_\d"  # mlx4
+    r"|([rt]x)_pfc_ena_frames_pri\d"  # bnxt_en
+    r"|(?:port\.)?([rt]x)_priority_\d_xoff(?:_[rt]x|\.nic)?"  # ice, i40e
+    r"|([rt]x)_pb_\d_pxoff"  # ixgbe
+    r"|([rt]x)_ppp\d"  # cxgb4
+    r"|mac_([rt]x)_pfc_pri\d_pkt_num"  # hns3
+    r"|frames_([rt]x)_pripause_?\d"  # ionic
+)
+_PAUSE_OF_ALL = re.compile(r"([rt]x)_pfc_frames|frames_([rt]x)_pripause|([rt]x)_priority_pause_frames")
 
 
 class Statistic(NamedTuple):
@@ -132,6 +148,21 @@ class KernelEthtool:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def link_statistics(names: Sequence[str]) -> Mapping[str, str]:
+    """Return name -> role of those that say something of a link: "errors", "pause_rx" or "pause_tx" (PFC frames)."""
+    chosen = dict.fromkeys((name for name in names if name in _LINK_ERRORS), "errors")
+    for direction in ("rx", "tx"):
+        by_priority = [name for name in names if _direction(_PAUSE_OF_PRIORITY, name) == direction]
+        together = [name for name in names if _direction(_PAUSE_OF_ALL, name) == direction]
+        chosen.update(dict.fromkeys(by_priority or together, f"pause_{direction}"))  # both would count each frame twice
+    return chosen
+
+
+def _direction(pattern: re.Pattern[str], name: str) -> str:
+    match = pattern.fullmatch(name)
+    return next((group for group in match.groups() if group), "") if match else ""
 
 
 def _text(raw: bytearray) -> str:

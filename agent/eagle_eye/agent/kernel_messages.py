@@ -1,7 +1,6 @@
-"""What records of the kernel's log mean, and which of them are news: GPU and switch errors, kills for memory, links,
-machine checks, panics.
+"""What the kernel's log says: GPU and switch errors, kills for memory, links, machine checks, panics; each once.
 
-Everything here is pure; the log is read elsewhere. Sources: Linux, Documentation/ABI/testing/dev-kmsg (records);
+Everything here is pure; the log is read by its collector. Sources: Linux, Documentation/ABI/testing/dev-kmsg (records);
 NVIDIA, XID Errors and Fabric Manager User Guide (XIDs, SXIDs); Linux, mm/oom_kill.c, drivers/net, x86 MCE, mce_amd,
 EDAC and CPER (the other lines).
 """
@@ -141,7 +140,7 @@ _BOND = re.compile(
     r"(?: for interface ([\w.@-]{1,64}))?"
 )
 _STATE = re.compile(r"\blink(?: is)? (down|up|active)\b", re.IGNORECASE)
-_NAME = re.compile(r"(?!ata|pcie|nvidia|usb)[A-Za-z][\w.@-]{0,63}")  # others have links of their own
+_NAME = re.compile(r"(?!ata|pcie|nvidia|usb)[A-Za-z][\w.@-]{0,63}(?::\d+)?")  # others have links of their own
 _BRACKETED = re.compile(r"\(([\w.@-]{1,64})\)\]$")
 
 
@@ -161,7 +160,7 @@ def _link(line: str) -> Message | None:
 
 
 def _port(before: str) -> str:
-    """Return the interface or RDMA device that a driver names before "Link is down", "" where it names none.
+    """Return the interface or RDMA port ("mlx5_0:2") that a driver names before "Link is down", "" where it names none.
 
     "mlx5_core 0000:41:00.0 ens1np0: ", "mlx4_en: eth2: ", "igb 0000:07:00.0 eno1: igb: eno1 NIC ", "e1000e: eth0 NIC ",
     "infiniband mlx5_0: Port: 1 ", "[qede_link_update:2211(ens2)]"; not "ata8: SATA ", "pciehp: Slot(0): ".
@@ -171,7 +170,8 @@ def _port(before: str) -> str:
     if by_name:
         words.pop()
     if len(words) >= 3 and words[-2].lower() in ("port", "port:") and words[-1].rstrip(":").isdecimal():
-        words = words[:-2]
+        number = int(words[-1].rstrip(":")[:6])
+        words = [*words[:-3], words[-3].rstrip(":") + (f":{number}:" if number > 1 else ":")]
     if len(words) >= 2 and words[-1].startswith("(") and words[-1].endswith("):"):
         words = [*words[:-2], words[-2] + ":"]  # "ens1np0 (unregistering): "
     if not words:
@@ -243,7 +243,7 @@ def bus_address(text: str) -> str:
     return f"{int(match[1] or '0', 16):04x}:{int(match[2], 16):02x}:{match[3].lower()}"
 
 
-_STAMP = rb"^(?:<\d+>)?(?:\[ *\d+\.\d+\][^\n]{0,32}?)?"
+_STAMP = rb"^(?:<\d+>)?(?:\[ *\d+\.\d+\](?:\[[^\]\n]{0,32}\])? *)?"
 _PANIC = re.compile(_STAMP + rb"(Kernel panic - not syncing[^\n\0]{0,512})", re.MULTILINE)
 _PANIC_PART = re.compile(rb"Panic#\d+ Part\d+")
 _CAUSE = re.compile(_STAMP + rb"((?:BUG: |Oops: |general protection fault)[^\n\0]{0,512})", re.MULTILINE)
@@ -273,6 +273,7 @@ def panic(dump: bytes) -> Panic | None:
 FOLD_S = 59.0  # repeats this near are one: detectors take what is up to 60 s apart as one occurrence
 KILLS_FOLD_S = 5.0  # but a kill must be near in time to the end of the rank that it explains (10 s)
 KEYS_MAX = 1_024
+BRING_UP_S = 300.0  # so long after boot a link that was never up does not go down: nothing is plugged in
 CHANGES_MAX = 10  # of one link within a minute; beyond it only the state at the end is told
 
 
@@ -308,7 +309,7 @@ class Repeats:
     def add(self, message: Message, at_s: float) -> list[News]:
         """Take a message; return what is to be told now."""
         key = (message.kind, message.subject, message.address)
-        fold_s = KILLS_FOLD_S if message.kind == "oom_kill" else FOLD_S
+        fold_s = _fold_s(message)
         known = self._told.get(key)
         news: list[News] = []
         if known is not None:
@@ -329,12 +330,16 @@ class Repeats:
         """Return the repeats whose time is over at ``now_s``, and forget what has not been repeated."""
         news: list[News] = []
         for key, known in list(self._told.items()):
-            if now_s - known.told_s > FOLD_S:
+            if now_s - known.told_s > _fold_s(known.message):
                 if known.more:
                     news.append(_fold(known))
                 else:
                     del self._told[key]
         return news
+
+
+def _fold_s(message: Message) -> float:
+    return KILLS_FOLD_S if message.kind == "oom_kill" else FOLD_S
 
 
 def _fold(known: _Told) -> News:
@@ -367,7 +372,7 @@ class LinkChanges:
             if len(self._links) >= KEYS_MAX:
                 del self._links[next(iter(self._links))]
             self._links[message.subject] = _Link(message.kind, message.kind, at_s, at_s)
-            return [News(message, at_s)]
+            return [] if message.kind == "link_down" and at_s < BRING_UP_S else [News(message, at_s)]
         same, near = message.kind == known.kind, at_s - known.last_s <= FOLD_S
         known.kind, known.last_s = message.kind, at_s
         if same and near:

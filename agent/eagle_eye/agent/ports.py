@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import resource
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,7 +18,7 @@ from eagle_eye.agent.ethtool import EthtoolStatistics
 from eagle_eye.schema.frame import NAME_CHARS_MAX
 
 PORTS_MAX = 256  # a host with more has virtual functions for its guests; those that count come first
-FILES_MAX = 1024  # that stay open, and at most half of what the process may have
+FILES_MAX = 512  # that stay open, and at most half of what the process may have; 16 ports need about 300
 _ATTRIBUTE_BYTES_MAX = 64
 _UINT32_MAX, _UINT64_MAX = (1 << 32) - 1, (1 << 64) - 1
 _ETHERNET = 1  # ARPHRD_ETHER
@@ -35,7 +35,7 @@ class Role(str, Enum):
     RDMA_TX = "rdma_tx"
     NETWORK_RX = "network_rx"  # bytes that went through the host's network stack
     NETWORK_TX = "network_tx"
-    PAUSE_RX = "pause_rx"  # PFC pause frames
+    PAUSE_RX = "pause_rx"  # PFC pause frames; as ethtool's link_statistics calls it
     PAUSE_TX = "pause_tx"
     ERRORS = "errors"  # of the port's own link
     DOWNED = "downed"
@@ -54,8 +54,6 @@ _LINK_ERRORS = (
     "port_xmit_discards",
 )
 _INTERFACE_ERRORS = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
-# Left out: rx_out_of_buffer, which a slow receiving program causes, and symbols that error correction put right.
-_ETHTOOL_ERRORS = frozenset({"rx_symbol_err_phy", "rx_pcs_symbol_err_phy", "rx_discards_phy", "tx_discards_phy"})
 # Left out: completions with errors (*_cqe_*), which every job that ends causes, slow restarts, which come after every
 # pause, and what only a program's own mistake makes (access and length errors).
 _TRANSPORT_ERRORS = frozenset(
@@ -86,7 +84,6 @@ _NOTIFICATIONS = frozenset(
         "tx_cnp_pkts", "rx_cnp_pkts",  # bnxt_re
         "cnpSent", "cnpHandled", "cnpIgnored",  # irdma
         "tx_rdma_cnp_pkts", "rx_rdma_cnp_pkts",  # ionic
-        "sent_cnps", "received_cnps",  # mana
     }
 )  # fmt: skip
 # Drivers that do not fill the InfiniBand counters count bytes here: receive, send.
@@ -95,17 +92,6 @@ _HARDWARE_BYTES = (
     (("rx_rdma_ucast_bytes",), ("tx_rdma_ucast_bytes",)),  # ionic
     (("ip4InOctets", "ip6InOctets"), ("ip4OutOctets", "ip6OutOctets")),  # irdma
 )
-_PAUSE_OF_PRIORITY = re.compile(
-    r"([rt]x)_prio\d_pause"  # mlx5
-    r"|([rt]x)_pause_prio_\d"  # mlx4
-    r"|([rt]x)_pfc_ena_frames_pri\d"  # bnxt_en
-    r"|(?:port\.)?([rt]x)_priority_\d_xoff(?:_[rt]x|\.nic)?"  # ice, i40e
-    r"|([rt]x)_pb_\d_pxoff"  # ixgbe
-    r"|([rt]x)_ppp\d"  # cxgb4
-    r"|mac_([rt]x)_pfc_pri\d_pkt_num"  # hns3
-    r"|frames_([rt]x)_pripause_?\d"  # ionic
-)
-_PAUSE_OF_ALL = re.compile(r"([rt]x)_pfc_frames|frames_([rt]x)_pripause|([rt]x)_priority_pause_frames")
 
 
 class Counter(NamedTuple):
@@ -121,12 +107,14 @@ class Counter(NamedTuple):
 class Port:
     """One port as found. ``device`` is its hardware's folder below /sys, ``interface`` the one whose driver counts.
 
-    ``passing`` ones, virtual functions, come and go as guests do: one that is gone is no fault.
+    ``key`` names it by its hardware, which keeps it when names shift. ``passing`` ones, virtual functions, come and
+    go as guests do: one that is gone is no fault.
     """
 
     name: str
     rdma: bool
     folder: str
+    key: str = ""
     device: str = ""
     interface: str = ""
     passing: bool = False
@@ -160,17 +148,22 @@ class Attributes:
     def read(self, path: str) -> bytes:
         """Return the file's content, without white space around it. Raises OSError."""
         file = self._open.get(path)
-        if file is None:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._open[path] = file
+        if file is not None:
+            try:
+                return os.pread(file, _ATTRIBUTE_BYTES_MAX, 0).strip()
+            except OSError:
+                os.close(self._open.pop(path))  # it may be that of a device that has gone and come back
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.pread(file, _ATTRIBUTE_BYTES_MAX, 0).strip()
+            content = os.pread(file, _ATTRIBUTE_BYTES_MAX, 0).strip()
         except OSError:
-            os.close(self._open.pop(path))  # that of a device that came back would be dead for ever
+            os.close(file)
             raise
-        finally:
-            if len(self._open) > self._files_max:
-                os.close(self._open.pop(path))
+        if len(self._open) < self._files_max:
+            self._open[path] = file
+        else:
+            os.close(file)
+        return content
 
     def text(self, path: str) -> str:
         """Return the file's content; empty where there is none."""
@@ -205,8 +198,6 @@ class Ports:
 
     def find(self) -> list[Port]:
         """Return every RDMA port and every physical Ethernet interface that is not one."""
-        self._attributes.close()
-        self._ethtool.forget()
         devices, interfaces = self.listing()
         found, taken = [], set()
         for device in devices:
@@ -216,8 +207,12 @@ class Ports:
             numbers = [int(name) for name in _entries(f"{self._infiniband}/{device}/ports") if name.isdecimal()]
             found += [self._rdma_port(device, number, owned) for number in sorted(numbers)]
         found += [self._interface_port(name) for name in interfaces if name not in taken and self._is_physical(name)]
+        keys = [port.key for port in found]
+        for port in found:
+            if keys.count(port.key) > 1:  # a driver that does not number its ports
+                port.key += f" {port.name}"
         found.sort(key=lambda port: port.passing)
-        return [port for port in found if _is_name(port.name)][:PORTS_MAX]
+        return [port for port in found if is_name(port.name)][:PORTS_MAX]
 
     def is_up(self, port: Port) -> bool | None:
         """Whether the port carries data; None where that cannot be read."""
@@ -252,6 +247,11 @@ class Ports:
             self._read_ethtool(port, sample)
         return sample
 
+    def refresh(self) -> None:
+        """Let go of open files and drivers' names: other ports may have them now."""
+        self._attributes.close()
+        self._ethtool.forget()
+
     def has_hardware(self, device: str) -> bool:
         """Whether the hardware is there, and a driver runs it."""
         return bool(device) and _exists(f"{self._sys}/{device}/driver")
@@ -272,7 +272,7 @@ class Ports:
     def _rdma_port(self, device: str, number: int, owned: Sequence[str]) -> Port:
         folder = f"{self._infiniband}/{device}/ports/{number}"
         port = Port(device if number == 1 else f"{device}:{number}", rdma=True, folder=folder)
-        self._place(port, f"{self._infiniband}/{device}/device")
+        self._place(port, f"{self._infiniband}/{device}/device", f"{number}")
         if self._attributes.text(f"{folder}/link_layer") == "Ethernet":
             port.interface = self._interface_of(folder, number, owned)
         port.counters = _infiniband_counters(folder)
@@ -284,13 +284,14 @@ class Ports:
     def _interface_port(self, name: str) -> Port:
         folder = f"{self._net}/{name}"
         port = Port(name, rdma=False, folder=folder, interface=name, counters=_interface_counters(folder))
-        self._place(port, f"{folder}/device")
+        self._place(port, f"{folder}/device", self._attributes.text(f"{folder}/dev_port"))
         return port
 
-    def _place(self, port: Port, link: str) -> None:
+    def _place(self, port: Port, link: str, number: str) -> None:
         """Fill in the port's hardware: virtual functions and sub-functions come and go."""
         real = os.path.realpath(link)
         port.device = os.path.relpath(real, os.path.realpath(self._sys))
+        port.key = f"{'rdma' if port.rdma else 'net'} {port.device} {number}"
         port.passing = _exists(f"{real}/physfn") or ".sf." in real.rpartition("/")[2]
 
     def _interface_of(self, folder: str, number: int, owned: Sequence[str]) -> str:
@@ -327,21 +328,6 @@ class Ports:
         for role, name, value in statistics:
             if value != _UINT64_MAX:
                 sample.values.setdefault(Role(role), {})[f"ethtool {name}"] = float(value)
-
-
-def choose_statistics(names: Sequence[str]) -> Mapping[str, str]:
-    """Return the roles of the driver's statistics that say something of a link; name -> role."""
-    chosen: dict[str, str] = {name: Role.ERRORS for name in names if name in _ETHTOOL_ERRORS}
-    for role, direction in ((Role.PAUSE_RX, "rx"), (Role.PAUSE_TX, "tx")):
-        by_priority = [name for name in names if _direction(_PAUSE_OF_PRIORITY, name) == direction]
-        together = [name for name in names if _direction(_PAUSE_OF_ALL, name) == direction]
-        chosen.update(dict.fromkeys(by_priority or together, role))  # both would count each frame twice
-    return chosen
-
-
-def _direction(pattern: re.Pattern[str], name: str) -> str:
-    match = pattern.fullmatch(name)
-    return next((group for group in match.groups() if group), "") if match else ""
 
 
 def _infiniband_counters(folder: str) -> list[Counter]:
@@ -392,7 +378,8 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
+    """Whether a frame may carry the name."""
     return 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from eagle_eye.agent.collector import CollectFailed, Collector, Observed, Unsupported
 from eagle_eye.agent.drops import Drops
+from eagle_eye.schema.events import Event
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -30,6 +31,7 @@ class Runner:
         self._said = ""
         self._busy = False
         self._supported = True
+        self._late_events: list[Event] = []
         self._questions: queue.SimpleQueue[float | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Observed | Exception] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"collect-{collector.name}", daemon=True)
@@ -38,8 +40,10 @@ class Runner:
     def ask(self, now_s: float) -> None:
         """Have the collector collect, unless it still owes an answer or is unsupported."""
         if self._busy and not self._answers.empty():
-            self._answers.get()  # it came after its interval's frame had gone
+            late = self._answers.get()  # it came after its interval's frame had gone
             self._busy = False
+            if isinstance(late, Observed):
+                self._late_events = late.events  # rows are of their moment, events say theirs
             self._drops.count(f"collector_late_{self.collector.name}")
         if self._supported and not self._busy:
             self._busy = True
@@ -58,6 +62,8 @@ class Runner:
         self._busy = False
         self.duration_s = self._monotonic_s() - self._asked_s
         if isinstance(answer, Observed):
+            answer.events[:0] = self._late_events
+            self._late_events = []
             self._set(f"failed: {answer.problem}" if answer.problem else "ok")
             return answer
         if isinstance(answer, Unsupported):

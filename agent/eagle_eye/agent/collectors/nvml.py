@@ -197,6 +197,7 @@ class NvmlCollector:
 
     def __init__(self, sys: Path = Path("/sys")) -> None:
         self.devices_by_uuid: dict[str, int] = {}  # filled when NVML answers; others look their GPU up in it
+        self.devices_by_bus_id: dict[str, int] = {}  # likewise, by PCI address as NVML writes it
         self._sys = sys
         self._devices: list[_Device] | None = None
 
@@ -246,6 +247,7 @@ class NvmlCollector:
             pynvml.nvmlShutdown()
             raise Unsupported("NVML sees no GPU")
         self.devices_by_uuid.update({device.uuid: device.index for device in devices})
+        self.devices_by_bus_id.update({device.bus_id: device.index for device in devices})
         return devices
 
     def _off_the_bus(self, bus_id: str) -> bool:

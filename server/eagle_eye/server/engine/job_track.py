@@ -18,7 +18,8 @@ from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
 from eagle_eye.server.engine.topology import Topology
 
 EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones are dropped and counted
-REPEATS_KEPT = 32  # of one kind and code on one device: a node that floods starves nobody
+REPEATS_KEPT = 32  # of one kind about one thing on one device: a node that floods starves nobody
+EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that says which thing
 PAUSES_KEPT = 64
 GRID_LINES_MIN = 16  # rows kept however long the interval
 PAUSE_STEPS = 3.0  # a gap between steps longer than this many typical ones is a pause
@@ -182,7 +183,8 @@ class JobTrack:
         if event.kind in ("phase", "checkpoint_begin", "checkpoint_end") and event.node is not None:
             self._note_phase(event.node, event)
             return
-        claim = (event.kind, event.node, event.device, str(event.attributes.get("code", "")))
+        what = next((event.attributes[key] for key in EVENT_SUBJECTS if key in event.attributes), "")
+        claim = (event.kind, event.node, event.device, str(what))
         repeats = self._repeats[claim] = self._repeats.get(claim, 0) + 1
         if repeats > REPEATS_KEPT or len(self._events) >= EVENTS_KEPT:
             self.events_dropped_total += 1

@@ -1,0 +1,400 @@
+"""The kernel's log and what a crashed kernel left: /dev/kmsg, pstore. Touches: those, one small file of our own."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.kernel_messages import (
+    LinkChanges,
+    Message,
+    News,
+    Record,
+    Repeats,
+    bus_address,
+    message,
+    panic,
+    record,
+    whole_machine_check,
+)
+from eagle_eye.schema.events import WHOLE_NODE, Event
+from eagle_eye.schema.frame import TIME_S_MAX
+
+RECORDS_MAX = 4_096  # read in one collection; the rest waits in the kernel for the next
+NEWS_MAX = 256  # told in one collection
+RECORD_BYTES_MAX = 16_384  # the kernel's own limit is 8,192
+OLD_S = 300.0
+BURST_S = 1.0  # the lines of one machine check come within this
+PLACES_S = 10.0  # so long an XID waits for the driver to say which GPU has the address
+PANIC_BEFORE_BOOT_S = 86_400.0  # a panic may lie this far before the boot that followed it
+PANICS_KEPT = 64
+DUMPS_MAX = 256
+DUMP_BYTES_MAX = 1 << 20
+STATE_FILE = "kernel_log.json"
+
+_STANDS_FOR = re.compile(r"[vs]f\d")  # the host's end of a virtual function: not a port
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class _State(msgspec.Struct):
+    """What survives the agent: the last record handed on, in which boot, and the panics that were told."""
+
+    boot_id: str = ""
+    sequence: int = -1
+    panics: list[str] = []
+
+
+def open_log(path: Path) -> int:
+    """Return a descriptor of the log that never blocks and begins at its oldest record. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class KernelLogCollector:
+    """Events from the kernel's log: each record once, across restarts of the agent, with the time it happened.
+
+    The last record handed on is kept in ``state_folder`` (None: only in memory). It is written at the next collection,
+    when the frame has been made: an agent that is killed in between tells the last records again rather than never.
+    Records that the kernel overwrote before they were read are counted as ``kernel_log_overwritten``, what is no record
+    as ``kernel_log_malformed``, a state that cannot be written as ``kernel_log_unsaved``.
+
+    At the very first start the log since boot may be long. GPU, NVSwitch and machine errors of this boot are told with
+    their true time, however old: they stay true until the GPU is reset, and detectors and people judge them by that
+    time. Kills and links older than OLD_S are not: those processes are gone, and rows say how links are now.
+
+    Cannot see: what was logged while no agent ran and the kernel has overwritten since; panics that left no dump.
+    """
+
+    name = "kernel_log"
+
+    def __init__(
+        self,
+        drops: Drops,
+        devices_by_bus_id: Mapping[str, int] | None = None,
+        state_folder: Path | None = None,
+        *,
+        path: Path = Path("/dev/kmsg"),
+        proc: Path = Path("/proc"),
+        sys: Path = Path("/sys"),
+        panic_folders: Sequence[Path] = (Path("/sys/fs/pstore"), Path("/var/lib/systemd/pstore")),
+        monotonic_s: Callable[[], float] = time.monotonic,
+        opener: Callable[[Path], int] = open_log,
+        read: Callable[[int, int], bytes] = os.read,
+    ) -> None:
+        """``devices_by_bus_id`` may be filled later, by whoever knows the GPUs.
+
+        ``panic_folders``: where the kernel shows dumps, and where systemd moves them soon after boot. ``monotonic_s``
+        counts seconds since boot, as the kernel's own stamps do.
+        """
+        self._drops = drops
+        self._devices_by_bus_id = {} if devices_by_bus_id is None else devices_by_bus_id
+        self._state_file = state_folder / STATE_FILE if state_folder is not None else None
+        self._path = path
+        self._proc = proc
+        self._sys = sys
+        self._panic_folders = panic_folders
+        self._monotonic_s = monotonic_s
+        self._open = opener
+        self._read = read
+        self._descriptor: int | None = None
+        self._started_s: float | None = None  # since boot; None: not yet
+        self._state = _State()
+        self._saved = b""
+        self._sequence: int | None = None  # of the last record read; None: there is no record of earlier ones
+        self._read_again: int | None = None  # the number of the record read last, if it had been read before
+        self._drained_s = 0.0  # since boot: nothing was left to read then
+        self._skip_old = False
+        self._repeats = Repeats()
+        self._changes = LinkChanges()
+        self._burst: list[Message] = []
+        self._burst_s = 0.0
+        self._waiting: list[News] = []  # until the GPUs are known
+        self._names: dict[str, str] = {}
+
+    def collect(self, now_s: float) -> Observed:
+        """Return what was logged since the last collection. Raises Unsupported, CollectFailed."""
+        self._save()
+        monotonic_s = self._monotonic_s()
+        observed = Observed()
+        if self._descriptor is None:
+            self._descriptor = self._opened()
+        if self._started_s is None:
+            self._started_s = monotonic_s
+            self._restore()
+            observed.problem = self._look_for_panics(now_s, monotonic_s, observed.events)
+        news, waiting = self._waiting, []
+        problem = self._read_records(monotonic_s, news)
+        if self._burst and monotonic_s - self._burst_s >= BURST_S:
+            news += self._end_burst()
+        news += self._repeats.due(monotonic_s) + self._changes.due(monotonic_s)
+        devices = {bus_address(bus_id): device for bus_id, device in self._devices_by_bus_id.items()}
+        may_wait = not devices and monotonic_s - self._started_s < PLACES_S
+        for item in news:
+            if may_wait and item.message.kind == "xid":
+                waiting.append(item)
+            else:
+                observed.events.append(_event(item, devices, now_s - monotonic_s))
+        self._waiting = waiting
+        if not waiting and not self._burst and self._sequence is not None:
+            self._state.sequence = self._sequence
+        observed.events.sort(key=lambda event: event.time_s)
+        observed.problem = "; ".join(text for text in (observed.problem, problem) if text)
+        if problem and not observed.events:
+            raise CollectFailed(observed.problem)
+        return observed
+
+    def close(self) -> None:
+        """Keep the place in the log, and let go of it."""
+        self._save()
+        self._close_log()
+
+    def _opened(self) -> int:
+        try:
+            return self._open(self._path)
+        except FileNotFoundError:
+            raise Unsupported(f"no {self._path}: not Linux, or a container without it") from None
+        except PermissionError:
+            raise Unsupported(
+                f"{self._path} may not be read: run the agent as root or grant it CAP_SYSLOG"
+                " (in a container also the device); kernel.dmesg_restrict=0 lets everyone read"
+            ) from None
+        except OSError as error:
+            raise CollectFailed(f"{self._path}: {error.strerror or error}") from None
+
+    def _close_log(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _read_records(self, monotonic_s: float, news: list[News]) -> str:
+        """Read until nothing is left or a limit is reached, adding to ``news``; return what went wrong, or ""."""
+        descriptor, read = self._descriptor, self._read
+        assert descriptor is not None  # noqa: S101 - the caller opened it
+        drained_s = self._drained_s
+        for _ in range(RECORDS_MAX):
+            if len(news) >= NEWS_MAX:
+                return ""
+            try:
+                raw = read(descriptor, RECORD_BYTES_MAX)
+            except BlockingIOError:
+                self._note_drained(monotonic_s)
+                return ""
+            except OSError as error:
+                problem = self._note_error(error)
+                if problem:
+                    return problem
+                continue
+            if not raw:
+                if self._sequence is None:
+                    raise Unsupported(f"{self._path} is empty: it is not the kernel's log")
+                return ""
+            found = self._unread(raw)
+            said = message(found.text) if found is not None else None
+            if found is not None and said is not None:
+                # The kernel's stamps drift from the clock over months, but what is new now was written since the last
+                # time that nothing was left.
+                news += self._take(said, min(monotonic_s, max(drained_s, found.stamp_s)), monotonic_s)
+        return ""
+
+    def _unread(self, raw: bytes) -> Record | None:
+        """Return what was read as a record, None where it is none or was read before."""
+        found = record(raw)
+        if found is None:
+            self._drops.count("kernel_log_malformed")
+            return None
+        last = self._sequence
+        if last is not None:
+            if found.sequence <= last:
+                self._read_again = found.sequence
+                return None
+            self._drops.count("kernel_log_overwritten", found.sequence - last - 1)
+        self._sequence = found.sequence
+        self._read_again = None
+        return found
+
+    def _note_error(self, error: OSError) -> str:
+        """Return why the log cannot be read, "" where the next record can be."""
+        if error.errno == errno.EPIPE:  # overwritten while we read: the next record's number says how many
+            return ""
+        if error.errno == errno.EINVAL:  # longer than the buffer; the kernel goes on to the next
+            self._drops.count("kernel_log_malformed")
+            return ""
+        self._close_log()  # opened anew it begins with the oldest: what was read is skipped by its number
+        return f"{self._path}: {error.strerror or error}"
+
+    def _note_drained(self, monotonic_s: float) -> None:
+        self._drained_s = monotonic_s
+        if self._read_again is not None and self._sequence is not None and self._read_again < self._sequence:
+            _log.warning("%s is not of this log; it is read on from here", self._state_file)
+            self._sequence = self._read_again
+
+    def _take(self, said: Message, at_s: float, monotonic_s: float) -> list[News]:
+        if said.kind == "machine_check":
+            ended: list[News] = []
+            if self._burst and (at_s - self._burst_s > BURST_S or said.address != self._burst[0].address):
+                ended = self._end_burst()
+            if not self._burst:
+                self._burst_s = at_s
+            if len(self._burst) < NEWS_MAX:
+                self._burst.append(said)
+            return ended
+        if said.kind in ("link_down", "link_up"):
+            news = self._changes.add(said._replace(subject=self._named(said.subject)), at_s)
+        else:
+            news = self._repeats.add(said, at_s)
+        if self._skip_old and said.kind in ("oom_kill", "link_down", "link_up") and monotonic_s - at_s > OLD_S:
+            return []
+        return news
+
+    def _end_burst(self) -> list[News]:
+        whole = whole_machine_check(self._burst)
+        self._burst = []
+        return self._repeats.add(whole, self._burst_s) if whole is not None else []
+
+    def _named(self, interface: str) -> str:
+        """Return the name that rows give the interface's link: its RDMA port's, its own where it has none.
+
+        The members of a bond share one RDMA device and keep links of their own.
+        """
+        folder = self._sys / "class/net" / interface
+        try:
+            if (folder / "master").exists() or _STANDS_FOR.search((folder / "phys_port_name").read_text("ascii")):
+                return interface
+        except (OSError, ValueError):
+            pass  # most drivers have no name for the port
+        name = self._names.get(interface, "")  # a device that failed may be gone from the list
+        try:
+            (device,) = (folder / "device/infiniband").iterdir()
+            number = int((folder / "dev_port").read_text("ascii")) + 1
+            name = f"{device.name}:{number}" if number > 1 and (device / f"ports/{number}").exists() else device.name
+        except (OSError, ValueError):
+            return name or interface
+        if len(self._names) < NEWS_MAX:
+            self._names[interface] = name
+        return name
+
+    def _restore(self) -> None:
+        """Find the place in the log: after the last record of this boot, at the beginning of a new boot."""
+        try:
+            boot_id = (self._proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            boot_id = ""  # never taken for the same boot
+        known = None
+        if self._state_file is not None:
+            try:
+                known = msgspec.json.decode(self._state_file.read_bytes(), type=_State)
+            except FileNotFoundError:
+                pass
+            except (OSError, msgspec.MsgspecError) as error:
+                _log.warning("%s cannot be used, this counts as a first start: %s", self._state_file, error)
+        if known is not None:
+            self._state.panics = known.panics[-PANICS_KEPT:]
+            if not boot_id or known.boot_id != boot_id:
+                self._sequence = -1
+            elif known.sequence >= 0:
+                self._sequence = self._state.sequence = known.sequence
+        self._state.boot_id = boot_id
+        self._skip_old = self._sequence is None
+
+    def _save(self) -> None:
+        if self._state_file is None or self._started_s is None:
+            return
+        state = msgspec.json.encode(self._state)
+        if state == self._saved:
+            return
+        written = self._state_file.with_name(STATE_FILE + ".new")
+        try:
+            written.write_bytes(state)
+            written.replace(self._state_file)
+        except OSError:
+            self._drops.count("kernel_log_unsaved")
+            return
+        self._saved = state
+
+    def _look_for_panics(self, now_s: float, monotonic_s: float, events: list[Event]) -> str:
+        """Add the panics that led to this boot and were not told yet; return what could not be read, or ""."""
+        problem = ""
+        oldest_s = now_s - monotonic_s - PANIC_BEFORE_BOOT_S
+        for folder in self._panic_folders:
+            dumps: dict[Path, list[Path]] = {}
+            try:
+                for file in _dumps(folder, depth=3):
+                    dumps.setdefault(file.parent, []).append(file)
+            except OSError as error:
+                problem = problem or f"{folder}: {error.strerror or error}"
+            for files in dumps.values():
+                try:
+                    found = _panics(files, oldest_s)
+                except OSError as error:
+                    problem = problem or f"{error.filename or folder}: {error.strerror or error}"
+                    continue
+                for line, (text, time_s) in found.items():
+                    if line not in self._state.panics:
+                        self._state.panics = [*self._state.panics, line][-PANICS_KEPT:]
+                        events.append(Event(min(now_s, time_s), "kernel_panic", attributes={"text": text}))
+        return problem
+
+
+def _dumps(folder: Path, depth: int) -> list[Path]:
+    """Return the dumps under a folder, none where there is no such folder. Raises OSError."""
+    found: list[Path] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and depth > 1:
+                    found += _dumps(Path(entry.path), depth - 1)
+                elif entry.name.startswith(("dmesg", "console-")) and entry.is_file(follow_symlinks=False):
+                    found.append(Path(entry.path))
+                if len(found) >= DUMPS_MAX:
+                    break
+    except FileNotFoundError:
+        return []
+    return sorted(found[:DUMPS_MAX])
+
+
+def _panics(files: Sequence[Path], oldest_s: float) -> dict[str, tuple[str, float]]:
+    """Return the panics in one folder's dumps: by line their text and time, Unix seconds. Raises OSError."""
+    found: dict[str, tuple[str, float]] = {}
+    unnamed: list[tuple[str, float]] = []
+    for file in files:
+        with file.open("rb") as dump:
+            time_s = os.fstat(dump.fileno()).st_mtime
+            seen = panic(dump.read(DUMP_BYTES_MAX)) if time_s >= oldest_s else None
+        if seen is not None and seen.line:
+            found.setdefault(seen.line, (seen.text, time_s))
+        elif seen is not None:
+            unnamed.append((seen.text, time_s))
+    if unnamed and not found:
+        text, time_s = max(unnamed, key=lambda item: (len(item[0]), item[1]))
+        found[f"{text} at {time_s:.0f}"] = (text, time_s)
+    return found
+
+
+def _event(news: News, devices: Mapping[str, int], boot_s: float) -> Event:
+    """Return news as an event; ``boot_s`` is the boot's Unix time by the wall clock of now, jumps included."""
+    said = news.message
+    time_s = min(max(boot_s + news.at_s, 1e-3), TIME_S_MAX - 1.0)
+    device = devices.get(said.address, WHOLE_NODE) if said.kind == "xid" else WHOLE_NODE
+    if said.kind in ("link_down", "link_up"):
+        return Event(time_s, said.kind, attributes={"link": said.subject})
+    if said.kind == "oom_kill":
+        return Event(time_s, said.kind, attributes={"process": said.subject})
+    text = said.text
+    if said.kind == "xid" and device == WHOLE_NODE and said.address:
+        text = f"PCI:{said.address}, {text}"
+    if news.more:
+        until = datetime.fromtimestamp(time_s, timezone.utc)
+        text += f" ({news.more} more until {until:%Y-%m-%dT%H:%M:%SZ})"
+    attributes: dict[str, Any] = {"text": text} if said.kind == "machine_check" else {"code": said.code, "text": text}
+    return Event(time_s, said.kind, device, attributes)
