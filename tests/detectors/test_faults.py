@@ -77,6 +77,11 @@ class TestNodeSilent:
         story.heard_s[2] = NOW_S - 20
         assert only(detect("node_silent", story.window())).kinds == {"silence"}
 
+    def test_a_node_that_fell_silent_long_after_the_stop_has_not_caused_it(self) -> None:
+        story = Story().standstill(50)
+        story.heard_s[2] = NOW_S - 16
+        assert only(detect("node_silent", story.window())).kinds == {"silence"}
+
     def hookless(self, idle_rows: int) -> Story:
         story = Story(rows=200).hardware()
         story.device = {name: values for name, values in story.device.items() if name.startswith("gpu_")}

@@ -352,13 +352,13 @@ class TestSwitchDown:
 
     def test_silences_of_different_moments_are_each_their_own(self) -> None:
         story = job(nodes=16).standstill(30)
-        story.heard_s[5], story.heard_s[9] = NOW_S - 30, NOW_S - 20
+        story.heard_s[5], story.heard_s[9] = NOW_S - 30, NOW_S - 26
         assert [v.node for v in detect("node_silent", story.window())] == ["n5", "n9"]
         quiet(story, "switch_down")
 
     def test_a_management_network_that_is_out_is_told_of_once(self) -> None:
         story = racks(job(nodes=16))
-        story.heard_s[4:8] = NOW_S - 20
+        story.heard_s[4:8] = NOW_S - 320
         verdict = only("node_silent", story.window())
         assert (verdict.node, verdict.nodes, verdict.asks) == (None, story.nodes[4:8], "notify")
         quiet(story, "switch_down")

@@ -151,6 +151,20 @@ class TestHang:
             said("hang", story)
 
 
+class TestSilence:
+    def test_a_node_that_falls_silent_with_its_job_is_unreachable(self) -> None:
+        story = job().waiting(70)
+        story.heard_s[3] -= 70
+        (verdict,) = said("node_silent", story)
+        assert (verdict.node, "standstill" in verdict.kinds) == ("n3", True)
+
+    def test_while_most_hosts_write_it_is_a_checkpoint_that_nobody_announced(self) -> None:
+        story = job().waiting(70)
+        story.heard_s[3] -= 70
+        story.node["node_disk_write_bytes_per_second"][-70:] = 2e9
+        assert said("node_silent", story) == []
+
+
 class TestNetwork:
     def test_errors_that_one_port_alone_counts_while_nothing_moves_exclude_its_node(self) -> None:
         story = job().waiting(70)
@@ -159,6 +173,12 @@ class TestNetwork:
         assert (verdict.node, verdict.asks) == ("n3", None)
         assert verdict.kinds == {"standstill", "nic_errors"}
         assert verdict.confidence >= 0.9
+
+    @pytest.mark.parametrize("fell", [150, 30])
+    def test_a_port_that_fell_long_before_or_after_the_stop_has_not_caused_it(self, fell: int) -> None:
+        story = job().waiting(90)
+        story.link["link_up"][-fell:, 6] = 0.0
+        assert said("network_hang", story) == []
 
     def test_a_port_that_errs_since_the_job_became_slower_is_degraded(self) -> None:
         story = slower(job(), 0.3, rows=80)

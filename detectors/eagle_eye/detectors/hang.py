@@ -11,7 +11,7 @@ from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.peers import group_members, latest
-from eagle_eye.detectors.signs.progress import PROMPT_S, Patience, Progress, progress
+from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, Patience, Progress, progress
 from eagle_eye.detectors.signs.without_hook import WORK_METRICS, idle_since_s, unused_devices
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
@@ -24,7 +24,6 @@ CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
 ROWS_AT_WORK = 3  # rows of a standstill before it shows whether GPUs still compute
 UNHEARD_FLOORS = 2.0  # where GPUs alone accuse: nobody says what the program is doing
-PAUSE_FLOORS = 10.0  # a standstill that looks like a pause or a write: this many floors before anything is done
 UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their hosts do
 
 

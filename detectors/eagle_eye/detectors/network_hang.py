@@ -15,7 +15,7 @@ from eagle_eye.detectors.signs.recent_rows import middle
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 SETTLED_INTERVALS = 3.0
-LEAD_S = 10.0  # a port that fell so long before the last step can still be what stopped the next one
+LEAD_S, LEAD_STEPS = 10.0, 2.0  # a port that fell so long before the last step can still have stopped the next one
 RECENT_LINES = 4
 PORT_ERRORS, RDMA_ERRORS = "link_errors_total", "node_rdma_errors_total"
 ERRORS_MIN = 10.0  # since the standstill began, on one node, and on the others less than a fifth
@@ -59,8 +59,9 @@ class NetworkHang:
         state = progress(window, self.patience)
         if not state.stopped:
             return []
-        since_s = state.advanced_s - LEAD_S
-        fallen = [item for item in outages(window) if item.down or item.since_s >= since_s]
+        # While a port that fell long before was down the job made steps; one that fell long after is no cause either.
+        lead_s = LEAD_S + LEAD_STEPS * max(state.typical_step_s, window.interval_s)
+        fallen = [item for item in outages(window) if abs(item.since_s - state.advanced_s) <= lead_s]
         fell = {item.node for item in fallen}
         late, unfinished = _lagging(window, state)
         if len(fell) > 1 or late - fell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.signs.silence import Silence, job_stopped, silence, silent_together, went_on_without
+from eagle_eye.detectors.signs.silence import Silence, fell_with_the_job, job_stopped, silence, silent_together
 from eagle_eye.detectors.signs.topology import Shared, named
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
@@ -19,11 +19,11 @@ class NodeSilent:
     Silence alone is never guilt: an upgrade, an expired token and a management network that reconverges are
     silent too. Only when the job has stopped as well (no step although one is due, or ranks elsewhere
     died) does the verdict carry a second kind of evidence; not when it went on for steps after the node fell silent,
-    for no synchronous job makes a step without one of its nodes. While the job goes on, silence is told of after
-    ``alone_s``, for most of it passes by itself. Nodes that fell silent at one moment and share a switch, or are too
-    many for chance, are told of together and none is accused; when the job stopped with them SwitchDown speaks. When
-    most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot see: a node whose agent
-    lives on while its GPUs are gone.
+    for no synchronous job makes a step without one of its nodes, nor when the node fell silent long after the stop.
+    While the job goes on, silence is told of after ``alone_s``, for most of it passes by itself. Nodes that fell
+    silent at one moment and share a switch, or are too many for chance, are told of together and none is accused;
+    when the job stopped with them SwitchDown speaks. When most of a job's nodes are silent the fault is likelier
+    between them and us: Blind. Cannot see: a node whose agent lives on while its GPUs are gone.
     """
 
     patience: Patience
@@ -53,7 +53,7 @@ class NodeSilent:
         ]
         prompt = state is None or state.prompt
         for node in found.nodes.tolist():
-            suspect = why is not None and not went_on_without(window, node, state)
+            suspect = why is not None and fell_with_the_job(window, node, state)
             if node not in together and (suspect or float(found.seconds[node]) >= self.alone_s):
                 verdicts.append(self._verdict(window, node, found, suspect and prompt, why))
         return verdicts

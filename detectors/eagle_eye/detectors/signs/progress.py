@@ -18,6 +18,7 @@ from eagle_eye.detectors.types import Blind, Evidence, Window
 PAUSE_MARGIN_RATIO = 1.5  # over the longest pause that the job has shown in the same phase
 QUIET_PHASES = ("checkpoint", "eval")  # phases in which no step is due
 QUIET_PHASE_FLOORS = 10.0  # a phase without history may last this many floors
+PAUSE_FLOORS = 10.0  # a standstill that looks like a pause or a write: this many floors before anything is done
 SHORT_STEP_S = 1.0  # steps below this: a standstill of many steps is still a short time
 PROMPT_S = 10.0  # garbage collections, retransmits and page faults are over by then
 PACE_STEPS = 64  # newest steps whose median is the typical one

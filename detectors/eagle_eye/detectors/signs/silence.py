@@ -7,11 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
-from eagle_eye.detectors.signs.progress import Patience, Progress, progress, typical_step_s
+from eagle_eye.detectors.signs.host_activity import busy_with_io
+from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
+NODES_SAMPLED = 32
 WENT_ON_STEPS, WENT_ON_INTERVALS = 2.0, 2.0  # what may still end and be reported after a node is gone
 TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
 
@@ -60,16 +62,17 @@ def silent_together(window: Window, found: Silence) -> list[Shared]:
     return groups
 
 
-def went_on_without(window: Window, node: int, state: Progress | None) -> bool:
-    """Whether the job made steps after the node (its index) was last heard: then the node took part in them.
+def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool:
+    """Whether the node (its index) fell silent about when the job stopped: only then its silence may be why.
 
+    Steps made after it was last heard were made with it, and what falls silent long after the stop has not caused it.
     ``state`` is the job's progress, None where its ranks have ended.
     """
     if state is None and not np.isfinite(window.last_step):
-        return False
+        return True
     advanced_s = state.advanced_s if state is not None else window.advanced_s
     underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s) + WENT_ON_INTERVALS * window.interval_s
-    return advanced_s > float(window.heard_s[node]) + underway_s + TOGETHER_S
+    return abs(advanced_s - float(window.heard_s[node])) <= underway_s + TOGETHER_S
 
 
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:
@@ -85,5 +88,15 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
         state = progress(window, patience)
     except Blind:
         return None, None
-    # GPUs that wait for a short time may do so while a checkpoint is written.
-    return state, state.evidence if (state.stopped if state.reported else state.ripe) else None
+    if state.reported:
+        return state, state.evidence if state.stopped else None
+    # GPUs that wait may do so while a checkpoint is written that nobody announced.
+    patience_s = (PAUSE_FLOORS if _most_write(window, state) else 1.0) * state.ripe_s
+    return state, state.evidence if state.standstill_s >= patience_s else None
+
+
+def _most_write(window: Window, state: Progress) -> bool:
+    """Whether half of the nodes read or write far more since the job stopped than before."""
+    sample = range(0, len(window.nodes), len(window.nodes) // NODES_SAMPLED + 1)
+    busy = [busy_with_io(window, node, state.advanced_s) for node in sample]
+    return 2 * sum(bool(one) for one in busy) >= len(busy)
