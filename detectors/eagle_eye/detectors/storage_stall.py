@@ -50,10 +50,11 @@ class StorageStall:
     checkpoints, outside any phase once the standstill is ripe, for that may be a checkpoint that nobody announced;
     where nothing flows a first checkpoint has the site's floor), or that steps are longer with the waits for data. It
     must hold for ``HOLD_S`` and be ``PAST_FACTOR`` times each node's own past. The verdict on a standstill carries
-    "standstill": it explains a hang without a culprit, so that nothing restarts a job that is writing. One node
-    alone: its host is suspect and told of; whether it slows the job enough to be excluded is Straggler's to say.
-    Blind without these metrics. Cannot see: storage that is slow from the start; direct or remote I/O that shows in
-    none of the three.
+    "standstill": it explains a hang without a culprit, so that nothing restarts a job that is writing. Where nobody
+    says how the job fares, I/O that most hosts have waited for a minute long while hardly any data flows is told of
+    all the same. One node alone: its host is suspect and told of; whether it slows the job enough to be excluded is
+    Straggler's to say. Blind without these metrics. Cannot see: storage that is slow from the start; direct or remote
+    I/O that shows in none of the three.
     """
 
     patience: Patience
