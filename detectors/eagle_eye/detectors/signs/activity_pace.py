@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.under_load import lines_within, means, middle
+from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES
 from eagle_eye.detectors.types import Floats, Window
 
 GROWTH_DISTANCE = 4.0  # standard errors
@@ -23,13 +24,6 @@ MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal 
 SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
 FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
 BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
-ACTIVITY = (
-    "gpu_tensor_active_ratio",
-    "gpu_dram_active_ratio",
-    "gpu_nvlink_tx_bytes_per_second",
-    "gpu_pcie_tx_bytes_per_second",
-)
-NODE_ACTIVITY = "node_rdma_tx_bytes_per_second"
 QUIET_SHARE, USUAL_QUANTILE, PAUSE_S = 0.3, 0.75, 15.0  # of its usual level for so long: nothing is trained
 LOOKED_BACK_S = tuple(range(60, 301, 30))  # a checkpoint is over sooner
 LATE_DISTANCE = 8.0  # standard errors, where nothing says when: asked every second, of blocks that are not independent
@@ -82,8 +76,8 @@ def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
 
 def _activity(window: Window) -> Iterator[tuple[Floats, Floats]]:
     """Yield what some of the GPUs and nodes moved in each row of training, (rows, columns), and the rows' times."""
-    views = [(window.device.get(metric), window.times_s) for metric in ACTIVITY]
-    views.append((window.node.get(NODE_ACTIVITY), window.node_times_s))
+    views = [(window.device.get(metric), window.times_s) for metric in MOVES]
+    views.append((window.node.get(NODE_MOVES), window.node_times_s))
     for values, times_s in views:
         if values is None or len(times_s) == 0:
             continue

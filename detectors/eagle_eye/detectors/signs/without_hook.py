@@ -16,7 +16,7 @@ USUAL_QUANTILE = 0.9
 SAMPLED = 64  # devices whose median tells of the whole job
 MOVED_ROWS = 120  # rows of the past that tell how much a job moves
 GLANCED = 48  # earlier rows that tell at a glance what is usual
-MOVES = (
+MOVES = (  # what training moves in a second
     "gpu_tensor_active_ratio",
     "gpu_dram_active_ratio",
     "gpu_nvlink_tx_bytes_per_second",
