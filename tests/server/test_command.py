@@ -139,10 +139,24 @@ def test_a_token_is_printed_once_listed_without_its_text_and_revoked(
     assert tokens("revoke", "tok-none", *data) == 1
 
 
+def test_a_join_token_lasts_a_day_and_is_listed_with_the_nodes_that_it_enrols(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(tmp_path)]
+    assert tokens("create", "--scope", "join", "--nodes", "gpu*", "--nodes", "login1", "--replaces", *data) == 0
+    capsys.readouterr()
+    assert tokens("list", *data) == 0
+    assert "gpu*, login1, anew" in (listed := capsys.readouterr().out)
+    assert "2023-11-15T22:13:20.000Z" in listed
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["--scope", "agent"],
+        ["--scope", "join", "--expires-days", "31"],
+        ["--scope", "read", "--nodes", "gpu*"],
+        ["--scope", "agent", "--node", "n1", "--replaces"],
         ["--scope", "read", "--node", "n1"],
         ["--scope", "read", "--expires-days", "0"],
         ["--scope", "read", "--expires-days", "nan"],

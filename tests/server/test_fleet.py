@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from eagle_eye.schema.frame import Rank
+from eagle_eye.server.errors import Refusal
 from eagle_eye.server.fleet import Fleet
 from tests.server.builders import NOW, frame
 
@@ -44,9 +45,10 @@ def test_more_nodes_than_the_limit_are_not_admitted() -> None:
     fleet.know("old")
     assert fleet.heard(frame(node="n1"), NOW)
     assert not fleet.heard(frame(2, node="n1"), NOW)
-    assert fleet.admits("n1")
-    assert fleet.admits("old")
-    assert not fleet.admits("n2")
+    fleet.check_room("n1")
+    fleet.check_room("old")
+    with pytest.raises(Refusal, match=r"ingest\.nodes_max"):
+        fleet.check_room("n2")
 
 
 def test_the_jobs_that_agents_speak_of_have_their_newest_attempts_ranks() -> None:

@@ -18,6 +18,7 @@ from eagle_eye.server import outbound, telemetry
 from eagle_eye.server.api import (
     actions,
     deliveries,
+    enrolment,
     health,
     history,
     incidents,
@@ -99,7 +100,7 @@ def create_app(
     )
     api.state.services = services
     problems.install(api, services.telemetry)
-    for module in (jobs, nodes, incidents, actions, deliveries, subscriptions, history, stream, health):
+    for module in (jobs, nodes, incidents, actions, deliveries, subscriptions, enrolment, history, stream, health):
         api.include_router(module.router)
 
     async def found(node: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -13,14 +14,16 @@ from urllib.parse import urlsplit
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.records import Scope, Token
-from eagle_eye.server.store import Store
+from eagle_eye.server.store import TOKENS, Store
 
 TOKEN_PREFIX = "ee_"  # noqa: S105 - lets secret scanners find a leaked token
 TOKEN_CHARS_MAX = 256
 LOCAL = "local"
 
-# Each scope includes those of a lower rank; "agent" stands beside them: it sends frames and sees nothing.
-_RANK: Mapping[str, int] = MappingProxyType({"agent": 0, "read": 1, "operate": 2, "admin": 3})
+JOIN_LIFETIME_S_MAX = 30 * 86_400.0  # what enrols a fleet is on every host of it: it must not last
+
+# Each scope includes those of a lower rank; "agent" and "join" stand beside them and see nothing.
+_RANK: Mapping[str, int] = MappingProxyType({"agent": 0, "join": 0, "read": 1, "operate": 2, "admin": 3})
 _CHALLENGE: Mapping[str, str] = MappingProxyType({"WWW-Authenticate": "Bearer"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -98,21 +101,50 @@ class Tokens:
         if principal.node != node:
             raise Refusal(403, "node", f"the token is bound to node {principal.node!r}; it cannot speak for {node!r}")
 
+    def authorise_enrolment(self, principal: Principal, node: str) -> Token | None:
+        """Return the join token that may buy the node's token; None for an administrator, who may for any.
+
+        Raises Refusal 403, and 409 where no token is needed at all: the first would shut out everybody else.
+        """
+        if principal.who == LOCAL:
+            raise Refusal(409, "open", "this server asks for no tokens; agents on this machine need none")
+        if principal.scope == "admin":
+            return None
+        join = self._store.get(TOKENS, principal.who)
+        if principal.scope != "join" or join is None:
+            raise Refusal(403, "scope", f"the token has scope {principal.scope}; enrolling needs join")
+        if join.nodes and not any(fnmatch.fnmatchcase(node, pattern) for pattern in join.nodes):
+            raise Refusal(403, "node", f"the token enrols {', '.join(join.nodes)}; {node!r} is none of them")
+        return join
+
 
 def sha256(text: str) -> str:
     """Return the hash under which a token is kept. Tokens are long and random, so a fast hash is enough."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def mint(scope: Scope, node: str | None, now_s: float, lifetime_s: float | None) -> tuple[str, Token]:
+def mint(
+    scope: Scope,
+    node: str | None,
+    now_s: float,
+    lifetime_s: float | None,
+    nodes: Sequence[str] = (),
+    *,
+    replaces: bool = False,
+) -> tuple[str, Token]:
     """Return a new token's text, which is known to nobody else, and its record.
 
-    Raises ValueError when an agent's token names no node, or another one names a node.
+    Raises ValueError when an agent's token names no node, or another one names a node; when a join token does not
+    end soon, or another one says what only a join token may.
     """
     if scope == "agent" and not node:
         raise ValueError("an agent's token is bound to its node: --node NAME")
     if scope != "agent" and node:
         raise ValueError(f"only an agent's token is bound to a node; scope is {scope}")
+    if scope == "join" and (lifetime_s is None or lifetime_s > JOIN_LIFETIME_S_MAX):
+        raise ValueError(f"a join token ends within {JOIN_LIFETIME_S_MAX / 86_400:.0f} days: --expires-days N")
+    if scope != "join" and (nodes or replaces):
+        raise ValueError(f"only a join token says which nodes it enrols; scope is {scope}")
     text = TOKEN_PREFIX + secrets.token_urlsafe(32)
     expires_s = None if lifetime_s is None else now_s + lifetime_s
     token = Token(
@@ -122,6 +154,8 @@ def mint(scope: Scope, node: str | None, now_s: float, lifetime_s: float | None)
         node=node,
         created_s=now_s,
         expires_s=expires_s,
+        nodes=list(nodes),
+        replaces=replaces,
     )
     return text, token
 

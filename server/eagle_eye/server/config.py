@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import REQUEST_BYTES_MAX
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
+from eagle_eye.server.errors import Refusal
 from eagle_eye.server.topology_file import read_topology
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -44,6 +46,11 @@ class IngestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     body_timeout_s: Positive = 30.0  # for a request's body to arrive
     pending_bytes_max: Count = 256 << 20  # frames that may wait for the disk before agents are told to come back
     fresh_s: Positive = 30.0  # the server counts as blind when no agent was heard for this long
+
+    def check_name(self, node: str) -> None:
+        """Return if a node of this name may send frames. Raises Refusal 403."""
+        if self.nodes and not any(fnmatch.fnmatchcase(node, pattern) for pattern in self.nodes):
+            raise Refusal(403, "node", f"node {node!r} is in no pattern of ingest.nodes; add it there")
 
 
 class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

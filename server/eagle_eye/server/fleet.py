@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
+from eagle_eye.server.errors import Refusal
 
 OFFSET_APPLIED_S = 2.0  # clocks closer than this are left alone: the network's delay is of that order
 _OFFSET_BUCKET_S = 60.0
@@ -62,9 +63,14 @@ class Fleet:
         """Count the node as known, from the records of an earlier run."""
         self._known.add(node)
 
-    def admits(self, node: str) -> bool:
-        """Return whether the node is known or there is room for one more."""
-        return node in self._known or len(self._known) < self._nodes_max
+    def check_room(self, node: str) -> None:
+        """Return if the node is known or there is room for one more. Raises Refusal 403."""
+        if node not in self._known and len(self._known) >= self._nodes_max:
+            raise Refusal(
+                403,
+                "too_many_nodes",
+                f"{self._nodes_max} nodes are known and {node!r} is none of them; raise ingest.nodes_max",
+            )
 
     def offset_s(self, node: str, sent_s: float, received_s: float) -> float:
         """Take one request's times; return what to add to the node's times: 0.0 while the clocks are close.

@@ -9,9 +9,7 @@ the offset beside them.
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import logging
-import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
@@ -83,8 +81,6 @@ class Ingest:
         self._clock = clock
         self._observe = observe
         self._found = found
-        patterns = "|".join(f"(?:{fnmatch.translate(pattern)})" for pattern in settings.nodes)
-        self._allowed = re.compile(patterns) if patterns else None
 
     async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -154,14 +150,8 @@ class Ingest:
     def _check_sender(self, principal: Principal, request: _Request) -> None:
         node = request.frames[0].node
         self._auth.authorise_frames(principal, node)
-        if self._allowed is not None and not self._allowed.match(node):
-            raise Refusal(403, "node", f"node {node!r} is in no pattern of ingest.nodes; add it there")
-        if not self._fleet.admits(node):
-            raise Refusal(
-                403,
-                "too_many_nodes",
-                f"{self._settings.nodes_max} nodes are known and {node!r} is none of them; raise ingest.nodes_max",
-            )
+        self._settings.check_name(node)
+        self._fleet.check_room(node)
 
     async def _keep(self, request: _Request, received_s: float) -> Appended:
         first = request.frames[0]

@@ -29,7 +29,7 @@ ActionState = Literal[
 ]
 DeliveryState = Literal["pending", "delivered", "failed", "expired"]
 NodeState = Literal["in_service", "excluded", "draining"]
-Scope = Literal["agent", "read", "operate", "admin"]
+Scope = Literal["agent", "join", "read", "operate", "admin"]
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +153,11 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A bearer token, kept only as the SHA-256 of its text; an agent's is bound to ``node``."""
+    """A bearer token, kept only as the SHA-256 of its text; an agent's is bound to ``node``.
+
+    A join token buys agents' tokens: for nodes whose names match one of ``nodes`` (glob patterns, empty: any), and,
+    with ``replaces``, also for those that have one already, which is revoked then.
+    """
 
     id: str
     sha256: str
@@ -162,6 +166,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float
     expires_s: float | None = None
     revoked: bool = False
+    nodes: list[str] = []
+    replaces: bool = False
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ DELIVERIES = Kind(
     "id",
     ("subscription_id", "event_id", "type", "state", "group", "sequence", "due_s", "expires_s", "created_s"),
 )
-TOKENS = Kind("tokens", Token, "id", ("sha256",))
+TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 
 KINDS = (INCIDENTS, ACTIONS, NODES, JOBS, SUBSCRIPTIONS, DELIVERIES, TOKENS, EVENTS)

@@ -43,4 +43,10 @@ CREATE TRIGGER audit_is_final BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, '
 CREATE TABLE changes (sequence INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, "key" TEXT NOT NULL);
 """
 
-MIGRATIONS: tuple[str, ...] = (_RECORDS + _TRAILS,)
+_TOKENS_BY_NODE = """
+ALTER TABLE tokens ADD COLUMN node TEXT;
+UPDATE tokens SET node = json_extract(record, '$.node');
+CREATE INDEX tokens_node ON tokens (node);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_RECORDS + _TRAILS, _TOKENS_BY_NODE)

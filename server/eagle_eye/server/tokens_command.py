@@ -20,15 +20,22 @@ from eagle_eye.server.store import TOKENS, Change, Store
 from eagle_eye.server.timestamps import rfc3339
 
 DAY_S = 86_400.0
+JOIN_LIFETIME_S = DAY_S  # of a join token, where nothing is said
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     create = verbs.add_parser("create", help="make a token; it is printed this once")
-    create.add_argument("--scope", required=True, choices=["agent", "read", "operate", "admin"])
+    create.add_argument("--scope", required=True, choices=["agent", "join", "read", "operate", "admin"])
     create.add_argument("--node", help="the node that an agent's token is bound to")
-    create.add_argument("--expires-days", type=float, metavar="N", help="default: never")
+    create.add_argument("--expires-days", type=float, metavar="N", help="default: never; a join token's: 1")
+    create.add_argument(
+        "--nodes", action="append", default=[], metavar="GLOB", help="nodes that a join token enrols (any); repeatable"
+    )
+    create.add_argument(
+        "--replaces", action="store_true", help="a join token also enrols nodes anew; what they had is revoked"
+    )
     listing = verbs.add_parser("list", help="list tokens; never their text")
     revoke = verbs.add_parser("revoke", help="have a token refused from now on")
     revoke.add_argument("id", metavar="TOKEN-ID")
@@ -57,11 +64,13 @@ def _create(store: Store, args: argparse.Namespace, clock: Clock) -> int:
     if args.expires_days is not None and not 0 < args.expires_days <= 36_500:
         raise ConfigurationError(f"--expires-days: expected more than 0 and at most 36500, got {args.expires_days:g}")
     lifetime_s = None if args.expires_days is None else args.expires_days * DAY_S
+    if args.scope == "join" and lifetime_s is None:
+        lifetime_s = JOIN_LIFETIME_S
     try:
-        text, token = mint(args.scope, args.node, clock.now_s(), lifetime_s)
+        text, token = mint(args.scope, args.node, clock.now_s(), lifetime_s, nodes=args.nodes, replaces=args.replaces)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    _commit(store, token, "token create", f"scope {token.scope}" + (f" node {token.node}" if token.node else ""), clock)
+    _commit(store, token, "token create", f"scope {token.scope} {_for(token)}".rstrip(), clock)
     if args.json:
         sys.stdout.write(msgspec.json.encode({**_shown(token), "token": text}).decode() + "\n")
     else:
@@ -88,7 +97,7 @@ def _list(store: Store, as_json: bool) -> int:
         return 0
     for token in tokens:
         state = "revoked" if token["revoked"] else f"until {token['expires'] or 'revoked'}"
-        sys.stdout.write(f"{token['id']}  {token['scope']:<8} {token['node'] or '-':<24} {state}\n")
+        sys.stdout.write(f"{token['id']}  {token['scope']:<8} {token['for'] or '-':<24} {state}\n")
     return 0
 
 
@@ -103,7 +112,17 @@ def _shown(token: Token) -> dict[str, object]:
         "id": token.id,
         "scope": token.scope,
         "node": token.node,
+        "nodes": token.nodes,
+        "replaces": token.replaces,
+        "for": _for(token),
         "created": rfc3339(token.created_s),
         "expires": None if token.expires_s is None else rfc3339(token.expires_s),
         "revoked": token.revoked,
     }
+
+
+def _for(token: Token) -> str:
+    """Return for whom the token is; empty where that is nobody in particular."""
+    if token.scope != "join":
+        return token.node or ""
+    return (", ".join(token.nodes) or "any node") + (", anew" if token.replaces else "")

@@ -1,0 +1,62 @@
+"""/api/v1/enrol: a host that holds the fleet's join token gets a token of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec.structs import replace
+
+from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.server.api.requests import Body, Parts, answer, audited, body_of, decoded
+from eagle_eye.server.auth import Credentials, Principal, mint
+from eagle_eye.server.errors import Refusal
+from eagle_eye.server.store import TOKENS, Change, Store
+
+router = APIRouter(prefix="/api/v1/enrol", tags=["tokens"])
+
+
+class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``node`` is the name under which the agent will send frames."""
+
+    node: str
+
+
+def somebody(request: Request, parts: Parts) -> Principal:
+    """Return who asks, whatever the scope."""
+    return parts.tokens.authenticate(Credentials.of(request.method, request.headers))
+
+
+@router.post("", status_code=201, openapi_extra=body_of(Enrolment))
+async def enrol(parts: Parts, principal: Annotated[Principal, Depends(somebody)], body: Body) -> Response:
+    """Make the node's token; the answer holds its text, this once. Asks for a token of scope join, or admin.
+
+    A node that has a token already is refused (409 ``enrolled``), so that whoever finds the join token cannot speak
+    for it, unless the join token was made to replace.
+    """
+    node = decoded(body, Enrolment).node
+    if not 0 < len(node) <= NAME_CHARS_MAX or not node.isprintable():
+        raise Refusal(400, "name", f"{node[:80]!r} is no name: 1 to {NAME_CHARS_MAX} printable characters")
+    join = parts.tokens.authorise_enrolment(principal, node)
+    parts.config.ingest.check_name(node)
+    parts.fleet.check_room(node)
+    now_s = parts.clock.now_s()
+    text, token = mint("agent", node, now_s, None)
+
+    def enrolled(store: Store) -> Change:
+        old = [t for t in store.page(TOKENS, {"node": node}).items if not t.revoked]
+        current = [t for t in old if t.expires_s is None or t.expires_s > now_s]
+        if current and join is not None and not join.replaces:
+            raise Refusal(
+                409,
+                "enrolled",
+                f"node {node!r} has token {current[0].id}; revoke it, or make a join token with --replaces",
+            )
+        revoked = tuple(replace(t, revoked=True) for t in old)
+        detail = f"revokes {', '.join(t.id for t in revoked)}" if revoked else ""
+        return Change(tokens=(*revoked, token), audit=(audited(parts, principal, "enrol", node, detail),))
+
+    await asyncio.to_thread(parts.store.update, enrolled)
+    return answer({"id": token.id, "node": node, "token": text}, 201)
