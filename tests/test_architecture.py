@@ -13,7 +13,7 @@ import pytest
 from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.schema.events import EVENTS
-from eagle_eye.server.config import HistorySettings, IngestSettings, ServerConfig, WebhookSettings
+from eagle_eye.server.config import EvidenceSettings, HistorySettings, IngestSettings, ServerConfig, WebhookSettings
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 
 ROOT = Path(__file__).parent.parent
@@ -103,10 +103,11 @@ def test_no_requirement_names_an_index() -> None:
         WebhookSettings,
         IngestSettings,
         HistorySettings,
+        EvidenceSettings,
         AgentConfiguration,
     ],
 )
 def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    sections = {"detection", "policy", "webhooks", "ingest", "history"}
+    sections = {"detection", "policy", "webhooks", "ingest", "history", "evidence"}
     assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []

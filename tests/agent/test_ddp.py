@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -60,14 +61,19 @@ def test_a_data_parallel_job_is_seen_whole(tmp_path: Path) -> None:
     assert len(both) > 3
     row = both[len(both) // 2]
     assert EXPECTED == set(row[0]) == set(row[1])
+
+    def typical(rank: int, name: str) -> float:
+        return statistics.median(each[rank][f"{name}_seconds"] for each in both)
+
     for rank in (0, 1):
-        parts = sum(row[rank][f"{n}_seconds"] for n in ("train_compute", "train_data_wait", "nccl_collective"))
-        assert 0.5 * row[rank]["train_step_seconds"] < parts < 1.2 * row[rank]["train_step_seconds"]
+        # Not all of these short steps are looked into: the parts are those of some, the duration is that of all.
+        parts = sum(typical(rank, name) for name in ("train_compute", "train_data_wait", "nccl_collective"))
+        assert 0.5 * typical(rank, "train_step") < parts < 1.2 * typical(rank, "train_step")
         assert row[rank]["nccl_sequence"] >= row[rank]["nccl_completed_sequence"] > row[rank]["train_step"]
-        assert row[rank]["train_data_wait_seconds"] > 0.004
+        assert typical(rank, "train_data_wait") > 0.004
     # Who has more work computes longer, and the other waits for it.
-    assert row[1]["train_compute_seconds"] > row[0]["train_compute_seconds"]
-    assert row[1]["nccl_collective_seconds"] < row[0]["nccl_collective_seconds"]
+    assert typical(1, "train_compute") > typical(0, "train_compute")
+    assert typical(1, "nccl_collective") < typical(0, "nccl_collective")
 
     ranks = {(r.rank, r.device, r.world_size, r.job) for each in seen for r in each.ranks}
     assert ranks == {(0, 0, 2, "ddp"), (1, 1, 2, "ddp")}

@@ -4,6 +4,7 @@ import os
 import statistics
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -13,11 +14,16 @@ import pytest
 
 from eagle_eye.agent import hook
 from eagle_eye.agent.hook import Training, attach
-from eagle_eye.agent.hook_message import EVENTS_PER_MESSAGE_MAX
+from eagle_eye.agent.hook_message import EVENTS_PER_MESSAGE_MAX, HookMessage
 from eagle_eye.agent.hook_sender import SENDS_PER_EVENT, Identity, collective_sequences
 from tests.agent.fakes import Listener, script, until
 
 QUIET_S = 3600.0  # a heartbeat that never comes during a test
+
+
+@pytest.fixture(autouse=True)
+def sends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "SEND_EVERY_S", QUIET_S)
 
 
 @pytest.fixture
@@ -28,8 +34,9 @@ def training(listener: Listener) -> Iterator[Training]:
 
 
 def step_and_send(training: Training, **values: Any) -> None:
-    training._sent_s = -1.0  # as if the last message were long ago
     training.step(**values)
+    if training._sender is not None:
+        training._sender.send()
 
 
 def test_totals_grow_with_each_step(training: Training, listener: Listener) -> None:
@@ -144,11 +151,37 @@ def test_events_are_bounded_while_nobody_listens(tmp_path: Path) -> None:
     training.detach()
 
 
-def test_steps_send_at_most_every_50_ms(training: Training, listener: Listener) -> None:
-    begin_s = perf_counter()
+def test_a_step_leaves_the_sending_to_another_thread(training: Training, listener: Listener) -> None:
+    listener.read()
     for _ in range(1000):
-        training.step()
-    assert len(listener.read()) <= 3 + (perf_counter() - begin_s) / hook.SEND_EVERY_S
+        training.step(loss=1.0)
+    assert listener.read() == []
+
+
+def test_what_is_new_is_sent_before_the_next_heartbeat(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "SEND_EVERY_S", 0.01)
+    training = attach(socket=listener.path, heartbeat_s=QUIET_S)
+    listener.read()
+    training.step(loss=1.0)
+    heard: list[HookMessage] = []
+
+    def hears() -> bool:
+        heard.extend(listener.read())
+        return bool(heard)
+
+    until(hears)
+    assert heard[0].step == 1
+    time.sleep(0.1)
+    assert listener.read() == []  # nothing is new
+    training.detach()
+
+
+def test_the_first_loss_that_is_not_finite_is_sent_at_once(training: Training, listener: Listener) -> None:
+    training.step(loss=1.0)
+    listener.read()
+    for _ in range(3):
+        training.step(loss=float("nan"))
+    assert [message.totals.loss_odd for message in listener.read()] == [1.0]
 
 
 def test_the_heartbeat_speaks_while_no_step_ends(listener: Listener) -> None:

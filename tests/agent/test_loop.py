@@ -11,6 +11,8 @@ from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.loop import Loop
 from eagle_eye.agent.runner import Runner
+from eagle_eye.agent.service_manager import ServiceManager
+from eagle_eye.agent.tick import Tick
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import FRAME_BYTES_MAX, Frame, Rank, decode_frame, values_of
 from tests.agent.fakes import FakeClock, until
@@ -35,7 +37,14 @@ class Scripted:
 class Station:
     """A loop on a fake clock with the frames that it made."""
 
-    def __init__(self, clock: FakeClock, *collectors: Scripted, job: str = "", interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        clock: FakeClock,
+        *collectors: Scripted,
+        job: str = "",
+        interval_s: float = 1.0,
+        service: ServiceManager | None = None,
+    ) -> None:
         self.clock = clock
         self.drops = Drops()
         self.frames: list[Frame] = []
@@ -44,7 +53,20 @@ class Station:
         self.news = Observed()
         self.runners = [Runner(each, self.drops, clock.monotonic_s) for each in collectors]
         self.on_frame: Callable[[], None] = lambda: None
-        self.loop = Loop("n1", job, interval_s, self.runners, lambda: self.news, self, self.drops, clock, self.wake)
+        self.shown: list[Tick] = []
+        self.loop = Loop(
+            "n1",
+            job,
+            interval_s,
+            self.runners,
+            lambda: self.news,
+            self,
+            self.drops,
+            clock,
+            self.wake,
+            shown=self.shown.append,
+            service=service,
+        )
 
     def append(self, make: Callable[[str, int], bytes]) -> int | None:
         raw = make("stream", len(self.frames) + 1)
@@ -217,6 +239,27 @@ def test_a_collector_that_never_answers_costs_only_itself() -> None:
     runner.close()
 
 
+def test_a_fast_collector_is_not_charged_with_the_time_of_a_slow_one() -> None:
+    release = threading.Event()
+
+    def slow() -> Observed:
+        release.wait(10)
+        return Observed()
+
+    runners = [
+        Runner(Scripted(name, collect), Drops(), time.monotonic) for name, collect in (("a", slow), ("b", Observed))
+    ]
+    for runner in runners:
+        runner.ask(1.0)
+    until(lambda: not runners[1]._answers.empty())
+    time.sleep(0.2)
+    release.set()
+    for runner in runners:
+        runner.answer(5.0)
+        runner.close()
+    assert runners[0].duration_s >= 0.2 > runners[1].duration_s
+
+
 def test_events_of_an_answer_that_came_too_late_go_with_the_next() -> None:
     release = threading.Event()
     error = Event(1.0, "xid", 3, {"code": 79})
@@ -262,3 +305,28 @@ def test_what_happened_before_the_first_tick_is_in_the_first_frame() -> None:
     news = [Observed(events=[Event(1000.2, "xid", 0, {"code": 79})])]
     station = Station(FakeClock(1000.3), Scripted("kernel", lambda: news.pop() if news else Observed()))
     assert [event.kind for event in station.run(1)[0].events] == ["agent_start", "xid"]
+
+
+def test_each_tick_is_shown_with_all_its_events_and_how_the_collectors_fare() -> None:
+    gone = Scripted("fabric", failing(Unsupported("no port")))
+    bad = Scripted("nvml", failing(CollectFailed("gpu 3: lost")))
+    station = Station(FakeClock(1000.3), Scripted("host", node_row), gone, bad)
+    frames = station.run(2)
+    assert [each.time_s for each in station.shown] == [frame.time_s for frame in frames[:2]]
+    assert [event.kind for event in station.shown[0].events] == ["agent_start"]
+    assert station.shown[0].seen.node == {"node_memory_used_ratio": 0.5}
+    assert station.shown[1].frames == 2
+    host, fabric, nvml = station.shown[1].collectors
+    assert (host.ok, host.supported, host.failures) == (True, True, 0)
+    assert (fabric.ok, fabric.supported, fabric.failures) == (False, False, 0)
+    assert (nvml.ok, nvml.supported, nvml.failures) == (False, True, 3)  # the sample before the first tick counts
+
+
+def test_a_single_frame_waits_for_a_slow_driver() -> None:
+    def slow() -> Observed:
+        time.sleep(0.5)
+        return node_row()
+
+    station = Station(FakeClock(1000.3), Scripted("nvml", slow), interval_s=0.2)
+    station.loop.run_once()
+    assert [each.collectors for each in station.frames] == [{"nvml": "ok"}]

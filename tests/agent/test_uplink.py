@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,6 +27,7 @@ class Server:
         self.frames: list[Frame] = []
         self.requests: list[dict[str, str]] = []
         self.connections: set[object] = set()
+        self.sockets: list[socket.socket] = []
         self.refuse: Callable[[list[Frame], dict[str, str]], Reply | None] = lambda _frames, _headers: None
         outer = self
 
@@ -33,6 +36,7 @@ class Server:
 
             def do_POST(self) -> None:
                 outer.connections.add(self.client_address)
+                outer.sockets.append(self.connection)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 outer.requests.append({"path": self.path, **headers})
                 _, raw = decode_request(self.rfile.read(int(self.headers["Content-Length"])))
@@ -61,6 +65,12 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http.server_address[1]}"
 
+    def hang_up(self) -> None:
+        """Close every connection, as a server does that has heard nothing for a while."""
+        for each in self.sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self.http.shutdown()
         self.http.server_close()
@@ -82,7 +92,11 @@ class Agent:
             self.spool.append(frame)
 
     def send(self) -> float | None:
-        return self.uplink.send_once()
+        return self.uplink.live.send_once()
+
+    def waiting(self) -> list[int]:
+        batch = self.spool.newest(1000, 1 << 30)
+        return [sequence for sequence, _ in batch.frames] if batch else []
 
     def close(self) -> None:
         self.uplink.stop(0.0)
@@ -133,11 +147,11 @@ def test_only_what_lies_under_the_watermark_is_forgotten(agent: Agent, server: S
     agent.put(3)
     server.refuse = lambda _frames, _headers: (200, {}, {"accepted": 2, "duplicates": 0, "watermark": 2})
     agent.send()
-    assert [sequence for sequence, _ in agent.spool.oldest(9, 1 << 20)] == [3]
+    assert agent.waiting() == [3]
 
 
 def test_a_watermark_beyond_what_was_sent_forgets_nothing_else(agent: Agent, server: Server) -> None:
-    agent.uplink._frames_max = 2
+    agent.uplink.live._frames_max = 2
     agent.put(5)
     server.refuse = lambda _frames, _headers: (200, {}, {"watermark": 10**9})
     agent.send()
@@ -164,11 +178,21 @@ def test_one_poisoned_frame_is_dropped_and_the_others_arrive(agent: Agent, serve
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_is_honoured(agent: Agent, server: Server, status: int) -> None:
+@pytest.mark.parametrize(("luck", "wait_s"), [(0.0, 8.0), (1.0, 12.0)])
+def test_retry_after_is_honoured_and_spread_so_that_a_fleet_does_not_come_back_at_once(
+    agent: Agent, server: Server, status: int, luck: float, wait_s: float
+) -> None:
+    agent.uplink.live._jitter = lambda: luck
     agent.put()
-    server.refuse = lambda _frames, _headers: problem(status, "busy", **{"Retry-After": "7"})
-    assert agent.send() == 7.0
+    server.refuse = lambda _frames, _headers: problem(status, "busy", **{"Retry-After": "8"})
+    assert agent.send() == wait_s
     assert agent.spool.waiting() == 1
+
+
+def test_a_server_that_stays_busy_is_asked_ever_less_often_whatever_it_says(agent: Agent, server: Server) -> None:
+    agent.put()
+    server.refuse = lambda _frames, _headers: problem(503, "busy", **{"Retry-After": "1"})
+    assert [agent.send() for _ in range(8)] == pytest.approx([1.5, 1.5, 1.5, 1.5, 1.6, 3.2, 5.0, 5.0])
 
 
 @pytest.mark.parametrize("status", [301, 404, 408, 418, 500, 502, 504])
@@ -206,7 +230,6 @@ def test_a_new_token_is_read_when_the_old_one_is_refused(server: Server, tmp_pat
         None if headers.get("authorization") == "Bearer new" else problem(401, "unauthorized")
     )
     agent = Agent(server.url, tmp_path, clock, token_file=token)
-    agent.uplink._token = "old"
     agent.put()
     assert agent.send() == pytest.approx(0.1)
     token.write_text("new\n")
@@ -232,6 +255,31 @@ def test_a_connection_that_the_server_closed_is_made_anew(agent: Agent, server: 
     agent.put()
     assert agent.send() == 0.0
     assert len(server.connections) == 2
+
+
+def test_a_connection_that_died_while_nothing_was_sent_delays_no_frame(
+    agent: Agent, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.put()
+    agent.send()
+    server.hang_up()
+    agent.put()
+    assert agent.send() == 0.0
+    assert [each.sequence for each in server.frames] == [1, 2]
+    assert "cannot be reached" not in caplog.text
+
+
+def test_what_else_the_answer_says_is_handed_on(server: Server, tmp_path: Path, clock: FakeClock) -> None:
+    said: list[Mapping[str, object]] = []
+    drops = Drops()
+    spool = Spool(tmp_path / "spool", "n1", drops)
+    uplink = Uplink(Destination(server.url), spool, drops, clock, answered=said.append)
+    spool.append(frame)
+    server.refuse = lambda _frames, _headers: (200, {}, {"watermark": 1, "requests": [{"id": "e1"}]})
+    uplink.live.send_once()
+    assert said == [{"watermark": 1, "requests": [{"id": "e1"}]}]
+    uplink.stop(0.0)
+    spool.close()
 
 
 def test_the_thread_delivers_what_is_put_and_flushes_when_stopped(server: Server, tmp_path: Path) -> None:

@@ -70,3 +70,15 @@ def test_an_agents_troubles_are_kept_and_bounded() -> None:
     assert heard is not None
     assert "nvml" not in heard.troubles
     assert len(heard.troubles) == 32
+
+
+def test_a_frame_is_late_that_waited_while_a_newer_one_was_heard() -> None:
+    fleet = Fleet(10)
+    past = frame(1, time_s=NOW - 60)
+    assert not fleet.is_late(past, NOW)  # nothing newer is known
+    fleet.heard(frame(2, node="n2"), NOW)
+    assert not fleet.is_late(past, NOW)
+    fleet.heard(frame(2), NOW)
+    assert fleet.is_late(past, NOW)
+    assert not fleet.is_late(past, NOW - 55)  # it was sent as soon as it could be
+    assert not fleet.is_late(frame(3, time_s=NOW + 1), NOW + 60)

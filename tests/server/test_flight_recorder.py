@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.flight_recorder import analyse
+from eagle_eye.schema import flight_recorder as dump_format
 from eagle_eye.server import flight_recorder
 from eagle_eye.server.flight_recorder import BadDump, decode, rank_in_name, read_dump, read_folder
 
@@ -145,7 +146,7 @@ def test_a_dump_that_calls_something_is_refused_and_does_nothing(tmp_path: Path,
 
 
 def test_the_unpickler_alone_refuses_classes_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(flight_recorder, "_check_opcodes", lambda raw: None)
+    monkeypatch.setattr(dump_format, "_check_opcodes", lambda raw, objects_max: None)
     with pytest.raises(BadDump, match="it asks for"):
         decode(pickle.dumps({"entries": [Evil(tmp_path / "ran")]}, protocol=2))
 

@@ -100,6 +100,38 @@ def test_a_query_reads_the_nodes_and_times_asked_for(tmp_path: Path) -> None:
         assert journal.count([], NOW, NOW + 100, 7) == 8
 
 
+def test_replay_leaves_out_what_came_after_newer_frames_of_its_node(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.submit(batch(1, 100, received_s=NOW + 100)).result(WITHIN_S)  # in order, however old
+        journal.submit(batch(50, received_s=NOW + 100)).result(WITHIN_S)
+        journal.submit(batch(50, node="n2", received_s=NOW + 100)).result(WITHIN_S)
+        journal.submit(batch(95, received_s=NOW + 100)).result(WITHIN_S)  # overtaken by little
+        told = [(recorded.frame.node, recorded.frame.sequence) for recorded in journal.replay(0.0, 100)]
+        assert told == [("n1", 1), ("n1", 100), ("n2", 50), ("n1", 95)]
+
+
+def test_a_query_reads_a_nodes_streams_in_the_order_of_their_times(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        for stream, sequences in (("live", (9, 10)), ("older", (5, 6)), ("oldest", (1, 2))):
+            journal.submit(batch(*sequences)._replace(stream=stream)).result(WITHIN_S)
+        found = [recorded.frame.sequence for recorded in journal.query([], NOW, NOW + 100)]
+        assert found == [1, 2, 5, 6, 9, 10]
+
+
+def test_a_stream_that_was_not_heard_of_for_long_is_still_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle_eye.server.journal.STREAMS_CACHED_MAX", 2)
+    with opened(tmp_path) as journal:
+        for _ in range(2):
+            for node in ("n1", "n2", "n3", "n4"):
+                watermark = journal.submit(batch(1, 2, node=node)).result(WITHIN_S).watermark
+                assert watermark == 2
+        assert len(journal._streams) == 2
+        assert len(list(journal.replay(0.0, 100))) == 8
+        assert len(journal.streams()) == 4
+
+
 def test_more_than_may_wait_is_refused_and_nothing_of_it_kept(tmp_path: Path) -> None:
     with opened(tmp_path, pending_bytes_max=2_000) as journal:
         blocker = sqlite3.connect(tmp_path / "history.db", isolation_level=None)

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import argparse
-import json
+import faulthandler
 import logging
-import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
 from eagle_eye.agent.clock import SystemClock, Wake
-from eagle_eye.agent.collector import CollectFailed
-from eagle_eye.agent.collectors.fabric import FabricCollector
-from eagle_eye.agent.collectors.host import HostCollector
-from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
-from eagle_eye.agent.collectors.nvml import NvmlCollector
-from eagle_eye.agent.collectors.training import TrainingCollector
-from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder
+from eagle_eye.agent.collector import CollectFailed, Collector, Observed
+from eagle_eye.agent.config import AgentConfiguration, read, spool_folder, token_path
 from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.loop import Loop, Sink
+from eagle_eye.agent.evidence.bundle import BundleStuck
+from eagle_eye.agent.evidence.flight_dumps import FlightDumps
+from eagle_eye.agent.evidence.gather import (
+    BUG_REPORT,
+    EVIDENCE,
+    CannotGather,
+    Gatherer,
+    gather_now,
+    standard_sources,
+)
+from eagle_eye.agent.evidence.requests import EvidenceRequests
+from eagle_eye.agent.evidence.upload import Place, Upload
+from eagle_eye.agent.exposition import Delivery, Exposition
+from eagle_eye.agent.host_verdict import EXIT_CODES, judge, lines
+from eagle_eye.agent.loop import Loop, Sink, agent_version
+from eagle_eye.agent.metrics_server import MetricsServer
+from eagle_eye.agent.node_token import NodeToken
+from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
+from eagle_eye.agent.printing import Nowhere, Printer
 from eagle_eye.agent.runner import Runner
+from eagle_eye.agent.service_manager import ServiceManager
 from eagle_eye.agent.spool import Spool, SpoolTaken
+from eagle_eye.agent.tick import Tick
+from eagle_eye.agent.training_processes import TrainingProcess
 from eagle_eye.agent.uplink import Destination, Uplink
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.frame import Frame, decode_frame, values_of
 
 FLUSH_S = 1.0  # how long a stopping agent tries to send its last frames
 FLUSH_ONCE_S = 5.0
+REPAIRED_FILE = "repaired"  # in the spool's folder; what happened before its time of change was repaired
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -38,6 +53,7 @@ _log = logging.getLogger("eagle_eye.agent")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.description = "Watches this node and its training processes, and reports to the server."
+    parser.epilog = "With --check the exit code is 0 for a healthy host, 3 for a sick one, 1 where nobody can tell."
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags and environment override it")
     parser.add_argument("--server", metavar="URL", help="where frames go (http://127.0.0.1:8470)")
     parser.add_argument("--node", metavar="NAME", help="this node's name (the host's name)")
@@ -46,13 +62,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between frames (1)")
     parser.add_argument("--spool", metavar="DIR", help="where frames wait for the server")
     parser.add_argument("--hook-socket", metavar="PATH", help="where training processes report")
-    parser.add_argument("--once", action="store_true", help="make one frame, deliver it and exit")
-    parser.add_argument("--print", action="store_true", help="print frames as JSON lines instead of sending them")
+    parser.add_argument("--simulate", action="store_true", help="eight simulated GPUs in place of the driver's")
+    modes = parser.add_argument_group("instead of running until stopped")
+    modes.add_argument("--once", action="store_true", help="make one frame, deliver it and exit")
+    modes.add_argument("--print", action="store_true", help="print frames as JSON lines instead of sending them")
+    modes.add_argument("--check", action="store_true", help="with --once: say whether this host is sick; sends nothing")
+    modes.add_argument("--gpus", type=int, metavar="N", help="with --check: how many GPUs the host should have")
+    modes.add_argument("--evidence", type=Path, metavar="OUT", help="gather evidence into OUT, a .tar.gz, and exit")
+    modes.add_argument("--bug-report", action="store_true", help="with --evidence: the driver's bug report; minutes")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the agent until it is told to stop; return the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="eagle-eye agent: %(message)s")
+    faulthandler.enable()  # a service manager that finds us hung ends us with SIGABRT: its journal shows where
     flags = {
         "server": args.server,
         "node": args.node,
@@ -64,10 +87,17 @@ def run(args: argparse.Namespace) -> int:
     }
     try:
         configuration = read(args.config, os.environ, flags)
-    except ConfigurationError as error:
+        _check_modes(args)
+        if args.simulate:
+            _log.info("GPUs are simulated: %s stands in for the driver's library", simulate(cache_folder(os.environ)))
+    except (ConfigurationError, SimulationFailed) as error:
         print(f"eagle-eye agent: {error}", file=sys.stderr)
         return 2
     try:
+        if args.check:
+            return _check(configuration, args.gpus)
+        if args.evidence is not None:
+            return _gather(configuration, args.evidence, BUG_REPORT if args.bug_report else EVIDENCE)
         if args.print:
             return _run_printing(configuration, once=args.once)
         return _run_sending(configuration, once=args.once)
@@ -83,69 +113,67 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-class Printer:
-    """Prints frames as JSON lines."""
-
-    def __init__(self) -> None:
-        self._sequence = 0
-
-    def append(self, make: Callable[[str, int], bytes]) -> int | None:
-        """Print the frame that ``make`` encodes."""
-        self._sequence += 1
-        print(json.dumps(readable(decode_frame(make("print", self._sequence))), ensure_ascii=False), flush=True)
-        return self._sequence
-
-
-def readable(frame: Frame) -> dict[str, Any]:
-    """Return a frame as plain data for people: rows by name, what was not observed left out, infinity as text."""
-    rows: dict[str, dict[str, dict[str, float | str]]] = {}
-    for item in frame.blocks:
-        values = values_of(item)
-        scope = rows.setdefault(item.scope.value, {})
-        for row, key in enumerate(item.keys):
-            scope[str(key)] = {
-                metric: value if math.isfinite(value) else "+inf"
-                for column, metric in enumerate(item.metrics)
-                if not math.isnan(value := values[column * len(item.keys) + row])
-            }
-    return {
-        "node": frame.node,
-        "time_s": frame.time_s,
-        "interval_s": frame.interval_s,
-        "sequence": frame.sequence,
-        "job": frame.job,
-        "ranks": [{field: getattr(rank, field) for field in rank.__struct_fields__} for rank in frame.ranks],
-        "rows": rows,
-        "events": [
-            {"time_s": e.time_s, "kind": e.kind, "device": e.device, "attributes": e.attributes} for e in frame.events
-        ],
-        "collectors": frame.collectors,
-        "dropped": frame.dropped,
-    }
+def _check_modes(args: argparse.Namespace) -> None:
+    if args.check and not args.once:
+        raise ConfigurationError("--check: expected --once beside it")
+    if args.gpus is not None and not (args.check and args.gpus >= 0):
+        raise ConfigurationError("--gpus: expected a number from 0, with --check beside it")
+    if args.bug_report and args.evidence is None:
+        raise ConfigurationError("--bug-report: expected --evidence beside it")
 
 
 def _run_printing(configuration: AgentConfiguration, *, once: bool) -> int:
     # Without a state folder: printing does not move the place that the service has reached.
-    _run_loop(configuration, Printer(), Drops(), lambda: None, None, once=once)
+    drops, clock, wake = Drops(), SystemClock(), Wake()
+    assembly = Assembly(configuration, drops, clock, wake.set, None)
+    exposition = Exposition(configuration.node, agent_version(), drops, lambda: None, assembly.nvml.devices_by_uuid)
+    _run_loop(configuration, assembly, Printer(), drops, clock, wake, exposition, once=once)
     return 0
 
 
 def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
-    drops, clock = Drops(), SystemClock()
+    drops, clock, wake = Drops(), SystemClock(), Wake()
     folder = spool_folder(configuration, os.environ)
     spool = Spool(folder, configuration.node, drops, configuration.spool_bytes_max)
     destination = Destination(
         server=configuration.server,
-        token_file=Path(configuration.token_file) if configuration.token_file else None,
+        token_file=token_path(configuration, os.environ),
         ca_file=Path(configuration.ca_file) if configuration.ca_file else None,
         connect_s=configuration.connect_s,
         answer_s=configuration.answer_s,
         backoff_s_max=configuration.backoff_s_max,
     )
-    uplink = Uplink(destination, spool, drops, clock)
+    token = NodeToken(
+        configuration.server,
+        configuration.node,
+        destination.token_file,
+        Path(configuration.join_token_file) if configuration.join_token_file else None,
+        destination.ca_file,
+        configuration.answer_s,
+        clock.monotonic_s,
+    )
+    place = Place(destination.server, token.text, destination.ca_file, destination.connect_s, destination.answer_s)
     try:
+        evidence: EvidenceRequests | None = None
+        beside: Sequence[Collector] = ()
+
+        def processes() -> Sequence[TrainingProcess]:
+            return assembly.processes.all()
+
+        if not once:  # a frame that says "evidence" asks to be asked
+            evidence = EvidenceRequests(_gatherer(configuration), processes, Upload(place, clock).send, drops)
+            beside = (evidence,)
+        assembly = Assembly(configuration, drops, clock, wake.set, folder, beside)
+        uplink = Uplink(
+            destination, spool, drops, clock, token=token, answered=evidence.answered if evidence else _ignore
+        )
+
+        def delivery() -> Delivery:
+            return Delivery(spool.waiting(), spool.waiting_bytes(), uplink.delivered, uplink.is_well)
+
+        exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()
-        _run_loop(configuration, spool, drops, uplink.notify, folder, once=once)
+        _run_loop(configuration, assembly, spool, drops, clock, wake, exposition, uplink.notify, once=once)
         uplink.stop(FLUSH_ONCE_S if once else FLUSH_S)
         left = spool.waiting()
     finally:
@@ -157,30 +185,32 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
 
 def _run_loop(
     configuration: AgentConfiguration,
+    assembly: Assembly,
     sink: Sink,
     drops: Drops,
-    handed_on: Callable[[], None],
-    state_folder: Path | None,
+    clock: SystemClock,
+    wake: Wake,
+    exposition: Exposition,
+    handed_on: Callable[[], None] = lambda: None,
     *,
     once: bool,
 ) -> None:
-    clock, wake = SystemClock(), Wake()
-    nvml = NvmlCollector()
-    training = TrainingCollector(hook_socket_path(configuration), drops, wake.set, nvml.devices_by_uuid)
-    kernel_log = KernelLogCollector(drops, nvml.devices_by_bus_id, state_folder)
-    collectors = (HostCollector(), nvml, FabricCollector(state_folder), kernel_log, training)
-    runners = tuple(Runner(collector, drops, clock.monotonic_s) for collector in collectors)
+    metrics = None
+    if configuration.metrics_listen and not once:
+        metrics = MetricsServer(configuration.metrics_listen, exposition.page, drops)
     loop = Loop(
         configuration.node,
         configuration.job,
         configuration.interval_s,
-        runners,
-        training.happened,
+        assembly.runners,
+        assembly.happened,
         sink,
         drops,
         clock,
         wake,
         handed_on,
+        shown=exposition.show,
+        service=None if once else ServiceManager(os.environ),
     )
 
     def stop(number: int, _frame: object) -> None:
@@ -189,14 +219,81 @@ def _run_loop(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     try:
-        training.open()  # ranks may already be reporting
+        assembly.training.open()  # ranks may already be reporting
     except CollectFailed as error:
         _log.warning("%s", error)
     try:
+        if metrics is not None:
+            metrics.start()
         if once:
             loop.run_once()
         else:
             loop.run()
     finally:
+        if metrics is not None:
+            metrics.stop()
+        assembly.close()
+
+
+def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
+    """Say whether this host is sick. It leaves spool, server and hook socket to the agent that runs here."""
+    drops, clock = Drops(), SystemClock()
+    folder = spool_folder(configuration, os.environ)
+    runners: Sequence[Runner] = check_runners(drops, clock, folder)
+    ticks: list[Tick] = []
+    loop = Loop(
+        configuration.node,
+        configuration.job,
+        configuration.interval_s,
+        runners,
+        Observed,
+        Nowhere(),
+        drops,
+        clock,
+        Wake(),
+        shown=ticks.append,
+    )
+    try:
+        loop.run_once()
+    finally:
         for runner in runners:
             runner.close()
+    verdict = judge(ticks[-1], gpus, _changed_s(folder / REPAIRED_FILE))
+    told, unseen = lines(verdict)
+    for line in told:
+        print(line)
+    for line in unseen:
+        print(line, file=sys.stderr)
+    return EXIT_CODES[verdict.state]
+
+
+def _gather(configuration: AgentConfiguration, out: Path, kind: str) -> int:
+    """Gather evidence of this host's training processes for a person."""
+    _log.info("looking for training processes, then gathering; %s at most", "10 min" if kind == BUG_REPORT else "20 s")
+    try:
+        found = found_processes(Drops(), SystemClock(), Wake())
+        manifest = gather_now(out, _gatherer(configuration), found, configuration.job, kind)
+    except (CannotGather, BundleStuck, OSError) as error:
+        print(f"eagle-eye agent: --evidence: {error}", file=sys.stderr)
+        return 1
+    for missing in manifest.missing:
+        print(f"missing: {missing.source} {missing.what}: {missing.why}", file=sys.stderr)
+    print(f"{out}: {len(manifest.files)} files of {len(manifest.processes)} processes")
+    return 0
+
+
+def _gatherer(configuration: AgentConfiguration) -> Gatherer:
+    dumps = FlightDumps(configuration.flight_recorder_prefixes, configuration.flight_recorder_pipe_prefixes)
+    return Gatherer(configuration.node, agent_version(), standard_sources(dumps))
+
+
+def _ignore(_fields: Mapping[str, object]) -> None:
+    """What the server says besides its acknowledgement is for nobody."""
+
+
+def _changed_s(file: Path) -> float:
+    """Return when the file was changed, Unix seconds; 0: there is none."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

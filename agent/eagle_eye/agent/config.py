@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from eagle_eye.agent import metrics_server
+from eagle_eye.agent.collectors import dcgm_exporter, nccl_ras
+from eagle_eye.agent.collectors.tensorboard import event_files
 from eagle_eye.agent.hook_message import SYSTEM_FOLDER, default_socket
 from eagle_eye.agent.spool import BYTES_MAX
+from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
+from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.schema.configuration import ConfigurationError, load
 from eagle_eye.schema.frame import NAME_CHARS_MAX
 
@@ -23,20 +28,35 @@ SPOOL_BYTES_MIN = 1 << 20
 SPOOL_BYTES_MAX = 1 << 40
 TIMEOUT_S_MIN = 0.01
 SOCKET_PATH_BYTES_MAX = 107  # the kernel's limit
+PLACES_MAX = 16  # of each kind: all are looked at again and again
+PORTS_MAX = 8
+
+_PLACES = (
+    "nccl_inspector_folders",
+    "flight_recorder_prefixes",
+    "flight_recorder_pipe_prefixes",
+    "training_logs",
+    "tensorboard_logs",
+)
 
 
 class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """Every key of the agent's TOML file; the environment's names are ``EAGLE_EYE_`` and the key in capitals.
 
     ``node`` empty: the host's name. ``job`` empty: what the training processes say. ``token_file`` and
-    ``ca_file`` empty: none. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max`` is the
-    longest wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts.
+    ``ca_file`` empty: none; with a ``join_token_file`` the token is got once and kept in ``token_file``, or beside the
+    spool. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max`` is the longest wait between
+    attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts. ``metrics_listen`` and
+    ``dcgm_exporter`` empty: off. ``shared_host``: several agents run here, each for processes that name its node. The
+    lists add to what the training processes' own environments say.
     """
 
     server: str = "http://127.0.0.1:8470"
     node: str = ""
     job: str = ""
+    shared_host: bool = False
     token_file: str = ""
+    join_token_file: str = ""
     ca_file: str = ""
     interval_s: float = 1.0
     spool_dir: str = ""
@@ -45,6 +65,17 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s_max: float = 5.0
     connect_s: float = 2.0
     answer_s: float = 5.0
+    metrics_listen: str = "127.0.0.1:8471"
+    dcgm_exporter: str = ""
+    nccl_inspector_folders: list[str] = []
+    flight_recorder_prefixes: list[str] = []
+    flight_recorder_pipe_prefixes: list[str] = []
+    nccl_ras_ports: list[int] = []
+    nccl_ras_every_s: float = 10.0
+    nccl_ras_every_node: bool = False
+    training_logs: list[str] = []
+    training_log_framework: str = ""
+    tensorboard_logs: list[str] = []
 
 
 def read(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> AgentConfiguration:
@@ -66,6 +97,13 @@ def spool_folder(configuration: AgentConfiguration, environ: Mapping[str, str]) 
     return Path(state) / "eagle-eye/agent"
 
 
+def token_path(configuration: AgentConfiguration, environ: Mapping[str, str]) -> Path | None:
+    """Return the file of this node's token; None: it needs none."""
+    if configuration.token_file:
+        return Path(configuration.token_file)
+    return spool_folder(configuration, environ) / "token" if configuration.join_token_file else None
+
+
 def hook_socket_path(configuration: AgentConfiguration) -> Path:
     """Return where hooks find this agent. An agent of root makes the folder that every user's hook looks in."""
     if configuration.hook_socket:
@@ -75,23 +113,72 @@ def hook_socket_path(configuration: AgentConfiguration) -> Path:
     return default_socket()
 
 
+def log_patterns(configuration: AgentConfiguration) -> list[Pattern]:
+    """Return which training logs to follow. Raises BadPattern, which ``read`` has turned into a ConfigurationError."""
+    return [Pattern(text, configuration.node) for text in configuration.training_logs]
+
+
+def tensorboard_patterns(configuration: AgentConfiguration) -> list[Pattern]:
+    """Return which event files to follow. Raises BadPattern, which ``read`` has turned into a ConfigurationError."""
+    return [file for folder in configuration.tensorboard_logs for file in event_files(folder, configuration.node)]
+
+
 def _check(configuration: AgentConfiguration) -> None:
     _check_server(configuration.server)
+    _check_names(configuration)
+    _check_numbers(configuration)
+    _check_files(configuration)
+    for key, check in (("metrics_listen", metrics_server.address), ("dcgm_exporter", dcgm_exporter.address)):
+        _refuse(key, check, getattr(configuration, key))
+    for key, patterns in (("training_logs", log_patterns), ("tensorboard_logs", tensorboard_patterns)):
+        _refuse(key, patterns, configuration)
+
+
+def _refuse(key: str, check: Callable[[Any], object], value: Any) -> None:
+    """Raise ConfigurationError for a value that ``check`` does not take; one that is empty is not asked about."""
+    try:
+        if value:
+            check(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{key}: {error}") from None
+
+
+def _check_names(configuration: AgentConfiguration) -> None:
     for key in ("node", "job"):
         text = getattr(configuration, key)
         if len(text) > NAME_CHARS_MAX or not text.isprintable() or not (text or key == "job"):
             raise ConfigurationError(f"{key}: expected 1 to {NAME_CHARS_MAX} printable characters, got {text[:80]!r}")
+    framework = configuration.training_log_framework
+    known = ("", *(parser.name for parser in FRAMEWORKS))
+    if framework not in known:
+        raise ConfigurationError(
+            f"training_log_framework: expected one of {', '.join(map(repr, known))}, got {framework[:80]!r}"
+        )
+
+
+def _check_numbers(configuration: AgentConfiguration) -> None:
     for key, least, most in (
         ("interval_s", INTERVAL_S_MIN, INTERVAL_S_MAX),
         ("backoff_s_max", TIMEOUT_S_MIN, INTERVAL_S_MAX),
         ("connect_s", TIMEOUT_S_MIN, INTERVAL_S_MAX),
         ("answer_s", TIMEOUT_S_MIN, INTERVAL_S_MAX),
         ("spool_bytes_max", SPOOL_BYTES_MIN, SPOOL_BYTES_MAX),
+        ("nccl_ras_every_s", nccl_ras.EVERY_S, INTERVAL_S_MAX),
     ):
         value = getattr(configuration, key)
         if not least <= value <= most:
             raise ConfigurationError(f"{key}: expected {least} to {most}, got {value}")
-    for key in ("token_file", "ca_file"):
+    for key in _PLACES:
+        if len(getattr(configuration, key)) > PLACES_MAX:
+            raise ConfigurationError(f"{key}: expected at most {PLACES_MAX}, got {len(getattr(configuration, key))}")
+    ports = configuration.nccl_ras_ports
+    if len(ports) > PORTS_MAX or not all(0 < port < 1 << 16 for port in ports):
+        raise ConfigurationError(f"nccl_ras_ports: expected at most {PORTS_MAX} ports from 1 to 65535, got {ports}")
+
+
+def _check_files(configuration: AgentConfiguration) -> None:
+    # What a join token is to bring need not be there yet, and the join token may be gone once it did.
+    for key in ("ca_file",) if configuration.join_token_file else ("token_file", "ca_file"):
         name = getattr(configuration, key)
         if name and not os.access(name, os.R_OK):
             raise ConfigurationError(f"{key}: {name} cannot be read")

@@ -21,33 +21,22 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from eagle_eye.agent.hook_message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX, Totals
+from eagle_eye.agent.hook_message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX
 from eagle_eye.agent.hook_sender import Identity, Sender, State, collective_sequences, hook_socket
-from eagle_eye.agent.hook_timer import StepTimer
-from eagle_eye.agent.hook_torch import Watch, scalar
+from eagle_eye.agent.hook_tally import Tally
+from eagle_eye.agent.hook_timer import StepParts, StepTimer
+from eagle_eye.agent.hook_torch import Watch
 from eagle_eye.agent.redact import redact
 
-SEND_EVERY_S = 0.05  # a step sends at most so often; the heartbeat carries the rest
+SEND_EVERY_S = 0.1  # what is new is sent at most so often: frames are a second apart
 TRACEBACK_CHARS_READ_MAX = 16_384
 
 _log = logging.getLogger("eagle_eye.hook")
-_STEPS = Totals._fields.index("steps")
-_TIMED = Totals._fields.index("timed_steps")
-_COMPUTE = Totals._fields.index("compute_steps")
-_DATA_WAIT = Totals._fields.index("data_wait_steps")
-_COLLECTIVE = Totals._fields.index("collective_steps")
-_TOKENS = Totals._fields.index("token_steps")
-_WORK = Totals._fields.index("work_steps")
-_LOSS = Totals._fields.index("losses")
-_GRAD_NORM = Totals._fields.index("grad_norms")
-_LOCAL_GRAD_NORM = Totals._fields.index("local_grad_norms")
-
 _current: Training | None = None
 
 
@@ -61,8 +50,8 @@ def attach(
 ) -> Training:
     """Return the object that reports this process's training; it also reports by itself that the process lives.
 
-    ``model`` (a torch module, after wrapping) and ``optimizer`` are optional: with them and with every
-    parameter on the CPU, a step's compute, wait for data, collectives and local gradient norm are seen.
+    ``model`` (a torch module, after wrapping and compiling) and ``optimizer`` are optional: with them a step's
+    compute, wait for data and collectives are seen where ``docs/hook.md`` says so.
     ``step`` is the last step that was finished before, when a job resumes. ``socket`` overrides where the
     agent listens. Attaching again ends the earlier report. Never raises.
     """
@@ -85,14 +74,15 @@ class Training:
         self._state = State()
         self._timer = StepTimer()
         self._watch = Watch(self._timer, self._count_failure)
-        self._sums = [0.0] * len(Totals._fields)
+        self._tally = Tally(self._count_failure)
         self._step = 0
-        self._sent_s = 0.0
+        self._sound = True  # the last loss was finite, as far as is known
         self._sender: Sender | None = None
         self._stopped = threading.Event()
         self._heartbeat: threading.Thread | None = None
         self._phases: list[str] = []
         self._excepthook = sys.excepthook
+        self._error: BaseException | None = None  # the last one reported
         self._logged = False
 
     @property
@@ -117,40 +107,29 @@ class Training:
 
         Everything is optional. ``step`` is the number of the finished step, one more than the last one when not
         given. ``tokens`` and ``work_units`` are this rank's of this step. ``loss`` and norms may be numbers or
-        tensors; a tensor on a device is not read, since that would wait for the device. ``compute_s``,
-        ``data_wait_s`` and ``collective_s`` are for who measures them with device events; they replace what
-        the hook measured itself.
+        tensors; one on a GPU is copied in passing and counts some steps later, one on another device is not
+        read. ``compute_s``, ``data_wait_s`` and ``collective_s`` are for who measures them with device events;
+        they replace what the hook measured itself.
         """
         try:
-            now_s = perf_counter()
+            # Few calls: between steps that sweep the caches each costs some microseconds.
+            watch, tally = self._watch, self._tally
             self._step = self._step + 1 if step is None else int(step)
-            measured = self._timer.finish(now_s)
-            step_s = measured.step_s
-            norm = self._watch.norm.finish(measured.backwards, step_s)
-            sums = self._sums
-            sums[_STEPS] += 1.0
-            if step_s is not None:
-                sums[_TIMED] += 1.0
-                sums[_TIMED + 1] += step_s
-                if tokens is not None and (number := self._number(tokens)) is not None:
-                    sums[_TOKENS] += 1.0
-                    sums[_TOKENS + 1] += step_s
-                    sums[_TOKENS + 2] += number
-            self._add(_COMPUTE, measured.compute_s if compute_s is None else compute_s)
-            self._add(_DATA_WAIT, measured.data_wait_s if data_wait_s is None else data_wait_s)
-            self._add(_COLLECTIVE, measured.collective_s if collective_s is None else collective_s)
-            self._add(_WORK, work_units)
-            sound = self._add_or_odd(_LOSS, loss)
-            self._add_or_odd(_GRAD_NORM, grad_norm)
-            if sound:
-                # The gradient of a broken loss is broken on every rank and says nothing about where it came from.
-                self._add_or_odd(_LOCAL_GRAD_NORM, norm if local_grad_norm is None else local_grad_norm)
+            looked = watch.looking
+            measured = self._timer.finish(perf_counter())
+            norm = watch.finish(measured)
+            tally.step(measured.step_s, tokens)
+            if looked or compute_s is not None or data_wait_s is not None or collective_s is not None:
+                self._add_parts(measured, compute_s, data_wait_s, collective_s)
+            norm = norm if local_grad_norm is None else local_grad_norm
+            sound = tally.values(loss, grad_norm, norm, work_units, looking=looked)
             if self._state.phase == "start":
                 self._enter("train")
-            self._publish()
-            if now_s - self._sent_s >= SEND_EVERY_S and self._sender is not None:
-                self._sent_s = now_s
-                self._sender.send()
+            self._state.unread = tally.unread
+            self._state.progress = (self._step, tuple(tally.sums))
+            if self._sound and not sound and self._sender is not None:
+                self._sender.send()  # at once: what is not finite often ends the program
+            self._sound = sound
         except Exception as error:  # noqa: BLE001 - training must go on without us
             self._count_failure(error)
 
@@ -167,6 +146,20 @@ class Training:
             if opened:
                 self._close_phase()
 
+    def error(self, error: BaseException) -> None:
+        """Report an exception that ends training; one that nobody catches is reported by itself. Never raises."""
+        sender = self._sender
+        if sender is None or isinstance(error, KeyboardInterrupt) or error is self._error:
+            return
+        try:
+            self._error = error
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            text = redact(text[-TRACEBACK_CHARS_READ_MAX:])
+            sender.event("training_error", text.encode("utf-8", "replace")[-TEXT_BYTES_MAX:].decode("utf-8", "ignore"))
+            sender.send()
+        except Exception as failure:  # noqa: BLE001 - the program's own error matters more
+            self._count_failure(failure)
+
     def detach(self) -> None:
         """Say goodbye, take every hook off and report nothing from here on. Never raises."""
         try:
@@ -177,7 +170,7 @@ class Training:
     def _begin(self, model: Any, optimizer: Any, step: int, path: Path | None, heartbeat_s: float) -> None:
         identity = Identity.of(os.environ)
         self._step = int(step)
-        self._state.progress = (self._step if self._step > 0 else -1, Totals())
+        self._state.progress = (self._step if self._step > 0 else -1, tuple(self._tally.sums))
         try:
             self._watch.attach(model, optimizer, sys.modules)
         except Exception as error:  # noqa: BLE001 - without the model's hooks there are still steps and a heartbeat
@@ -202,6 +195,10 @@ class Training:
             return
         self._stopped.set()
         self._watch.remove()
+        if self._state.progress[1][0] > 0.0:  # steps
+            self._add_told()
+            self._tally.arrived()
+            self._state.progress = (self._step, tuple(self._tally.sums))
         atexit.unregister(self._end)
         if sys.excepthook == self._report_error:
             sys.excepthook = self._excepthook
@@ -217,9 +214,21 @@ class Training:
         self._heartbeat = None
 
     def _beat(self) -> None:
+        """Send what is new and, every ``heartbeat_s``, that the process lives; runs in a thread of its own.
+
+        Not the training thread: to build a message and hand it over costs 0.1 ms when the caches are cold, and
+        more when the kernel lets the reader run first on the sender's core.
+        """
         sender = self._sender
-        while sender is not None and not self._stopped.wait(sender.heartbeat_s):
-            self._send(sender)
+        if sender is None:
+            return
+        sent: tuple[int, tuple[float, ...]] | None = None
+        sent_s = perf_counter()
+        while not self._stopped.wait(min(SEND_EVERY_S, sender.heartbeat_s)):
+            progress = self._state.progress
+            if progress is not sent or perf_counter() - sent_s >= sender.heartbeat_s:
+                sent, sent_s = progress, perf_counter()
+                self._send(sender)
 
     def _send(self, sender: Sender) -> None:
         try:
@@ -234,14 +243,12 @@ class Training:
             self._count_failure(error)
             return -1, -1
 
-    def _publish(self) -> None:
-        self._state.progress = (self._step, Totals._make(self._sums))
-
     def _open_phase(self, name: str) -> bool:
         try:
             text = str(name)[:PHASE_CHARS_MAX]
             text = text if text and text.isprintable() else "unnamed"
             self._timer.pause(perf_counter())
+            self._watch.phase_begins()
             self._phases.append(self._state.phase)
             self._enter(text)
             if text == "checkpoint":
@@ -273,57 +280,27 @@ class Training:
             self._sender.event(kind, value)
 
     def _report_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if self._sender is not None and not issubclass(kind, KeyboardInterrupt):
-            try:
-                text = "".join(traceback.format_exception(kind, error, trace))
-                text = redact(text[-TRACEBACK_CHARS_READ_MAX:])
-                self._sender.event(
-                    "training_error",
-                    text.encode("utf-8", "replace")[-TEXT_BYTES_MAX:].decode("utf-8", "ignore"),
-                )
-                self._sender.send()
-            except Exception as failure:  # noqa: BLE001 - the program's own error matters more
-                self._count_failure(failure)
+        self.error(error)
         self._excepthook(kind, error, trace)
 
-    def _add(self, index: int, value: Any) -> None:
-        """Add to a (count, sum) pair; None and what is not finite is not observed."""
-        if value is not None and (number := self._number(value)) is not None:
-            self._sums[index] += 1.0
-            self._sums[index + 1] += number
-
-    def _add_or_odd(self, index: int, value: Any) -> bool:
-        """Add to a (count, sum, odd) triple, where a value that is not finite is news of its own: return False."""
-        if value is None:
-            return True
-        try:
-            number = scalar(value)
-        except Exception as error:  # noqa: BLE001 - a value of a kind that we don't know; the step counts all the same
-            self._count_failure(error)
-            return True
-        if number is None:
-            self._state.unread += 1
-        elif isfinite(number):
-            self._sums[index] += 1.0
-            self._sums[index + 1] += number
+    def _add_parts(
+        self, measured: StepParts, compute_s: float | None, data_wait_s: float | None, collective_s: float | None
+    ) -> None:
+        """Add a step's parts: what the program says of them, else what was measured."""
+        if compute_s is None and collective_s is None:
+            self._add_told()
         else:
-            self._sums[index + 2] += 1.0
-            return False
-        return True
+            self._watch.forget_device()
+        self._tally.parts(
+            measured.compute_s if compute_s is None else compute_s,
+            measured.data_wait_s if data_wait_s is None else data_wait_s,
+            measured.collective_s if collective_s is None else collective_s,
+        )
 
-    def _number(self, value: Any) -> float | None:
-        try:
-            number = scalar(value)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._count_failure(error)
-            return None
-        if number is None:
-            self._state.unread += 1
-            return None
-        if not isfinite(number) or number < 0.0:
-            self._state.failures += 1
-            return None
-        return number
+    def _add_told(self) -> None:
+        """Add what a device has told of earlier steps."""
+        for parts in self._watch.device_steps():
+            self._tally.parts(parts.compute_s, None, parts.collective_s)
 
     def _count_failure(self, error: BaseException) -> None:
         self._state.failures += 1

@@ -80,7 +80,7 @@ class Identity:
 class State:
     """What the next message says. The training thread writes it; ``progress`` is replaced as a whole."""
 
-    progress: tuple[int, Totals] = (-1, Totals())  # last finished step, totals
+    progress: tuple[int, tuple[float, ...]] = (-1, Totals())  # last finished step, the fields of Totals
     phase: str = "start"
     gpu: str = ""
     failures: int = 0
@@ -176,7 +176,7 @@ class Sender:
             failures=min(state.failures, 0xFFFFFFFF),
             unread=min(state.unread, 0xFFFFFFFF),
             unsent=min(self.unsent, 0xFFFFFFFF),
-            totals=totals,
+            totals=Totals._make(totals),
         )
         return encode(message, self._tail)
 

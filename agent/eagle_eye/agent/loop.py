@@ -14,6 +14,8 @@ from eagle_eye.agent.clock import Clock, Wake
 from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.runner import Runner
+from eagle_eye.agent.service_manager import ServiceManager
+from eagle_eye.agent.tick import Tick
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import (
     EVENTS_MAX,
@@ -32,6 +34,7 @@ from eagle_eye.schema.metrics import Scope
 
 ANSWER_RATIO = 0.8  # collectors have this share of the interval to answer
 ANSWER_S_MAX = 5.0
+ANSWER_ONCE_S = 15.0  # a single frame may wait: a driver that nobody keeps loaded needs seconds for each GPU
 URGENT_EVERY_S = 0.1  # ranks die in groups: what follows the first waits so long for company
 
 _log = logging.getLogger("eagle_eye.agent")
@@ -50,7 +53,9 @@ class Loop:
 
     Ticks follow the wall clock's multiples but are waited for on the monotonic clock; a jump of the one or a stop
     of the process costs the ticks missed and no burst. ``happened`` returns ranks and events without rows, for
-    frames outside the ticks. ``wake`` is set by whoever has such news, and by ``stop``.
+    frames outside the ticks. ``wake`` is set by whoever has such news, and by ``stop``. ``shown`` gets each tick after
+    its frame was handed on; it must not block. ``service`` hears that the loop lives from the loop itself alone: one
+    that hangs is silent.
     """
 
     def __init__(
@@ -65,10 +70,13 @@ class Loop:
         clock: Clock,
         wake: Wake,
         handed_on: Callable[[], None] = lambda: None,
+        shown: Callable[[Tick], None] = lambda _tick: None,
+        service: ServiceManager | None = None,
     ) -> None:
         self._node = node
         self._job = job
         self._interval_s = interval_s
+        self._answer_s = min(ANSWER_S_MAX, ANSWER_RATIO * interval_s)
         self._runners = runners
         self._happened = happened
         self._sink = sink
@@ -76,6 +84,9 @@ class Loop:
         self._clock = clock
         self._wake = wake
         self._handed_on = handed_on
+        self._shown = shown
+        self._service = service or ServiceManager({})
+        self._frames = 0
         self._boot_id = boot_id()
         self._version = agent_version()
         self._stop_reason = ""
@@ -89,36 +100,38 @@ class Loop:
 
     def run(self) -> None:
         """Tick until stopped."""
-        self._take_first_sample()
+        self._take_first_sample(self._answer_s)
         while not self._stop_reason:
             self._wait_for_tick()
             if not self._stop_reason:
-                self._tick()
+                self._tick(self._answer_s)
+        self._service.stopping(self._stop_reason)
         self._events.append(Event(self._clock.now_s(), "agent_stop", attributes={"reason": self._stop_reason}))
         self._emit_happened()
 
     def run_once(self) -> None:
         """Make one frame, at the first tick that leaves rates something to be taken over."""
-        self._take_first_sample()
+        self._take_first_sample(ANSWER_ONCE_S)
         begin_s = self._clock.monotonic_s()
         self._wait_for_tick()
         if self._clock.monotonic_s() - begin_s < 0.5 * self._interval_s:
             self._wait_for_tick()
-        self._tick()
+        self._tick(ANSWER_ONCE_S)
 
-    def _take_first_sample(self) -> None:
+    def _take_first_sample(self, answer_s: float) -> None:
         """Give rates something to start from; what already happened goes into the first frame."""
         self._ask()
-        self._events += self._gather().events
+        self._events += self._gather(answer_s).events
 
     def _wait_for_tick(self) -> None:
         due_s = self._clock.monotonic_s() + self._until_tick_s()
         urgent_s = 0.0
         while not self._stop_reason:
+            self._service.alive()
             now_s = self._clock.monotonic_s()
             if now_s >= due_s:
                 return
-            if not self._clock.wait(self._wake, due_s - now_s) or self._stop_reason:
+            if not self._clock.wait(self._wake, min(due_s - now_s, self._service.every_s)) or self._stop_reason:
                 continue
             self._wake.clear()
             now_s = self._clock.monotonic_s()
@@ -133,25 +146,31 @@ class Loop:
         rest_s = self._interval_s - self._clock.now_s() % self._interval_s
         return rest_s if rest_s > 0.1 * self._interval_s else rest_s + self._interval_s
 
-    def _tick(self) -> None:
+    def _tick(self, answer_s: float) -> None:
         self._ask()
         now_s = self._clock.now_s()
         # The tick's own time, a multiple of the interval, unless the clock has jumped away from it.
         multiple_s = round(now_s / self._interval_s) * self._interval_s
         time_s = multiple_s if abs(now_s - multiple_s) < 0.25 * self._interval_s else now_s
-        seen = self._gather()
+        seen = self._gather(answer_s)
         monotonic_s = self._clock.monotonic_s()
         elapsed_s, self._tick_s = monotonic_s - self._tick_s, monotonic_s
         usual = abs(elapsed_s - self._interval_s) < 0.5 * self._interval_s
-        self._emit(time_s, self._interval_s if usual else elapsed_s, seen)
+        interval_s = self._interval_s if usual else elapsed_s
+        events = tuple(self._events + seen.events)
+        self._emit(time_s, interval_s, seen)
+        collectors = tuple(runner.standing() for runner in self._runners)
+        tick = Tick(time_s, interval_s, seen, events, collectors, self._frames)
+        self._shown(tick)
+        self._service.ticked(tick)
 
     def _ask(self) -> None:
         now_s = self._clock.now_s()
         for runner in self._runners:
             runner.ask(now_s)
 
-    def _gather(self) -> Observed:
-        deadline_s = self._clock.monotonic_s() + min(ANSWER_S_MAX, ANSWER_RATIO * self._interval_s)
+    def _gather(self, answer_s: float) -> Observed:
+        deadline_s = self._clock.monotonic_s() + answer_s
         everything = Observed()
         for runner in self._runners:
             seen = runner.answer(deadline_s - self._clock.monotonic_s())
@@ -178,6 +197,7 @@ class Loop:
             return self._encode(stream, sequence, time_s, interval_s, seen.ranks, blocks, events)
 
         self._sink.append(make)
+        self._frames += 1
         self._handed_on()
 
     def _blocks(self, seen: Observed) -> Sequence[Block]:

@@ -1,241 +1,292 @@
-"""Keeps frames on disk until the server has them: a SQLite file, bounded, oldest first out.
+"""Keeps frames until the server has them: in memory, and on disk in one file a stream; bounded, oldest first out.
 
-Touches: one folder. It survives SIGKILL; after a power cut the last frames may be missing, and nothing else.
-A disk that fails or is full costs the frames it already holds until the next start, not the agent's voice: frames
-go on in memory, as a stream of their own.
+A frame outlives this process (SIGKILL) once ``append`` has returned: the server has it, or the disk. It outlives the
+machine (a power cut) a second later, when the file has been synced. What the server takes at once is not written at
+all: as long as it answers, the disk has nothing to do. Nothing here waits for the disk for long: what touches it is
+``spool_disk.py``, in a thread of its own. While it is full, read-only, broken or hangs, frames wait in memory and are
+written when it works again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
-import os
-import sqlite3
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 
 from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.spool_disk import Disk, SpoolTaken
+from eagle_eye.agent.spool_file import Kept
+from eagle_eye.agent.spool_stream import Batch, Stream, record_bytes
 
 BYTES_MAX = 512 << 20
-MEMORY_BYTES_MAX = 32 << 20
-FILE_NAME = "spool.sqlite"
+MEMORY_BYTES_MAX = 32 << 20  # what may wait for a disk that does not work: an hour of a node with eight GPUs
+STREAM_FRAMES_MAX = 64  # about a minute: few enough to go before live frames, enough to make few files of an outage
+STREAM_BYTES_MAX = 1 << 20  # what one request carries easily
+STREAM_SHARE = 8  # no stream takes more than this part of the spool: streams are dropped whole
+STREAMS_MAX = 4_096  # files: an agent that is restarted over and over makes many small ones
+# How long a new frame waits for a server that took the one before within this time; then the disk gets it.
+ANSWER_WAIT_S = 0.05
+WRITE_WAIT_S = 0.25  # how long the agent's loop waits for a disk that hangs, once
+LOAD_WAIT_S = 5.0  # how long the sender of old frames waits for the disk
+OPEN_WAIT_S = 5.0  # how long the agent's start waits for the disk
+CLOSE_WAIT_S = 2.0
+SAY_EVERY_S = 60.0  # a full spool drops each minute anew: one line for all of it
+
+__all__ = ["BYTES_MAX", "Batch", "Spool", "SpoolTaken"]
 
 _log = logging.getLogger("eagle_eye.agent")
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS stream (id TEXT NOT NULL, node TEXT NOT NULL, last_sequence INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS frames (sequence INTEGER PRIMARY KEY, frame BLOB NOT NULL);
-"""
-
-
-class SpoolTaken(OSError):  # noqa: N818 - named for what happened
-    """Another agent uses the folder."""
-
 
 class Spool:
-    """An ordered queue of encoded frames; used from every thread.
+    """A queue of encoded frames in streams; used from every thread, appended to from one.
 
-    ``stream`` names this sequence of frames for ever: it is made with the file, and a new file is a new
-    stream. Sequences count from 1 and are never used twice, also not after their frames were deleted.
+    Frames are appended to the *live* stream. When too many of them wait, because the server is away, a new stream
+    begins: the one before is *recent*, those before that are the *backlog*. So the newest frames can be sent before
+    older ones although those of one stream are always sent in order. Each start of the agent begins a new stream, and
+    sequences count from 1 in it: none is ever used twice, also not after a power cut took the newest frames.
     """
 
-    def __init__(self, folder: Path, node: str, drops: Drops, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        drops: Drops,
+        bytes_max: int = BYTES_MAX,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
         """Open or make the spool. Raises SpoolTaken; any other trouble with the disk leads to memory.
 
         Frames that wait there under another node's name are dropped, counted as ``spool_other_node``: a server
         takes them only from that node, and would never acknowledge them.
         """
-        self.stream = ""
-        self.in_memory = False
         self._node = node
         self._drops = drops
         self._bytes_max = bytes_max
-        self._bytes = 0
-        self._last = 0
+        self._stream_bytes_max = min(STREAM_BYTES_MAX, bytes_max // STREAM_SHARE)
+        self._monotonic_s = monotonic_s
+        self._now_s = now_s
+        self._backlog: deque[Stream] = deque()
+        self._recent: Stream | None = None
+        self._live = Stream(str(uuid.uuid4()), node)
+        self._streams: dict[str, Stream] = {self._live.name: self._live}
+        self._bytes = self._live.bytes
+        self._stalled = False
+        self._prompt = False  # whether the server took the newest frame within ANSWER_WAIT_S
+        self._appended_s = 0.0
+        self._tell: Callable[[], None] = lambda: None
+        self._dropped = _Dropped()
+        self._said_s = monotonic_s() - SAY_EVERY_S
         self._lock = threading.Lock()
-        self._file = folder / FILE_NAME
-        self._held: int | None = None
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._held = _hold(folder / "lock")
-            self._database = self._open_file()
-        except SpoolTaken:
-            raise
-        except (OSError, sqlite3.Error) as error:
-            self._database = self._open_memory(error)
+        self._answered = threading.Condition(self._lock)
+        self._disk = Disk(folder, node, drops, self._lock, monotonic_s, self._adopt, self._lose)
+        with self._lock:
+            self._disk.start(OPEN_WAIT_S)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether new frames wait in memory alone because the disk fails or hangs."""
+        return self._stalled or self._disk.failing
 
     def append(self, make: Callable[[str, int], bytes]) -> int | None:
-        """Store the frame that ``make(stream, sequence)`` returns; return its sequence, None if it was dropped.
+        """Keep the frame that ``make(stream, sequence)`` returns; return its sequence, None if it was dropped.
 
-        When the bound is reached the oldest frames go, counted as ``spool_full``.
+        When a bound is reached the oldest frames go, counted as ``spool_full``.
         """
         with self._lock:
-            for _ in range(2):  # the second time in memory
-                frame = make(self.stream, self._last + 1)
-                try:
-                    with self._database:
-                        self._make_room(len(frame))
-                        self._database.execute("INSERT INTO frames VALUES (?, ?)", (self._last + 1, frame))
-                        self._database.execute("UPDATE stream SET last_sequence = ?", (self._last + 1,))
-                except sqlite3.Error as error:
-                    self._fall_back(error)
-                    continue
-                self._last += 1
-                self._bytes += len(frame)
-                return self._last
-        self._drops.count("spool_failed")
-        return None
+            if len(self._live.frames) >= STREAM_FRAMES_MAX or (
+                self._live.frames and self._live.bytes >= self._stream_bytes_max
+            ):
+                self._rotate()
+            live = self._live
+            frame = make(live.name, live.last + 1)
+            before = live.bytes
+            if not live.frames:
+                live.begin_anew()
+            self._bytes += live.bytes - before
+            if not self._make_room(record_bytes(frame)):
+                self._drops.count("spool_full")
+                return None
+            sequence = live.last + 1
+            live.add(Kept(sequence, self._now_s(), frame))
+            self._bytes += record_bytes(frame)
+            self._appended_s = self._monotonic_s()
+            if self._prompt:
+                self._tell()
+                self._prompt = self._answered.wait_for(lambda: live.acknowledged >= sequence, ANSWER_WAIT_S)
+            if not self._prompt:
+                self._disk.write(live)
+                self._await_disk(live, sequence)
+            return sequence
 
-    def oldest(self, frames_max: int, bytes_max: int) -> list[tuple[int, bytes]]:
-        """Return the oldest frames not yet acknowledged with their sequences; at least one if there is any."""
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called for each frame that is to be sent before ``append`` returns; it must return at once."""
+        self._tell = tell
+
+    def has_new(self) -> bool:
+        """Whether there are frames that ``newest`` returns."""
+        return self._recent is not None or bool(self._live.frames)
+
+    def newest(self, frames_max: int, bytes_max: int) -> Batch | None:
+        """Return what is to be sent at once: of the recent stream while it has any, then of the live one."""
         with self._lock:
-            try:
-                found: list[tuple[int, bytes]] = []
-                size = 0
-                rows = self._database.execute(
-                    "SELECT sequence, frame FROM frames ORDER BY sequence LIMIT ?", (frames_max,)
-                )
-                for sequence, frame in rows:
-                    size += len(frame)
-                    if found and size > bytes_max:
-                        break
-                    found.append((sequence, frame))
-            except sqlite3.Error as error:
-                self._fall_back(error)
-                return []
-            return found
+            return (self._recent or self._live).batch(frames_max, bytes_max)
 
-    def acknowledge(self, sequence: int) -> None:
-        """Forget every frame up to and with ``sequence``: the server has it."""
-        self._delete("sequence <= ?", sequence)
+    def backlog(self, frames_max: int, bytes_max: int) -> Batch | None:
+        """Return the oldest frames of the backlog; None when there are none, or the disk does not give them now."""
+        with self._lock:
+            while self._backlog:
+                oldest = self._backlog[0]
+                if oldest.loaded and not oldest.frames:
+                    self._remove(oldest)
+                elif oldest.loaded:
+                    return oldest.batch(frames_max, bytes_max)
+                elif not self._disk.load(oldest, LOAD_WAIT_S):
+                    return None
+            return None
 
-    def discard(self, sequence: int) -> None:
-        """Forget one frame that nobody wants."""
-        self._delete("sequence = ?", sequence)
+    def has_backlog(self) -> bool:
+        """Whether there are frames that ``newest`` does not return."""
+        return bool(self._backlog)
+
+    def acknowledge(self, stream: str, sequence: int) -> None:
+        """Forget every frame of a stream up to and with ``sequence``: the server has it, or nobody wants it."""
+        with self._lock:
+            known = self._streams.get(stream)
+            if known is None:  # dropped meanwhile
+                return
+            known.forget(sequence)
+            if known is self._live and known.acknowledged == known.last:
+                self._prompt = self._monotonic_s() - self._appended_s < ANSWER_WAIT_S
+                self._answered.notify_all()
+                if self._prompt:  # nothing will be written over what the file has, which the server has too
+                    self._disk.forget_file(known)
+            if known is not self._live and known.acknowledged >= known.last:
+                self._remove(known)
 
     def waiting(self) -> int:
         """Return how many frames wait."""
         with self._lock:
-            try:
-                return int(self._database.execute("SELECT count(*) FROM frames").fetchone()[0])
-            except sqlite3.Error as error:
-                self._fall_back(error)
-                return 0
+            return sum(stream.waiting for stream in self._streams.values())
+
+    def waiting_bytes(self) -> int:
+        """Return how much room the waiting frames take, on disk or in memory."""
+        with self._lock:
+            return self._bytes - (0 if self._live.frames else self._live.bytes)
 
     def close(self) -> None:
-        """Close the file; the frames in it are sent after the next start."""
+        """Write what is not yet on disk and let go of the folder; what waits is sent after the next start."""
         with self._lock:
-            with contextlib.suppress(sqlite3.Error):
-                self._database.close()
-            if self._held is not None:
-                os.close(self._held)
-                self._held = None
+            self._say_dropped()
+            if not self._live.frames:
+                self._remove(self._live)
+        self._disk.close(CLOSE_WAIT_S)
 
-    def _delete(self, where: str, sequence: int) -> None:
-        with self._lock:
-            try:
-                with self._database:
-                    self._bytes -= self._remove(where, sequence)
-            except sqlite3.Error as error:
-                self._fall_back(error)
+    # All below is called with the lock held.
 
-    def _remove(self, where: str, sequence: int) -> int:
-        query = f"SELECT coalesce(sum(length(frame)), 0) FROM frames WHERE {where}"  # noqa: S608 - our own text
-        size = int(self._database.execute(query, (sequence,)).fetchone()[0])
-        self._database.execute(f"DELETE FROM frames WHERE {where}", (sequence,))  # noqa: S608 - our own text
-        return size
+    def _rotate(self) -> None:
+        """Begin a new live stream; the one before is recent, what was recent is backlog."""
+        if self._recent is not None:
+            self._backlog.append(self._recent)
+            self._disk.unload(self._recent)
+        self._recent = self._live
+        self._live = Stream(str(uuid.uuid4()), self._node)
+        self._take(self._live)
 
-    def _make_room(self, frame_bytes: int) -> None:
-        bytes_max = min(self._bytes_max, MEMORY_BYTES_MAX) if self.in_memory else self._bytes_max
-        if self._bytes + frame_bytes <= bytes_max:
-            return
-        rows = self._database.execute("SELECT sequence, length(frame) FROM frames ORDER BY sequence")
-        last, dropped = 0, 0
-        freed = 0
-        # A little more than needed, so that a full spool does not do this for each frame.
-        for sequence, size in rows:
-            if self._bytes - freed + frame_bytes <= bytes_max - bytes_max // 64:
+    def _take(self, stream: Stream) -> None:
+        self._streams[stream.name] = stream
+        self._bytes += stream.bytes
+
+    def _remove(self, stream: Stream) -> None:
+        if stream is self._recent:
+            self._recent = None
+        elif stream is not self._live:
+            self._backlog.remove(stream)  # nearly always the first
+        del self._streams[stream.name]
+        self._bytes -= stream.bytes
+        self._disk.remove(stream)
+
+    def _adopt(self, found: list[Stream]) -> None:
+        """Take over what an earlier agent left, oldest first; the last has its frames in memory."""
+        for stream in found:
+            self._take(stream)
+        if found and self._live.last == 0:
+            self._recent = found.pop()
+        for stream in found:
+            stream.unload()
+        self._backlog.extendleft(reversed(found))
+        self._make_room(0)
+
+    def _lose(self, stream: Stream) -> None:
+        self._drops.count("spool_damaged", stream.waiting)
+        self._remove(stream)
+
+    def _make_room(self, size: int) -> bool:
+        """Drop the oldest streams until ``size`` more bytes have room; return whether they have."""
+        while self._bytes + size > self._bytes_max or len(self._streams) > STREAMS_MAX:
+            oldest = self._backlog[0] if self._backlog else self._recent
+            if oldest is None:
+                return False
+            self._drop(oldest)
+        while self._disk.unwritten_bytes() + size > MEMORY_BYTES_MAX:
+            oldest = self._disk.oldest_unwritten()
+            if oldest is None or oldest is self._live:
                 break
-            last, dropped, freed = sequence, dropped + 1, freed + size
-        rows.close()
-        self._database.execute("DELETE FROM frames WHERE sequence <= ?", (last,))
-        self._bytes -= freed
-        self._drops.count("spool_full", dropped)
+            self._drop(oldest)
+        return True
 
-    def _open_file(self) -> sqlite3.Connection:
-        try:
-            return self._open(str(self._file))
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as error:  # not a database, or a damaged one
-            _log.warning("spool %s is damaged and set aside as *.damaged: %s", self._file, error)
-            self._set_aside()
-            return self._open(str(self._file))
+    def _drop(self, stream: Stream) -> None:
+        self._drops.count("spool_full", stream.waiting)
+        self._dropped.add(stream)
+        self._remove(stream)
+        if self._monotonic_s() - self._said_s >= SAY_EVERY_S:
+            self._say_dropped()
 
-    def _open(self, name: str) -> sqlite3.Connection:
-        database = sqlite3.connect(name, timeout=1.0, check_same_thread=False)
-        try:
-            database.execute("PRAGMA journal_mode=WAL")
-            database.execute("PRAGMA synchronous=NORMAL")
-            database.executescript(_SCHEMA)
-            with database:
-                row = database.execute("SELECT id, node, last_sequence FROM stream").fetchone()
-                if row is None or row[1] != self._node:
-                    self._drops.count("spool_other_node", database.execute("DELETE FROM frames").rowcount)
-                    database.execute("DELETE FROM stream")
-                    row = (str(uuid.uuid4()), self._node, 0)
-                    database.execute("INSERT INTO stream VALUES (?, ?, ?)", row)
-            size, newest = database.execute(
-                "SELECT coalesce(sum(length(frame)), 0), coalesce(max(sequence), 0) FROM frames"
-            ).fetchone()
-        except BaseException:
-            database.close()
-            raise
-        self.stream, self._last, self._bytes = str(row[0]), max(int(row[2]), int(newest)), int(size)
-        return database
+    def _say_dropped(self) -> None:
+        if self._dropped.frames:
+            self._said_s = self._monotonic_s()
+            _log.warning(
+                "the spool is full (%d bytes, %d of what the disk did not take): the oldest are dropped, %s",
+                self._bytes_max,
+                min(self._bytes_max, MEMORY_BYTES_MAX),
+                self._dropped,
+            )
+            self._dropped = _Dropped()
 
-    def _set_aside(self) -> None:
-        self._drops.count("spool_damaged")
-        for suffix in ("", "-wal", "-shm"):
-            file = self._file.with_name(FILE_NAME + suffix)
-            with contextlib.suppress(FileNotFoundError):
-                file.replace(file.with_name(file.name + ".damaged"))  # one is kept: the newest
-
-    def _open_memory(self, error: Exception) -> sqlite3.Connection:
-        _log.warning("spool %s cannot be used, frames wait in memory until the next start: %s", self._file, error)
-        self._drops.count("spool_in_memory")
-        self.in_memory = True
-        return self._open(":memory:")
-
-    def _fall_back(self, error: sqlite3.Error) -> None:
-        """Go on after the database failed: in a new file where it was damaged, else in memory."""
-        if self.in_memory:
-            return
-        with contextlib.suppress(sqlite3.Error):
-            self._database.close()
-        damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-        if damaged:
-            try:
-                self._set_aside()
-                self._database = self._open(str(self._file))
-            except (OSError, sqlite3.Error) as another:
-                self._database = self._open_memory(another)
-        else:
-            self._database = self._open_memory(error)
+    def _await_disk(self, stream: Stream, sequence: int) -> None:
+        """Wait until a frame is on disk: for a disk that hangs only once, for one that fails not at all."""
+        if self._stalled and self._disk.is_prompt(WRITE_WAIT_S):
+            self._stalled = False
+            _log.info("the spool's disk answers again")
+        if not self._stalled and not self._disk.wait_written(stream, sequence, WRITE_WAIT_S):
+            self._stalled = True
+            self._drops.count("spool_stalled")
+            _log.warning("the spool's disk has not answered for %g s: frames wait in memory", WRITE_WAIT_S)
 
 
-def _hold(lock: Path) -> int:
-    """Return a descriptor that holds the folder for as long as it is open."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise SpoolTaken(f"{lock.parent} is in use by another agent") from None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+class _Dropped:
+    """How much was dropped since that was last said."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self._bytes = 0
+        self._first_s = self._last_s = 0.0
+
+    def add(self, stream: Stream) -> None:
+        if not self.frames:
+            self._first_s = stream.first_s
+        self._last_s = stream.last_s
+        self.frames += stream.waiting
+        self._bytes += stream.bytes
+
+    def __str__(self) -> str:
+        return f"{self.frames} frames, {self._bytes} bytes, of {_utc(self._first_s)} to {_utc(self._last_s)}"
+
+
+def _utc(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,34 +1,37 @@
-"""Sends the spool's frames to the server and forgets what the server has.
+"""Sends the spool's frames to the server and forgets what the server has: live frames at once, old ones between them.
 
-Touches: one HTTP connection, the token's file, one thread. ``docs/wire.md`` is the protocol.
+Touches: two HTTP connections, two threads. ``docs/wire.md`` is the protocol.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import logging
 import random
-import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from eagle_eye.agent.clock import Clock
+from eagle_eye.agent.connection import Answer, BadAnswer, Connection
 from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import Spool
-from eagle_eye.schema.frame import CONTENT_TYPE, encode_request
+from eagle_eye.agent.node_token import NodeToken
+from eagle_eye.agent.server_connection import connect, path_on
+from eagle_eye.agent.spool import STREAM_FRAMES_MAX, Batch, Spool
+from eagle_eye.schema.frame import encode_request
 
 PATH = "/api/v1/frames"
-FRAMES_PER_REQUEST = 256
 BYTES_PER_REQUEST = 4 << 20
-ANSWER_BYTES_MAX = 1 << 16
 BACKOFF_S_MIN = 0.1
 RETRY_AFTER_S_MAX = 300.0
+IDLE_S = 60.0
+
+# Old frames can wait: a server that has come back has the live frames of a whole fleet to take first.
+BACKLOG_BACKOFF_S_MIN = 1.0
+BACKLOG_BACKOFF_S_MAX = 300.0
+BACKLOG_EVERY_S = 1.0  # a request, one stream, a second: an hour of frames in a minute, about half a MB/s
+BACKLOG_REST = 3.0  # of the time that the last request took: the slower the server, the longer it is left alone
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -45,178 +48,116 @@ class Destination:
     backoff_s_max: float = 5.0
 
 
-class Answer(NamedTuple):
-    """The server's answer; ``reason`` is the problem's stable word, ``retry_after_s`` None when not said."""
+@dataclass(frozen=True)
+class Pace:
+    """How long a lane waits between requests, in seconds.
 
-    status: int
-    watermark: int | None
-    reason: str
-    detail: str
-    retry_after_s: float | None
+    After a failure ``backoff_s_min``, doubling to the maximum. After a success about ``every_s``, and ``rest`` times as
+    long as the request took.
+    """
+
+    backoff_s_min: float
+    backoff_s_max: float
+    every_s: float = 0.0
+    rest: float = 0.0
 
 
-class Uplink:
-    """Delivers at least once and in order; never gives up and never hurries a server that is in trouble."""
+class Lane:
+    """Sends what one part of the spool has, in order and at least once, over a connection of its own."""
 
     def __init__(
         self,
+        take: Callable[[int, int], Batch | None],
+        acknowledge: Callable[[str, int], None],
         destination: Destination,
-        spool: Spool,
+        token: NodeToken,
+        pace: Pace,
         drops: Drops,
         clock: Clock,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float],
+        answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
     ) -> None:
-        self._destination = destination
-        self._spool = spool
+        self._take = take
+        self._acknowledge = acknowledge
+        self._server = destination.server
+        self._token = token
+        self._pace = pace
         self._drops = drops
         self._clock = clock
         self._jitter = jitter
-        self._connection: http.client.HTTPConnection | None = None
-        self._token = ""
+        self._answered = answered
+        self._connection = Connection(
+            partial(connect, destination.server, destination.ca_file, destination.connect_s, destination.answer_s),
+            destination.server,
+            path_on(destination.server, PATH),
+        )
         self._failures = 0
-        self._frames_max = FRAMES_PER_REQUEST
+        self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
-        self._news = threading.Event()
-        self._stopping = threading.Event()
-        self._stop_s: float | None = None
-        self._thread: threading.Thread | None = None
         self.delivered = 0
-
-    def start(self) -> None:
-        """Begin to send."""
-        self._token = self._read_token()
-        self._thread = threading.Thread(target=self._run, name="uplink", daemon=True)
-        self._thread.start()
-
-    def notify(self) -> None:
-        """Say that the spool has something new."""
-        self._news.set()
-
-    def stop(self, flush_s: float) -> None:
-        """Send what waits for at most ``flush_s`` and end; what is left stays in the spool."""
-        self._stop_s = self._clock.monotonic_s() + flush_s
-        self._stopping.set()
-        self._news.set()
-        if self._thread is not None:
-            self._thread.join(timeout=flush_s + 0.1)
-        self._disconnect()
+        self.is_well: bool | None = None  # whether the server took what was sent last; None: nothing was sent
 
     def send_once(self) -> float | None:
         """Send one batch; return how many seconds to wait before the next, None when there was nothing to send."""
-        batch = self._spool.oldest(self._frames_max, BYTES_PER_REQUEST)
-        if not batch:
-            self._frames_max = FRAMES_PER_REQUEST
+        batch = self._take(self._frames_max, BYTES_PER_REQUEST)
+        if batch is None:
+            self._frames_max = STREAM_FRAMES_MAX
             return None
-        body = encode_request([frame for _, frame in batch], self._clock.now_s())
+        begin_s = self._clock.monotonic_s()
+        body = encode_request([frame for _, frame in batch.frames], self._clock.now_s())
         try:
-            answer = self._post(body)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            self._disconnect()
-            self._say(f"server {self._destination.server} cannot be reached: {type(error).__name__}: {error}")
-            return self._backoff_s()
-        return self._judge(answer, batch)
+            answer = self._connection.post(body, self._token.text())
+        except (OSError, BadAnswer) as error:
+            self._say(f"server {self._server} cannot be reached: {type(error).__name__}: {error}")
+            return self.backoff_s()
+        wait_s = self._judge(answer, batch)
+        return wait_s or self._rest_s(self._clock.monotonic_s() - begin_s)
 
-    def _run(self) -> None:
-        while True:
-            self._news.clear()
-            try:
-                wait_s = self.send_once()
-            except Exception:  # noqa: BLE001 - the one thread that speaks for the node must not end
-                _log.exception("sending failed in a way that is a mistake of ours; trying again")
-                wait_s = self._backoff_s()
-            if self._stop_s is not None and (
-                wait_s is None or self._clock.monotonic_s() + (wait_s or 0.0) >= self._stop_s
-            ):
-                return
-            if wait_s is None:
-                self._clock.wait(self._news, 60.0)
-            elif wait_s > 0.0:
-                self._clock.wait(self._stopping, wait_s)
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
-    def _judge(self, answer: Answer, batch: list[tuple[int, bytes]]) -> float:
-        first, last = batch[0][0], batch[-1][0]
+    def backoff_s(self) -> float:
+        """Return the wait after a failure: doubling, bounded, and anywhere between half and whole: a fleet spreads."""
+        self.is_well = False
+        self._failures += 1
+        whole_s = min(self._pace.backoff_s_max, self._pace.backoff_s_min * 2.0 ** min(self._failures - 1, 30))
+        return whole_s * (0.5 + 0.5 * self._jitter())
+
+    def _rest_s(self, took_s: float) -> float:
+        return max(self._pace.every_s * (0.5 + self._jitter()), self._pace.rest * took_s)
+
+    def _judge(self, answer: Answer, batch: Batch) -> float:
+        first, last = batch.frames[0][0], batch.frames[-1][0]
         if answer.status == 200 and answer.watermark is not None and answer.watermark >= first:
             self._say("")
+            self.is_well = True
             self._failures = 0
-            self._frames_max = FRAMES_PER_REQUEST
+            self._frames_max = STREAM_FRAMES_MAX
             acknowledged = min(answer.watermark, last)  # no server can have what was not sent
-            self.delivered += sum(1 for sequence, _ in batch if sequence <= acknowledged)
-            self._spool.acknowledge(acknowledged)
+            self.delivered += sum(1 for sequence, _ in batch.frames if sequence <= acknowledged)
+            self._acknowledge(batch.stream, acknowledged)
+            self._answered(answer.fields)
             return 0.0
         detail = answer.detail or ("it acknowledged nothing" if answer.status == 200 else "")
         said = f"server answered {answer.status} {answer.reason}: {detail}".rstrip(": ")
         if answer.status in (400, 413, 422):
-            if len(batch) > 1:
+            if len(batch.frames) > 1:
                 self._frames_max = 1  # find the one that the server does not want
             else:
                 self._drops.count(f"rejected_{answer.reason or answer.status}")
                 _log.warning("frame %d is dropped: %s", first, said)
-                self._spool.discard(first)
+                self._acknowledge(batch.stream, first)
             return 0.0
         self._say(said)
-        if answer.status in (401, 403):
-            token = self._read_token()
-            if token != self._token:
-                self._token = token
-                return 0.0
+        if answer.status in (401, 403) and self._token.refused():
+            return 0.0
+        backoff_s = self.backoff_s()
         if answer.retry_after_s is not None and answer.status in (429, 503):
-            return min(answer.retry_after_s, RETRY_AFTER_S_MAX)
-        return self._backoff_s()
-
-    def _backoff_s(self) -> float:
-        """Return the next wait: doubling, bounded, and anywhere between half and whole, so that a fleet spreads."""
-        self._failures += 1
-        whole_s = min(self._destination.backoff_s_max, BACKOFF_S_MIN * 2.0 ** min(self._failures - 1, 30))
-        return whole_s * (0.5 + 0.5 * self._jitter())
-
-    def _post(self, body: bytes) -> Answer:
-        connection = self._connect()
-        headers = {"Content-Type": CONTENT_TYPE, "Accept": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        prefix = urlsplit(self._destination.server).path.rstrip("/")
-        connection.request("POST", prefix + PATH, body=body, headers=headers)
-        response = connection.getresponse()
-        content = response.read(ANSWER_BYTES_MAX + 1)
-        if len(content) > ANSWER_BYTES_MAX or response.will_close:
-            self._disconnect()
-        return _answer(response.status, response.getheader("Retry-After"), content)
-
-    def _connect(self) -> http.client.HTTPConnection:
-        if self._connection is not None:
-            return self._connection
-        destination = self._destination
-        parts = urlsplit(destination.server)
-        host = parts.hostname or ""
-        connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=destination.ca_file)
-            connection = http.client.HTTPSConnection(host, parts.port, timeout=destination.connect_s, context=context)
-        else:
-            connection = http.client.HTTPConnection(host, parts.port, timeout=destination.connect_s)
-        connection.connect()
-        connection.sock.settimeout(destination.answer_s)
-        self._connection = connection
-        return connection
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _read_token(self) -> str:
-        file = self._destination.token_file
-        if file is None:
-            return ""
-        try:
-            token = file.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            self._say(f"token file {file} cannot be read: {type(error).__name__}")
-            return self._token
-        if not token.isprintable() or " " in token:
-            self._say(f"token file {file} holds no token: expected one line of printable characters")
-            return self._token
-        return token
+            # A whole fleet is told the same: spread over half as long again.
+            asked_s = min(answer.retry_after_s, RETRY_AFTER_S_MAX) * (1.0 + 0.5 * self._jitter())
+            return max(asked_s, backoff_s)
+        return backoff_s
 
     def _say(self, text: str) -> None:
         """Log a change of state once; empty: all is well."""
@@ -225,26 +166,110 @@ class Uplink:
             if text:
                 _log.warning("%s", text)
             else:
-                _log.info("server %s takes frames", self._destination.server)
+                _log.info("server %s takes frames", self._server)
 
 
-def _answer(status: int, retry_after: str | None, content: bytes) -> Answer:
-    fields: dict[str, object] = {}
-    with contextlib.suppress(ValueError, RecursionError):  # not JSON: the status alone says enough
-        parsed = json.loads(content)
-        if isinstance(parsed, dict):
-            fields = parsed
-    watermark = fields.get("watermark")
-    reason, detail = fields.get("reason"), fields.get("detail")
-    return Answer(
-        status,
-        watermark if type(watermark) is int else None,
-        _word(reason) if isinstance(reason, str) else "",
-        detail[:300] if isinstance(detail, str) else "",
-        float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdecimal() else None,
-    )
+class Uplink:
+    """Delivers at least once; never gives up and never hurries a server that is in trouble.
 
+    Two lanes: the live one sends the newest frames as soon as they are there; the backlog is sent oldest first, at a
+    bounded pace and only while the live lane is well, so that an hour of old frames delays no new one.
+    """
 
-def _word(text: str) -> str:
-    """Return the reason as one word that may become part of a counter's name."""
-    return "".join(char if char.isalnum() or char == "_" else "_" for char in text[:40])
+    def __init__(
+        self,
+        destination: Destination,
+        spool: Spool,
+        drops: Drops,
+        clock: Clock,
+        jitter: Callable[[], float] = random.random,
+        token: NodeToken | None = None,
+        answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
+    ) -> None:
+        """``token`` None: what the destination's file holds. ``answered`` gets what the server says to live frames."""
+        self._spool = spool
+        self._clock = clock
+        token = token or NodeToken(
+            destination.server, "", destination.token_file, None, destination.ca_file, 0.0, clock.monotonic_s
+        )
+        live = Pace(BACKOFF_S_MIN, destination.backoff_s_max)
+        backlog = Pace(BACKLOG_BACKOFF_S_MIN, BACKLOG_BACKOFF_S_MAX, BACKLOG_EVERY_S, BACKLOG_REST)
+        self.live = Lane(spool.newest, spool.acknowledge, destination, token, live, drops, clock, jitter, answered)
+        self.backlog = Lane(spool.backlog, spool.acknowledge, destination, token, backlog, drops, clock, jitter)
+        self._news = threading.Event()
+        spool.listen(self._news.set)
+        self._behind = threading.Event()  # set while there is backlog and the live lane is well
+        self._stopping = threading.Event()
+        self._stop_s: float | None = None
+        self._threads = (
+            threading.Thread(target=self._run_live, name="uplink", daemon=True),
+            threading.Thread(target=self._run_backlog, name="uplink-backlog", daemon=True),
+        )
+
+    @property
+    def delivered(self) -> int:
+        """How many frames the server has acknowledged."""
+        return self.live.delivered + self.backlog.delivered
+
+    @property
+    def is_well(self) -> bool | None:
+        """Whether the server takes live frames; None while nobody has tried."""
+        return self.live.is_well
+
+    def start(self) -> None:
+        """Begin to send."""
+        for thread in self._threads:
+            thread.start()
+
+    def notify(self) -> None:
+        """Say that the spool has something new."""
+        if self._spool.has_new():  # else it was delivered before it was told of
+            self._news.set()
+
+    def stop(self, flush_s: float) -> None:
+        """Send the newest frames for at most ``flush_s`` and end; what is left stays in the spool.
+
+        The backlog is not flushed: nothing may come after the agent's goodbye.
+        """
+        self._stop_s = self._clock.monotonic_s() + flush_s
+        for event in (self._stopping, self._behind, self._news):
+            event.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=max(0.0, self._stop_s - self._clock.monotonic_s()) + 0.1)
+        for lane, thread in zip((self.live, self.backlog), self._threads, strict=True):
+            if not thread.is_alive():  # else it still waits for an answer: the process's end closes the connection
+                lane.close()
+
+    def _run_live(self) -> None:
+        while True:
+            self._news.clear()
+            wait_s = self._send(self.live)
+            if self.live.is_well and self._spool.has_backlog():
+                self._behind.set()
+            if self._stop_s is not None and (
+                wait_s is None or self._clock.monotonic_s() + (wait_s or 0.0) >= self._stop_s
+            ):
+                return
+            if wait_s is None:
+                self._clock.wait(self._news, IDLE_S)
+            elif wait_s > 0.0:
+                self._clock.wait(self._stopping, wait_s)
+
+    def _run_backlog(self) -> None:
+        while not self._stopping.is_set():
+            if not self._clock.wait(self._behind, IDLE_S) or self._stopping.is_set():
+                continue
+            wait_s = self._send(self.backlog) if self.live.is_well else None
+            if wait_s is None:
+                self._behind.clear()  # until the live lane sees that there is more, and is well
+                self.backlog.close()
+            elif wait_s > 0.0:
+                self._clock.wait(self._stopping, wait_s)
+
+    def _send(self, lane: Lane) -> float | None:
+        try:
+            return lane.send_once()
+        except Exception:  # noqa: BLE001 - the threads that speak for the node must not end
+            _log.exception("sending failed in a way that is a mistake of ours; trying again")
+            return lane.backoff_s()

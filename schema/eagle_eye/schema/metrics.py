@@ -120,6 +120,8 @@ METRICS: tuple[MetricSpec, ...] = (
     _node("node_pfc_rx_pause_packets_per_second", "packets_per_second", "PFC pauses received, sum of ports."),
     _node("node_congestion_notifications_total", "packets", "Congestion notifications.", Kind.COUNTER),
     _node("node_tcp_retransmits_per_second", "segments_per_second", "TCP segments sent again."),
+    _node("node_mounts_unresponsive", "mounts", "Network filesystems that do not answer."),
+    _node("node_temperature_celsius", "celsius", "Hottest thermal zone or CPU sensor."),
     _link("link_up", "bool", "1 when the link is up."),
     _link("link_rx_bytes_per_second", "bytes_per_second", "Received."),
     _link("link_tx_bytes_per_second", "bytes_per_second", "Sent."),

@@ -19,6 +19,7 @@ from eagle_eye.server.api import (
     actions,
     deliveries,
     enrolment,
+    evidence,
     health,
     history,
     incidents,
@@ -29,10 +30,12 @@ from eagle_eye.server.api import (
     subscriptions,
 )
 from eagle_eye.server.auth import Tokens
+from eagle_eye.server.bundles import Bundles
 from eagle_eye.server.changes import Signal
 from eagle_eye.server.clock import Clock, SystemClock
 from eagle_eye.server.config import ServerConfig, is_loopback
 from eagle_eye.server.errors import StoreUnavailable
+from eagle_eye.server.evidence import SWEEP_S, Desk
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.front import Front
 from eagle_eye.server.ingest import Ingest, corrected
@@ -50,6 +53,7 @@ from eagle_eye.server.topology_file import read_topology
 from eagle_eye.server.watching import Outlook, Watcher
 
 HISTORY_FILE = "history.db"
+EVIDENCE_FOLDER = "evidence"
 RESTART_S = 1.0  # a background task that failed starts again after this
 
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
@@ -73,7 +77,7 @@ def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
     engine = Engine(config.detection, watching_since_s=clock.now_s())
     if config.topology_file:
         engine.observe_topology(read_topology(Path(config.topology_file)))
-    return Watch(engine, store, clock, config.policy, config.public_url)
+    return Watch(engine, store, clock, config.policy, config.public_url, config.evidence)
 
 
 def create_app(
@@ -100,7 +104,9 @@ def create_app(
     )
     api.state.services = services
     problems.install(api, services.telemetry)
-    for module in (jobs, nodes, incidents, actions, deliveries, subscriptions, enrolment, history, stream, health):
+    for module in (jobs, nodes, incidents, evidence, actions, deliveries, subscriptions, enrolment):
+        api.include_router(module.router)
+    for module in (history, stream, health):
         api.include_router(module.router)
 
     async def found(node: str) -> None:
@@ -115,6 +121,7 @@ def create_app(
         clock,
         services.watcher.observe,
         found,
+        services.desk.asked_of,
     )
     return Front(api, ingest, services)
 
@@ -153,6 +160,7 @@ def _build(
         doctor=Doctor(store, journal, watching, outlook, fleet, counters, clock, tick_s, fresh_s),
         guard=guard,
         signal=signal,
+        desk=Desk(store, Bundles(folder / EVIDENCE_FOLDER), config.evidence, clock),
     )
     for collector in (
         telemetry.FleetCollector(fleet, clock.now_s, fresh_s),
@@ -183,6 +191,7 @@ def _life(parts: _Parts) -> AbstractAsyncContextManager[None]:
                 ("outbox", parts.outbox.run),
                 ("heartbeat", lambda: _beat(services)),
                 ("model", lambda: keep_model(services)),
+                ("evidence", lambda: _sweep_evidence(services)),
             )
         ]
         try:
@@ -247,6 +256,17 @@ async def keep_model(services: Services, poll_s: float = POLL_S) -> None:
                 services.watcher.use_model(str(found))
             await asyncio.sleep(poll_s)
     await asyncio.Event().wait()
+
+
+async def _sweep_evidence(services: Services) -> None:
+    """End requests that nobody answered and delete what is beyond the limits, now and then."""
+    await asyncio.to_thread(services.desk.bundles.sweep_partial)
+    while True:
+        try:
+            await asyncio.to_thread(services.desk.sweep)
+        except StoreUnavailable:
+            _log.warning("evidence is not swept: the records cannot be written")
+        await asyncio.sleep(SWEEP_S)
 
 
 async def _beat(services: Services) -> None:

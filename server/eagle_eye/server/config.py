@@ -63,6 +63,20 @@ class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     records_retention_s: Positive = 90 * 86_400.0  # delivered events and their deliveries
 
 
+class EvidenceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is gathered on the suspects' hosts before an action stops their job, and how much of it is kept."""
+
+    ask: bool = True  # whether agents are asked without a person; by hand it works either way
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 5.0  # an action is held back for so long at most; 0: never
+    within_s: Annotated[float, Meta(ge=0.5, le=60)] = 3.0  # what agents are given; with the way there below wait_s
+    nodes_max: Count = 32  # asked because of one incident
+    bundle_bytes_max: Annotated[int, Meta(ge=1024, le=1 << 30)] = 64 << 20
+    upload_s: Positive = 120.0  # for one bundle to arrive
+    folder_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 10 << 30  # of all bundles; beyond it the oldest go
+    bundles_max: Count = 5_000
+    retention_s: Positive = 30 * 86_400.0
+
+
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The server's keys. ``data_dir`` "": ``~/.local/state/eagle-eye/server``; ``public_url`` "": ``http://<listen>``."""
 
@@ -77,6 +91,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     webhooks: WebhookSettings = WebhookSettings()
     ingest: IngestSettings = IngestSettings()
     history: HistorySettings = HistorySettings()
+    evidence: EvidenceSettings = EvidenceSettings()
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> ServerConfig:
@@ -118,6 +133,7 @@ def is_loopback(listen: str) -> bool:
 
 __all__ = [
     "ConfigurationError",
+    "EvidenceSettings",
     "HistorySettings",
     "IngestSettings",
     "ServerConfig",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.history import LATE_S
 
 OFFSET_APPLIED_S = 2.0  # clocks closer than this are left alone: the network's delay is of that order
 _OFFSET_BUCKET_S = 60.0
@@ -37,14 +38,20 @@ class _Offset:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The last that a node's agent said; times are Unix seconds of the server's clock."""
+    """The last that a node's agent said; ``farewell``: it was goodbye.
+
+    ``received_s`` is by the server's clock, ``time_s`` by the node's: Unix seconds.
+    """
 
     received_s: float
+    time_s: float
     job: str | None
     boot_id: str
     agent_version: str
     interval_s: float
+    farewell: bool = False
     ranks: tuple[Rank, ...] = ()
+    collectors: Mapping[str, str] = field(default_factory=dict)
     troubles: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
 
@@ -87,19 +94,30 @@ class Fleet:
             estimate_s = offset.add(sample_s, received_s)
         return estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0
 
+    def is_late(self, frame: Frame, sent_s: float) -> bool:
+        """Return whether the frame has waited, and its node has been heard of with a newer one meanwhile.
+
+        ``sent_s`` is by the node's clock, as the frame's time: a clock that was set back makes nothing late.
+        """
+        newest = self._heard.get(frame.node)
+        return newest is not None and frame.time_s < newest.time_s and sent_s - frame.time_s > LATE_S
+
     def heard(self, frame: Frame, received_s: float) -> bool:
-        """Take note of a durable frame; return whether its node is new."""
+        """Take note of a durable frame that is not late; return whether its node is new."""
         new = frame.node not in self._known
         self._known.add(frame.node)
         self._newest_s = received_s if self._newest_s is None else max(self._newest_s, received_s)
         troubles = [(name, said) for name, said in frame.collectors.items() if said != "ok"]
         self._heard[frame.node] = Heard(
             received_s=received_s,
-            job=frame.job or next((rank.job for rank in frame.ranks), None),
+            time_s=frame.time_s,
+            job=job_of(frame),
             boot_id=frame.boot_id,
             agent_version=frame.agent_version,
             interval_s=frame.interval_s,
+            farewell=any(event.kind == "agent_stop" for event in frame.events),
             ranks=tuple(frame.ranks),
+            collectors=dict(list(frame.collectors.items())[:_TROUBLES_MAX]),
             troubles=dict(troubles[:_TROUBLES_MAX]),
             dropped=dict(list(frame.dropped.items())[:_TROUBLES_MAX]),
         )
@@ -136,3 +154,8 @@ class Fleet:
         """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
         fresh = sum(now_s - heard.received_s <= fresh_s for heard in tuple(self._heard.values()))
         return len(self._known), fresh
+
+
+def job_of(frame: Frame) -> str | None:
+    """Return the job that the frame speaks of, the first of several; None: no job."""
+    return frame.job or next((rank.job for rank in frame.ranks), None)

@@ -8,6 +8,10 @@ from typing import NamedTuple, Protocol
 
 from eagle_eye.schema.frame import Frame
 
+# A frame older than this when it is sent was not sent as soon as it could be. If its node has sent a newer one it is
+# late: something for the history, and no news of how the node is.
+LATE_S = 10.0
+
 
 class Entry(NamedTuple):
     """One frame as it came in: its place in its stream, its own time (by its node's clock), and its bytes."""
@@ -30,8 +34,8 @@ class Batch(NamedTuple):
 class Appended(NamedTuple):
     """What became of a batch: ``new[i]`` is false where entry i was there already.
 
-    ``watermark`` is the stream's highest durable sequence: agents send in order, so everything that the agent
-    still held up to it is here, and it may forget it.
+    ``watermark`` is the stream's highest durable sequence: agents send the frames of one stream in order, so everything
+    that the agent still held of it up to there is here, and it may forget it.
     """
 
     new: tuple[bool, ...]
@@ -57,7 +61,7 @@ class Recorded(NamedTuple):
 
 
 class StreamInfo(NamedTuple):
-    """One agent's spool as the history knows it; ``heard_s`` is when it last sent something new."""
+    """One stream of an agent as the history knows it; ``heard_s`` is when something new of it was last received."""
 
     node: str
     stream: str
@@ -77,11 +81,17 @@ class History(Protocol):
         ...
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
-        """Yield the frames received at ``since_s`` or later in order of receipt; of too many, the newest."""
+        """Yield the frames received at ``since_s`` or later in order of receipt; of too many, the newest.
+
+        Late ones are left out: detection goes forward.
+        """
         ...
 
     def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
-        """Yield the nodes' frames (all if empty) whose corrected time is in the range; by stream, then by time."""
+        """Yield the nodes' frames (all if empty) whose corrected time is in the range.
+
+        Node by node; of each node stream by stream as they begin in the range, and in a stream by time.
+        """
         ...
 
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:

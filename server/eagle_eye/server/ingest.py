@@ -4,25 +4,28 @@ A plain ASGI endpoint in front of the API: it reads bodies with a limit and spen
 Clock correction: a node's offset is estimated from its requests (see Fleet.offset_s); beyond two seconds it is
 added to the times of the frames that the detection loop gets. The history keeps the frames as they came, with
 the offset beside them.
+Late frames (history.LATE_S) are what an agent kept while the server was away and sends after newer ones. They are
+kept like all others and are no news: they move neither the fleet nor the loop's view of a node. Of them the loop is
+told only what stays true, the facts of ``LASTING``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from eagle_eye.schema.frame import CONTENT_TYPE, BadFrame, Frame, decode_frame, decode_request
+from eagle_eye.schema.frame import CONTENT_TYPE, BadFrame, Frame, Rank, decode_frame, decode_request
 from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
 from eagle_eye.schema.problem import problem
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import IngestSettings
 from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
-from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.fleet import Fleet, Heard, job_of
 from eagle_eye.server.history import Appended, Batch, Entry, History
 from eagle_eye.server.telemetry import Telemetry
 
@@ -35,6 +38,12 @@ FUTURE_S_MAX = 300.0  # how far a frame's time may lie after its sending, both b
 DECODE_INLINE_BYTES_MAX = 1 << 16  # larger bodies are decoded in a thread: the event loop answers others meanwhile
 RETRY_BUSY_S = 1
 RETRY_UNAVAILABLE_S = 5
+LATE_AT_ONCE_MAX = 4  # requests of late frames alone at a time: after an outage a whole fleet has an hour to tell
+
+# Events that are as true later: what happened to a device, a process or the node, as against the phase it was in.
+LASTING = frozenset(
+    {"xid", "sxid", "gpu_lost", "machine_check", "kernel_panic", "oom_kill", "process_exit", "training_error"}
+)
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +68,8 @@ class _Request(NamedTuple):
 
 class Ingest:
     """The endpoint. ``observe(frame, received_s, offset_s)`` gets each new frame once it is durable;
-    ``found(node)`` is awaited before that for each node that was never heard of.
+    ``found(node)`` is awaited before that for each node that was never heard of. ``asked_of(node)`` returns what the
+    node's agent is asked for with the answer.
     """  # noqa: D205 - one thought
 
     def __init__(
@@ -72,6 +82,7 @@ class Ingest:
         clock: Clock,
         observe: Callable[[Frame, float, float], None],
         found: Callable[[str], Awaitable[None]],
+        asked_of: Callable[[str], list[dict[str, Any]]] = lambda _node: [],
     ) -> None:
         self._settings = settings
         self._history = history
@@ -81,12 +92,14 @@ class Ingest:
         self._clock = clock
         self._observe = observe
         self._found = found
+        self._asked_of = asked_of
+        self._late_now = 0  # requests of late frames that are being kept
 
     async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer one request."""
         started_s = self._clock.monotonic_s()
         try:
-            appended, size = await self._take(scope, receive)
+            appended, size, asked = await self._take(scope, receive)
         except Refusal as refusal:
             self._telemetry.rejected.labels(refusal.reason).inc()
             await _refuse(send, refusal)
@@ -100,14 +113,16 @@ class Ingest:
         self._telemetry.duplicates.inc(appended.duplicates)
         self._telemetry.bytes.inc(size)
         self._telemetry.ingest_seconds.observe(self._clock.monotonic_s() - started_s)
-        answer = {
+        answer: dict[str, Any] = {
             "accepted": appended.accepted,
             "duplicates": appended.duplicates,
             "watermark": appended.watermark,
         }
+        if asked:
+            answer["requests"] = asked
         await _answer(send, 200, b"application/json", msgspec.json.encode(answer))
 
-    async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[Appended, int]:
+    async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[Appended, int, list[dict[str, Any]]]:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if scope["method"] != "POST":
             raise Refusal(405, "method", f"{PATH} takes POST, not {scope['method'][:20]}", {"Allow": "POST"})
@@ -120,7 +135,11 @@ class Ingest:
         else:
             request = await asyncio.to_thread(_decode, body)
         self._check_sender(principal, request)
-        return await self._keep(request, received_s), len(body)
+        if all(self._fleet.is_late(frame, request.sent_s) for frame in request.frames):
+            appended = await self._keep_late(request, received_s)
+        else:
+            appended = await self._keep(request, received_s)
+        return appended, len(body), self._asked_of(request.frames[0].node)
 
     async def _read(self, receive: Receive, headers: dict[str, str]) -> bytes:
         limit = self._settings.body_bytes_max
@@ -153,6 +172,19 @@ class Ingest:
         self._settings.check_name(node)
         self._fleet.check_room(node)
 
+    async def _keep_late(self, request: _Request, received_s: float) -> Appended:
+        """Keep frames that can wait: few at a time, so that they delay no others."""
+        if self._late_now >= LATE_AT_ONCE_MAX:
+            detail = (
+                f"{LATE_AT_ONCE_MAX} requests of old frames are being kept, the most at a time; send this one later"
+            )
+            raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
+        self._late_now += 1
+        try:
+            return await self._keep(request, received_s)
+        finally:
+            self._late_now -= 1
+
     async def _keep(self, request: _Request, received_s: float) -> Appended:
         first = request.frames[0]
         offset_s = self._fleet.offset_s(first.node, request.sent_s, received_s)
@@ -167,11 +199,20 @@ class Ingest:
         except HistoryUnavailable as error:
             raise Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}) from None
         for frame, new in zip(request.frames, appended.new, strict=True):
-            if new:
+            if new and self._fleet.is_late(frame, request.sent_s):
+                self._telemetry.late.inc()
+                self._observe_late(frame, offset_s)
+            elif new:
                 if self._fleet.heard(frame, received_s):
                     await self._introduce(frame.node)
                 self._observe(corrected(frame, offset_s), received_s, offset_s)
         return appended
+
+    def _observe_late(self, frame: Frame, offset_s: float) -> None:
+        newest = self._fleet.last(frame.node)
+        told = belated(frame, newest) if newest is not None else None
+        if newest is not None and told is not None:
+            self._observe(corrected(told, offset_s), newest.received_s, offset_s)
 
     async def _introduce(self, node: str) -> None:
         try:
@@ -181,6 +222,23 @@ class Ingest:
             # written down at the next start.
             _log.warning("node %s could not be written down", node)
             self._telemetry.failures.labels("node").inc()
+
+
+def belated(frame: Frame, newest: Heard) -> Frame | None:
+    """Return what the loop is told of a late frame: its lasting facts, as if the node's newest frame had told them.
+
+    None: nothing. A fact that does not say itself which attempt it is of counts only while the same attempts run.
+    """
+    same = job_of(frame) == newest.job and _attempts(frame.ranks) == _attempts(newest.ranks)
+    events = [event for event in frame.events if event.kind in LASTING and (same or "attempt" in event.attributes)]
+    if not events or newest.farewell:
+        return None
+    standing = {"job": newest.job, "ranks": list(newest.ranks), "collectors": dict(newest.collectors)}
+    return msgspec.structs.replace(frame, **standing, blocks=[], events=events)
+
+
+def _attempts(ranks: Sequence[Rank]) -> set[tuple[str, int]]:
+    return {(rank.job, rank.attempt) for rank in ranks}
 
 
 def corrected(frame: Frame, offset_s: float) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections import deque
@@ -15,13 +16,14 @@ from eagle_eye.server import database
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable
-from eagle_eye.server.history import Appended, Batch, Recorded, StreamInfo
+from eagle_eye.server.history import LATE_S, Appended, Batch, Recorded, StreamInfo
 
 COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
 IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
 RETENTION_S = 30.0  # how often old frames are looked for
 DELETE_BATCH = 500  # frames deleted in one transaction; new frames wait for no more
 READ_CHUNK = 500  # frames read in one statement; a longer one would keep the write-ahead log from being reset
+STREAMS_CACHED_MAX = 50_000  # streams kept in memory: a large fleet's; an outage leaves each node some for each minute
 
 _MIGRATIONS = (
     """
@@ -55,10 +57,7 @@ class Journal:
         self._wake = threading.Condition()
         self._closing = False
         self._problem: str | None = None
-        self._streams: dict[tuple[str, str], tuple[int, int]] = {
-            (node, stream): (id_, watermark)
-            for id_, node, stream, watermark in self._writer.execute("SELECT id, node, stream, watermark FROM streams")
-        }
+        self._streams: dict[tuple[str, str], tuple[int, int]] = {}  # id and watermark of those heard of lately
         self._retained_at_s = clock.monotonic_s()
         self.dropped_by_retention = 0
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -87,7 +86,7 @@ class Journal:
         return future
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
-        """Yield the frames received at ``since_s`` or later in order of receipt; of too many, the newest."""
+        """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
         with self._read_lock:
             low, high = self._reader.execute(
                 "SELECT (SELECT id FROM frames WHERE received_s >= ? ORDER BY received_s, id LIMIT 1),"
@@ -97,6 +96,7 @@ class Journal:
         if low is None:
             return
         position = max(low, high - frames_max + 1) - 1
+        newest: dict[str, float] = {}
         while True:
             rows = self._read(
                 "SELECT id, raw, received_s, offset_s FROM frames WHERE id > ? AND id <= ? ORDER BY id LIMIT ?",
@@ -105,11 +105,16 @@ class Journal:
             if not rows:
                 return
             position = rows[-1][0]
-            yield from _decoded(row[1:] for row in rows)
+            for recorded in _decoded(row[1:] for row in rows):
+                time_s = recorded.frame.time_s + recorded.offset_s
+                newest_s = newest.get(recorded.frame.node, time_s)
+                if time_s >= newest_s or recorded.received_s - time_s <= LATE_S:
+                    newest[recorded.frame.node] = time_s
+                    yield recorded
 
     def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
-        """Yield the nodes' frames (all if empty) whose corrected time is in the range; by stream, then by time."""
-        for stream_id in self._stream_ids(nodes):
+        """Yield the nodes' frames (all if empty) whose corrected time is in the range; see History."""
+        for stream_id in self._stream_ids(nodes, start_s, end_s):
             after = (start_s, -1)
             while True:
                 rows = self._read(
@@ -125,7 +130,7 @@ class Journal:
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
         """Return how many frames ``query`` would read, counting no further than ``limit`` + 1."""
         total = 0
-        for stream_id in self._stream_ids(nodes):
+        for stream_id in self._stream_ids(nodes, start_s, end_s):
             total += self._read(
                 "SELECT count(*) FROM (SELECT 1 FROM frames WHERE stream_id = ? AND time_s BETWEEN ? AND ? LIMIT ?)",
                 (stream_id, start_s, end_s, limit + 1 - total),
@@ -197,12 +202,14 @@ class Journal:
             return
         self._problem = None
         self._streams.update(streams)
+        while len(self._streams) > STREAMS_CACHED_MAX:
+            del self._streams[next(iter(self._streams))]
         for (_, future), result in zip(taken, results, strict=True):
             future.set_result(result)
 
     def _append(self, batch: Batch, streams: dict[tuple[str, str], tuple[int, int]]) -> Appended:
         name = (batch.node, batch.stream)
-        known = streams.get(name) or self._streams.get(name)
+        known = streams.get(name) or self._streams.get(name) or self._look_up(name)
         if known is None:
             cursor = self._writer.execute(
                 "INSERT INTO streams (node, stream, watermark, heard_s) VALUES (?, ?, 0, ?)",
@@ -234,6 +241,12 @@ class Journal:
             )
         streams[name] = (stream_id, highest)
         return Appended(new, highest)
+
+    def _look_up(self, name: tuple[str, str]) -> tuple[int, int] | None:
+        found: tuple[int, int] | None = self._writer.execute(
+            "SELECT id, watermark FROM streams WHERE node = ? AND stream = ?", name
+        ).fetchone()
+        return found
 
     def _probe(self) -> None:
         # Without this a full disk that has space again would count as full until an agent tries.
@@ -289,10 +302,15 @@ class Journal:
 
     # Readers
 
-    def _stream_ids(self, nodes: Sequence[str]) -> list[int]:
-        wanted = set(nodes)
-        rows = self._read("SELECT id, node FROM streams ORDER BY node, id", ())
-        return [id_ for id_, node in rows if not wanted or node in wanted]
+    def _stream_ids(self, nodes: Sequence[str], start_s: float, end_s: float) -> list[int]:
+        """Return the nodes' streams (all if empty) that have frames in the range: by node, then as they begin in it."""
+        rows = self._read(
+            "SELECT id, (SELECT min(time_s) FROM frames WHERE stream_id = streams.id AND time_s BETWEEN ? AND ?)"
+            " AS begin_s FROM streams WHERE (? OR node IN (SELECT value FROM json_each(?)))"
+            " AND begin_s IS NOT NULL ORDER BY node, begin_s, id",
+            (start_s, end_s, not nodes, json.dumps(list(nodes))),
+        )
+        return [id_ for id_, _ in rows]
 
     def _read(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with self._read_lock:

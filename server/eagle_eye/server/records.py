@@ -29,6 +29,8 @@ ActionState = Literal[
 ]
 DeliveryState = Literal["pending", "delivered", "failed", "expired"]
 NodeState = Literal["in_service", "excluded", "draining"]
+EvidenceKind = Literal["evidence", "bug_report"]
+EvidenceState = Literal["asked", "received", "failed", "expired", "deleted"]
 Scope = Literal["agent", "join", "read", "operate", "admin"]
 
 
@@ -188,6 +190,31 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeState
     reason: str
     updated_s: float
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node's agent was asked to gather because of an incident, and what became of it.
+
+    ``within_seconds`` is how long it may take, ``expires_s`` until when the request is handed out. ``bytes`` and
+    ``sha256`` are the bundle's once it is received; ``detail`` says why there is none. ``asked_by`` is a token's id,
+    "local" or "server". The id is unguessable.
+    """
+
+    id: str
+    incident_id: str
+    node: str
+    job: str
+    attempt: int
+    kind: EvidenceKind
+    state: EvidenceState
+    within_seconds: float
+    asked_by: str
+    created_s: float
+    updated_s: float
+    expires_s: float
+    bytes: int = 0
+    sha256: str = ""
+    detail: str = ""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from eagle_eye.server.auth import Tokens
 from eagle_eye.server.changes import Signal
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.evidence import Desk
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.history import History
 from eagle_eye.server.notifiers.guard import Guard
@@ -41,7 +42,9 @@ class Services:
     doctor: Doctor
     guard: Guard
     signal: Signal
+    desk: Desk
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     open_recordings: OpenStreams = field(default_factory=OpenStreams)
+    open_uploads: OpenStreams = field(default_factory=OpenStreams)
     # Set when the server is asked to stop: readers of /api/v1/events are let go then, or it would wait for them.
     stopping: threading.Event = field(default_factory=threading.Event)

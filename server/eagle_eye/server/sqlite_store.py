@@ -29,6 +29,7 @@ from eagle_eye.server.store import (
     ACTIONS,
     DELIVERIES,
     EVENTS,
+    EVIDENCE,
     INCIDENTS,
     JOBS,
     LIVE_ACTION_STATES,
@@ -266,6 +267,7 @@ def _write(writer: sqlite3.Connection, change: Change) -> None:
     _put(writer, INCIDENTS, change.incidents)
     _put(writer, ACTIONS, change.actions)
     _put(writer, DELIVERIES, change.deliveries)
+    _put(writer, EVIDENCE, change.evidence, announce=False)
     if change.events:
         _announce(writer, change.events)
     writer.executemany("INSERT INTO audit (record) VALUES (?)", [(_encode(entry),) for entry in change.audit])

@@ -12,6 +12,7 @@ from eagle_eye.server.records import (
     Action,
     AuditEntry,
     Delivery,
+    Evidence,
     Incident,
     Job,
     Node,
@@ -62,8 +63,9 @@ DELIVERIES = Kind(
 )
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
+EVIDENCE = Kind("evidence", Evidence, "id", ("incident_id", "job", "node", "state"))
 
-KINDS = (INCIDENTS, ACTIONS, NODES, JOBS, SUBSCRIPTIONS, DELIVERIES, TOKENS, EVENTS)
+KINDS = (INCIDENTS, ACTIONS, NODES, JOBS, SUBSCRIPTIONS, DELIVERIES, TOKENS, EVENTS, EVIDENCE)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Change:
     subscriptions: tuple[Subscription, ...] = ()
     deliveries: tuple[Delivery, ...] = ()
     tokens: tuple[Token, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
 
     @property
     def empty(self) -> bool:

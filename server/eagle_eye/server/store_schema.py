@@ -49,4 +49,12 @@ UPDATE tokens SET node = json_extract(record, '$.node');
 CREATE INDEX tokens_node ON tokens (node);
 """
 
-MIGRATIONS: tuple[str, ...] = (_RECORDS + _TRAILS, _TOKENS_BY_NODE)
+_EVIDENCE = """
+CREATE TABLE evidence (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    incident_id TEXT NOT NULL, job TEXT NOT NULL, node TEXT NOT NULL, state TEXT NOT NULL, record TEXT NOT NULL);
+CREATE INDEX evidence_incident ON evidence (incident_id);
+CREATE INDEX evidence_state ON evidence (state);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_RECORDS + _TRAILS, _TOKENS_BY_NODE, _EVIDENCE)

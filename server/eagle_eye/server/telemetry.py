@@ -27,6 +27,7 @@ class Telemetry:
         registry = self.registry = CollectorRegistry(auto_describe=False)
         self.frames = Counter(_name("ingest_frames"), "Frames made durable.", registry=registry)
         self.duplicates = Counter(_name("ingest_duplicates"), "Frames that were here already.", registry=registry)
+        self.late = Counter(_name("ingest_late_frames"), "Frames kept that came after newer ones.", registry=registry)
         self.bytes = Counter(_name("ingest_bytes"), "Bytes of accepted requests.", registry=registry)
         self.rejected = Counter(_name("ingest_rejected"), "Requests refused, by reason.", ["reason"], registry=registry)
         self.ingest_seconds = Histogram(
@@ -50,6 +51,9 @@ class Telemetry:
         )
         self.delivery_seconds = Histogram(
             _name("webhook_seconds"), "Duration of an attempt.", buckets=_SECONDS, registry=registry
+        )
+        self.evidence = Counter(
+            _name("evidence"), "Requests for evidence that agents answered, by state.", ["state"], registry=registry
         )
         self.pending = Gauge(_name("webhook_pending"), "Deliveries that are due or wait.", registry=registry)
         self.streams = Gauge(_name("event_streams"), "Readers of /api/v1/events.", registry=registry)

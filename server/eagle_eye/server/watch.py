@@ -12,12 +12,14 @@ from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server import outbound
 from eagle_eye.server.clock import Clock
+from eagle_eye.server.config import EvidenceSettings
 from eagle_eye.server.engine.engine import Engine, Judgement
+from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.records import Action, Incident, Job, OutboundEvent
-from eagle_eye.server.store import INCIDENTS, JOBS, Change, Store
+from eagle_eye.server.records import Action, Evidence, Incident, Job, OutboundEvent
+from eagle_eye.server.store import EVIDENCE, INCIDENTS, JOBS, PAGE_LIMIT_MAX, Change, Store
 from eagle_eye.server.watching import Latest, Progress
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ DISMISSED_MAX = 100  # newest false alarms of a job that are remembered, so as n
 HISTORY_FRESH_S = 60.0
 HISTORY_MAX = 1_000  # newest incidents in which recurrence is looked for
 CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
+GATHERS = "evidence"  # the collector by which an agent says that it may be asked to gather
 SEEN_GRAIN_RATIO = 0.25  # of the time after which an incident is gone: how stale its seen_s on record may get
 
 
@@ -38,12 +41,23 @@ class Watch:
     counts at the next tick, and a server that was killed goes on where it stopped.
     """
 
-    def __init__(self, engine: Engine, store: Store, clock: Clock, policy: PolicySettings, public_url: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        clock: Clock,
+        policy: PolicySettings,
+        public_url: str,
+        evidence: EvidenceSettings | None = None,
+    ) -> None:
+        """``evidence`` None: agents are asked for none."""
         self._engine = engine
         self._store = store
         self._clock = clock
         self._policy = policy
         self._public_url = public_url
+        self._evidence = evidence
+        self._gatherers: dict[str, float] = {}  # nodes whose agents gather evidence, and when each was last heard
         self._judged: dict[str, Judgement] = {}
         self._history: list[Incident] = []
         self._history_read_s = -HISTORY_FRESH_S
@@ -52,6 +66,10 @@ class Watch:
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:  # noqa: ARG002 - applied already
         """Take a durable frame."""
+        if frame.collectors.get(GATHERS) == "ok":
+            self._gatherers[frame.node] = received_s
+        else:
+            self._gatherers.pop(frame.node, None)
         self._engine.observe(frame, received_s)
 
     def observe_job(self, job: Job) -> None:
@@ -141,11 +159,14 @@ class Watch:
             self._engine.resume_watching(now_s)
 
     def _change(self, judgement: Judgement, store: Store) -> Change:
+        mine = [incident for incident in store.open_incidents() if incident.job == judgement.job]
         dismissed = store.page(INCIDENTS, {"job": judgement.job, "state": "false"}, limit=DISMISSED_MAX).items
+        actions = store.actions_since(judgement.now_s - self._policy.window_s)
         book = Book(
-            incidents=[*(i for i in store.open_incidents() if i.job == judgement.job), *dismissed],
-            actions=store.actions_since(judgement.now_s - self._policy.window_s),
+            incidents=[*mine, *dismissed],
+            actions=actions,
             history=self._history,
+            gathering=self._gathering(mine, actions, store),
         )
         blind = ""
         if 2 * judgement.heard < judgement.members:
@@ -164,7 +185,19 @@ class Watch:
             incidents=incidents,
             actions=response.actions,
             events=tuple(self._events(incidents, response, known, judgement.now_s)),
+            evidence=response.evidence,
         )
+
+    def _gathering(self, incidents: Iterable[Incident], actions: Iterable[Action], store: Store) -> Gathering:
+        settings = self._evidence
+        if settings is None or not settings.ask:
+            return Gathering()
+        asked: list[Evidence] = []
+        acted_on = {action.incident_id for action in actions}
+        for incident in incidents:
+            if incident.state == "open" and incident.id not in acted_on:
+                asked += store.page(EVIDENCE, {"incident_id": incident.id}, limit=PAGE_LIMIT_MAX).items
+        return Gathering(self._gatherers, asked, settings.wait_s, settings.within_s, settings.nodes_max)
 
     def _worth_writing(self, old: Incident | None, new: Incident) -> bool:
         """Whether anything changed but that the verdict was seen once more."""

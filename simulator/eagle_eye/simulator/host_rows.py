@@ -18,6 +18,8 @@ LINK_SHARE = 0.75  # of line rate that collectives reach
 CPU_TRAINING, CPU_IDLE = 0.13, 0.02  # busy share of all CPUs with and without training processes
 CONGESTION_PER_S = 6.0  # notifications of a healthy busy fabric
 LINK_ERRORS_PER_DAY = 0.5
+HOST_CELSIUS = 42.0  # the hottest thermal zone of an idle host
+BLOCKED_BY_A_MOUNT = 8.0  # so many tasks at once wait for nothing but shared storage
 
 
 class HostRows:
@@ -91,6 +93,10 @@ class HostRows:
         yield "node_congestion_notifications_total", np.cumsum(noted, axis=0) + rng.integers(0, 10**6, (1, shape[1]))
         retransmits = rng.poisson(0.15, shape) + self._change(Quantity.RETRANSMITS)
         yield "node_tcp_retransmits_per_second", retransmits
+        stuck = np.broadcast_to(self._change(Quantity.BLOCKED), shape) >= BLOCKED_BY_A_MOUNT
+        yield "node_mounts_unresponsive", stuck.astype(np.float64)
+        heat = HOST_CELSIUS + 20.0 * np.clip(cpu, 0.0, 1.0) + normal(rng, shape, 0.5)
+        yield "node_temperature_celsius", np.round(heat)
 
     def _link_metrics(self) -> dict[str, Floats]:
         rng, tracks, times_s = self._rng, self._tracks, self._times_s

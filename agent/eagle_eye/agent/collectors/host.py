@@ -1,24 +1,43 @@
-"""The node itself: processors, memory, disks, networks. Touches: /proc, through psutil where it parses better."""
+"""The node itself: processors, memory, disks, networks. Touches: /proc, and /sys to tell disks from partitions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
+from eagle_eye.agent.bounded_file import content
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 
-from eagle_eye.agent.collector import Observed, Unsupported
+FILE_BYTES_MAX = 4 << 20  # of one file: /proc/net/dev with 30,000 interfaces, /proc/stat with thousands of CPUs
+NAMES_MAX = 4_096  # disks and interfaces that are told apart; what comes after is left out
+SECTOR_BYTES = 512  # in /proc/diskstats, whatever the disk's own sectors are
+# What grows by more has jumped: more than sixteen network cards of 800 Gb/s carry, or a hundred fast disks.
+BYTES_PER_S_MAX = 2e12
 
 _PRESSURES = {
     "cpu": "node_cpu_pressure_ratio",
     "memory": "node_memory_pressure_ratio",
     "io": "node_io_pressure_ratio",
 }
+_RATES = {
+    "disk read": "node_disk_read_bytes_per_second",
+    "disk write": "node_disk_write_bytes_per_second",
+    "network rx": "node_network_rx_bytes_per_second",
+    "network tx": "node_network_tx_bytes_per_second",
+    "tcp retransmits": "node_tcp_retransmits_per_second",
+}
+
+Counters = dict[str, dict[str, float]]  # by quantity, then by what counts it: a disk, an interface, the kernel ("")
 
 
 class HostCollector:
-    """Levels at once, rates from the second collection on; what this kernel does not tell is absent."""
+    """Levels at once, rates from the second collection on; what this kernel does not tell is absent.
+
+    A rate is the growth of what was there both times: a disk or an interface that came or went adds no jump. Where
+    one of them went back (a driver loaded anew, a counter that wrapped) the rate is not observed this time.
+    ``problem`` names what could be read before and cannot be now.
+    """
 
     name = "host"
 
@@ -31,65 +50,65 @@ class HostCollector:
         self._proc = proc
         self._sys = sys
         self._monotonic_s = monotonic_s
-        self._before: dict[str, float] = {}
+        self._before: Counters = {}
         self._before_s = 0.0
         self._physical: dict[str, bool] = {}
+        self._readable: set[str] = set()
+        self._missed: list[str] = []
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - rates are taken on the monotonic clock
-        """Return the node's row. Raises Unsupported on a system without /proc."""
-        if not (self._proc / "stat").exists():
+        """Return the node's row. Raises Unsupported on a system without /proc, CollectFailed when it went."""
+        self._missed = []
+        stat = self._read("stat")
+        if not stat:
+            if self._readable:
+                raise CollectFailed(f"{self._proc}/stat can no longer be read")
             raise Unsupported(f"no {self._proc}/stat: not Linux")
-        counters = self._counters()
+        row = self._levels(stat)
+        counters = self._counters(stat)
         counters_s = self._monotonic_s()
-        row = self._levels()
         if self._before:
             row.update(self._rates(counters, counters_s - self._before_s))
         self._before, self._before_s = counters, counters_s
-        return Observed(node=row)
+        problem = f"can no longer be read: {', '.join(self._missed)}" if self._missed else ""
+        return Observed(node=row, problem=problem)
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _levels(self) -> dict[str, float]:
+    def _levels(self, stat: str) -> dict[str, float]:
         row: dict[str, float] = {}
-        memory = psutil.virtual_memory()
-        if memory.total > 0:
-            row["node_memory_used_ratio"] = 1.0 - memory.available / memory.total
-        blocked = _field(self._read("stat"), "procs_blocked")
+        used = memory_used_ratio(self._read("meminfo"))
+        if used is not None:
+            row["node_memory_used_ratio"] = used
+        blocked = _field(stat, "procs_blocked")
         if blocked is not None:
             row["node_blocked_tasks"] = blocked
         return row
 
-    def _counters(self) -> dict[str, float]:
-        counters = _cpu_jiffies(self._read("stat"))
+    def _counters(self, stat: str) -> Counters:
+        counters = {name: {"": value} for name, value in cpu_jiffies(stat).items()}
         for resource in _PRESSURES:
             total_us = pressure_us(self._read(f"pressure/{resource}"))
             if total_us is not None:
-                counters[f"pressure {resource}"] = total_us / 1e6
-        disks = [d for name, d in psutil.disk_io_counters(perdisk=True).items() if self._is_disk(name)]
-        if disks:
-            counters["disk read"] = float(sum(disk.read_bytes for disk in disks))
-            counters["disk write"] = float(sum(disk.write_bytes for disk in disks))
-        networks = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
-        if networks:
-            counters["network rx"] = float(sum(network.bytes_recv for network in networks))
-            counters["network tx"] = float(sum(network.bytes_sent for network in networks))
+                counters[f"pressure {resource}"] = {"": total_us / 1e6}
+        disks = {name: sizes for name, sizes in disk_bytes(self._read("diskstats")).items() if self._is_disk(name)}
+        counters["disk read"] = {name: read for name, (read, _) in disks.items()}
+        counters["disk write"] = {name: written for name, (_, written) in disks.items()}
+        networks = {name: sizes for name, sizes in network_bytes(self._read("net/dev")).items() if name != "lo"}
+        counters["network rx"] = {name: received for name, (received, _) in networks.items()}
+        counters["network tx"] = {name: sent for name, (_, sent) in networks.items()}
         retransmits = tcp_retransmits(self._read("net/snmp"))
         if retransmits is not None:
-            counters["tcp retransmits"] = retransmits
+            counters["tcp retransmits"] = {"": retransmits}
         return counters
 
-    def _rates(self, counters: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
-        grown = {
-            name: value - self._before[name]
-            for name, value in counters.items()
-            if name in self._before and value >= self._before[name]  # a counter that went back started anew
-        }
+    def _rates(self, counters: Counters, elapsed_s: float) -> dict[str, float]:
+        grown = {name: grown for name in counters if (grown := self._grown(counters, name)) is not None}
         row: dict[str, float] = {}
         jiffies = grown.get("cpu total", 0.0)
-        if jiffies > 0.0:
-            idle, iowait = grown.get("cpu idle", 0.0), grown.get("cpu iowait", 0.0)
-            steal = grown.get("cpu steal", 0.0)
+        if jiffies > 0.0 and "cpu idle" in grown and "cpu iowait" in grown and "cpu steal" in grown:
+            idle, iowait, steal = grown["cpu idle"], grown["cpu iowait"], grown["cpu steal"]
             row["node_cpu_utilization_ratio"] = _ratio((jiffies - idle - iowait - steal) / jiffies)
             row["node_cpu_steal_ratio"] = _ratio(steal / jiffies)
             row["node_iowait_ratio"] = _ratio(iowait / jiffies)
@@ -98,28 +117,35 @@ class HostCollector:
         for resource, metric in _PRESSURES.items():
             if f"pressure {resource}" in grown:
                 row[metric] = _ratio(grown[f"pressure {resource}"] / elapsed_s)
-        for counter, metric in (
-            ("disk read", "node_disk_read_bytes_per_second"),
-            ("disk write", "node_disk_write_bytes_per_second"),
-            ("network rx", "node_network_rx_bytes_per_second"),
-            ("network tx", "node_network_tx_bytes_per_second"),
-            ("tcp retransmits", "node_tcp_retransmits_per_second"),
-        ):
-            if counter in grown:
-                row[metric] = grown[counter] / elapsed_s
+        for name, metric in _RATES.items():
+            if name in grown and grown[name] <= BYTES_PER_S_MAX * elapsed_s:
+                row[metric] = grown[name] / elapsed_s
         return row
+
+    def _grown(self, counters: Counters, name: str) -> float | None:
+        """Return the growth of what was there both times; None where there is none of it, or one went back."""
+        before = self._before.get(name, {})
+        growths = [value - before[source] for source, value in counters[name].items() if source in before]
+        return sum(growths) if growths and min(growths) >= 0.0 else None
 
     def _is_disk(self, name: str) -> bool:
         """Whether the device is a disk of its own: partitions, loops and mapped devices would count twice."""
         if name not in self._physical:
-            self._physical[name] = (self._sys / "block" / name / "device").exists()
+            if len(self._physical) >= NAMES_MAX:
+                self._physical.clear()
+            self._physical[name] = (self._sys / "block" / name.replace("/", "!") / "device").exists()
         return self._physical[name]
 
     def _read(self, name: str) -> str:
         try:
-            return (self._proc / name).read_text(encoding="ascii", errors="replace")
+            text = content(f"{self._proc}/{name}", FILE_BYTES_MAX).decode("ascii", "replace")
         except OSError:  # this kernel does not tell; the metric is absent
-            return ""
+            text = ""
+        if text:
+            self._readable.add(name)
+        elif name in self._readable:
+            self._missed.append(name)
+        return text
 
 
 def pressure_us(text: str) -> float | None:
@@ -127,8 +153,8 @@ def pressure_us(text: str) -> float | None:
     for line in text.splitlines():
         if line.startswith("some "):
             for word in line.split():
-                if word.startswith("total=") and word[6:].isdecimal():
-                    return float(word[6:])
+                if word.startswith("total="):
+                    return _count(word[6:])
     return None
 
 
@@ -137,17 +163,57 @@ def tcp_retransmits(text: str) -> float | None:
     lines = [line.split() for line in text.splitlines() if line.startswith("Tcp:")]
     if len(lines) == 2 and "RetransSegs" in lines[0]:  # names, then values
         column = lines[0].index("RetransSegs")
-        if column < len(lines[1]) and lines[1][column].isdecimal():
-            return float(lines[1][column])
+        if column < len(lines[1]):
+            return _count(lines[1][column])
     return None
 
 
-def _cpu_jiffies(text: str) -> dict[str, float]:
-    """Return the jiffies of all CPUs; guest time is part of user time already."""
+def memory_used_ratio(text: str) -> float | None:
+    """Return the share of memory that is not available to programs; None where the text does not tell."""
+    sizes: dict[str, float] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] in ("MemTotal:", "MemAvailable:") and (size := _count(words[1])) is not None:
+            sizes[words[0]] = size
+            if len(sizes) == 2:
+                break
+    if len(sizes) < 2 or sizes["MemTotal:"] <= 0.0:
+        return None
+    return _ratio(1.0 - sizes["MemAvailable:"] / sizes["MemTotal:"])
+
+
+def disk_bytes(text: str) -> dict[str, tuple[float, float]]:
+    """Return the bytes read from and written to each block device since boot, by its name."""
+    found: dict[str, tuple[float, float]] = {}
+    for line in text.splitlines():
+        words = line.split(maxsplit=10)
+        if len(words) > 9 and len(found) < NAMES_MAX:
+            read, written = _count(words[5]), _count(words[9])
+            if read is not None and written is not None:
+                found[words[2]] = (read * SECTOR_BYTES, written * SECTOR_BYTES)
+    return found
+
+
+def network_bytes(text: str) -> dict[str, tuple[float, float]]:
+    """Return the bytes that each interface received and sent since it came, by its name."""
+    found: dict[str, tuple[float, float]] = {}
+    for line in text.splitlines():
+        name, colon, rest = line.partition(":")
+        words = rest.split(maxsplit=9)
+        if colon and len(words) > 8 and len(found) < NAMES_MAX:
+            received, sent = _count(words[0]), _count(words[8])
+            if received is not None and sent is not None:
+                found[name.strip()] = (received, sent)
+    return found
+
+
+def cpu_jiffies(text: str) -> dict[str, float]:
+    """Return the jiffies of all CPUs, empty where the text does not tell; guest time is part of user time already."""
     words = text.partition("\n")[0].split()
-    if len(words) < 8 or words[0] != "cpu" or not all(word.isdecimal() for word in words[1:]):
+    counts = [_count(word) for word in words[1:9]]
+    if len(counts) < 7 or words[0] != "cpu" or None in counts:
         return {}
-    user, nice, system, idle, iowait, irq, softirq, *rest = (float(word) for word in words[1:])
+    user, nice, system, idle, iowait, irq, softirq, *rest = (count for count in counts if count is not None)
     steal = rest[0] if rest else 0.0
     return {
         "cpu total": user + nice + system + idle + iowait + irq + softirq + steal,
@@ -159,10 +225,16 @@ def _cpu_jiffies(text: str) -> dict[str, float]:
 
 def _field(text: str, name: str) -> float | None:
     for line in text.splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == name and words[1].isdecimal():
-            return float(words[1])
+        if line.startswith(name):  # the interrupts' line is long: most lines are not worth splitting
+            words = line.split()
+            if len(words) == 2 and words[0] == name:
+                return _count(words[1])
     return None
+
+
+def _count(word: str) -> float | None:
+    """Return what a word of digits says, None where it is none or longer than any 64-bit number."""
+    return float(word) if word.isascii() and word.isdecimal() and len(word) <= 20 else None
 
 
 def _ratio(value: float) -> float:

@@ -24,10 +24,10 @@ from eagle_eye.agent.kernel_messages import (
     Repeats,
     bus_address,
     message,
-    panic,
     record,
     whole_machine_check,
 )
+from eagle_eye.agent.panic_dumps import panics
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import TIME_S_MAX
 
@@ -39,8 +39,6 @@ BURST_S = 1.0  # the lines of one machine check come within this
 PLACES_S = 10.0  # so long an XID waits for the driver to say which GPU has the address
 PANIC_BEFORE_BOOT_S = 86_400.0  # a panic may lie this far before the boot that followed it
 PANICS_KEPT = 64
-DUMPS_MAX = 256
-DUMP_BYTES_MAX = 1 << 20
 STATE_FILE = "kernel_log.json"
 
 _STANDS_FOR = re.compile(r"[vs]f\d")  # the host's end of a virtual function: not a port
@@ -84,6 +82,7 @@ class KernelLogCollector:
         devices_by_bus_id: Mapping[str, int] | None = None,
         state_folder: Path | None = None,
         *,
+        places_s: float = PLACES_S,
         path: Path = Path("/dev/kmsg"),
         proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
@@ -92,7 +91,7 @@ class KernelLogCollector:
         opener: Callable[[Path], int] = open_log,
         read: Callable[[int, int], bytes] = os.read,
     ) -> None:
-        """``devices_by_bus_id`` may be filled later, by whoever knows the GPUs.
+        """``devices_by_bus_id`` may be filled later, by whoever knows the GPUs: XIDs wait ``places_s`` for that.
 
         ``panic_folders``: where the kernel shows dumps, and where systemd moves them soon after boot. ``monotonic_s``
         counts seconds since boot, as the kernel's own stamps do.
@@ -100,6 +99,7 @@ class KernelLogCollector:
         self._drops = drops
         self._devices_by_bus_id = {} if devices_by_bus_id is None else devices_by_bus_id
         self._state_file = state_folder / STATE_FILE if state_folder is not None else None
+        self._places_s = places_s
         self._path = path
         self._proc = proc
         self._sys = sys
@@ -138,8 +138,8 @@ class KernelLogCollector:
         if self._burst and monotonic_s - self._burst_s >= BURST_S:
             news += self._end_burst()
         news += self._repeats.due(monotonic_s) + self._changes.due(monotonic_s)
-        devices = {bus_address(bus_id): device for bus_id, device in self._devices_by_bus_id.items()}
-        may_wait = not devices and monotonic_s - self._started_s < PLACES_S
+        devices = {bus_address(bus_id): device for bus_id, device in dict(self._devices_by_bus_id).items()}
+        may_wait = not devices and monotonic_s - self._started_s < self._places_s
         for item in news:
             if may_wait and item.message.kind == "xid":
                 waiting.append(item)
@@ -324,61 +324,12 @@ class KernelLogCollector:
 
     def _look_for_panics(self, now_s: float, monotonic_s: float, events: list[Event]) -> str:
         """Add the panics that led to this boot and were not told yet; return what could not be read, or ""."""
-        problem = ""
-        oldest_s = now_s - monotonic_s - PANIC_BEFORE_BOOT_S
-        for folder in self._panic_folders:
-            dumps: dict[Path, list[Path]] = {}
-            try:
-                for file in _dumps(folder, depth=3):
-                    dumps.setdefault(file.parent, []).append(file)
-            except OSError as error:
-                problem = problem or f"{folder}: {error.strerror or error}"
-            for files in dumps.values():
-                try:
-                    found = _panics(files, oldest_s)
-                except OSError as error:
-                    problem = problem or f"{error.filename or folder}: {error.strerror or error}"
-                    continue
-                for line, (text, time_s) in found.items():
-                    if line not in self._state.panics:
-                        self._state.panics = [*self._state.panics, line][-PANICS_KEPT:]
-                        events.append(Event(min(now_s, time_s), "kernel_panic", attributes={"text": text}))
+        found, problem = panics(self._panic_folders, now_s - monotonic_s - PANIC_BEFORE_BOOT_S)
+        for line, (text, time_s) in found.items():
+            if line not in self._state.panics:
+                self._state.panics = [*self._state.panics, line][-PANICS_KEPT:]
+                events.append(Event(min(now_s, time_s), "kernel_panic", attributes={"text": text}))
         return problem
-
-
-def _dumps(folder: Path, depth: int) -> list[Path]:
-    """Return the dumps under a folder, none where there is no such folder. Raises OSError."""
-    found: list[Path] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False) and depth > 1:
-                    found += _dumps(Path(entry.path), depth - 1)
-                elif entry.name.startswith(("dmesg", "console-")) and entry.is_file(follow_symlinks=False):
-                    found.append(Path(entry.path))
-                if len(found) >= DUMPS_MAX:
-                    break
-    except FileNotFoundError:
-        return []
-    return sorted(found[:DUMPS_MAX])
-
-
-def _panics(files: Sequence[Path], oldest_s: float) -> dict[str, tuple[str, float]]:
-    """Return the panics in one folder's dumps: by line their text and time, Unix seconds. Raises OSError."""
-    found: dict[str, tuple[str, float]] = {}
-    unnamed: list[tuple[str, float]] = []
-    for file in files:
-        with file.open("rb") as dump:
-            time_s = os.fstat(dump.fileno()).st_mtime
-            seen = panic(dump.read(DUMP_BYTES_MAX)) if time_s >= oldest_s else None
-        if seen is not None and seen.line:
-            found.setdefault(seen.line, (seen.text, time_s))
-        elif seen is not None:
-            unnamed.append((seen.text, time_s))
-    if unnamed and not found:
-        text, time_s = max(unnamed, key=lambda item: (len(item[0]), item[1]))
-        found[f"{text} at {time_s:.0f}"] = (text, time_s)
-    return found
 
 
 def _event(news: News, devices: Mapping[str, int], boot_s: float) -> Event:

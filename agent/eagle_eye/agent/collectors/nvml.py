@@ -2,260 +2,238 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pynvml
 
-from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.schema.events import Event
+from eagle_eye.agent.collector import Observed
+from eagle_eye.agent.nvml.bus import Bus
+from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
+from eagle_eye.agent.nvml.connection import Connection
+from eagle_eye.agent.nvml.device import Answer, Device
+from eagle_eye.agent.nvml.guard import GuardedCalls
+from eagle_eye.agent.nvml.library import Library
+from eagle_eye.schema.events import WHOLE_NODE, Event
 
-# Answers that will not change while the driver is loaded: the field is left out of the device's row for life.
-_NEVER = frozenset(
-    {
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        pynvml.NVML_ERROR_NO_PERMISSION,
-        pynvml.NVML_ERROR_INVALID_ARGUMENT,
-        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        pynvml.NVML_ERROR_DEPRECATED,
-    }
-)
-_ECC_VOLATILE = pynvml.NVML_VOLATILE_ECC
+LIMIT_S = 0.6  # for all GPUs together: within the 0.8 s for which an agent with frames of 1 s waits
 
+_XIDS, _BUS = -2, -3  # keys of guarded calls; those of GPUs are their rows
 
-class _Field(NamedTuple):
-    """One reading of a device: a function of its handle, and the metrics that it yields."""
-
-    name: str
-    read: Callable[[Any], dict[str, float]]
-
-
-def _utilization(handle: Any) -> dict[str, float]:
-    return {"gpu_utilization_ratio": pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0}
-
-
-def _memory(handle: Any) -> dict[str, float]:
-    return {"gpu_memory_used_bytes": float(pynvml.nvmlDeviceGetMemoryInfo(handle).used)}
-
-
-def _power(handle: Any) -> dict[str, float]:
-    return {"gpu_power_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3}
-
-
-def _power_limit(handle: Any) -> dict[str, float]:
-    return {"gpu_power_limit_watts": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3}
-
-
-def _temperature(handle: Any) -> dict[str, float]:
-    celsius = pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-    return {"gpu_temperature_celsius": float(celsius)}
-
-
-def _sm_clock(handle: Any) -> dict[str, float]:
-    return {"gpu_sm_clock_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6}
-
-
-def _memory_clock(handle: Any) -> dict[str, float]:
-    return {"gpu_memory_clock_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM) * 1e6}
-
-
-def _throttle_reasons(handle: Any) -> dict[str, float]:
-    try:
-        reasons = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except pynvml.NVMLError_FunctionNotFound:  # drivers before 535 know the old name only
-        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return {"gpu_throttle_reasons": float(reasons)}
-
-
-def _ecc_corrected(handle: Any) -> dict[str, float]:
-    kind = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-    return {"gpu_ecc_corrected_total": float(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, _ECC_VOLATILE))}
-
-
-def _ecc_uncorrected(handle: Any) -> dict[str, float]:
-    kind = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    return {"gpu_ecc_uncorrected_total": float(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, _ECC_VOLATILE))}
-
-
-def _remapped_rows(handle: Any) -> dict[str, float]:
-    corrected, uncorrected, pending, _failed = pynvml.nvmlDeviceGetRemappedRows(handle)
-    return {"gpu_remapped_rows_total": float(corrected + uncorrected), "gpu_remap_pending": float(bool(pending))}
-
-
-def _pcie_width(handle: Any) -> dict[str, float]:
-    return {"gpu_pcie_link_width": float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))}
-
-
-def _pcie_generation(handle: Any) -> dict[str, float]:
-    return {"gpu_pcie_link_generation": float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))}
-
-
-def _pcie_replays(handle: Any) -> dict[str, float]:
-    return {"gpu_pcie_replays_total": float(pynvml.nvmlDeviceGetPcieReplayCounter(handle))}
-
-
-def _pcie_rx(handle: Any) -> dict[str, float]:
-    kilobytes = pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
-    return {"gpu_pcie_rx_bytes_per_second": kilobytes * 1e3}
-
-
-def _pcie_tx(handle: Any) -> dict[str, float]:
-    kilobytes = pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
-    return {"gpu_pcie_tx_bytes_per_second": kilobytes * 1e3}
-
-
-def _memory_temperature(handle: Any) -> dict[str, float]:
-    value = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_MEMORY_TEMP])[0]
-    if value.nvmlReturn != pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(value.nvmlReturn)
-    return {"gpu_memory_temperature_celsius": float(value.value.uiVal)}
-
-
-def _nvlinks(handle: Any) -> dict[str, float]:
-    states = [_nvlink_state(handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
-    if all(state is None for state in states):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return {"gpu_nvlinks_active": float(states.count(pynvml.NVML_FEATURE_ENABLED))}
-
-
-def _nvlink_state(handle: Any, link: int) -> int | None:
-    try:
-        return int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
-        return None  # this device has fewer links, or leaves this one unused
-
-
-_FIELDS = (
-    _Field("utilization", _utilization),
-    _Field("memory", _memory),
-    _Field("power", _power),
-    _Field("power limit", _power_limit),
-    _Field("temperature", _temperature),
-    _Field("memory temperature", _memory_temperature),
-    _Field("SM clock", _sm_clock),
-    _Field("memory clock", _memory_clock),
-    _Field("throttle reasons", _throttle_reasons),
-    _Field("corrected ECC errors", _ecc_corrected),
-    _Field("uncorrected ECC errors", _ecc_uncorrected),
-    _Field("remapped rows", _remapped_rows),
-    _Field("PCIe width", _pcie_width),
-    _Field("PCIe generation", _pcie_generation),
-    _Field("PCIe replays", _pcie_replays),
-    _Field("PCIe receive", _pcie_rx),
-    _Field("PCIe send", _pcie_tx),
-    _Field("NVLinks", _nvlinks),
-)
-
-
-class _Device:
-    """One GPU: its handle, its names, and the fields that it still has."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        self.uuid = str(pynvml.nvmlDeviceGetUUID(self.handle))
-        self.bus_id = str(pynvml.nvmlDeviceGetPciInfo(self.handle).busId)
-        self.fields = list(_FIELDS)
-        self.lost = False
-
-    def read(self) -> tuple[dict[str, float], str, bool]:
-        """Return the row, what went wrong (empty: nothing), and whether NVML calls the device lost."""
-        row: dict[str, float] = {}
-        problem = ""
-        for field in list(self.fields):
-            error = self._read_field(field, row)
-            if error is None:
-                continue
-            if error.value in _NEVER:
-                self.fields.remove(field)
-                continue
-            problem = problem or f"gpu {self.index}: {field.name}: {error}"
-            if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
-                return row, problem, True
-        return row, problem, False
-
-    def _read_field(self, field: _Field, row: dict[str, float]) -> Any:
-        """Add the field to the row; return NVML's error, None when there was none."""
-        try:
-            row.update(field.read(self.handle))
-        except pynvml.NVMLError as error:
-            return error
-        return None
+_log = logging.getLogger("eagle_eye.agent")
 
 
 class NvmlCollector:
-    """A row for each GPU, keyed by NVML's index.
+    """A row for each GPU, keyed by NVML's index when the GPU was first seen; it stays with the GPU's UUID.
 
-    A field that a device does not support is left out for life; one that fails is left out this time, named
-    in ``problem``, and does not take the rest with it. Throughput over PCIe is measured by the driver over
-    20 ms for each direction, during which the call waits.
+    A reading that a GPU never gives is left out for life and logged once; one that fails is left out this time, named
+    in ``problem``, and does not take the rest with it. Neither does a GPU whose driver call hangs: the others' rows
+    come as ever. The library is opened anew when its handles have become stale, or the driver has other GPUs.
+
+    ``devices_by_uuid`` also knows MIG instances, each by the row of its GPU, under both names that they go by: CUDA
+    gives their UUIDs without saying that they are MIG's.
     """
 
     name = "nvml"
 
-    def __init__(self, sys: Path = Path("/sys")) -> None:
+    def __init__(
+        self,
+        kernel_log_is_read: Callable[[], bool] = lambda: False,
+        sys: Path = Path("/sys"),
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``kernel_log_is_read``: whether the kernel's log tells XIDs, so that those of NVML would be told twice."""
         self.devices_by_uuid: dict[str, int] = {}  # filled when NVML answers; others look their GPU up in it
         self.devices_by_bus_id: dict[str, int] = {}  # likewise, by PCI address as NVML writes it
-        self._sys = sys
-        self._devices: list[_Device] | None = None
+        self._kernel_log_is_read = kernel_log_is_read
+        self._monotonic_s = monotonic_s
+        self._calls: GuardedCalls[object] = GuardedCalls("nvml", monotonic_s=monotonic_s)
+        self._bus = Bus(sys, monotonic_s)
+        self._connection = Connection(self._calls, self._bus, monotonic_s)
+        self._library: Library | None = None
+        self._devices: tuple[Device, ...] = ()  # those in the tables
+        self._described = ""
+        self._bus_ids: dict[str, str] = {}  # of all GPUs seen so far, by UUID
+        self._instances: dict[str, int] = {}  # the part of devices_by_uuid that comes and goes
+        self._answered_s: dict[str, float] = {}  # by UUID
+        self._without_row: set[str] = set()  # UUIDs
+        self._gone: set[str] = set()  # UUIDs of those that have left the bus; set in a guarded call
+        self._told_lost: set[str] = set()
+        self._told_left_out: set[tuple[str, Failure]] = set()
 
     def collect(self, now_s: float) -> Observed:
-        """Return the GPUs' rows. Raises Unsupported without the library or a GPU, CollectFailed while NVML fails."""
-        if self._devices is None:
-            self._devices = self._open()
+        """Return the GPUs' rows. Raises Unsupported without the library, CollectFailed while it cannot be opened.
+
+        It takes a few milliseconds, up to LIMIT_S more when a GPU stops answering, and longer the first time.
+        """
+        begin_s = self._monotonic_s()
+        library = self._connection.library(begin_s)
+        if library is not self._library or library.devices != self._devices:
+            self._adopt(library)
+        calls: dict[int, Callable[[], object]] = {device.index: device.read for device in self._devices}
+        calls[_XIDS] = library.xids.poll
+        if self._without_row:
+            calls[_BUS] = self._look_at_bus
+        answers = self._calls.run(calls, LIMIT_S)
+
         observed = Observed()
-        problems: list[str] = []
         for device in self._devices:
-            row, problem, lost = device.read()
-            if row:
-                observed.devices[device.index] = row
-            if problem:
-                problems.append(problem)
-            if lost and not device.lost and self._off_the_bus(device.bus_id):
-                device.lost = True
-                observed.events.append(Event(now_s, "gpu_lost", device.index, {"uuid": device.uuid}))
-        observed.problem = "; ".join(problems)
-        if problems and not observed.devices:
-            self.close()  # the driver may have been reloaded: begin again
-            raise CollectFailed(observed.problem)
+            answer = answers.get(device.index)
+            if isinstance(answer, Answer):
+                self._answered_s[device.uuid] = begin_s
+                if answer.row:
+                    observed.devices[device.index] = answer.row
+        rows = dict(self._connection.rows)
+        self._without_row = {uuid for uuid in self._bus_ids if rows[uuid] not in observed.devices}
+        observed.problem = "; ".join(self._problems(library, calls, answers))
+        stale = self._is_stale(library, answers)
+        self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
+        observed.events = [*self._lost(now_s), *self._xids(library, now_s)]
+        self._map_instances()
+        self._log_left_out(answers)
         return observed
 
+    def compute_processes(self) -> dict[int, int]:
+        """Return on which GPU's row each process computes, by pid, as it was some seconds ago. Never waits.
+
+        A process on several GPUs counts for the one on which it holds most memory: ranks often have a little on the
+        first GPU too. Where the driver does not say how much, such a process is left out.
+        """
+        held: dict[int, list[tuple[int | None, int]]] = {}
+        for device in self._devices:
+            for pid, held_bytes in device.occupants.processes.items():
+                held.setdefault(pid, []).append((held_bytes, device.index))
+        found = {}
+        for pid, places in held.items():
+            known = [(held_bytes, row) for held_bytes, row in places if held_bytes is not None]
+            if len(places) == 1:
+                found[pid] = places[0][1]
+            elif len(known) == len(places):
+                found[pid] = max(known)[1]
+        return found
+
     def close(self) -> None:
-        """Let go of the library."""
-        if self._devices is not None:
-            self._devices = None
-            try:
-                pynvml.nvmlShutdown()
-            except pynvml.NVMLError:
-                return  # the library is gone already
+        """Let go of the library, unless a call into it hangs."""
+        self._connection.close()
+        self._calls.close()
+        self._library, self._devices = None, ()
 
-    def _open(self) -> list[_Device]:
-        try:
-            pynvml.nvmlInit()
-        except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound) as error:
-            raise Unsupported(f"no usable libnvidia-ml.so.1: {error}") from None
-        except pynvml.NVMLError as error:
-            raise CollectFailed(f"nvmlInit: {error}") from None
-        try:
-            devices = [_Device(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        except pynvml.NVMLError as error:
-            pynvml.nvmlShutdown()
-            raise CollectFailed(f"GPUs cannot be listed: {error}") from None
-        if not devices:
-            pynvml.nvmlShutdown()
-            raise Unsupported("NVML sees no GPU")
-        self.devices_by_uuid.update({device.uuid: device.index for device in devices})
-        self.devices_by_bus_id.update({device.bus_id: device.index for device in devices})
-        return devices
+    def _adopt(self, library: Library) -> None:
+        """Make the tables those of a library that was opened, or of which more GPUs were."""
+        self._library, self._devices = library, library.devices
+        described = library.describe()
+        if described != self._described:  # else it was only opened anew
+            self._described = described
+            _log.info("NVML: %s", described)
+        for failure in library.unopened:
+            if failure.code in NEVER and ("", failure) not in self._told_left_out:
+                self._told_left_out.add(("", failure))
+                _log.warning("NVML lists %s; it is left out", failure.describe())
+        for device in self._devices:
+            self._answered_s.setdefault(device.uuid, self._monotonic_s())
+            self._bus_ids[device.uuid] = device.bus_id
+        self.devices_by_uuid.update({device.uuid: device.index for device in self._devices})
+        self.devices_by_bus_id.update({device.bus_id: device.index for device in self._devices})
 
-    def _off_the_bus(self, bus_id: str) -> bool:
-        """Whether the PCI device is really gone: NVML also says so during resets and diagnostics."""
-        domain, _, rest = bus_id.lower().partition(":")
-        config = self._sys / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "config"
-        try:
-            with config.open("rb") as file:
-                return file.read(4) == b"\xff\xff\xff\xff"
-        except OSError:
-            return True
+    def _problems(self, library: Library, calls: Collection[int], answers: Mapping[int, object]) -> list[str]:
+        """Return what could not be seen."""
+        now_s = self._monotonic_s()
+        problems = ["the GPUs are simulated"] if library.simulated else []
+        problems += [failure.describe() for failure in library.unopened if failure.code not in NEVER]
+        opening_s = now_s - library.begun_s
+        problems += [f"gpu {place}: opening it: no answer for {opening_s:.0f} s" for place in sorted(library.pending)]
+        for device in self._devices:
+            silent_s = now_s - self._answered_s[device.uuid]
+            trouble = _trouble(answers.get(device.index, f"no answer for {silent_s:.0f} s"))
+            problems += [f"gpu {device.index}: {trouble}"] if trouble else []
+        for key, name in ((_XIDS, "XIDs"), (_BUS, "PCI bus")):
+            trouble = _trouble(answers.get(key, "no answer")) if key in calls else ""
+            problems += [f"{name}: {trouble}"] if trouble else []
+        problems += [f"gpu {self._connection.rows[uuid]}: no longer in NVML's list" for uuid in self._unlisted(library)]
+        return problems
+
+    def _is_stale(self, library: Library, answers: Mapping[int, object]) -> bool:
+        """Whether a GPU has no row to give, though the driver answers: opening the library anew may help."""
+        return (
+            any(failure.code not in NEVER for failure in library.unopened)
+            or any(isinstance(answer, Answer) and not answer.row for answer in answers.values())
+            or bool(self._unlisted(library))
+        )
+
+    def _unlisted(self, library: Library) -> list[str]:
+        """Return the UUIDs of GPUs seen before that NVML lists no longer; none while some in the list are unknown."""
+        listed = {device.uuid for device in self._devices}
+        unknown = library.pending or library.unopened
+        return [] if unknown else [uuid for uuid in self._bus_ids if uuid not in listed]
+
+    def _look_at_bus(self) -> None:
+        self._gone = {uuid for uuid in self._without_row if self._bus.gone(self._bus_ids[uuid])}
+
+    def _lost(self, now_s: float) -> list[Event]:
+        """Return the GPUs that have left the bus, each once until it is back; NVML's word alone is not enough.
+
+        NVML also calls GPUs lost in resets and diagnostics.
+        """
+        self._told_lost &= self._without_row
+        lost = (self._gone & self._without_row) - self._told_lost
+        self._told_lost |= lost
+        rows = self._connection.rows
+        return [Event(now_s, "gpu_lost", rows[uuid], {"uuid": uuid}) for uuid in sorted(lost, key=lambda u: rows[u])]
+
+    def _xids(self, library: Library, now_s: float) -> list[Event]:
+        news = library.xids.take()
+        if self._kernel_log_is_read():
+            return []
+        monotonic_s = self._monotonic_s()
+        events = []
+        for item in news:
+            said = item.message
+            more = f" ({item.more} more until then)" if item.more else ""
+            device = self.devices_by_bus_id.get(said.address, WHOLE_NODE)
+            attributes = {"code": said.code, "text": said.text + more}
+            events.append(Event(now_s - (monotonic_s - item.at_s), "xid", device, attributes))
+        return events
+
+    def _map_instances(self) -> None:
+        instances: dict[str, int] = {}
+        for device in self._devices:
+            for uuid in device.occupants.instances:
+                instances[uuid] = device.index
+                instances["GPU-" + uuid.removeprefix("MIG-")] = device.index
+        for uuid in self._instances.keys() - instances.keys():
+            self.devices_by_uuid.pop(uuid, None)
+        self.devices_by_uuid.update(instances)
+        self._instances = instances
+
+    def _log_left_out(self, answers: Mapping[int, object]) -> None:
+        """Log what GPUs never give, in one line for all that lack the same for the same reason."""
+        lines: dict[tuple[int, str], list[int]] = {}
+        for device in self._devices:
+            answer = answers.get(device.index)
+            if not isinstance(answer, Answer) or not answer.left_out:
+                continue
+            names: dict[int, list[str]] = {}
+            for failure in answer.left_out:
+                if (device.uuid, failure) not in self._told_left_out:  # the library may have been opened anew
+                    self._told_left_out.add((device.uuid, failure))
+                    names.setdefault(failure.code, []).append(failure.name)
+            for code, lacking in names.items():
+                lines.setdefault((code, ", ".join(lacking)), []).append(device.index)
+        for (code, missing), rows in lines.items():
+            remedy = "; an agent run as root may see more" if code == pynvml.NVML_ERROR_NO_PERMISSION else ""
+            gpus = ", ".join(str(row) for row in rows)
+            _log.info("NVML: gpu %s: never given: %s (%s)%s", gpus, missing, reason(code), remedy)
+
+
+def _trouble(answer: object) -> str:
+    """Return what an answer says went wrong, "" for nothing; a text, which stands for an answer, says it itself."""
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, Answer) and answer.failed:
+        more = len(answer.failed) - 1
+        return answer.failed[0].describe() + (f" and {more} more" if more and answer.row else "")
+    if isinstance(answer, Failure):
+        return reason(answer.code)
+    return repr(answer) if isinstance(answer, Exception) else ""

@@ -89,6 +89,31 @@ class TrainingCollector:
         ranks = [process.rank(known_s) for process in processes[:RANKS_MAX]]
         return Observed(events=events, ranks=ranks)
 
+    def pids(self) -> set[int]:
+        """Return the processes whose hooks report; empty while nobody listens."""
+        reader = self._reader
+        if reader is None:
+            return set()
+        with reader.lock:
+            return {process.pid for process in reader.processes.values() if process.pid}
+
+    def devices(self) -> set[int]:
+        """Return the rows of the ranks whose hooks report; empty while nobody listens."""
+        reader = self._reader
+        if reader is None:
+            return set()
+        with reader.lock:
+            return {process.device for process in reader.processes.values()}
+
+    def step(self, pid: int) -> float | None:
+        """Return the last step that a process finished, as its hook said; None: it said none."""
+        reader = self._reader
+        if reader is None:
+            return None
+        with reader.lock:
+            process = reader.processes.get(pid)
+            return float(process.message.step) if process is not None and process.message.step >= 0 else None
+
     def close(self) -> None:
         """Stop listening."""
         if self._reader is not None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Response
 from msgspec.structs import replace
 
 from eagle_eye.schema.frame import NAME_CHARS_MAX
-from eagle_eye.server.api.requests import Body, Parts, answer, audited, body_of, decoded
-from eagle_eye.server.auth import Credentials, Principal, mint
+from eagle_eye.server.api.requests import Body, Parts, Somebody, answer, audited, body_of, decoded
+from eagle_eye.server.auth import mint
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.store import TOKENS, Change, Store
 
@@ -24,13 +23,8 @@ class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
 
 
-def somebody(request: Request, parts: Parts) -> Principal:
-    """Return who asks, whatever the scope."""
-    return parts.tokens.authenticate(Credentials.of(request.method, request.headers))
-
-
 @router.post("", status_code=201, openapi_extra=body_of(Enrolment))
-async def enrol(parts: Parts, principal: Annotated[Principal, Depends(somebody)], body: Body) -> Response:
+async def enrol(parts: Parts, principal: Somebody, body: Body) -> Response:
     """Make the node's token; the answer holds its text, this once. Asks for a token of scope join, or admin.
 
     A node that has a token already is refused (409 ``enrolled``), so that whoever finds the join token cannot speak

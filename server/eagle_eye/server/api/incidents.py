@@ -24,7 +24,7 @@ from eagle_eye.server.api.requests import (
 from eagle_eye.server.auth import Principal
 from eagle_eye.server.records import Incident
 from eagle_eye.server.services import Services
-from eagle_eye.server.store import INCIDENTS, Change, Store
+from eagle_eye.server.store import EVIDENCE, INCIDENTS, PAGE_LIMIT_MAX, Change, Store
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 
@@ -47,8 +47,10 @@ def list_incidents(
 
 @router.get("/{incident}")
 def get_incident(parts: Parts, _: Reader, incident: str) -> Response:
-    """One incident with its evidence."""
-    return answer(views.incident(found(parts, INCIDENTS, incident)))
+    """One incident with its evidence; ``gathered`` is what agents were asked for because of it, newest first."""
+    record = found(parts, INCIDENTS, incident)
+    gathered = parts.store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
+    return answer({**views.incident(record), "gathered": [views.evidence(item) for item in gathered]})
 
 
 @router.post("/{incident}/acknowledge")

@@ -27,6 +27,11 @@ def services(request: Request) -> Services:
     return found
 
 
+def somebody(request: Request, parts: Annotated[Services, Depends(services)]) -> Principal:
+    """Return who asks, whatever the scope; the endpoint judges what that may."""
+    return parts.tokens.authenticate(Credentials.of(request.method, request.headers))
+
+
 def needs(scope: Scope) -> Callable[..., Principal]:
     """Return a dependency that lets only those pass whose scope includes ``scope``, and says who it is."""
 
@@ -52,6 +57,7 @@ async def read_body(request: Request) -> bytes:
 
 Parts = Annotated[Services, Depends(services)]
 Body = Annotated[bytes, Depends(read_body)]
+Somebody = Annotated[Principal, Depends(somebody)]
 Reader = Annotated[Principal, Depends(needs("read"))]
 Operator = Annotated[Principal, Depends(needs("operate"))]
 Admin = Annotated[Principal, Depends(needs("admin"))]

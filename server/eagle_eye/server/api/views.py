@@ -12,6 +12,7 @@ from eagle_eye.server.records import (
     Action,
     AuditEntry,
     Delivery,
+    Evidence,
     Incident,
     Job,
     Node,
@@ -46,6 +47,13 @@ def action(record: Action, public_url: str) -> dict[str, Any]:
         {**{name: value for name, value in report.items() if name != "time_s"}, "time": rfc3339(report["time_s"])}
         for report in record.reports
     ]
+    return view
+
+
+def evidence(record: Evidence) -> dict[str, Any]:
+    """Return a request for evidence, with where its bundle is; ``bundle`` is null where there is none."""
+    view = plain(record)
+    view["bundle"] = f"/api/v1/evidence/{record.id}/bundle" if record.state == "received" else None
     return view
 
 

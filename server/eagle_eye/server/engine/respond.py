@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.engine.gathering import Gathering, reason_to_wait, wanted
 from eagle_eye.server.engine.policy import Decision, Situation, decide
 from eagle_eye.server.engine.recurrence import recurrences
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, ActionState, Incident
+from eagle_eye.server.records import Action, ActionState, Evidence, Incident
 
 _ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaiting", "act": "requested"}
 _FRUITLESS_STATES = ("failed", "refused", "rejected", "expired")
@@ -23,12 +25,13 @@ _FRUITLESS_STATES = ("failed", "refused", "rejected", "expired")
 class Book:
     """What is on record: incidents that are open or were marked false, the policy window's actions (oldest first).
 
-    ``history`` are all jobs' incidents of the past weeks.
+    ``history`` are all jobs' incidents of the past weeks, ``gathering`` what is known of evidence.
     """
 
     incidents: Sequence[Incident]
     actions: Sequence[Action]
     history: Sequence[Incident] = ()
+    gathering: Gathering = field(default_factory=Gathering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,19 @@ class Response:
 
     incidents: tuple[Incident, ...]
     actions: tuple[Action, ...]
+    evidence: tuple[Evidence, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether anything is to be written."""
-        return bool(self.incidents or self.actions)
+        return bool(self.incidents or self.actions or self.evidence)
+
+
+class _Followed(NamedTuple):
+    """An incident as policy leaves it, and what is asked of subscribers and agents because of it."""
+
+    incident: Incident
+    action: Action | None = None
+    evidence: tuple[Evidence, ...] = ()
 
 
 def respond(
@@ -67,8 +79,9 @@ def respond(
         i.id: i for i in folding.fold(known.values(), judgement, acting, settings.verdict_gone_s, lambda: new_id("inc"))
     }
     asked: list[Action] = []
+    evidence: list[Evidence] = []
     for incident in {**known, **changed}.values():
-        latest, action = _follow(
+        latest, action, gathered = _follow(
             incident,
             judgement,
             [*book.actions, *ended.values(), *asked],
@@ -76,14 +89,16 @@ def respond(
             fleet_size,
             blind,
             new_id,
+            book.gathering,
         )
+        evidence += gathered
         if latest != known.get(incident.id):
             changed[incident.id] = latest
         if action is not None and action.id in actions:
             ended[action.id] = action
         elif action is not None:
             asked.append(action)
-    return Response(tuple(changed.values()), (*ended.values(), *asked))
+    return Response(tuple(changed.values()), (*ended.values(), *asked), tuple(evidence))
 
 
 def _follow(
@@ -94,21 +109,22 @@ def _follow(
     fleet_size: int,
     blind: str,
     new_id: Callable[[str], str],
-) -> tuple[Incident, Action | None]:
-    """Return the incident as policy leaves it, and an action that is asked for or withdrawn because of it."""
+    gathering: Gathering,
+) -> _Followed:
+    """Return the incident as policy leaves it, with what is asked for or withdrawn because of it."""
     own = next((a for a in reversed(actions) if a.incident_id == incident.id), None)
     if incident.state not in folding.OPEN_STATES:
         # A job that has moved on may have done so because of our request, whose reports are still on their way.
         untouched = ("awaiting", "requested") if incident.attempt == judgement.attempt else ("awaiting",)
         withdrawn = own is not None and own.state in untouched
-        return incident, _moved(own, "withdrawn", judgement.now_s) if own and withdrawn else None
+        return _Followed(incident, _moved(own, "withdrawn", judgement.now_s) if own and withdrawn else None)
     if incident.state == "acting":
         if own is None or own.state in _FRUITLESS_STATES:
             why = f"action {own.id} ended as {own.state}" if own else "its action is not on record"
-            return msgspec.structs.replace(incident, state="open", hold=why, updated_s=judgement.now_s), None
-        return incident, None
+            return _Followed(msgspec.structs.replace(incident, state="open", hold=why, updated_s=judgement.now_s))
+        return _Followed(incident)
     if incident.attempt != judgement.attempt:
-        return incident, None
+        return _Followed(incident)
     situation = Situation(
         settings=settings,
         actions=actions,
@@ -122,13 +138,17 @@ def _follow(
     decision = decide(incident, situation)
     if own is not None or decision.kind in ("notify", "none") or decision.hold:
         kept = msgspec.structs.replace(incident, action=decision.kind, hold=decision.hold)
-        return (incident if own is not None else kept), None
+        return _Followed(incident if own is not None else kept)
+    evidence = wanted(incident, decision, judgement, gathering, new_id)
+    wait = reason_to_wait(incident, evidence, gathering, judgement.now_s) if settings.mode == "act" else ""
+    if wait:
+        kept = msgspec.structs.replace(incident, action=decision.kind, hold=wait)
+        return _Followed(kept, evidence=evidence)
     action = _asked(incident, decision, judgement, settings, new_id("act"))
     state = "open" if action.state == "would_act" else "acting"
     hold = "observe mode: nothing is asked of anyone" if action.state == "would_act" else ""
-    return msgspec.structs.replace(
-        incident, action=decision.kind, hold=hold, state=state, updated_s=judgement.now_s
-    ), action
+    latest = msgspec.structs.replace(incident, action=decision.kind, hold=hold, state=state, updated_s=judgement.now_s)
+    return _Followed(latest, action, evidence)
 
 
 def _asked(

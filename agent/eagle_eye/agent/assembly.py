@@ -1,0 +1,176 @@
+"""The agent's collectors put together: which there are, in which order, and who tells whom what. Wiring only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from eagle_eye.agent.clock import Clock, Waitable
+from eagle_eye.agent.collector import CollectFailed, Collector, Observed, Unsupported
+from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
+from eagle_eye.agent.collectors.dcgm_exporter import DcgmExporterCollector
+from eagle_eye.agent.collectors.fabric import FabricCollector
+from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
+from eagle_eye.agent.collectors.host import HostCollector
+from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
+from eagle_eye.agent.collectors.mounts import ANSWER_S, MountsCollector
+from eagle_eye.agent.collectors.nccl_inspector import NcclInspectorCollector
+from eagle_eye.agent.collectors.nccl_ras import NcclRasCollector
+from eagle_eye.agent.collectors.nvml import NvmlCollector
+from eagle_eye.agent.collectors.processes import ProcessesCollector
+from eagle_eye.agent.collectors.temperature import TemperatureCollector
+from eagle_eye.agent.collectors.tensorboard import TensorBoardCollector
+from eagle_eye.agent.collectors.training import TrainingCollector
+from eagle_eye.agent.collectors.training_log import TrainingLogCollector
+from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, log_patterns, tensorboard_patterns
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.runner import Runner
+from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+
+PLACES_CHECKED_S = 0.1  # one look at a host cannot wait until the driver knows its GPUs
+FIND_S = 15.0  # a process without GPU and hook counts as a rank once it has lasted ten seconds
+FIND_EVERY_S = 1.0
+
+
+class Assembly:
+    """All collectors of a host, each in its runner.
+
+    ``state_folder`` None: nothing is remembered, and the kernel's log is read from the boot on. ``wake`` is called when
+    something happened that should not wait for the interval's end.
+    """
+
+    def __init__(
+        self,
+        configuration: AgentConfiguration,
+        drops: Drops,
+        clock: Clock,
+        wake: Callable[[], None],
+        state_folder: Path | None,
+        beside: Sequence[Collector] = (),
+    ) -> None:
+        """``beside`` are collectors that the caller brings."""
+        self.processes = TrainingProcesses()
+        self.nvml = NvmlCollector(self._kernel_log_is_read)
+        uuids, bus_ids = self.nvml.devices_by_uuid, self.nvml.devices_by_bus_id
+        self.training = TrainingCollector(hook_socket_path(configuration), drops, wake, uuids)
+        self._found = ProcessesCollector(
+            self.processes,
+            drops,
+            gpu_processes=self.nvml.compute_processes,
+            hooked_pids=self.training.pids,
+            devices_by_uuid=uuids,
+            devices_by_bus_id=bus_ids,
+            node=configuration.node,
+            shared_host=configuration.shared_host,
+            wake=wake,
+        )
+        self._logs = TrainingLogCollector(
+            self.processes,
+            drops,
+            log_patterns(configuration),
+            self.training.devices,
+            framework=configuration.training_log_framework,
+        )
+        tensorboard = TensorBoardCollector(
+            self.processes,
+            drops,
+            tensorboard_patterns(configuration),
+            lambda: self.training.devices() | {*self._logs.steps},
+        )
+        folders = [Path(folder) for folder in configuration.nccl_inspector_folders]
+        inspector = NcclInspectorCollector(self.processes, drops, folders, uuids, self._finished_step)
+        ras = NcclRasCollector(
+            self.processes,
+            drops,
+            configuration.nccl_ras_ports,
+            configuration.nccl_ras_every_s,
+            every_node=configuration.nccl_ras_every_node,
+            taken=inspector.tells_of,
+        )
+        recorder = FlightRecorderCollector(
+            self.processes,
+            drops,
+            configuration.flight_recorder_prefixes,
+            configuration.flight_recorder_pipe_prefixes,
+            taken=inspector.tells_of,
+        )
+        exporters: list[Collector] = []
+        if configuration.dcgm_exporter:
+            exporters.append(DcgmExporterCollector(configuration.dcgm_exporter, uuids, drops))
+        kernel_log = KernelLogCollector(drops, bus_ids, state_folder)
+        # Where two tell the same of one row, the later one's word stands: NVML's over an exporter's, the hook's over
+        # everybody's.
+        collectors: Sequence[Collector] = (
+            HostCollector(),
+            MountsCollector(),
+            ClockOffsetCollector(),
+            TemperatureCollector(),
+            FabricCollector(state_folder),
+            kernel_log,
+            *exporters,
+            self.nvml,
+            self._found,
+            tensorboard,
+            self._logs,
+            inspector,
+            ras,
+            recorder,
+            self.training,
+            *beside,
+        )
+        self.runners = tuple(Runner(collector, drops, clock.monotonic_s) for collector in collectors)
+        self._kernel_log = next(runner for runner in self.runners if runner.collector is kernel_log)
+
+    def happened(self) -> Observed:
+        """Return ranks and events that came between two ticks, without rows."""
+        news, found = self.training.happened(), self._found.happened()
+        return Observed(events=news.events + found.events, ranks=news.ranks + found.ranks)
+
+    def close(self) -> None:
+        """End every collector, but for those that hang in a call."""
+        for runner in self.runners:
+            runner.close()
+
+    def _kernel_log_is_read(self) -> bool:
+        return self._kernel_log.state == "ok"
+
+    def _finished_step(self, process: TrainingProcess) -> float | None:
+        step = self.training.step(process.pid)
+        return step if step is not None else self._logs.steps.get(process.device)
+
+
+def check_runners(drops: Drops, clock: Clock, state_folder: Path) -> tuple[Runner, ...]:
+    """Return the runners of what one look at a host needs: its own facts, from the boot on, and no training."""
+    nvml = NvmlCollector()
+    collectors: Sequence[Collector] = (
+        MountsCollector(patience_s=2 * ANSWER_S),
+        FabricCollector(state_folder),
+        KernelLogCollector(drops, nvml.devices_by_bus_id, places_s=PLACES_CHECKED_S),
+        nvml,
+    )
+    return tuple(Runner(collector, drops, clock.monotonic_s) for collector in collectors)
+
+
+def found_processes(drops: Drops, clock: Clock, wake: Waitable) -> tuple[TrainingProcess, ...]:
+    """Return this host's training processes, looked for until there are some, FIND_S at most, or ``wake`` is set."""
+    processes = TrainingProcesses()
+    nvml = NvmlCollector()
+    found = ProcessesCollector(
+        processes,
+        drops,
+        gpu_processes=nvml.compute_processes,
+        devices_by_uuid=nvml.devices_by_uuid,
+        devices_by_bus_id=nvml.devices_by_bus_id,
+    )
+    until_s = clock.monotonic_s() + FIND_S
+    try:
+        while True:
+            with suppress(Unsupported, CollectFailed):  # a host without GPUs has training processes too
+                nvml.collect(clock.now_s())
+            found.collect(clock.now_s())
+            if processes.all() or clock.monotonic_s() >= until_s or clock.wait(wake, FIND_EVERY_S):
+                return processes.all()
+    finally:
+        found.close()
+        nvml.close()

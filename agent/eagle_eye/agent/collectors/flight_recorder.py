@@ -1,0 +1,181 @@
+"""PyTorch's flight-recorder dumps of this node's ranks, as they appear. Touches: the dump files, /proc."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_eye.agent.collector import Observed
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.nccl.dump_files import Asked, Stamp, dump_paths, request_dumps, stamp_of
+from eagle_eye.agent.nccl.flight_dump import DUMP_BYTES_MAX, FlightDump, read
+from eagle_eye.agent.nccl.owned_file import NotOwned, open_owned
+from eagle_eye.agent.nccl.process_environment import Environments
+from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.schema.flight_recorder import BadDump
+
+FRESH_S = 60.0  # a dump that was there before the agent is news if it is not older
+DEPARTED_KEPT_S = 300.0  # a rank that dumps on a timeout ends soon after: its dump is still read, and kept
+PATHS_MAX = 512  # watched: four for each of 64 ranks, twice where a job has just restarted
+DUMPS_KEPT = 128
+READ_PER_COLLECT_MAX = 1  # a dump takes up to half a second of one core
+
+
+@dataclass
+class _Watched:
+    """A place where a dump may appear; ``seen`` is the file as it was last looked at, ``read`` as it was read."""
+
+    process: TrainingProcess
+    uid: int | None
+    present_s: float  # monotonic: when its process was last there
+    seen: Stamp | None = None
+    read: Stamp | None = None
+    looked: bool = False
+
+
+@dataclass(frozen=True)
+class RankDump:
+    """One rank's newest dump: when it was written, Unix seconds by the file's clock, and what it tells."""
+
+    process: TrainingProcess
+    written_s: float
+    dump: FlightDump
+
+
+class FlightRecorderCollector:
+    """Sequences from dumps, at the collection after a dump has been written and at no other: an old one is no progress.
+
+    Dumps appear where each process's environment says, at PyTorch's defaults, or at ``prefixes`` with the rank
+    appended. ``dumps`` has each rank's newest for whoever gathers evidence; ``request`` asks for new ones. A dump that
+    cannot be read is counted as ``flight_recorder_bad``, one beyond DUMP_BYTES_MAX as ``flight_recorder_oversized``, a
+    file that is not the process's own as ``flight_recorder_refused``, operations left out of what is kept as
+    ``flight_recorder_operations_left_out``.
+
+    Cannot see: recorders that are switched off (TORCH_FR_BUFFER_SIZE is 0 in many programs), dumps in a container's own
+    files once the container has gone, and whose dump it is where two jobs of one user write to the same default place.
+    """
+
+    name = "flight_recorder"
+
+    def __init__(
+        self,
+        processes: TrainingProcesses,
+        drops: Drops,
+        prefixes: Sequence[str] = (),
+        pipe_prefixes: Sequence[str] = (),
+        *,
+        taken: Callable[[int], bool] = lambda _device: False,
+        proc: Path = Path("/proc"),
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``taken`` says whether another source tells a device's sequences: numbers of two are not comparable."""
+        self._processes = processes
+        self._drops = drops
+        self._prefixes = tuple(prefixes)
+        self._pipe_prefixes = tuple(pipe_prefixes)
+        self._taken = taken
+        self._proc = proc
+        self._environments = Environments(proc)
+        self._monotonic_s = monotonic_s
+        self._watched: dict[Path, _Watched] = {}
+        self._lock = threading.Lock()
+        self._dumps: dict[tuple[str, int], RankDump] = {}
+
+    def collect(self, now_s: float) -> Observed:
+        """Return the sequences that new dumps tell."""
+        observed = Observed()
+        monotonic_s = self._monotonic_s()
+        self._watch(monotonic_s)
+        problems = [] if self._prefixes else [self._environments.problem()]
+        read = 0
+        for path, place in self._watched.items():
+            stamp = stamp_of(path)
+            if not place.looked:
+                place.looked = True
+                if stamp is not None and abs(now_s - stamp[2] / 1e9) > FRESH_S:
+                    place.read = stamp  # of an earlier job
+            settled = stamp is not None and stamp == place.seen and stamp[1] > 0  # it is written in place
+            place.seen = stamp
+            if stamp is None or stamp == place.read or not settled:
+                continue
+            if read >= READ_PER_COLLECT_MAX:
+                continue  # at the next collection
+            read += 1
+            place.read = stamp
+            problems.append(self._take(path, place, stamp, monotonic_s, observed))
+        observed.problem = "; ".join(text for text in problems if text)
+        return observed
+
+    def dumps(self) -> list[RankDump]:
+        """Return each rank's newest dump; may be called from any thread."""
+        with self._lock:
+            return list(self._dumps.values())
+
+    def request(self, deadline_s: float) -> Asked:
+        """Ask this node's ranks for dumps now and wait for them; may be called from any thread.
+
+        What they write is read at the next collections and then found in ``dumps``.
+        """
+        processes = self._processes.all()
+        return request_dumps(processes, deadline_s, Environments(self._proc), self._prefixes, self._pipe_prefixes)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _watch(self, monotonic_s: float) -> None:
+        processes = self._processes.all()
+        environments = self._environments.of(processes)
+        for process in processes:
+            environment = environments.get(process)
+            uid = environment.uid if environment is not None else None
+            for path in dump_paths(process, environment, self._prefixes):
+                place = self._watched.get(path)
+                if place is not None:
+                    place.process, place.present_s = process, monotonic_s
+                    place.uid = uid if uid is not None else place.uid
+                elif len(self._watched) < PATHS_MAX:
+                    self._watched[path] = _Watched(process, uid, monotonic_s)
+                else:
+                    self._drops.count("flight_recorder_beyond")
+        for path in [p for p, place in self._watched.items() if monotonic_s - place.present_s > DEPARTED_KEPT_S]:
+            del self._watched[path]
+
+    def _take(self, path: Path, place: _Watched, stamp: Stamp, monotonic_s: float, observed: Observed) -> str:
+        """Read one dump into the row and the store; return why it cannot be read, or ""."""
+        process = place.process
+        try:
+            dump = read(_content(path, place.uid), process.rank)
+        except BadDump as error:
+            self._drops.count("flight_recorder_oversized" if stamp[1] > DUMP_BYTES_MAX else "flight_recorder_bad")
+            return f"{path}: {error}"
+        except NotOwned as error:
+            self._drops.count("flight_recorder_refused")
+            return f"{path}: {error.strerror}"
+        except OSError as error:
+            return f"{path}: {error.strerror or error}"
+        self._drops.count("flight_recorder_operations_left_out", dump.left_out)
+        with self._lock:
+            self._dumps.pop((process.job, process.rank), None)
+            self._dumps[process.job, process.rank] = RankDump(process, stamp[2] / 1e9, dump)
+            while len(self._dumps) > DUMPS_KEPT:
+                del self._dumps[next(iter(self._dumps))]
+        if dump.ranks not in (None, process.world_size):
+            return f"{path}: its widest group has {dump.ranks} ranks, the job {process.world_size}: of another job?"
+        if dump.enqueued is None or dump.completed is None or dump.enqueued < 0:
+            return ""
+        if place.present_s == monotonic_s and not self._taken(process.device):
+            row = observed.devices.setdefault(process.device, {})
+            row["nccl_sequence"] = float(dump.enqueued)
+            row["nccl_completed_sequence"] = float(max(0, dump.completed))
+        return ""
+
+
+def _content(path: Path, uid: int | None) -> bytes:
+    """Return a file's bytes, one more than are read at most. Raises OSError."""
+    descriptor = open_owned(path, uid)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(DUMP_BYTES_MAX + 1)

@@ -1,0 +1,273 @@
+"""What NCCL Inspector writes: how far each rank's collectives have come, how long they take, at which bandwidth.
+
+Touches: the Inspector's files, /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eagle_eye.agent.collector import Observed
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.nccl.inspector_lines import Tally, parse
+from eagle_eye.agent.nccl.inspector_metrics import FILE_BYTES_MAX, bus_bandwidth
+from eagle_eye.agent.nccl.owned_file import NotOwned, open_owned
+from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment
+from eagle_eye.agent.nccl.tail import Tail
+from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+
+LINES_PER_COLLECT_MAX = 64  # of one rank: 8 ranks then cost below 0.2% of a core
+BYTES_PER_COLLECT_MAX = 131_072  # a line has 500 bytes, with traces up to 25,000
+FILES_MAX = 64  # ranks of one node
+FOLDER_ENTRIES_MAX = 10_000  # a folder that all hosts of a large job share
+FOLDERS_EVERY_S = 10.0  # folders are listed so often
+METRICS_EVERY_S = 5.0  # the Inspector rewrites its Prometheus files every 30 s at most
+
+_OFF = ("", "0", "false", "off", "no")
+_LOG = re.compile(r"(?P<host>.{1,255})-pid(?P<pid>[0-9]{1,9})\.log")
+
+
+@dataclass
+class _Log:
+    """One rank's log, and what is known from it."""
+
+    process: TrainingProcess
+    tail: Tail
+    tally: Tally = field(default_factory=Tally)
+    new: bool = False  # whether what is in it was written under this agent's eyes
+    row: dict[str, float] = field(default_factory=dict)
+    step: float | None = None  # the newest when the collectives' time began to be summed
+    collective_s: float | None = 0.0  # since then; None: some were not seen
+
+
+class NcclInspectorCollector:
+    """Rows of the ranks whose processes run with NCCL Inspector; ranks without it have none.
+
+    Each process's environment tells where its files are; ``folders`` are searched besides, for logs of this host's
+    processes. Means are over the lines of the interval and repeat while none come. Where more is written in an
+    interval than LINES_PER_COLLECT_MAX or BYTES_PER_COLLECT_MAX the newest part is read, and the rest counted as
+    ``nccl_inspector_skipped_bytes``; lines that are no JSON as ``nccl_inspector_malformed``, those whose time is not
+    the kernel's as ``nccl_inspector_untimed``, those beyond the limits as ``nccl_inspector_beyond``, files that may not
+    be read as ``nccl_inspector_refused``.
+
+    Cannot see: collectives under way, so that nothing is said of how many were enqueued; who waited for whom, since a
+    collective's time includes the wait for the last rank (the rank that arrives last shows the shortest).
+    """
+
+    name = "nccl_inspector"
+
+    def __init__(
+        self,
+        processes: TrainingProcesses,
+        drops: Drops,
+        folders: Sequence[Path] = (),
+        devices_by_uuid: Mapping[str, int] | None = None,
+        steps: Callable[[TrainingProcess], float | None] = lambda _process: None,
+        *,
+        proc: Path = Path("/proc"),
+        hostname: str = "",
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``steps`` returns a process's newest finished training step: time in collectives is told by the step.
+
+        ``devices_by_uuid`` may be filled later, by whoever knows the GPUs.
+        """
+        self._processes = processes
+        self._drops = drops
+        self._folders = tuple(folders)
+        self._devices_by_uuid = {} if devices_by_uuid is None else devices_by_uuid
+        self._steps = steps
+        self._environments = Environments(proc)
+        self._hostname = hostname or socket.gethostname()
+        self._monotonic_s = monotonic_s
+        self._logs: dict[Path, _Log] = {}
+        self._listed: dict[Path, TrainingProcess] = {}
+        self._listed_s = -FOLDERS_EVERY_S
+        self._metrics_s = -METRICS_EVERY_S
+        self._metrics_seen: dict[Path, tuple[int, int]] = {}
+
+    def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - what a file tells is of the interval that ends now
+        """Return the rows of this node's ranks; none where no process runs with the Inspector."""
+        processes = self._processes.all()
+        environments = self._environments.of(processes)
+        problems = [] if self._folders else [self._environments.problem()]
+        observed = Observed()
+        self._watch(self._places(processes, environments, problems))
+        for log in self._logs.values():
+            problems.append(self._read(log))
+            if log.row:
+                observed.devices.setdefault(log.process.device, {}).update(log.row)
+        monotonic_s = self._monotonic_s()
+        if monotonic_s - self._metrics_s >= METRICS_EVERY_S:
+            self._metrics_s = monotonic_s
+            for device, bandwidth in self._metrics(environments).items():
+                observed.devices.setdefault(device, {}).setdefault("nccl_bus_bandwidth_bytes_per_second", bandwidth)
+        observed.problem = "; ".join(dict.fromkeys(text for text in problems if text))
+        return observed
+
+    def tells_of(self, device: int) -> bool:
+        """Whether a rank's sequence comes from here: numbers of another source would not be comparable with it."""
+        return any(log.process.device == device and log.row for log in list(self._logs.values()))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _places(
+        self,
+        processes: Sequence[TrainingProcess],
+        environments: Mapping[TrainingProcess, ProcessEnvironment],
+        problems: list[str],
+    ) -> dict[Path, tuple[TrainingProcess, int | None]]:
+        """Return where logs are or will be, whose they are, and the user that they must belong to."""
+        found: dict[Path, tuple[TrainingProcess, int | None]] = {}
+        for process, environment in environments.items():
+            if environment.first("NCCL_INSPECTOR_ENABLE").lower() in _OFF:
+                continue
+            folder = environment.path(_dump_folder(environment))
+            for host in dict.fromkeys((self._hostname, environment.first("HOSTNAME"))):
+                if host and "/" not in host:
+                    found[folder / f"{host}-pid{environment.own_pid}.log"] = (process, environment.uid)
+        monotonic_s = self._monotonic_s()
+        if self._folders and monotonic_s - self._listed_s >= FOLDERS_EVERY_S:
+            self._listed_s = monotonic_s
+            self._listed = self._list(processes, problems)
+        for path, process in self._listed.items():
+            known = environments.get(process)
+            found.setdefault(path, (process, known.uid if known is not None else None))
+        return found
+
+    def _list(self, processes: Sequence[TrainingProcess], problems: list[str]) -> dict[Path, TrainingProcess]:
+        by_pid = {process.pid: process for process in processes}
+        found: dict[Path, TrainingProcess] = {}
+        for folder in self._folders:
+            try:
+                with os.scandir(folder) as entries:
+                    for number, entry in enumerate(entries):
+                        if number >= FOLDER_ENTRIES_MAX:
+                            problems.append(f"{folder}: more than {FOLDER_ENTRIES_MAX} entries; give each job its own")
+                            break
+                        match = _LOG.fullmatch(entry.name)
+                        if match is not None and match["host"] == self._hostname and int(match["pid"]) in by_pid:
+                            found[Path(entry.path)] = by_pid[int(match["pid"])]
+            except FileNotFoundError:
+                continue  # no job has made it yet
+            except OSError as error:
+                problems.append(f"{folder}: {error.strerror or error}")
+        return found
+
+    def _watch(self, places: Mapping[Path, tuple[TrainingProcess, int | None]]) -> None:
+        for path in [path for path, log in self._logs.items() if path not in places or log.process != places[path][0]]:
+            del self._logs[path]
+        for path, (process, uid) in places.items():
+            if path not in self._logs:
+                if len(self._logs) >= FILES_MAX:
+                    self._drops.count("nccl_inspector_beyond")
+                    return
+                self._logs[path] = _Log(process, Tail(path, uid, BYTES_PER_COLLECT_MAX))
+
+    def _read(self, log: _Log) -> str:
+        """Read what is new and renew the log's row; return why it cannot be read, or ""."""
+        try:
+            raw = log.tail.read()
+        except FileNotFoundError:
+            log.new = True
+            return ""  # the Inspector has written nothing yet; by default it does so at the very end
+        except NotOwned as error:
+            self._drops.count("nccl_inspector_refused")
+            return f"{error.filename}: {error.strerror}"
+        except OSError as error:
+            return f"{log.tail.path}: {error.strerror or error}"
+        newest = _newest_lines(raw)
+        skipped = log.tail.skipped_bytes + len(raw) - len(newest)
+        lines, malformed = parse(newest)
+        tally = log.tally
+        told = tally.add(lines)
+        for reason, count in (
+            ("malformed", malformed),
+            ("skipped_bytes", skipped),
+            ("untimed", tally.untimed),
+            ("beyond", tally.beyond),
+        ):
+            self._drops.count(f"nccl_inspector_{reason}", count)
+        tally.untimed = tally.beyond = 0
+        if told and log.new:
+            log.row.update(tally.row())
+        log.new = True  # the file may have been of an earlier process with this number; what comes now is not
+        if told or skipped:
+            spent_s = None if skipped else tally.collective_s()
+            log.collective_s = None if spent_s is None or log.collective_s is None else log.collective_s + spent_s
+        tally.begin()
+        self._by_step(log)
+        return ""
+
+    def _by_step(self, log: _Log) -> None:
+        """Where steps have finished, tell what part of one was spent in collectives, and begin anew."""
+        step = self._steps(log.process)
+        if step is None or step == log.step:
+            return
+        finished = step - log.step if log.step is not None else 0.0
+        if finished > 0 and log.collective_s is not None:
+            log.row["nccl_collective_seconds"] = log.collective_s / finished
+        else:
+            log.row.pop("nccl_collective_seconds", None)
+        log.step, log.collective_s = step, 0.0
+
+    def _metrics(self, environments: Mapping[TrainingProcess, ProcessEnvironment]) -> dict[int, float]:
+        """Return bus bandwidths by device from the Prometheus files that are new."""
+        folders = dict.fromkeys(
+            (
+                *self._folders,
+                *(
+                    environment.path(_dump_folder(environment))
+                    for environment in environments.values()
+                    if environment.first("NCCL_INSPECTOR_PROM_DUMP").lower() not in _OFF
+                ),
+            )
+        )
+        found: dict[int, float] = {}
+        for folder in folders:
+            for uuid, device in list(self._devices_by_uuid.items())[:FILES_MAX]:
+                for spelt in dict.fromkeys((uuid, uuid.removeprefix("GPU-"))):
+                    bandwidth = self._bandwidth(folder / f"nccl_inspector_metrics_{spelt}.prom")
+                    if bandwidth is not None:
+                        found[device] = bandwidth
+        return found
+
+    def _bandwidth(self, path: Path) -> float | None:
+        """Return the file's bandwidth; None where there is no file, nothing new in it, or nothing of use."""
+        try:
+            descriptor = open_owned(path, None)
+        except OSError:
+            return None  # most GPUs of most folders have none
+        try:
+            said = os.fstat(descriptor)
+            stamp = (said.st_mtime_ns, said.st_size)
+            known, self._metrics_seen[path] = self._metrics_seen.get(path), stamp
+            if stamp == known or known is None:  # what was there before the agent may be of a job long gone
+                return None
+            raw = os.pread(descriptor, FILE_BYTES_MAX, 0)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return bus_bandwidth(raw.decode("utf-8", errors="replace"))
+
+
+def _newest_lines(raw: bytes) -> bytes:
+    """Return the last LINES_PER_COLLECT_MAX of whole lines."""
+    if raw.count(b"\n") <= LINES_PER_COLLECT_MAX:
+        return raw
+    older = raw.rsplit(b"\n", LINES_PER_COLLECT_MAX + 1)[0]
+    return raw[len(older) + 1 :]
+
+
+def _dump_folder(environment: ProcessEnvironment) -> str:
+    """Return the folder that the Inspector writes to, relative to where its process was started."""
+    job = environment.first("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "LSB_JOBID") or "unknown-jobid"
+    return environment.first("NCCL_INSPECTOR_DUMP_DIR") or f"nccl-inspector-{job}"

@@ -1,0 +1,291 @@
+"""Who runs here: the training processes of this node, found without their help. Touches: /proc, pidfds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.placement.census import Census, Member
+from eagle_eye.agent.placement.choice import Candidate, ancestors, choose
+from eagle_eye.agent.placement.ends import Ended, Ends, Watcher
+from eagle_eye.agent.placement.node_names import conflicts, node_names
+from eagle_eye.agent.placement.process_files import ProcessFiles
+from eagle_eye.agent.placement.ranks import Ranks
+from eagle_eye.agent.placement.visible_devices import Gpus, gpus, listed_device, named_device
+from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+
+LOOK_S = 5.0  # between looks at all processes; in between only ends are noticed
+LOOK_S_MAX = 60.0
+LOOK_COST_RATIO = 0.0006  # of one core that listing the processes may take: on crowded hosts looks are rarer
+# How long a process without a GPU must have lived before it may count as a rank. A launcher that waits for its peers
+# looks like one; where there are GPUs, ranks take a while to get to them.
+SETTLE_S = 10.0
+SETTLE_WITH_GPUS_S = 60.0
+MAPS_LOOKS_MAX = 32  # processes whose mappings are read at one look; some 0.3 ms each
+MAPS_S_MIN, MAPS_S_MAX = 5.0, 60.0  # a process that has no torch yet is asked again, ever more seldom
+STRANGERS_LOOKS = 2  # looks for which NVML must name a process that is not there: one may just have ended
+TEXTS_MAX = 3  # of one kind in a problem; the rest is a number
+
+
+class ProcessesCollector:
+    """Publishes the node's training processes, and reports those without our hook as ranks, and their ends.
+
+    A rank is a process that holds a GPU and whose environment names a rank; ``docs/who-runs-here.md`` says what counts
+    where there is no GPU, and how jobs are named. A process that has been found to hold a GPU stays a rank until it
+    ends, also when NVML has lost the GPU.
+
+    The end of a process whose exit code nobody can read for certain is no event, only counted as ``exit_code_unread``:
+    without a goodbye, which such a process cannot say, it would look like a crash when the job just ends.
+
+    Cannot see: ranks that a program gives its processes after their start (``torch.multiprocessing.spawn``, Ray): the
+    kernel shows the environment of the start.
+    """
+
+    name = "processes"
+
+    def __init__(
+        self,
+        processes: TrainingProcesses,
+        drops: Drops,
+        *,
+        gpu_processes: Callable[[], dict[int, int]] = dict,
+        hooked_pids: Callable[[], set[int]] = set,
+        devices_by_uuid: Mapping[str, int] | None = None,
+        devices_by_bus_id: Mapping[str, int] | None = None,
+        node: str = "",
+        shared_host: bool = False,
+        wake: Callable[[], None] = lambda: None,
+        proc: Path = Path("/proc"),
+        monotonic_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.time,
+        cpu_s: Callable[[], float] = time.thread_time,
+        watch: Callable[[Ended], Watcher] = Ends,
+    ) -> None:
+        """``gpu_processes`` returns the rows by process id and must not wait for the driver; empty: not known.
+
+        ``hooked_pids`` are the processes that report themselves. The maps of devices may be filled later. ``node`` is
+        this agent's name for the node, "" for no check of names. On a ``shared_host`` only those processes count whose
+        EAGLE_EYE_NODE is that name. ``wake`` is called when a process ended.
+        """
+        self._drops = drops
+        self._gpu_processes = gpu_processes
+        self._hooked_pids = hooked_pids
+        self._devices_by_uuid = {} if devices_by_uuid is None else devices_by_uuid
+        self._devices_by_bus_id = {} if devices_by_bus_id is None else devices_by_bus_id
+        self._node = node
+        self._shared_host = shared_host
+        self._proc = proc
+        self._monotonic_s = monotonic_s
+        self._cpu_s = cpu_s
+        self._files = ProcessFiles(proc)
+        self._census = Census(self._files, drops)
+        self._ranks = Ranks(processes, drops, self._files, hooked_pids, wake, now_s, watch)
+        self._look_s = -LOOK_S_MAX  # when the last look was
+        self._look_every_s = 0.0
+        self._holders: dict[int, int] = {}
+        self._certain_jobs: set[str] = set()
+        self._strangers: dict[int, int] = {}  # processes that NVML names and /proc does not: for how many looks
+        self._changed = True  # what the choice rests on, since it was made
+        self._chosen_for: tuple[int, dict[str, int], dict[str, int]] = (0, {}, {})
+        self._chosen: list[Member] = []
+        self._conflicts: tuple[Candidate, ...] = ()
+        self._told: set[str] = set()
+        self._problem = ""
+
+    def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - an end has the time at which it was noticed
+        """Return the ranks without a hook and the ends since the last time. Raises Unsupported, CollectFailed."""
+        monotonic_s = self._monotonic_s()
+        if monotonic_s - self._look_s >= self._look_every_s:
+            self._look(monotonic_s)
+        self._ranks.notice()
+        observed = self.happened()
+        observed.problem = self._problem
+        return observed
+
+    def happened(self) -> Observed:
+        """Return ranks and events without rows, for frames between the ticks."""
+        return self._ranks.happened()
+
+    def close(self) -> None:
+        """Follow no process any longer."""
+        self._ranks.close()
+
+    def _look(self, monotonic_s: float) -> None:
+        self._leave_orphans()
+        begin_s = self._cpu_s()
+        try:
+            listed = self._files.pids()
+        except FileNotFoundError:
+            raise Unsupported(f"no {self._proc}: not Linux") from None
+        except OSError as error:
+            raise CollectFailed(f"{self._proc}: {error.strerror or error}") from None
+        listing_s = self._cpu_s() - begin_s
+        self._look_s = monotonic_s
+        self._holders = self._gpu_processes()
+        hooked = self._hooked_pids()
+        self._census.look(listed, self._holders.keys() | hooked, monotonic_s)
+        self._strangers = {pid: self._strangers.get(pid, 0) + 1 for pid in self._holders.keys() - listed}
+        self._look_every_s = LOOK_S
+        if self._census.whole:
+            self._look_every_s = min(LOOK_S_MAX, max(LOOK_S, listing_s / LOOK_COST_RATIO))
+        self._note_certain(hooked)
+        self._look_for_torch(monotonic_s)
+        # Copies: whoever knows the GPUs changes the maps meanwhile.
+        known = self._census.changes, dict(self._devices_by_uuid), dict(self._devices_by_bus_id)
+        if self._changed or known != self._chosen_for:
+            self._choose(listed, gpus(known[1], known[2]))
+            self._changed, self._chosen_for = False, known
+        self._problem = self._problems()
+
+    def _choose(self, listed: set[int], node: Gpus) -> None:
+        members = self._census.members
+        alive = {
+            pid: _candidate(member)
+            for pid, member in members.items()
+            if not member.stale and (not self._shared_host or member.variables.get("EAGLE_EYE_NODE") == self._node)
+        }
+        choice = choose(alive, self._certain_jobs)
+        self._drops.count("process_rank_conflicts", len(set(choice.conflicts) - set(self._conflicts)))
+        self._conflicts = choice.conflicts
+        self._chosen = [members[candidate.pid] for candidate in choice.ranks.values()]
+        self._ranks.take([(_process(member, node), member.started) for member in self._chosen], listed)
+
+    def _note_certain(self, hooked: set[int]) -> None:
+        """Note which processes hold a GPU or report, and which jobs have such: for as long as any of theirs lives."""
+        members = self._census.members
+        for pid in self._holders.keys() & members.keys():
+            self._changed |= members[pid].device != self._holders[pid]
+            members[pid].device = self._holders[pid]
+        for pid in hooked & members.keys():
+            self._changed |= not members[pid].hooked
+            members[pid].hooked = True
+        jobs = {member.identity.job for member in members.values()}
+        self._certain_jobs = (self._certain_jobs & jobs) | {m.identity.job for m in members.values() if m.certain}
+
+    def _leave_orphans(self) -> None:
+        """Keep what outlives a rank, its data loaders above all, from being taken for the rank."""
+        ended = self._ranks.ended()
+        members = self._census.members  # as of the last look: the orphans still have their parents
+        candidates = {pid: _candidate(member) for pid, member in members.items()} if ended else {}
+        for pid, candidate in candidates.items():
+            if pid in ended or any(above.pid in ended for above in ancestors(candidate, candidates)):
+                members[pid].stale = True
+        self._changed |= bool(ended)
+
+    def _look_for_torch(self, monotonic_s: float) -> None:
+        """Find out which processes without a GPU have torch's libraries mapped, parents first, a few at each look."""
+        members = self._census.members
+        settle_s = SETTLE_WITH_GPUS_S if self._devices_by_uuid or self._holders else SETTLE_S
+        asked = [
+            member
+            for member in members.values()
+            if not (member.trains or member.stale or member.identity.job in self._certain_jobs)
+            and monotonic_s >= max(member.asked_s, member.met_s + settle_s)
+        ]
+        candidates = {pid: _candidate(member) for pid, member in members.items()} if asked else {}
+        looks = 0
+        for member in sorted(asked, key=lambda item: (item.started, item.pid)):
+            above = ancestors(candidates[member.pid], candidates)
+            if any(members[item.pid].trains and item.launch == member.launch for item in above):
+                continue  # a worker: its rank is known
+            if looks >= MAPS_LOOKS_MAX:
+                return
+            looks += 1
+            self._changed = True
+            member.trains = self._files.has_torch(member.pid) and not self._files.is_launcher(member.pid)
+            member.asked_every_s = min(MAPS_S_MAX, max(MAPS_S_MIN, 2 * member.asked_every_s))
+            member.asked_s = monotonic_s + member.asked_every_s
+
+    def _problems(self) -> str:
+        """Return what is not seen and should be; what merely limits the view is said once."""
+        census = self._census
+        problems: list[str] = []
+        hidden = sorted(self._holders.keys() & census.unreadable)
+        if hidden:
+            problems.append(
+                f"processes {_some(hidden)} use GPUs and their environment may not be read: run the agent as root or"
+                " grant it CAP_SYS_PTRACE"
+            )
+        strangers = sorted(pid for pid, looks in self._strangers.items() if looks >= STRANGERS_LOOKS)
+        if strangers:
+            problems.append(
+                f"NVML names processes {_some(strangers)} that {self._proc} does not show: the agent needs the host's"
+                " process namespace, and a /proc without hidepid"
+            )
+        if self._conflicts:
+            clashes = [f"{c.pid} (rank {c.identity.rank} of {c.identity.job!r})" for c in self._conflicts]
+            problems.append(
+                f"processes {_some(clashes)} claim ranks that older processes have: name each job with EAGLE_EYE_JOB"
+            )
+        if 1 not in census.listed:
+            problems += self._said_once(
+                "hidden",
+                f"{self._proc} hides processes of other users (hidepid), and ranks among them: run the agent as root or"
+                " in the group that the mount's gid= names",
+            )
+        problems += self._said_once("unreadable", self._unreadable())
+        problems += self._said_once("refused", census.refusal)
+        problems += self._said_once("names", self._names())
+        return "; ".join(problems)
+
+    def _unreadable(self) -> str:
+        if not self._census.unreadable:
+            return ""
+        return (
+            f"the environment of {len(self._census.unreadable)} processes of other users may not be read: ranks among"
+            " them are not seen; run the agent as root or grant it CAP_SYS_PTRACE"
+        )
+
+    def _names(self) -> str:
+        """Return which names of this node that ranks were given do not agree with the agent's."""
+        found: dict[str, None] = {}
+        for member in self._chosen if self._node else ():
+            names = node_names(self._node, "", "", member.variables, pod=bool(member.cgroup.pod_uid))
+            found.update(dict.fromkeys(conflicts(names)))
+        remedy = "; orchestrators act on the agent's: set node to the name that they know" if found else ""
+        return _some(list(found)) + remedy
+
+    def _said_once(self, about: str, text: str) -> list[str]:
+        if not text or about in self._told:
+            return []
+        self._told.add(about)
+        return [text]
+
+
+def _process(member: Member, node: Gpus) -> TrainingProcess:
+    who = member.identity
+    device = named_device(member.variables, node)  # before NVML's word, which knows no MIG instances' rows
+    if device is None:
+        device = member.device
+    if device is None:
+        device = listed_device(member.variables, who.local_rank, node)
+    return TrainingProcess(
+        pid=member.pid,
+        job=who.job,
+        rank=who.rank,
+        world_size=who.world_size,
+        device=who.local_rank if device is None else device,
+        local_rank=who.local_rank,
+        attempt=who.attempt,
+        role=who.role,
+    )
+
+
+def _candidate(member: Member) -> Candidate:
+    return Candidate(
+        pid=member.pid,
+        parent=member.parent,
+        started=member.started,
+        identity=member.identity,
+        launch=member.launch,
+        certain=member.certain,
+        trains=member.trains,
+    )
+
+
+def _some(items: list[int] | list[str]) -> str:
+    shown = ", ".join(str(item) for item in items[:TEXTS_MAX])
+    return f"{shown} and {len(items) - TEXTS_MAX} more" if len(items) > TEXTS_MAX else shown

@@ -1,0 +1,168 @@
+"""What training processes write for TensorBoard. Touches: event files, read only."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eagle_eye.agent.collector import Observed, Unsupported
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
+from eagle_eye.agent.training_logs.event_file import EventFile
+from eagle_eye.agent.training_logs.line_prefixes import Line
+from eagle_eye.agent.training_logs.log_finder import FoundLog, Identity, Pattern
+from eagle_eye.agent.training_logs.rank_courses import RankCourses
+from eagle_eye.agent.training_logs.tensorboard_events import Scalar
+from eagle_eye.agent.training_logs.tensorboard_tags import reading
+from eagle_eye.agent.training_logs.trouble import Trouble
+from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+
+FILES_MAX = 32  # newest first: a run writes one a rank at most, older ones are of earlier attempts
+RECORDS_MAX = 1_000  # of all files in one collection, at 10 microseconds each; the rest waits
+ACTIVE_S = 3_600.0  # a file that nobody has written to for so long is of a run that ended
+LOOK_S = 10.0  # between two searches: writers flush every two minutes by default
+LOOK_RATIO = 100.0  # and at least so many times as long as one takes
+DEPTH_MAX = 3  # folders below the configured one
+SEEN_MAX = 65_536  # files that were seen; beyond, all are forgotten and count as there before
+
+_NAME = re.compile(r"events\.out\.tfevents\.[0-9]{1,20}\.(.{1,253}?)(?:\.([0-9]{1,10})\.[0-9]{1,10})?(?:\.v2)?")
+_NO_LINE = Line("")
+
+
+@dataclass
+class _Followed:
+    file: EventFile
+    found: FoundLog
+
+
+class TensorBoardCollector:
+    """Steps, losses and rates of ranks as their event files tell them, where nothing else does.
+
+    ``patterns`` are those of ``event_files``. A file is the process's whose host and process id its name says, else the
+    rank's that its path says or that writes such tags by custom. Rows of ``told_devices`` are left out: hooks and logs
+    tell sooner, as event files are flushed every two minutes.
+    """
+
+    name = "tensorboard"
+
+    def __init__(
+        self,
+        processes: TrainingProcesses,
+        drops: Drops,
+        patterns: Sequence[Pattern],
+        told_devices: Callable[[], set[int]] = set,
+        *,
+        host: str = "",
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``host`` is what event files call this machine; empty: its name."""
+        self._processes = processes
+        self._drops = drops
+        self._patterns = patterns
+        self._told_devices = told_devices
+        self._host = (host or socket.gethostname()).partition(".")[0]
+        self._monotonic_s = monotonic_s
+        self._ranks = RankCourses()
+        self._files: dict[Identity, _Followed] = {}
+        self._seen: set[Identity] | None = None
+        self._due_s = 0.0
+        self._nothing = ""
+        self._trouble = Trouble()
+
+    def collect(self, now_s: float) -> Observed:
+        """Return the rows for the interval that ends now. Raises Unsupported where no folder is configured."""
+        if not self._patterns:
+            raise Unsupported("tensorboard_logs names no folder")
+        monotonic_s = self._monotonic_s()
+        listed = self._processes.all()
+        self._ranks.note(listed, monotonic_s)
+        if listed and monotonic_s >= self._due_s:
+            self._look(listed, now_s, monotonic_s)
+            self._due_s = monotonic_s + max(LOOK_S, LOOK_RATIO * (self._monotonic_s() - monotonic_s))
+        for identity, followed in list(self._files.items()):
+            try:
+                for scalar in followed.file.read(RECORDS_MAX // len(self._files) + 1):
+                    self._take(scalar, followed.found, monotonic_s, new=True)
+            except OSError as error:
+                self._trouble.note(f"{followed.found.path}: {error.strerror or error}", monotonic_s)
+                self._let_go(identity)
+        problem = "; ".join(text for text in (self._nothing, self._trouble.text(monotonic_s)) if text)
+        return Observed(devices=self._ranks.rows(self._told_devices(), self._drops), problem=problem)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for identity in list(self._files):
+            self._let_go(identity)
+
+    def _look(self, listed: Sequence[TrainingProcess], now_s: float, monotonic_s: float) -> None:
+        jobs = [process.job for process in listed]
+        found = [log for pattern in self._patterns for log in pattern.files(jobs)]
+        self._nothing = "" if found else f"tensorboard_logs: no event file below {self._patterns[0].text}"
+        active = [log for log in found if log.changed_s >= now_s - ACTIVE_S and _NAME.fullmatch(log.path.name)]
+        active.sort(key=lambda log: -log.changed_s)
+        kept = {log.identity: log for log in active[:FILES_MAX]}
+        self._drops.count("tensorboard_files_over_limit", len(active) - FILES_MAX)
+        for identity in self._files.keys() - kept.keys():
+            self._let_go(identity)
+        for identity, log in kept.items():
+            if identity in self._files:
+                self._files[identity].found = log
+                continue
+            try:
+                self._open(identity, log, monotonic_s, new=self._seen is not None and identity not in self._seen)
+            except OSError as error:
+                self._trouble.note(f"{log.path}: {error.strerror or error}", monotonic_s)
+        if self._seen is None or len(self._seen) > SEEN_MAX:
+            self._seen = set()
+        self._seen.update(log.identity for log in found)
+
+    def _open(self, identity: Identity, log: FoundLog, monotonic_s: float, *, new: bool) -> None:
+        file = EventFile(log.path, self._drops, identity)
+        self._files[identity] = _Followed(file, log)
+        if not new:
+            for scalar in file.enter():
+                self._take(scalar, log, monotonic_s, new=False)
+
+    def _take(self, scalar: Scalar, log: FoundLog, monotonic_s: float, *, new: bool) -> None:
+        said = reading(scalar)
+        if said is None:
+            return
+        processes = self._ranks.processes()
+        origin = Origin((), log.rank, log.local_rank, log.job)
+        named = self._by_name(log.path.name, processes)
+        process = named or writer_of(_NO_LINE, None, said.writer, origin, processes, {})
+        if isinstance(process, Missing):
+            if process is Missing.UNKNOWN:
+                self._drops.count("tensorboard_unattributed")
+                text = f"{log.path}: nothing says which rank wrote it; name the rank with {{rank}} in tensorboard_logs"
+                self._trouble.note(text, monotonic_s)
+            return
+        course = self._ranks.of(process)
+        if course is None:
+            return
+        if not new:
+            course.learn(said, log.identity, monotonic_s)
+        else:
+            course.take(said, log.identity, monotonic_s)
+
+    def _by_name(self, name: str, processes: Sequence[TrainingProcess]) -> TrainingProcess | None:
+        """Return the process whose host and process id the file's name says."""
+        said = _NAME.fullmatch(name)
+        if said is None or said[2] is None or said[1].partition(".")[0] != self._host:
+            return None
+        return next((process for process in processes if process.pid == int(said[2])), None)
+
+    def _let_go(self, identity: Identity) -> None:
+        self._files.pop(identity).file.close()
+
+
+def event_files(folder: str, node: str) -> list[Pattern]:
+    """Return patterns of the event files in the folders that ``folder`` names, and some levels below.
+
+    Raises BadPattern as Pattern does.
+    """
+    below = ["/*" * depth for depth in range(DEPTH_MAX + 1)]
+    return [Pattern(f"{folder.rstrip('/')}{levels}/events.out.tfevents.*", node) for levels in below]

@@ -1,0 +1,163 @@
+"""What training processes write into their logs. Touches: log files, read only; /proc/<pid>/fd, /proc/<pid>/environ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from eagle_eye.agent.collector import Observed
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.process_exit import is_running
+from eagle_eye.agent.training_logs.attribution import Missing, writer_of
+from eagle_eye.agent.training_logs.ended_by_error import EndedByError
+from eagle_eye.agent.training_logs.followed_log import FollowedLog, Said
+from eagle_eye.agent.training_logs.followed_logs import FollowedLogs
+from eagle_eye.agent.training_logs.log_finder import Pattern
+from eagle_eye.agent.training_logs.rank_courses import RankCourses
+from eagle_eye.agent.training_logs.reading import Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.trouble import Trouble
+from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.schema.events import Event
+
+EVENTS_MAX = 256  # told in one collection
+NOTHING_KNOWN_BYTES = 1 << 20  # of a configured log in which no line was understood before that is named
+
+_ENDS = {Quiet.CHECKPOINT_END: Quiet.CHECKPOINT_BEGIN, Quiet.EVAL_END: Quiet.EVAL_BEGIN}
+
+
+class TrainingLogCollector:
+    """Steps, losses, checkpoints and errors of ranks as their logs tell them, without a change to the program.
+
+    Followed are the files that ``patterns`` name and, by themselves, regular files that are the stdout or stderr of a
+    training process. A row goes to the device of the rank that wrote the line; a line whose rank runs on another node
+    is that node's. What nobody can attribute is counted as ``training_log_unattributed`` and named. Rows and events of
+    devices in ``hooked_devices`` are left out: their ranks tell by themselves.
+
+    Cannot see: what is written to pipes and terminals; who wrote a line that names no rank into a file that several
+    ranks share, unless the framework has a rule; what a log's buffer holds back.
+    """
+
+    name = "training_log"
+
+    def __init__(
+        self,
+        processes: TrainingProcesses,
+        drops: Drops,
+        patterns: Sequence[Pattern] = (),
+        hooked_devices: Callable[[], set[int]] = set,
+        *,
+        framework: str = "",
+        proc: Path = Path("/proc"),
+        monotonic_s: Callable[[], float] = time.monotonic,
+        running: Callable[[int], bool] = is_running,
+    ) -> None:
+        """``framework`` is the name of the only one whose lines are read, empty: of all that are known.
+
+        ``running`` says whether a process id is that of a living process.
+        """
+        self.steps: Mapping[int, float] = {}  # the last collection's train_step by device
+        self._processes = processes
+        self._drops = drops
+        self._hooked_devices = hooked_devices
+        self._monotonic_s = monotonic_s
+        self._logs = FollowedLogs(patterns, drops, proc, framework)
+        self._ranks = RankCourses()
+        self._errors = EndedByError(running)
+        self._unattributed = Trouble()
+        self._unreadable = Trouble()
+        self._events: list[Event] = []
+        self._now_s = self._at_s = 0.0  # of the collection that goes on: Unix seconds, the monotonic clock
+
+    def collect(self, now_s: float) -> Observed:
+        """Return the rows for the interval that ends now and what the new lines tell."""
+        self._now_s, self._at_s = now_s, self._monotonic_s()
+        listed = self._processes.all()
+        self._ranks.note(listed, self._at_s)
+        for log, said in self._logs.look(listed, now_s, self._at_s):
+            self._learn(log, said)
+        for log in self._logs.all():
+            try:
+                for said in log.new(self._logs.share_bytes, self._logs.share_lines):
+                    self._take(log, said)
+            except OSError as error:
+                self._unreadable.note(f"{log.name}: {error.strerror or error}", self._at_s)
+                self._logs.forget(log)
+        self._events += self._errors.ended(self._ranks.processes(), self._at_s)
+        hooked = self._hooked_devices()
+        events, self._events = [event for event in self._events if event.device not in hooked], []
+        self._drops.count("training_log_events_over_limit", len(events) - EVENTS_MAX)
+        rows = self._ranks.rows(hooked, self._drops)
+        self.steps = {device: row["train_step"] for device, row in rows.items() if "train_step" in row}
+        return Observed(devices=rows, events=events[:EVENTS_MAX], problem=self._problem())
+
+    def close(self) -> None:
+        """Let go of the logs."""
+        self._logs.close()
+
+    def _whose(self, log: FollowedLog, said: Said) -> TrainingProcess | Missing:
+        reading, watchdog = said.reading, said.watchdog
+        rank = reading.rank if reading is not None else watchdog.rank if watchdog is not None else None
+        writer = reading.writer if reading is not None else Writer.ANY
+        return writer_of(said.line, rank, writer, log.origin, self._ranks.processes(), self._logs.tasks)
+
+    def _learn(self, log: FollowedLog, said: Said) -> None:
+        """Take in a line from before: a job that goes on is where it says, an earlier one is not this one."""
+        process = self._whose(log, said)
+        course = None if isinstance(process, Missing) else self._ranks.of(process)
+        if course is not None and said.reading is not None:
+            course.learn(said.reading, log.identity, self._at_s)
+
+    def _take(self, log: FollowedLog, said: Said) -> None:
+        if said.reading is not None and said.reading.step is not None:
+            self._end_quiet(log, list(log.program.quiet))
+        process = self._whose(log, said)
+        if process is Missing.UNKNOWN:
+            self._drops.count("training_log_unattributed")
+            text = f"{log.name}: nothing says which rank wrote a line; name the rank with {{rank}} in training_logs"
+            self._unattributed.note(text, self._at_s)
+        elif isinstance(process, TrainingProcess):
+            if said.reading is not None:
+                self._take_reading(process, log, said.reading)
+            elif said.error is not None:
+                uncaught = said.line.rank is not None  # PyTorch's hook for what nothing catches puts the rank in front
+                self._errors.note(process, said.error, self._now_s, self._at_s, uncaught=uncaught)
+            elif said.watchdog is not None and said.watchdog.enqueued is not None:
+                course = self._ranks.of(process)
+                # Other groups count their own collectives.
+                if course is not None and (not said.watchdog.group or "default_pg" in said.watchdog.group):
+                    course.note_collectives(said.watchdog.enqueued, said.watchdog.completed)
+
+    def _take_reading(self, process: TrainingProcess, log: FollowedLog, reading: Reading) -> None:
+        course = self._ranks.of(process)
+        if course is not None and course.take(reading, log.identity, self._at_s):
+            self._errors.note_step(process)
+        if reading.quiet in _ENDS:
+            self._end_quiet(log, [_ENDS[reading.quiet]])
+        elif reading.quiet is not None and reading.quiet not in log.program.quiet:
+            log.program.quiet[reading.quiet] = (process, reading.quiet_step)
+            self._tell_quiet(reading.quiet, process, reading.quiet_step, begins=True)
+
+    def _end_quiet(self, log: FollowedLog, begun: list[Quiet]) -> None:
+        """Note that what this program began has ended: its own line says so, or a step that was finished since."""
+        for quiet in begun:
+            process, step = log.program.quiet.pop(quiet, (None, None))
+            if process is not None:
+                self._tell_quiet(quiet, process, step, begins=False)
+
+    def _tell_quiet(self, quiet: Quiet, process: TrainingProcess, step: int | None, *, begins: bool) -> None:
+        self._ranks.pause()
+        kind, attributes = "phase", {"rank": process.rank, "job": process.job, "attempt": process.attempt}
+        if quiet is Quiet.CHECKPOINT_BEGIN:
+            kind, attributes = "checkpoint_begin" if begins else "checkpoint_end", {"step": step}
+        else:
+            attributes = {"name": "eval" if begins else "train", **attributes}
+        self._events.append(Event(self._now_s, kind, process.device, attributes))
+
+    def _problem(self) -> str:
+        problems = [self._logs.problem, self._unattributed.text(self._at_s), self._unreadable.text(self._at_s)]
+        for log in self._logs.all():
+            if log.configured and not log.understood and log.read_bytes >= NOTHING_KNOWN_BYTES:
+                problems.append(f"{log.name}: no line of a known framework in {log.read_bytes >> 20} MiB")
+                break
+        return "; ".join(text for text in problems if text)

@@ -1,0 +1,180 @@
+"""One connection that carries frames: a request's body in, the server's answer out. Touches: the network.
+
+The standard library's client would do, but for its cost: this is what an agent spends most of its time on. It reads
+what HTTP/1.1 permits an answer to be: a length, chunks, or all until the connection's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+from collections.abc import Callable, Mapping
+from io import BufferedReader
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from eagle_eye.schema.frame import CONTENT_TYPE
+
+ANSWER_BYTES_MAX = 1 << 16
+LINE_BYTES_MAX = 1 << 13  # of the answer's head, and of a chunk's
+LINES_MAX = 128
+
+_STATUS = re.compile(rb"HTTP/1\.\d ([1-9]\d\d)[ \r\n]")
+
+
+class BadAnswer(ValueError):  # noqa: N818 - it names the thing that is bad
+    """The answer is no HTTP, or longer than any that we read."""
+
+
+class Answer(NamedTuple):
+    """The server's answer; ``reason`` is the problem's stable word, ``retry_after_s`` None when not said.
+
+    ``fields`` is the whole JSON object, empty where the body is none.
+    """
+
+    status: int
+    watermark: int | None
+    reason: str
+    detail: str
+    retry_after_s: float | None
+    fields: Mapping[str, object]
+
+
+class Connection:
+    """Keeps one connection open as long as the server does."""
+
+    def __init__(self, connect: Callable[[], http.client.HTTPConnection], server: str, path: str) -> None:
+        """``connect`` returns an open connection to ``server``, a URL; ``path`` is where frames are posted."""
+        self._connect = connect
+        self._head = (
+            f"POST {path} HTTP/1.1\r\nHost: {urlsplit(server).netloc.rpartition('@')[2]}\r\n"
+            f"Content-Type: {CONTENT_TYPE}\r\nAccept: application/json\r\n"
+        )
+        self._http: http.client.HTTPConnection | None = None
+        self._reader: BufferedReader | None = None
+
+    def post(self, body: bytes, token: str) -> Answer:
+        """Return the server's answer; ``token`` empty: none. Raises OSError, BadAnswer.
+
+        After an error the connection is closed, and the next request opens another.
+        """
+        kept = self._http is not None
+        try:
+            try:
+                return self._post(body, token)
+            except (ConnectionResetError, BrokenPipeError):
+                if not kept:
+                    raise
+                self.close()
+                return self._post(body, token)  # it was closed while nothing was sent; a frame may be sent twice
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close; the next request opens another."""
+        connection, self._http = self._http, None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        if connection is not None:
+            connection.close()
+
+    def _post(self, body: bytes, token: str) -> Answer:
+        if self._http is None or self._reader is None:
+            self._http = self._connect()
+            self._reader = self._http.sock.makefile("rb")
+        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+        head = f"{self._head}{authorization}Content-Length: {len(body)}\r\n\r\n"
+        self._http.sock.sendall(head.encode("ascii") + body)
+        status, headers = _read_head(self._reader)
+        content, whole = _read_body(self._reader, headers)
+        if not whole or headers.get("connection", "").lower() == "close":
+            self.close()
+        return _answer(status, headers.get("retry-after"), content)
+
+
+def _read_head(reader: BufferedReader) -> tuple[int, dict[str, str]]:
+    """Return status and headers, names in small letters. Raises OSError, BadAnswer."""
+    while True:
+        line = _line(reader)
+        if not line:
+            raise ConnectionResetError("the server closed the connection without an answer")
+        match = _STATUS.match(line)
+        if match is None:
+            raise BadAnswer(f"the answer begins with {line[:40]!r}, which is no HTTP/1.1")
+        headers: dict[str, str] = {}
+        for _ in range(LINES_MAX):
+            line = _line(reader)
+            if line in (b"\r\n", b"\n"):
+                break
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.strip().lower()] = value.strip()
+        else:
+            raise BadAnswer(f"the answer's head has more than {LINES_MAX} lines")
+        status = int(match[1])
+        if status >= 200:  # what comes before are interim answers
+            return status, headers
+
+
+def _read_body(reader: BufferedReader, headers: Mapping[str, str]) -> tuple[bytes, bool]:
+    """Return the body, as far as it is read, and whether the connection can carry another request after it."""
+    if headers.get("transfer-encoding", "identity").lower() != "identity":
+        return _read_chunks(reader)
+    length = headers.get("content-length", "")
+    if not (length.isascii() and length.isdecimal()):
+        return reader.read(ANSWER_BYTES_MAX), False
+    content = reader.read(min(int(length), ANSWER_BYTES_MAX))
+    return content, len(content) == int(length)
+
+
+def _read_chunks(reader: BufferedReader) -> tuple[bytes, bool]:
+    content = b""
+    while len(content) <= ANSWER_BYTES_MAX:
+        line = _line(reader).partition(b";")[0].strip()
+        try:
+            length = int(line, 16)
+        except ValueError:
+            raise BadAnswer(f"a chunk of the answer has the length {line[:40]!r}") from None
+        if length == 0:
+            for _ in range(LINES_MAX):
+                if _line(reader) in (b"\r\n", b"\n", b""):
+                    return content, True
+            break
+        content += reader.read(min(max(length, 0), ANSWER_BYTES_MAX))
+        if length < 0 or _line(reader) not in (b"\r\n", b"\n"):
+            break
+    return content[:ANSWER_BYTES_MAX], False
+
+
+def _line(reader: BufferedReader) -> bytes:
+    """Return a line with its end; empty at the connection's end. Raises OSError, BadAnswer."""
+    line = reader.readline(LINE_BYTES_MAX)
+    if len(line) == LINE_BYTES_MAX:
+        raise BadAnswer(f"a line of the answer has more than {LINE_BYTES_MAX} bytes")
+    return line
+
+
+def _answer(status: int, retry_after: str | None, content: bytes) -> Answer:
+    fields: dict[str, object] = {}
+    with contextlib.suppress(ValueError, RecursionError):  # not JSON: the status alone says enough
+        parsed = json.loads(content)
+        if isinstance(parsed, dict):
+            fields = parsed
+    watermark = fields.get("watermark")
+    reason, detail = fields.get("reason"), fields.get("detail")
+    return Answer(
+        status,
+        watermark if type(watermark) is int else None,
+        _word(reason) if isinstance(reason, str) else "",
+        detail[:300] if isinstance(detail, str) else "",
+        float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdecimal() else None,
+        fields,
+    )
+
+
+def _word(text: str) -> str:
+    """Return the reason as one word that may become part of a counter's name."""
+    return "".join(char if char.isalnum() or char == "_" else "_" for char in text[:40])

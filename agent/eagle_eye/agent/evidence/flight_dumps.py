@@ -1,0 +1,102 @@
+"""The flight recorders of the suspects: asked of the process itself where it answers, else the newest dump on disk.
+
+The bundle has them as ``flight-recorder/<job>/rank_<rank>``, outside the node's folder: bundles of many nodes unpacked
+into one folder make one that ``eagle-eye flight-recorder`` reads. A dump is taken as it is, or not at all.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from eagle_eye.agent.evidence.bundle import PIECE_BYTES_MAX, safe_name
+from eagle_eye.agent.evidence.proc_files import open_file_of, read_open, why
+from eagle_eye.agent.evidence.scene import Scene, Task
+from eagle_eye.agent.evidence.suspects import Suspect
+from eagle_eye.agent.evidence.worker_server import NoWorkerServer, ask
+from eagle_eye.agent.nccl.dump_files import dump_paths, request_dumps
+from eagle_eye.agent.nccl.process_environment import Environments
+from eagle_eye.agent.training_processes import TrainingProcess
+
+HANDLER = "fr_trace_json"
+RESERVE_S = 0.5  # of the time that is left when a process was asked for a dump and has not written it
+
+
+class FlightDumps:
+    """One dump for each rank; one that is older than its process is left out.
+
+    ``prefixes`` and ``pipe_prefixes`` are those of the flight recorder's collector: where dumps lie, and pipes that ask
+    for one, besides what the processes' environments say.
+    """
+
+    name = "flight_recorder"
+
+    def __init__(self, prefixes: Sequence[str] = (), pipe_prefixes: Sequence[str] = ()) -> None:
+        self._prefixes = tuple(prefixes)
+        self._pipe_prefixes = tuple(pipe_prefixes)
+
+    def tasks(self, scene: Scene) -> list[Task]:
+        """Return a task for each rank."""
+        ranks = [(suspect, suspect.rank) for suspect in scene.suspects if suspect.rank is not None]
+        return [Task(_name(rank), partial(self._gather, scene, suspect, rank)) for suspect, rank in ranks]
+
+    def _gather(self, scene: Scene, suspect: Suspect, rank: TrainingProcess) -> None:
+        try:
+            content = ask(scene, suspect, HANDLER, PIECE_BYTES_MAX)
+        except NoWorkerServer as error:
+            said = str(error)
+        except (OSError, http.client.HTTPException) as error:
+            said = f"its worker server does not answer: {why(error)}"
+        else:
+            scene.bundle.add(self.name, f"{_name(rank)}.json", content)
+            return
+        environments = Environments(scene.proc)  # one of our own: reading a stuck process's environment may never end
+        wait_s = max(0.0, scene.left_s() - RESERVE_S)
+        asked = request_dumps([rank], wait_s, environments, self._prefixes, self._pipe_prefixes)
+        said = f"{asked.silent.get(rank, '')}; {said}"
+        written_s, path = _newest(scene, suspect, _seen_by(rank, environments, self._prefixes))
+        if not path:
+            scene.bundle.miss(self.name, _name(rank), f"no dump on disk; {said}")
+        elif written_s < suspect.started_s(scene.proc):
+            scene.bundle.miss(self.name, _name(rank), f"the dump on disk is older than the process; {said}")
+        else:
+            self._take(scene, suspect, rank, path)
+
+    def _take(self, scene: Scene, suspect: Suspect, rank: TrainingProcess, path: str) -> None:
+        descriptor = open_file_of(scene.proc, suspect.pid, path)
+        try:
+            content, more = read_open(descriptor, PIECE_BYTES_MAX)
+        finally:
+            os.close(descriptor)
+        if more:
+            scene.bundle.miss(self.name, _name(rank), f"the dump has more than {PIECE_BYTES_MAX} bytes")
+        else:
+            scene.bundle.add(self.name, _name(rank), content)
+
+
+def _name(rank: TrainingProcess) -> str:
+    return f"flight-recorder/{safe_name(rank.job)}/rank_{rank.rank}"
+
+
+def _seen_by(rank: TrainingProcess, environments: Environments, prefixes: Sequence[str]) -> list[str]:
+    """Return where the rank's dump may lie, as the process itself sees it."""
+    environment = environments.of([rank]).get(rank)
+    root = environment.root if environment is not None else Path("/")
+    paths = dump_paths(rank, environment, prefixes)
+    return [f"/{path.relative_to(root)}" for path in paths if path.is_relative_to(root)]
+
+
+def _newest(scene: Scene, suspect: Suspect, paths: Sequence[str]) -> tuple[float, str]:
+    """Return when the newest dump was written, Unix seconds, and its path; (-1, "") where none may be read."""
+    newest = (-1.0, "")
+    for path in paths:
+        try:
+            descriptor = open_file_of(scene.proc, suspect.pid, path)
+        except OSError:
+            continue
+        newest = max(newest, (os.fstat(descriptor).st_mtime, path))
+        os.close(descriptor)
+    return newest

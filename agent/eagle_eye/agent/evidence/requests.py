@@ -1,0 +1,188 @@
+"""What the server asks for in its answers to frames: taken in, gathered, and brought to it. Touches: threads.
+
+It is also a collector, which collects nothing: its state in every frame tells the server that it may ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from eagle_eye.agent.collector import CollectFailed, Observed
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.evidence.bundle import BUNDLE_BYTES_MAX, BundleStuck
+from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, HANGING_MAX, CannotGather, Gatherer
+from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE
+from eagle_eye.agent.training_processes import TrainingProcess
+
+REQUESTS_MAX = 16  # read in one answer
+WAITING_MAX = 4  # of each kind; the server asks again with its next answer
+REMEMBERED_MAX = 256  # ids that were taken up already: the server repeats a request until it has the bundle
+DEADLINE_S_MIN = 0.5
+DEADLINE_S_MAX: Mapping[str, float] = {EVIDENCE: 60.0, BUG_REPORT: 900.0}
+UPLOAD_S = 120.0  # evidence that comes after the restart is still evidence
+REPORT_S = 10.0  # that there is none is of use only while somebody waits
+ANSWER_KEY = "requests"
+
+# Brings something to the server, as ``Upload.send`` does: id, content, content type, seconds, when to give up.
+Send = Callable[[str, bytes, str, float, threading.Event], str]
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """As it stands in the answer; unknown keys are ignored.
+
+    ``deadline_s`` counts from its arrival, ``bytes_max`` is what the server takes.
+    """
+
+    id: str
+    kind: str
+    deadline_s: float
+    job: str = ""
+    attempt: int | None = None
+    bytes_max: int = BUNDLE_BYTES_MAX
+
+
+class _Taken(NamedTuple):
+    request: _Request
+    until_s: float
+
+
+class EvidenceRequests:
+    """Takes requests, one at a time of each kind, and each once. Nothing runs until the first one comes."""
+
+    name = "evidence"
+
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        processes: Callable[[], Iterable[TrainingProcess]],
+        send: Send,
+        drops: Drops,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gatherer = gatherer
+        self._processes = processes
+        self._send = send
+        self._drops = drops
+        self._monotonic_s = monotonic_s
+        self._lock = threading.Lock()
+        self._seen: dict[str, None] = {}  # in the order in which they came
+        self._stop = threading.Event()
+        self._waiting: dict[str, queue.Queue[_Taken | None]] = {}
+
+    def answered(self, answer: Mapping[str, object]) -> None:
+        """Take what the server's answer to frames asks for. Returns at once and raises nothing; from any thread."""
+        asked = answer.get(ANSWER_KEY)
+        if not isinstance(asked, list):
+            return
+        for item in asked[:REQUESTS_MAX]:
+            try:
+                request = msgspec.convert(item, _Request)
+            except msgspec.ValidationError:
+                self._drops.count("evidence_malformed")
+                continue
+            with self._lock:
+                if request.id not in self._seen:
+                    self._take(request)
+
+    def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - there is nothing to collect
+        """Return nothing. Raises CollectFailed while nothing could be gathered either."""
+        hanging = self._gatherer.hanging()
+        if hanging >= HANGING_MAX:
+            raise CollectFailed(f"{hanging} threads of earlier gatherings hang: no evidence can be gathered")
+        return Observed()
+
+    def close(self) -> None:
+        """Take nothing more and give up what is under way."""
+        self._stop.set()
+        with self._lock:
+            lanes = list(self._waiting.values())
+        for waiting in lanes:
+            with contextlib.suppress(queue.Full):  # a full one wakes up anyway, and looks at ``_stop``
+                waiting.put_nowait(None)
+
+    def _take(self, request: _Request) -> None:
+        if request.kind not in DEADLINE_S_MAX or not _ID.fullmatch(request.id) or self._stop.is_set():
+            self._drops.count("evidence_not_understood")
+            return
+        waiting = self._lane(request.kind)
+        if waiting is None:
+            self._drops.count("evidence_failed")
+            return
+        deadline_s = DEADLINE_S_MIN
+        if request.deadline_s > DEADLINE_S_MIN:  # which NaN is not
+            deadline_s = min(request.deadline_s, DEADLINE_S_MAX[request.kind])
+        try:
+            waiting.put_nowait(_Taken(request, self._monotonic_s() + deadline_s))
+        except queue.Full:
+            self._drops.count("evidence_too_many")
+            return
+        self._seen[request.id] = None
+        if len(self._seen) > REMEMBERED_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def _lane(self, kind: str) -> queue.Queue[_Taken | None] | None:
+        """Return what waits for the kind's thread, which the first request starts; None where it cannot start."""
+        waiting = self._waiting.get(kind)
+        if waiting is None:
+            waiting = queue.Queue(WAITING_MAX)
+            thread = threading.Thread(target=self._run, args=(waiting,), name=f"evidence-{kind}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the host's limit on threads
+                return None
+            self._waiting[kind] = waiting
+        return waiting
+
+    def _run(self, waiting: queue.Queue[_Taken | None]) -> None:
+        while True:
+            taken = waiting.get()
+            if taken is None or self._stop.is_set():
+                return
+            try:
+                self._serve(taken)
+            except Exception:  # noqa: BLE001 - the next request is to find somebody here
+                self._drops.count("evidence_failed")
+                _log.exception("evidence %s failed in a way that is a mistake of ours", taken.request.id)
+
+    def _serve(self, taken: _Taken) -> None:
+        request = taken.request
+        # One that waited for those before it may come too late; the host is not asked to hurry beyond reason.
+        left_s = max(DEADLINE_S_MIN, taken.until_s - self._monotonic_s())
+        try:
+            manifest, content = self._gatherer.gather(
+                request.kind, self._processes(), left_s, request.job, request.attempt, request.bytes_max
+            )
+        except (CannotGather, BundleStuck) as error:
+            self._drops.count("evidence_failed")
+            _log.warning("evidence %s: %s", request.id, error)
+            self._report(request.id, str(error))
+            return
+        _log.info(
+            "evidence %s: %d pieces in %d bytes, %d missing",
+            request.id,
+            len(manifest.files),
+            len(content),
+            len(manifest.missing),
+        )
+        problem = self._send(request.id, content, BUNDLE_TYPE, UPLOAD_S, self._stop)
+        if problem:
+            self._drops.count("evidence_not_delivered")
+            _log.warning("evidence %s is lost: %s", request.id, problem)
+            self._report(request.id, f"the bundle of {len(content)} bytes did not arrive: {problem}")
+
+    def _report(self, request_id: str, why: str) -> None:
+        """Tell the server that there will be no bundle, so that nothing waits for it."""
+        content = msgspec.json.encode({"failed": why})
+        self._send(request_id, content, FAILURE_TYPE, REPORT_S, self._stop)

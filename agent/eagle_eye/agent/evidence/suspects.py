@@ -1,0 +1,90 @@
+"""Whom a gathering looks at: a job's training processes on this node and their descendants. Reads /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_eye.agent.training_processes import TrainingProcess
+
+PROCESSES_MAX = 64  # ranks first, then their children: data loaders and the like
+STAT_BYTES_MAX = 4_096
+PIDS_MAX = 65_536  # of the whole host, looked through for children
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A process to look at; ``rank`` None: a rank's descendant.
+
+    ``started``, in the kernel's ticks since boot, tells it from a later owner of its pid.
+    """
+
+    pid: int
+    started: int
+    label: str
+    rank: TrainingProcess | None
+
+    def is_still(self, proc: Path) -> bool:
+        """Whether the pid still belongs to this process; False also when nobody has it."""
+        return _parent_and_start(proc, self.pid)[1] == self.started
+
+    def started_s(self, proc: Path) -> float:
+        """Return when the process started, Unix seconds by the wall clock of now. Raises OSError, ValueError."""
+        up_s = float((proc / "uptime").read_text(encoding="ascii").split()[0])
+        return time.time() - up_s + self.started / os.sysconf("SC_CLK_TCK")
+
+
+def suspects(training: Iterable[TrainingProcess], proc: Path = Path("/proc")) -> tuple[list[Suspect], int]:
+    """Return the processes to look at, and how many more there are than are looked at."""
+    found: dict[int, Suspect] = {}
+    for process in training:
+        started = _parent_and_start(proc, process.pid)[1]
+        if started >= 0:
+            label = f"rank-{process.rank}-pid-{process.pid}"
+            found.setdefault(process.pid, Suspect(process.pid, started, label, process))
+    children = _descendants(list(found.values()), proc) if found else []
+    everybody = [*found.values(), *children]
+    return everybody[:PROCESSES_MAX], max(0, len(everybody) - PROCESSES_MAX)
+
+
+def _descendants(roots: Sequence[Suspect], proc: Path) -> list[Suspect]:
+    """Return the descendants of ranks that are no ranks themselves, nearest first."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for pid in _pids(proc):
+        parent, started = _parent_and_start(proc, pid)
+        if parent > 0:
+            children.setdefault(parent, []).append((pid, started))
+    known = {root.pid for root in roots}
+    found: list[Suspect] = []
+    generation = [(root.pid, root.label) for root in roots]
+    while generation:
+        below = []
+        for parent, label in generation:
+            for pid, started in sorted(children.get(parent, ())):
+                if pid not in known:
+                    known.add(pid)
+                    rank = label.partition("-pid-")[0].partition("-child")[0]
+                    found.append(Suspect(pid, started, f"{rank}-child-pid-{pid}", None))
+                    below.append((pid, rank))
+        generation = below
+    return found
+
+
+def _pids(proc: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(proc)[:PIDS_MAX] if name.isascii() and name.isdigit()]  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
+    """Return a process's parent and when it started, in the kernel's ticks since boot; (-1, -1) when it is gone."""
+    try:
+        with (proc / str(pid) / "stat").open("rb", buffering=0) as file:
+            fields = file.read(STAT_BYTES_MAX).rpartition(b")")[2].split()
+        return int(fields[1]), int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return -1, -1

@@ -1,0 +1,114 @@
+"""Runs one of the host's own tools: no shell, a deadline, an end to what it may say, and no claim on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+NICENESS = 10
+READ_BYTES = 1 << 16
+COMPLAINT_BYTES_MAX = 2_048  # kept of what it writes to stderr
+LOOK_EVERY_S = 0.005
+REAP_S = 0.5  # how long a killed program may take to go; one in an uninterruptible call is left behind
+
+
+class Ran(NamedTuple):
+    """What came of it. ``status`` None: it was killed at the deadline, or for saying too much (``cut``)."""
+
+    status: int | None
+    output: bytes
+    complaint: str
+    cut: bool
+
+
+def find(name: str) -> str | None:
+    """Return the program's path: from PATH, or beside our own Python; None where it is not installed."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def run(
+    arguments: Sequence[str],
+    until_s: float,
+    output_bytes_max: int,
+    folder: Path | None = None,
+    monotonic_s: Callable[[], float] = time.monotonic,
+) -> Ran:
+    """Run a program until it ends or ``until_s``, by ``monotonic_s``; it and its children are killed then.
+
+    It gets none of our environment but PATH: nothing that we know is its business. Raises OSError when it cannot start.
+    """
+    process = subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
+        start_new_session=True,
+    )
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+    output, complaint = bytearray(), bytearray()
+    ended = False
+    try:
+        _read(process, (output, output_bytes_max), (complaint, COMPLAINT_BYTES_MAX), until_s, monotonic_s)
+        ended = len(output) <= output_bytes_max and _ends(process.pid, until_s, monotonic_s)
+    finally:
+        _end(process)
+    said = bytes(complaint[:COMPLAINT_BYTES_MAX]).decode("utf-8", "replace").strip()
+    cut = len(output) > output_bytes_max
+    return Ran(process.returncode if ended else None, bytes(output[:output_bytes_max]), said, cut)
+
+
+def _read(
+    process: subprocess.Popen[bytes],
+    output: tuple[bytearray, int],
+    complaint: tuple[bytearray, int],
+    until_s: float,
+    monotonic_s: Callable[[], float],
+) -> None:
+    """Fill both until they end, one byte beyond what the first may have has come, or the time is over."""
+    assert process.stdout is not None  # noqa: S101 - both are pipes
+    assert process.stderr is not None  # noqa: S101
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ, output)
+        selector.register(process.stderr, selectors.EVENT_READ, complaint)
+        while selector.get_map() and len(output[0]) <= output[1]:
+            left_s = until_s - monotonic_s()
+            if left_s <= 0:
+                return
+            for key, _ in selector.select(left_s):
+                into, most = key.data
+                data = os.read(key.fd, READ_BYTES)
+                if not data:
+                    selector.unregister(key.fileobj)
+                into += data[: most + 1 - len(into)]
+
+
+def _ends(pid: int, until_s: float, monotonic_s: Callable[[], float]) -> bool:
+    """Whether the program ends in time. It is not reaped: nobody else may get its number, which is killed next."""
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if monotonic_s() >= until_s:
+            return False
+        time.sleep(LOOK_EVERY_S)
+    return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the program and of whatever it started."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(REAP_S)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

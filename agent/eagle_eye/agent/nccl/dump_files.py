@@ -1,0 +1,138 @@
+"""Where PyTorch's recorder leaves its dumps, and asking it for one. Touches: files, named pipes.
+
+A dump is asked for by a byte into the pipe ``<TORCH_NCCL_DEBUG_INFO_PIPE_FILE><rank>.pipe``; the process then writes
+``<prefix><rank>`` from a thread of its own and trains on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eagle_eye.agent.nccl.owned_file import open_owned_pipe
+from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment
+from eagle_eye.agent.training_processes import TrainingProcess
+
+POLL_S = 0.1  # the recorder's thread looks at its pipe every second
+OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - PyTorch before 2.7 writes there
+NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # in the user's cache folder
+
+Stamp = tuple[int, int, int]  # inode, size, time of the last change in ns
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which of the ranks that were asked have written a dump, and why the others have not."""
+
+    answered: tuple[TrainingProcess, ...] = ()
+    silent: Mapping[TrainingProcess, str] = field(default_factory=dict)
+
+
+def dump_paths(process: TrainingProcess, environment: ProcessEnvironment | None, prefixes: Sequence[str]) -> list[Path]:
+    """Return where a rank's dump may lie: where its environment says, else PyTorch's defaults; and the ``prefixes``."""
+    paths = [Path(f"{prefix}{process.rank}") for prefix in prefixes]
+    if environment is not None:
+        said = environment.first("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+        cache = environment.first("XDG_CACHE_HOME") or f"{environment.first('HOME') or '/tmp'}/.cache"  # noqa: S108
+        own = (said,) if said else (f"{cache}/{NEW_DEFAULT}", OLD_DEFAULT)
+        paths += [environment.path(f"{prefix}{process.rank}") for prefix in own]
+    return list(dict.fromkeys(paths))
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return what changes when a file is written; None where there is no file or it cannot be seen."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def request_dumps(
+    processes: Sequence[TrainingProcess],
+    deadline_s: float,
+    environments: Environments,
+    prefixes: Sequence[str] = (),
+    pipe_prefixes: Sequence[str] = (),
+    *,
+    monotonic_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Asked:
+    """Ask the ranks for dumps and wait at most ``deadline_s`` for them; return who answered.
+
+    ``pipe_prefixes`` are tried besides what the processes' environments say. Training is not held up: the pipes are
+    written without waiting, and each rank dumps from a thread of its own. A rank that reads no pipe was not asked, one
+    that was asked and wrote nothing is stopped, stuck, or older than the pipe: that alone accuses nobody.
+    """
+    known = environments.of(processes)
+    silent: dict[TrainingProcess, str] = {}
+    waiting: dict[TrainingProcess, dict[Path, Stamp | None]] = {}
+    for process in processes:
+        environment = known.get(process)
+        before = {path: stamp_of(path) for path in dump_paths(process, environment, prefixes)}
+        why_not = _ask(process, environment, pipe_prefixes)
+        if why_not:
+            silent[process] = why_not
+        elif before:
+            waiting[process] = before
+        else:
+            silent[process] = "where it writes its dump is not known"
+    answered = _await(waiting, monotonic_s() + deadline_s, monotonic_s, sleep)
+    for process in waiting:
+        if process not in answered:
+            silent[process] = f"asked, but wrote no dump within {deadline_s:g} s"
+    return Asked(tuple(answered), silent)
+
+
+def _ask(process: TrainingProcess, environment: ProcessEnvironment | None, prefixes: Sequence[str]) -> str:
+    """Write to the process's pipe; return why that was not possible, or ""."""
+    paths = [Path(f"{prefix}{process.rank}.pipe") for prefix in prefixes]
+    said = environment.first("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") if environment is not None else ""
+    if environment is not None and said:
+        paths.append(environment.path(f"{said}{process.rank}.pipe"))
+    why_not = "no pipe: set TORCH_NCCL_DEBUG_INFO_PIPE_FILE for the job"
+    for path in dict.fromkeys(paths):
+        try:
+            descriptor = open_owned_pipe(path, environment.uid if environment is not None else None)
+        except OSError as error:
+            why_not = f"{path}: {'nobody reads it' if error.errno == errno.ENXIO else error.strerror or error}"
+            continue
+        try:
+            os.write(descriptor, b"1")
+        except OSError as error:
+            full = isinstance(error, BlockingIOError)
+            why_not = f"{path}: {'full: its process does not read it' if full else error.strerror or error}"
+            continue
+        finally:
+            os.close(descriptor)
+        return ""
+    return why_not
+
+
+def _await(
+    waiting: Mapping[TrainingProcess, Mapping[Path, Stamp | None]],
+    until_s: float,
+    monotonic_s: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> list[TrainingProcess]:
+    """Return the processes of which a file is new and has come to rest, as soon as all have one."""
+    answered: list[TrainingProcess] = []
+    last: dict[Path, Stamp | None] = {}
+    while len(answered) < len(waiting):
+        for process, before in waiting.items():
+            if process in answered:
+                continue
+            for path, old in before.items():
+                stamp = stamp_of(path)
+                if stamp is not None and stamp != old and stamp[1] > 0 and stamp == last.get(path):
+                    answered.append(process)
+                    break
+                last[path] = stamp
+        if len(answered) == len(waiting) or monotonic_s() >= until_s:
+            break
+        sleep(POLL_S)
+    return answered

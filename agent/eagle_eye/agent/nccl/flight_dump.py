@@ -1,0 +1,192 @@
+"""One rank's flight-recorder dump, reduced to what tells who holds a job up. Pure.
+
+The reduced dump has the shape of PyTorch's own JSON dumps, so that whatever reads those reads it: all groups and their
+status, the operations that have not completed, and of those that have the newest of each group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from eagle_eye.schema.flight_recorder import (
+    INTEGER_MAX,
+    decode,
+    dump_of,
+    entries_of,
+    group_of,
+    integer_of,
+    mapping_of,
+    sequence_of,
+    status_of,
+    text_of,
+)
+
+DUMP_BYTES_MAX = 16 << 20  # the usual 2,000 operations with stacks have 2 to 6 MB; reading takes ten times as much
+OBJECTS_MAX = 500_000  # lists and dictionaries: 2,000 operations with 100 frames each have 200,000
+GROUPS_MAX = 1_024  # of one rank; large models have about ten
+UNFINISHED_MAX = 256  # kept: hosts run ahead by tens of collectives, and the oldest are what a hang is about
+RANKS_CHARS_MAX = 1 << 20  # 100,000 ranks spelt out
+SHAPES_MAX = 64  # tensors of one operation, and dimensions of one tensor, that are kept
+FINISHED = "completed"
+DEFAULT_GROUP = "0"
+
+ENQUEUED, STARTED, COMPLETED = "last_enqueued_collective", "last_started_collective", "last_completed_collective"
+
+
+@dataclass(frozen=True)
+class FlightDump:
+    """What one rank's recorder told.
+
+    ``enqueued`` and ``completed`` are the highest sequences on its widest group, -1: none yet, None: not told.
+    ``ranks`` is how many ranks that group has; None where the dump does not name them. ``reduced`` is the reduced dump
+    as JSON; ``left_out`` counts operations that it lacks because they were more than UNFINISHED_MAX.
+    """
+
+    enqueued: int | None
+    completed: int | None
+    ranks: int | None
+    reduced: bytes
+    left_out: int
+
+
+def read(raw: bytes, rank: int) -> FlightDump:
+    """Return a dump's bytes, pickle or JSON, as what they tell of the rank. Raises BadDump."""
+    dump = dump_of(decode(raw, DUMP_BYTES_MAX, OBJECTS_MAX))
+    groups = _groups(dump)
+    operations = [_Operation(entry) for entry in entries_of(dump)]
+    name_of_id = {item.group_id: item.group for item in operations if item.names_group}
+    status = status_of(dump, groups, name_of_id)
+    completed = {name: integer_of(COMPLETED, told.get(COMPLETED, -1)) for name, told in status.items()}
+    unfinished: list[_Operation] = []
+    newest: dict[tuple[str, bool], _Operation] = {}
+    done: dict[str, int] = {}
+    left_out = 0
+    for item in operations:
+        # A retired one may have failed; where states are not kept at all (gloo) the group's own word decides.
+        item.finished = item.state == FINISHED or (item.retired and item.sequence <= completed.get(item.group, -1))
+        if item.finished and not item.exchange:
+            done[item.group] = max(done.get(item.group, -1), item.sequence)
+        key = (item.group, item.exchange)
+        if key not in newest and len(newest) >= 2 * GROUPS_MAX:
+            left_out += 1
+            continue
+        if key not in newest or item.sequence >= newest[key].sequence:
+            newest[key] = item
+        if not item.finished:
+            unfinished.append(item)
+    left_out += max(0, len(unfinished) - UNFINISHED_MAX)
+    kept = unfinished[:UNFINISHED_MAX]
+    kept += [item for item in newest.values() if item.finished or item not in kept]
+    widest = _widest(groups, [*status, *done, *(name for name, _ in newest)])
+    last = newest.get((widest, False))
+    return FlightDump(
+        enqueued=_said(status, widest, ENQUEUED, last.sequence if last is not None else None),
+        completed=_said(status, widest, COMPLETED, done.get(widest)),
+        ranks=groups[widest][1] if widest in groups else None,
+        reduced=_reduced(dump, rank, groups, kept),
+        left_out=left_out,
+    )
+
+
+class _Operation:
+    """One entry, as far as it is needed. Raises BadDump."""
+
+    __slots__ = ("entry", "exchange", "finished", "group", "group_id", "names_group", "retired", "sequence", "state")
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        self.entry = entry
+        self.group, _ = group_of(entry)
+        self.group_id = integer_of("pg_id", entry.get("pg_id", 0))
+        self.names_group = bool(entry.get("process_group")) and "pg_id" in entry
+        self.sequence, self.exchange = sequence_of(entry)
+        self.state = text_of(entry.get("state", ""))
+        self.retired = entry.get("retired") is True
+        self.finished = False
+
+
+def _groups(dump: Mapping[str, Any]) -> dict[str, tuple[dict[str, str], int | None]]:
+    """Return each group as PyTorch writes it, and how many ranks it has, None where it does not name them."""
+    groups = {}
+    for key, said in list(mapping_of(dump, "pg_config").items())[:GROUPS_MAX]:
+        config = said if isinstance(said, dict) else {}
+        ranks = config.get("ranks", "")
+        if isinstance(ranks, (list, tuple)):
+            ranks = str([rank for rank in ranks[:RANKS_CHARS_MAX] if isinstance(rank, int) and 0 <= rank < INTEGER_MAX])
+        spelt = ranks[:RANKS_CHARS_MAX] if isinstance(ranks, str) else ""
+        count = sum(1 for _ in re.finditer(r"\d{1,9}", spelt))
+        told = {"name": text_of(config.get("name", key)), "desc": text_of(config.get("desc", "")), "ranks": spelt}
+        groups[text_of(key)] = (told, count or None)
+    return groups
+
+
+def _widest(groups: Mapping[str, tuple[dict[str, str], int | None]], others: list[str]) -> str:
+    """Return the widest group's name: of those equally wide, or of unknown width, the one that was made first."""
+    width = {name: count for name, (_, count) in groups.items() if name and count}  # gloo names none: the last made
+    names = [name for name in width if width[name] == max(width.values())] or others or [DEFAULT_GROUP]
+    return min(names, key=lambda name: (int(name) if name.isascii() and name.isdigit() else INTEGER_MAX, name))
+
+
+def _said(status: Mapping[str, Mapping[str, Any]], group: str, key: str, otherwise: int | None) -> int | None:
+    value = status.get(group, {}).get(key)
+    return integer_of(key, value) if value is not None else otherwise
+
+
+def _reduced(
+    dump: Mapping[str, Any],
+    rank: int,
+    groups: Mapping[str, tuple[dict[str, str], int | None]],
+    operations: list[_Operation],
+) -> bytes:
+    status = {}
+    for key, value in list(mapping_of(dump, "pg_status").items())[:GROUPS_MAX]:
+        if isinstance(value, dict):
+            told = {
+                name: integer_of(name, value[name])
+                for name in (ENQUEUED, STARTED, COMPLETED)
+                if value.get(name) is not None
+            }
+            status[str(integer_of("pg_status", key))] = told
+    return msgspec.json.encode(
+        {
+            "version": text_of(dump.get("version", "")),
+            "rank": rank,
+            "pg_config": {name: told for name, (told, _) in groups.items()},
+            "pg_status": status,
+            "entries": [_entry(item) for item in operations],
+        }
+    )
+
+
+def _entry(item: _Operation) -> dict[str, Any]:
+    """Return an operation without its stack, in the present version's words."""
+    entry = item.entry
+    kept: dict[str, Any] = {
+        "pg_id": item.group_id,
+        "p2p_seq_id" if item.exchange else "collective_seq_id": item.sequence,
+        "profiling_name": text_of(entry.get("profiling_name", "")),
+        "state": FINISHED if item.finished else item.state,
+        "is_p2p": item.exchange,
+    }
+    if entry.get("process_group"):
+        kept["process_group"] = list(group_of(entry))
+    for key in ("time_created_ns", "timeout_ms", "time_discovered_started_ns"):
+        if entry.get(key) is not None:
+            kept[key] = integer_of(key, entry[key])
+    for key in ("input_sizes", "output_sizes"):
+        kept[key] = _shapes(entry.get(key))
+    for key in ("input_dtypes", "output_dtypes"):
+        kept[key] = [text_of(name) for name in _list(entry.get(key))]
+    return kept
+
+
+def _shapes(value: Any) -> list[list[int]]:
+    return [[integer_of("sizes", number) for number in _list(shape)] for shape in _list(value)]
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value[:SHAPES_MAX]) if isinstance(value, (list, tuple)) else []

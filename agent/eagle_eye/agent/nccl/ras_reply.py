@@ -1,0 +1,254 @@
+"""What NCCL's RAS answers, in JSON and in text, as one plain record. Pure.
+
+Formats of NCCL 2.24 and later (src/ras/client_support.cc). Counts of collectives are the host's, when it enqueues:
+ranks that differ by a few are normal at any moment. Text names only what stands out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+OBJECTS_MAX = 250_000  # of a document, and VALUES_MAX: three and twenty for each rank of each communicator
+VALUES_MAX = 1_000_000
+TROUBLES_MAX = 256  # of one reply; the rest is counted
+TEXT_CHARS_MAX = 256  # of one detail
+LINE_CHARS_MAX = 4_096
+COUNT_MAX = 1 << 53  # exact in the wire's float64
+SUCCESS, IN_PROGRESS = 0, 7  # of ncclResult_t
+
+# What is wrong with ranks by the service's own words; a MISMATCH is normal while a job runs.
+GRAVE = ("DEAD", "INCOMPLETE", "ERROR", "ABORT")
+
+
+class BadReply(ValueError):  # noqa: N818 - it names the thing that is bad
+    """A reply that is no status; the message says what is wrong."""
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Something that stands out. ``kind`` is RAS's own word: DEAD, INCOMPLETE, ERROR, ABORT, MISMATCH, TIMEOUT.
+
+    ``communicator`` is its hash, "" for the whole job; ``rank`` is the rank in the communicator. None: not told.
+    """
+
+    kind: str
+    detail: str
+    communicator: str = ""
+    rank: int | None = None
+    host: str = ""
+    pid: int | None = None
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """One rank of a communicator, and how many collectives its host has enqueued there."""
+
+    rank: int
+    host: str
+    pid: int
+    enqueued: int
+
+
+class Communicator(msgspec.Struct, frozen=True):
+    """One communicator and its ranks that answered and run."""
+
+    id: str
+    size: int
+    members: tuple[Member, ...]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The state of a job as one of its processes gathered it. Text replies have no ``communicators``.
+
+    ``left_out`` counts troubles beyond TROUBLES_MAX.
+    """
+
+    nccl_version: str
+    communicators: tuple[Communicator, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    left_out: int = 0
+
+    def problem(self) -> str:
+        """Return what is wrong in one sentence, "" where nothing grave is."""
+        grave = [trouble for trouble in self.troubles if trouble.kind in GRAVE]
+        if not grave:
+            return ""
+        named = list(dict.fromkeys(_named(trouble) for trouble in grave))
+        more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+        return f"NCCL RAS: {'; '.join(named[:4])}{more}"
+
+
+class _Status(msgspec.Struct, gc=False):
+    init_state: int = SUCCESS
+    async_error: int = SUCCESS
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    unresponsive: bool = False
+    considered_dead: bool = False
+
+
+class _Rank(msgspec.Struct):
+    rank: int = -1
+    host: str = ""
+    pid: int = -1
+    status: _Status = msgspec.field(default_factory=_Status)
+    collective_counts: dict[str, int] = {}
+
+
+class _Communicator(msgspec.Struct):
+    hash: str = ""
+    secondary_hash: str = ""
+    size: int = 0
+    ranks: list[_Rank] = []
+    missing_ranks: list[_Rank] = []
+
+
+class _Ras(msgspec.Struct):
+    timeouts_count: int = 0
+
+
+class _Document(msgspec.Struct):
+    nccl_version: str = ""
+    communicators: list[_Communicator] = []
+    ras: _Ras = msgspec.field(default_factory=_Ras)
+
+
+_decoder = msgspec.json.Decoder(_Document)
+# A line that ends a value and one that begins the next, with no comma between: NCCL 2.28.9 forgets one.
+_NO_COMMA = re.compile(rb'([}\]"0-9el])([ \t]*\r?\n[ \t]*)(?=["{])')
+
+
+def parse(raw: bytes) -> Reply:
+    """Return a reply, JSON or text. Raises BadReply."""
+    begin = raw.find(b"{")
+    # Some builds write their banner before the document.
+    if begin >= 0 and b"communicators" in raw[begin : begin + LINE_CHARS_MAX]:
+        return _from_json(raw[begin:])
+    return _from_text(raw.decode("utf-8", errors="replace"))
+
+
+def _from_json(raw: bytes) -> Reply:
+    if raw.count(b"{") > OBJECTS_MAX or raw.count(b":") > VALUES_MAX:  # each takes a hundred times its bytes in memory
+        raise BadReply(f"more than {OBJECTS_MAX} objects or {VALUES_MAX} values in {len(raw)} bytes")
+    try:
+        try:
+            document = _decoder.decode(raw)
+        except msgspec.DecodeError:
+            document = _decoder.decode(_NO_COMMA.sub(rb"\1,\2", raw))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadReply(f"no status in JSON: {error}"[:TEXT_CHARS_MAX]) from None
+    communicators: list[Communicator] = []
+    found = _Troubles()
+    for item in document.communicators:
+        members = tuple(
+            Member(rank.rank, rank.host[:TEXT_CHARS_MAX], rank.pid, enqueued)
+            for rank in item.ranks
+            if (enqueued := _enqueued(rank)) is not None
+        )
+        # Two communicators may have one hash; the second one tells them apart.
+        name = f"{item.hash} {item.secondary_hash}".strip()[:TEXT_CHARS_MAX]
+        communicators.append(Communicator(name, item.size, members))
+        found.of_ranks(name, item)
+    for communicator in communicators:  # last: they are many, and normal while a job runs
+        found.of_counts(communicator)
+    if document.ras.timeouts_count > 0:
+        found.add(Trouble("TIMEOUT", f"{document.ras.timeouts_count} timeouts while the state was gathered"))
+    return Reply(document.nccl_version[:64], tuple(communicators), tuple(found.kept), found.left_out)
+
+
+def _enqueued(rank: _Rank) -> int | None:
+    """Return how many collectives a rank that runs has enqueued, of all kinds together."""
+    status = rank.status
+    if status.abort_flag or status.finalize_called or status.destroy_flag or status.init_state != SUCCESS:
+        return None
+    counts = rank.collective_counts.values()
+    total = sum(counts)
+    return total if rank.rank >= 0 and min(counts, default=0) >= 0 and total < COUNT_MAX else None
+
+
+class _Troubles:
+    """Collects troubles up to the limit."""
+
+    def __init__(self) -> None:
+        self.kept: list[Trouble] = []
+        self.left_out = 0
+
+    def add(self, trouble: Trouble) -> None:
+        if len(self.kept) < TROUBLES_MAX:
+            self.kept.append(trouble)
+        else:
+            self.left_out += 1
+
+    def of_ranks(self, name: str, item: _Communicator) -> None:
+        """Add ranks that did not answer, or that report errors. Ranks that left the communicator are no trouble."""
+        for rank in item.missing_ranks:
+            if rank.status.considered_dead:
+                self._rank("DEAD", "considered dead", name, rank)
+            elif rank.status.unresponsive:
+                self._rank("INCOMPLETE", "did not answer", name, rank)
+        for rank in item.ranks:
+            for said, code in (("initialization", rank.status.init_state), ("asynchronous", rank.status.async_error)):
+                if code not in (SUCCESS, IN_PROGRESS):
+                    self._rank("ERROR", f"{said} error {code}", name, rank)
+            if rank.status.abort_flag:
+                self._rank("ABORT", "aborts the communicator", name, rank)
+
+    def of_counts(self, communicator: Communicator) -> None:
+        """Add ranks that have enqueued another number than most."""
+        counts = Counter(member.enqueued for member in communicator.members)
+        if len(counts) < 2:
+            return
+        usual = max(counts, key=lambda count: (counts[count], count))
+        for member in communicator.members:
+            if member.enqueued != usual:
+                detail = f"enqueued {member.enqueued} collectives, most {usual}"
+                self.add(Trouble("MISMATCH", detail, communicator.id, member.rank, member.host, member.pid))
+
+    def _rank(self, kind: str, detail: str, name: str, rank: _Rank) -> None:
+        self.add(Trouble(kind, detail, name, rank.rank, rank.host[:TEXT_CHARS_MAX], rank.pid))
+
+
+_VERSION = re.compile(r"(?:NCCL|RCCL) version (\S{1,64})")
+_HEADING = re.compile(r"(?:#\S{1,32} \(([0-9a-fx]{1,32})\) )?(INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR|ABORT)\s*$")
+_ON_NODE = re.compile(r"[Pp]rocess (\d{1,9}) on node (\S{1,253})")
+_RANK = re.compile(r"Rank (\d{1,9})\b")
+
+
+def _from_text(text: str) -> Reply:
+    version = _VERSION.search(text[:LINE_CHARS_MAX])
+    if version is None:
+        raise BadReply(f"no status: {text[:80]!r}")
+    if "\nWarnings\n" not in text:  # the last section, written also where it is empty
+        raise BadReply(f"it breaks off after {len(text)} characters")
+    found = _Troubles()
+    for trouble in _sections(text):
+        found.add(trouble)
+    return Reply(version[1], (), tuple(found.kept), found.left_out)
+
+
+def _sections(text: str) -> Iterator[Trouble]:
+    """Yield each indented line below a heading: "#0-0 (abc) MISMATCH", or one for the whole job."""
+    heading: re.Match[str] | None = None
+    for raw in text.splitlines():
+        line = raw[:LINE_CHARS_MAX]
+        if not line.startswith("  "):
+            heading = _HEADING.match(line)
+        elif heading is not None:
+            place, rank = _ON_NODE.search(line), _RANK.search(line)
+            yield Trouble(
+                kind=heading[2],
+                detail=line.strip()[:TEXT_CHARS_MAX],
+                communicator=heading[1] or "",
+                rank=int(rank[1]) if rank is not None else None,
+                host=place[2] if place is not None else "",
+                pid=int(place[1]) if place is not None else None,
+            )
+
+
+def _named(trouble: Trouble) -> str:
+    if trouble.rank is None or not trouble.host:
+        return f"{trouble.kind}: {trouble.detail}"
+    return f"{trouble.kind}: rank {trouble.rank} on {trouble.host}, process {trouble.pid}"

@@ -1,0 +1,96 @@
+"""What PyTorch's NCCL watchdog writes into a training log, one line at a time. Pure.
+
+The lines are those of ProcessGroupNCCL.cpp, from PyTorch 1.13 to 2.13: a collective that timed out, and how far the
+process group had come when the watchdog looked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LINE_CHARS_MAX = 4_096  # these lines are below 1,000 characters; what follows in a longer one is not theirs
+NAME_CHARS_MAX = 128  # of an operation or group; PyTorch's own are below 50
+
+_TIMEOUT = "Watchdog caught collective operation timeout"
+_NUMBER = r"(-?[0-9]{1,18})(?![0-9])"  # longer ones are none that a counter of 64 bits reaches
+_JOB_RANK = re.compile(r"\[rank([0-9]{1,9})\]")  # by PyTorch's logger, on every line since 2.2
+# With each version more is said: Rank 1; PG 0 (default_pg) Rank 1; PG ID 5 PG GUID 37(TENSOR_...) Rank 1.
+_GROUP_RANK = re.compile(
+    r"\[(?:PG (?:ID [0-9]{1,9} PG GUID )?([^\s()\[\]]{1,100}) ?(?:\(([^()\[\]]{0,200})\) )?)?Rank ([0-9]{1,9})\]"
+)
+_DEFAULT_GROUP = "default_pg"  # of all ranks: there a rank in the group is the rank in the job
+_WORK = re.compile(rf"WorkNCCL\((?:SeqNum|Seq)={_NUMBER}, ?OpType=([A-Za-z0-9_]{{1,{NAME_CHARS_MAX}}})")
+_TIMEOUT_MS = re.compile(r"Timeout\(ms\)=([0-9]{1,15})(?![0-9])")
+_RAN_MS = re.compile(r"\bran for ([0-9]{1,15}) milliseconds")
+_AT_WORK = re.compile(rf"\bat (?:NCCL )?work(?: sequence id)?: ?{_NUMBER}")
+_ENQUEUED = re.compile(rf"\b[Ll]ast enqueued (?:NCCL )?work: ?{_NUMBER}")
+_COMPLETED = re.compile(rf"\blast completed (?:NCCL work|work)?:? ?{_NUMBER}")
+
+
+@dataclass(frozen=True)
+class WatchdogLine:
+    """One line of the watchdog; None is what the line does not say.
+
+    ``rank`` is the rank in the job, ``group_rank`` the one in the process group: for a group of some ranks they
+    differ, and PyTorch before 2.2 writes the second only. ``group`` is the group's name and description as the flight
+    recorder has them ("37 TENSOR_MODEL_PARALLEL_GROUP"), "" where the line names none. ``timed_out`` is True on the
+    line that names the collective: its ``sequence`` in the group, its ``operation`` ("ALLREDUCE"), after how long it
+    was given up and how long that had been allowed, in seconds. ``enqueued`` and ``completed`` are the group's highest
+    sequences when the watchdog looked, -1: none yet. They are the host's word: a rank whose collective is not enqueued
+    may as well hang inside the call that enqueues it.
+    """
+
+    rank: int | None = None
+    group_rank: int | None = None
+    group: str = ""
+    timed_out: bool = False
+    sequence: int | None = None
+    operation: str = ""
+    ran_s: float | None = None
+    timeout_s: float | None = None
+    enqueued: int | None = None
+    completed: int | None = None
+
+
+def parse_watchdog(line: str) -> WatchdogLine | None:
+    """Return what a log line of the watchdog says, None for every other line. Never raises."""
+    if _TIMEOUT not in line and "ast enqueued " not in line:  # of a million lines, almost all
+        return None
+    line = line[:LINE_CHARS_MAX]
+    work = _WORK.search(line)
+    timed_out = _TIMEOUT in line and work is not None
+    enqueued = _integer(_ENQUEUED, line)
+    if not timed_out and enqueued is None:
+        return None
+    member = _GROUP_RANK.search(line)
+    name, description, spelt = member.groups(default="") if member is not None else ("", "", "")
+    group_rank = int(spelt) if spelt else None
+    rank = _integer(_JOB_RANK, line)
+    if rank is None and description == _DEFAULT_GROUP:
+        rank = group_rank
+    completed = _integer(_COMPLETED, line)
+    if completed is not None and enqueued is not None and completed > enqueued:
+        completed = None  # PyTorch 2.3 printed what happened to be in memory
+    timeout_ms, ran_ms = _integer(_TIMEOUT_MS, line), _integer(_RAN_MS, line)
+    return WatchdogLine(
+        rank=rank,
+        group_rank=group_rank,
+        group=_printable(f"{name} {description}".strip()),
+        timed_out=timed_out,
+        sequence=int(work[1]) if work is not None else _integer(_AT_WORK, line),
+        operation=work[2] if work is not None else "",
+        ran_s=ran_ms / 1e3 if ran_ms is not None else None,
+        timeout_s=timeout_ms / 1e3 if timeout_ms is not None else None,
+        enqueued=enqueued,
+        completed=completed,
+    )
+
+
+def _integer(pattern: re.Pattern[str], line: str) -> int | None:
+    found = pattern.search(line)
+    return int(found[1]) if found is not None else None
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:NAME_CHARS_MAX])

@@ -1,0 +1,108 @@
+"""One GPU: its names, and everything that NVML tells of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import pynvml
+
+from eagle_eye.agent.nvml import activity
+from eagle_eye.agent.nvml.activity import Activity
+from eagle_eye.agent.nvml.codes import DEAD, NEVER, Failure
+from eagle_eye.agent.nvml.fields import METRICS, TRAFFIC, FieldMetrics
+from eagle_eye.agent.nvml.functions import INSTEAD_OF_FIELDS, PCIE_SAMPLES, READINGS, Functions
+from eagle_eye.agent.nvml.links import NvLinks
+from eagle_eye.agent.nvml.occupants import Occupants
+
+# What needs a call for each link, or waits, or changes only when somebody acts. The row repeats it in between.
+SELDOM_S = 5.0
+
+
+class Source(Protocol):
+    """Some of a GPU's metrics."""
+
+    def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
+        """Add to the row; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        ...
+
+
+@dataclass
+class Answer:
+    """What one GPU answered: its row, what failed this time, and what it was found never to give."""
+
+    row: dict[str, float] = field(default_factory=dict)
+    failed: list[Failure] = field(default_factory=list)
+    left_out: list[Failure] = field(default_factory=list)
+
+
+class Device:
+    """One GPU as long as the library is open. ``index`` names its row, whatever its place in NVML's list."""
+
+    def __init__(self, index: int, handle: Any, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """Raises NVMLError when the GPU does not say what it is."""
+        self.index = index
+        self.handle = handle
+        self.uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+        self.bus_id = str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+        self.name = str(pynvml.nvmlDeviceGetName(handle))
+        self.occupants = Occupants(handle)
+        self._monotonic_s = monotonic_s
+        self._functions = Functions(handle, READINGS)
+        self._links = NvLinks(handle)
+        self._pcie_samples = Functions(handle, ())
+        self._activity: Activity | None = Activity(handle) if activity.supported(handle) else None
+        metrics = METRICS if self._activity is not None else METRICS + TRAFFIC
+        self._often: list[Source] = [self._functions, FieldMetrics(handle, metrics)]
+        if self._activity is not None:
+            self._often.append(self._activity)
+        self._seldom: list[Source] = [self._links, self._pcie_samples]
+        self._otherwise: dict[str, Callable[[], None]] = {
+            **{reading.name: partial(self._functions.add, reading) for reading in INSTEAD_OF_FIELDS},
+            **{reading.name: partial(self._pcie_samples.add, reading) for reading in PCIE_SAMPLES},
+            "NVLink errors": self._links.sum_errors,
+        }
+        self._seldom_row: dict[str, float] = {}
+        self._seldom_failed: list[Failure] = []
+        self._seldom_due_s = 0.0
+
+    def read(self) -> Answer:
+        """Return what the GPU tells now; without a row when it is lost, or the driver is gone."""
+        answer = Answer()
+        now_s = self._monotonic_s()
+        failures: list[Failure] = []
+        for source in self._often:
+            failures += source.read(answer.row, now_s)
+            if any(failure.code in DEAD for failure in failures):
+                return Answer(failed=failures)
+        self._sort(failures, answer.failed, answer.left_out)
+        if now_s >= self._seldom_due_s:
+            # Not all GPUs in the same second.
+            self._seldom_due_s = now_s + SELDOM_S * (1.0 if self._seldom_due_s else 1.0 + self.index % 5 / 5.0)
+            self._seldom_row, self._seldom_failed = {}, []
+            failures = [
+                *(failure for source in self._seldom for failure in source.read(self._seldom_row, now_s)),
+                *self.occupants.read(),
+            ]
+            self._sort(failures, self._seldom_failed, answer.left_out)
+        answer.row.update(self._seldom_row)
+        answer.failed += self._seldom_failed
+        return answer
+
+    def close(self) -> None:
+        """Give back what the library holds for this GPU."""
+        if self._activity is not None:
+            self._activity.close()
+
+    def _sort(self, failures: list[Failure], failed: list[Failure], left_out: list[Failure]) -> None:
+        """Tell failures from what the GPU never gives, and from now on read that in another way where there is one."""
+        for failure in failures:
+            if failure.code not in NEVER:
+                failed.append(failure)
+            elif failure.name in self._otherwise:
+                self._otherwise.pop(failure.name)()
+            else:
+                left_out.append(failure)

@@ -1,0 +1,149 @@
+"""Readings of a GPU for which NVML has a function each. Source: NVML API Reference, Device Queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_uint, c_ulonglong
+from typing import Any, NamedTuple
+
+import pynvml
+
+from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, SUCCESS, Failure
+
+
+class Reading(NamedTuple):
+    """One metric: the function that gives it, under its newest name first, and how the answer becomes the metric.
+
+    ``arguments`` stand between handle and result; ``part`` names the part of a result that is a structure.
+    """
+
+    name: str
+    metric: str
+    functions: tuple[str, ...]
+    result: Any = c_uint
+    arguments: tuple[int, ...] = ()
+    part: str = "value"
+    scale: float = 1.0
+
+
+READINGS = (
+    Reading(
+        "utilization",
+        "gpu_utilization_ratio",
+        ("nvmlDeviceGetUtilizationRates",),
+        pynvml.c_nvmlUtilization_t,
+        part="gpu",
+        scale=0.01,
+    ),
+    Reading("memory", "gpu_memory_used_bytes", ("nvmlDeviceGetMemoryInfo",), pynvml.c_nvmlMemory_t, part="used"),
+    # Newer GPUs give the mean of a second here; the field values of power are a moment, or take milliseconds.
+    Reading("power", "gpu_power_watts", ("nvmlDeviceGetPowerUsage",), scale=1e-3),
+    Reading("power limit", "gpu_power_limit_watts", ("nvmlDeviceGetEnforcedPowerLimit",), scale=1e-3),
+    Reading(
+        "temperature",
+        "gpu_temperature_celsius",
+        ("nvmlDeviceGetTemperature",),
+        arguments=(pynvml.NVML_TEMPERATURE_GPU,),
+    ),
+    Reading(
+        "SM clock",
+        "gpu_sm_clock_hertz",
+        ("nvmlDeviceGetClockInfo",),
+        arguments=(pynvml.NVML_CLOCK_SM,),
+        scale=1e6,
+    ),
+    Reading(
+        "memory clock",
+        "gpu_memory_clock_hertz",
+        ("nvmlDeviceGetClockInfo",),
+        arguments=(pynvml.NVML_CLOCK_MEM,),
+        scale=1e6,
+    ),
+    Reading(
+        "throttle reasons",
+        "gpu_throttle_reasons",
+        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),  # until 535 the latter
+        c_ulonglong,
+    ),
+    Reading("PCIe width", "gpu_pcie_link_width", ("nvmlDeviceGetCurrPcieLinkWidth",)),
+    Reading("PCIe generation", "gpu_pcie_link_generation", ("nvmlDeviceGetCurrPcieLinkGeneration",)),
+)
+# For what field values do not give on every driver and GPU.
+INSTEAD_OF_FIELDS = (
+    Reading(
+        "corrected ECC errors",
+        "gpu_ecc_corrected_total",
+        ("nvmlDeviceGetTotalEccErrors",),
+        c_ulonglong,
+        (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
+    ),
+    Reading(
+        "uncorrected ECC errors",
+        "gpu_ecc_uncorrected_total",
+        ("nvmlDeviceGetTotalEccErrors",),
+        c_ulonglong,
+        (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
+    ),
+    Reading("PCIe replays", "gpu_pcie_replays_total", ("nvmlDeviceGetPcieReplayCounter",)),
+)
+# The driver counts for 20 ms, during which each call waits. In KB/s.
+PCIE_SAMPLES = (
+    Reading(
+        "PCIe send",
+        "gpu_pcie_tx_bytes_per_second",
+        ("nvmlDeviceGetPcieThroughput",),
+        arguments=(pynvml.NVML_PCIE_UTIL_TX_BYTES,),
+        scale=1e3,
+    ),
+    Reading(
+        "PCIe receive",
+        "gpu_pcie_rx_bytes_per_second",
+        ("nvmlDeviceGetPcieThroughput",),
+        arguments=(pynvml.NVML_PCIE_UTIL_RX_BYTES,),
+        scale=1e3,
+    ),
+)
+
+
+class _Call:
+    """One reading of one GPU, with what the call needs made beforehand: the binding makes it anew at every call."""
+
+    def __init__(self, handle: Any, reading: Reading) -> None:
+        self.reading = reading
+        self.function: Callable[..., int] | None = None
+        for name in reading.functions:
+            self.function = self.function or getattr(pynvml.nvmlLib, name, None)
+        self.result = reading.result()
+        self.arguments = (handle, *reading.arguments, byref(self.result))
+
+    def read(self, row: dict[str, float]) -> int:
+        if self.function is None:
+            return FUNCTION_NOT_FOUND
+        code = int(self.function(*self.arguments))
+        if code == SUCCESS:
+            reading = self.reading
+            row[reading.metric] = getattr(self.result, reading.part) * reading.scale
+        return code
+
+
+class Functions:
+    """The metrics of one GPU for which there is a function each."""
+
+    def __init__(self, handle: Any, readings: Sequence[Reading]) -> None:
+        self._handle = handle
+        self._calls = [_Call(handle, reading) for reading in readings]
+
+    def add(self, reading: Reading) -> None:
+        """Read this too from now on."""
+        self._calls.append(_Call(self._handle, reading))
+
+    def read(self, row: dict[str, float], _now_s: float) -> list[Failure]:
+        """Add to the row; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        failures = []
+        for call in list(self._calls):
+            code = call.read(row)
+            if code != SUCCESS:
+                failures.append(Failure(call.reading.name, code))
+                if code in NEVER:
+                    self._calls.remove(call)
+        return failures

@@ -1,0 +1,55 @@
+"""The NVLinks of a GPU: how many are up, and their errors where there is no total of them."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_uint
+from typing import Any
+
+import pynvml
+
+from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, SUCCESS, Failure
+from eagle_eye.agent.nvml.fields import LINK_ERRORS, FieldMetric, FieldMetrics
+
+
+class NvLinks:
+    """The links of one GPU; those that it lacks, or that its board leaves unused, are not asked again."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._links = list(range(pynvml.NVML_NVLINK_MAX_LINKS))
+        self._state = c_uint()
+        self._errors: FieldMetrics | None = None
+        self._sum_errors = False
+
+    def sum_errors(self) -> None:
+        """Give the errors too, as the sum over the links: this GPU has no total."""
+        self._sum_errors = True
+
+    def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
+        """Add to the row; return what gave nothing. What this GPU never gives is returned once and not asked again."""
+        if not self._links:
+            return []
+        active = 0
+        code = FUNCTION_NOT_FOUND
+        function = getattr(pynvml.nvmlLib, "nvmlDeviceGetNvLinkState", None)
+        for link in list(self._links):
+            if function is not None:
+                code = function(self._handle, link, byref(self._state))
+            if code == SUCCESS:
+                active += self._state.value == pynvml.NVML_FEATURE_ENABLED
+            elif code in NEVER:
+                self._links.remove(link)
+            else:
+                return [Failure("NVLinks", code)]  # a number of some of the links would look like links that are down
+        if not self._links:
+            return [Failure("NVLinks", code)]
+        row["gpu_nvlinks_active"] = float(active)
+        return self._read_errors(row, now_s)
+
+    def _read_errors(self, row: dict[str, float], now_s: float) -> list[Failure]:
+        if not self._sum_errors:
+            return []
+        if self._errors is None:
+            metric = FieldMetric("NVLink errors", "gpu_nvlink_errors_total", LINK_ERRORS, tuple(self._links))
+            self._errors = FieldMetrics(self._handle, (metric,))
+        return self._errors.read(row, now_s)

@@ -1,0 +1,93 @@
+"""XIDs as the driver hands them to whoever registered, for hosts whose kernel log cannot be read.
+
+Source: NVML API Reference, Event Handling Methods. Of the other events ECC errors are read every second as counters,
+which say more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from ctypes import byref, c_void_p, cast
+from typing import Any
+
+import pynvml
+
+from eagle_eye.agent.kernel_messages import Message, News, Repeats
+from eagle_eye.agent.nvml.codes import NEVER, Failure
+from eagle_eye.agent.nvml.device import Device
+
+XIDS_MAX = 256  # taken in one look; the driver keeps the rest
+CODE_MAX = 99_999  # what the kernel's log could hold too
+TEXT = "told by NVML; the kernel log would say more, and could not be read"
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class Xids:
+    """The XIDs of all GPUs since each was watched, folded like those of the kernel's log.
+
+    ``poll`` runs where driver calls may hang; ``take`` never waits.
+    """
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """Have the driver keep events for us; where it does not, there will be none."""
+        self._monotonic_s = monotonic_s
+        self._buses: dict[int, str] = {}  # PCI addresses by handle
+        self._found: deque[tuple[int, int, float]] = deque(maxlen=XIDS_MAX)  # handle's address, code, when
+        self._repeats = Repeats()
+        self._wait: Callable[..., int] | None = getattr(pynvml.nvmlLib, "nvmlEventSetWait_v2", None)
+        self._event = pynvml.c_nvmlEventData_t()
+        self._set: Any = None
+        try:
+            self._set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            _log.info("NVML tells no XIDs: %s", error)
+
+    def watch(self, device: Device) -> None:
+        """Be told this GPU's XIDs from now on, where the driver tells them."""
+        if self._set is None:
+            return
+        self._buses[_address(device.handle)] = device.bus_id
+        try:
+            pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+        except pynvml.NVMLError as error:
+            _log.info("NVML tells no XIDs of %s: %s", device.bus_id, error)
+
+    def poll(self) -> Failure | None:
+        """Fetch what has happened, without waiting for more; return what failed."""
+        if self._set is None or self._wait is None:
+            return None
+        for _ in range(XIDS_MAX):
+            code = self._wait(self._set, byref(self._event), 0)
+            if code == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            if code != pynvml.NVML_SUCCESS:
+                if code in NEVER:
+                    self._wait = None
+                return Failure("XIDs", code)
+            event = self._event
+            if event.eventType == pynvml.nvmlEventTypeXidCriticalError and 0 < event.eventData <= CODE_MAX:
+                self._found.append((_address(event.device), int(event.eventData), self._monotonic_s()))
+        return None
+
+    def take(self) -> list[News]:
+        """Return what is to be told now, each XID with the PCI address of its GPU as NVML writes it."""
+        news: list[News] = []
+        while self._found:
+            address, code, at_s = self._found.popleft()
+            said = Message("xid", str(code), TEXT, code, self._buses.get(address, ""))
+            news += self._repeats.add(said, at_s)
+        return news + self._repeats.due(self._monotonic_s())
+
+    def close(self) -> None:
+        """Have the driver forget us. Raises NVMLError."""
+        if self._set is not None:
+            pynvml.nvmlEventSetFree(self._set)
+            self._set = None
+
+
+def _address(handle: Any) -> int:
+    return cast(handle, c_void_p).value or 0

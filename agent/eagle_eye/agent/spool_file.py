@@ -1,0 +1,164 @@
+"""One file of the spool: frames of one stream in order, each with a checksum. Touches: that file.
+
+A record is the payload's length and a CRC-32 of all that follows (4 bytes each), the sequence (8), the Unix seconds at
+which it was kept (float64) and the payload; little-endian. The first record, of sequence 0, names node and stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from eagle_eye.schema.frame import FRAME_BYTES_MAX
+
+FILE_BYTES_MAX = (
+    4 << 20
+)  # a file is closed at 1 MiB, and the last frame may have another: what is larger is none of ours
+_HEAD = struct.Struct("<IIQd")
+_CHECKED_FROM = 8  # the checksum covers what follows it
+RECORD_BYTES = _HEAD.size  # what a frame needs beside its own bytes
+
+
+class NoSpoolFile(ValueError):  # noqa: N818 - it says what the file is not
+    """The file does not begin as a spool's file does."""
+
+
+class Kept(NamedTuple):
+    """One frame of a stream; ``time_s`` is when it was kept, Unix seconds."""
+
+    sequence: int
+    time_s: float
+    frame: bytes
+
+
+class Contents(NamedTuple):
+    """What a file holds: the frames up to the first record that is not whole.
+
+    ``torn_bytes`` is the length of a last record that was cut off, as by a kill in the midst of a write;
+    ``damaged_bytes`` the length from the first record on that is not what was written.
+    """
+
+    node: str
+    stream: str
+    frames: tuple[Kept, ...]
+    torn_bytes: int
+    damaged_bytes: int
+
+
+class _Opening(msgspec.Struct, array_like=True):
+    node: str
+    stream: str
+
+
+def opening(node: str, stream: str) -> bytes:
+    """Return the record that a file begins with."""
+    return record(Kept(0, 0.0, msgspec.msgpack.encode(_Opening(node, stream))))
+
+
+def record(kept: Kept) -> bytes:
+    """Return a frame as one record."""
+    bare = _HEAD.pack(len(kept.frame), 0, kept.sequence, kept.time_s)
+    checksum = zlib.crc32(kept.frame, zlib.crc32(bare[_CHECKED_FROM:]))
+    return _HEAD.pack(len(kept.frame), checksum, kept.sequence, kept.time_s) + kept.frame
+
+
+def parse(content: bytes) -> Contents:
+    """Return what a file holds. Raises NoSpoolFile."""
+    first, at = _record(content, 0)
+    if first is None or first.sequence != 0:
+        raise NoSpoolFile("it does not begin with the record that names node and stream")
+    try:
+        names = msgspec.msgpack.decode(first.frame, type=_Opening)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NoSpoolFile(f"its first record names no node and stream: {error}") from None
+    frames: list[Kept] = []
+    torn = damaged = 0
+    last = 0
+    while at < len(content):
+        kept, end = _record(content, at)
+        if kept is None or kept.sequence <= last:
+            rest = len(content) - at
+            torn, damaged = (rest, 0) if kept is None and end > len(content) else (0, rest)
+            break
+        frames.append(kept)
+        last, at = kept.sequence, end
+    return Contents(names.node, names.stream, tuple(frames), torn, damaged)
+
+
+def _record(content: bytes, at: int) -> tuple[Kept | None, int]:
+    """Return the record at a place, None if it is not whole, and where it ends or would have ended."""
+    if at + _HEAD.size > len(content):
+        return None, at + _HEAD.size
+    length, checksum, sequence, time_s = _HEAD.unpack_from(content, at)
+    if length > FRAME_BYTES_MAX:
+        return None, at
+    end = at + _HEAD.size + length
+    if end > len(content) or zlib.crc32(content[at + _CHECKED_FROM : end]) != checksum:
+        return None, end
+    return Kept(sequence, time_s, content[at + _HEAD.size : end]), end
+
+
+class SpoolFile:
+    """A file that is written to; each method raises OSError and may hang as long as the disk does."""
+
+    def __init__(self, path: Path, node: str, stream: str) -> None:
+        """Name a file that does not exist yet; it is made with the first frame."""
+        self.path = path
+        self._opening = opening(node, stream)
+        self._size = 0  # what stands in it whole
+        self._descriptor: int | None = None
+
+    def write(self, frames: Sequence[Kept], *, anew: bool) -> None:
+        """Add frames; ``anew``: after forgetting all others. They outlive this process, not yet the machine.
+
+        A write that failed half-way leaves what was there before.
+        """
+        descriptor = self._open()
+        if anew and self._size > len(self._opening):
+            os.ftruncate(descriptor, len(self._opening))
+            self._size = len(self._opening)
+        content = b"".join([b"" if self._size else self._opening, *map(record, frames)])
+        done = 0
+        try:
+            while done < len(content):
+                done += os.pwrite(descriptor, memoryview(content)[done:], self._size + done)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, self._size)
+            raise
+        self._size += len(content)
+
+    def sync(self) -> None:
+        """Have what was written, and the file's name, outlive the machine."""
+        os.fsync(self._open())
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        """Give the descriptor back; the file can be written to again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._descriptor
+
+
+def read(path: Path) -> Contents:
+    """Return what a file holds, leaving none of it in the page cache. Raises NoSpoolFile, OSError."""
+    with path.open("rb") as file:
+        content = file.read(FILE_BYTES_MAX)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return parse(content)

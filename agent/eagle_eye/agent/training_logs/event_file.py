@@ -1,0 +1,68 @@
+"""Following one of TensorBoard's event files. Touches: one file, read only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.training_logs.tail import open_regular
+from eagle_eye.agent.training_logs.tensorboard_events import Damaged, Scalar, next_record, read_records
+
+ENTER_BYTES = 1 << 14  # of the end of a file that was there before us: some hundred scalars
+READ_BYTES_MAX = 1 << 17  # at a time: more than the records that one collection asks for
+TORN_READS_MAX = 10  # so often a record that makes no sense may still be under way, on a network's file system
+
+
+class EventFile:
+    """The records that were added to a file since the last reading.
+
+    One that is not complete yet waits. What does not fit its checksum is counted as ``tensorboard_damaged``; reading
+    goes on at the next record. A file that was cut short is read from its beginning.
+    """
+
+    def __init__(self, path: Path, drops: Drops, identity: tuple[int, int] | None = None) -> None:
+        """Open the file; reading begins at its beginning. Raises OSError as ``open_regular`` does."""
+        self._descriptor = open_regular(path, identity)
+        self._drops = drops
+        self._at = self._size = 0
+        self._torn_reads = 0
+
+    def enter(self) -> list[Scalar]:
+        """Go to the end; return the last scalars before it. Raises OSError."""
+        size = os.fstat(self._descriptor).st_size
+        self._at = max(0, size - ENTER_BYTES)
+        if self._at:
+            start = next_record(os.pread(self._descriptor, ENTER_BYTES, self._at))
+            if start is None:
+                self._at = size
+                return []
+            self._at += start
+        return self.read(ENTER_BYTES)
+
+    def read(self, records_max: int) -> list[Scalar]:
+        """Return the scalars of the next records; none: nothing is new. Raises OSError."""
+        size = os.fstat(self._descriptor).st_size
+        if size < self._size:
+            self._at = 0
+        self._size = size
+        if size <= self._at:  # a large record that is stepped over may still be under way
+            return []
+        data = os.pread(self._descriptor, min(READ_BYTES_MAX, size - self._at), self._at)
+        try:
+            records = read_records(data, records_max)
+        except Damaged:
+            self._torn_reads += 1
+            if self._torn_reads > TORN_READS_MAX:
+                self._torn_reads = 0
+                self._drops.count("tensorboard_damaged")
+                self._at += next_record(data, 1) or len(data)
+            return []
+        self._torn_reads = 0
+        self._drops.count("tensorboard_damaged", records.damaged)
+        self._at += records.used
+        return records.scalars
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)

@@ -1,0 +1,117 @@
+"""One log that is followed: its new lines, read for what they say. Touches: one file, read only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
+from eagle_eye.agent.training_logs.attribution import Origin
+from eagle_eye.agent.training_logs.frameworks import LogParser
+from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
+from eagle_eye.agent.training_logs.line_search import line_at, starts_of
+from eagle_eye.agent.training_logs.log_finder import Identity
+from eagle_eye.agent.training_logs.reading import Quiet, Reading
+from eagle_eye.agent.training_logs.tail import Tail
+from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
+from eagle_eye.agent.training_processes import TrainingProcess
+
+UNKNOWN_BYTES = 1 << 20  # without a line of any framework: the log is hardly one...
+UNKNOWN_EVERY = 8  # ...and only so rarely looked through for all of them
+LEARN_BYTES = 1 << 16  # of the end of a log that was there before us: some hundred lines
+WATCHDOG = b"ProcessGroupNCCL"
+
+_ALWAYS = (HEADER.encode(), WATCHDOG)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one line says: ``reading`` by a framework, ``error`` ends a traceback, ``watchdog`` is NCCL's.
+
+    ``line`` is the one that tells whose words they are: of a traceback its first.
+    """
+
+    line: Line
+    reading: Reading | None = None
+    error: str | None = None
+    watchdog: WatchdogLine | None = None
+
+
+class Program:
+    """What is known of the program that writes a log; both outputs of one process are one program's."""
+
+    def __init__(self, framework: str) -> None:
+        self.parser = LogParser(framework)
+        self.quiet: dict[Quiet, tuple[TrainingProcess, int | None]] = {}  # what was begun and has not ended
+
+
+class FollowedLog:
+    """A log, its program and what is under way in it."""
+
+    def __init__(self, tail: Tail, identity: Identity, program: Program, drops: Drops) -> None:
+        self.identity = identity
+        self.name = ""  # for people
+        self.origin = Origin()
+        self.configured = False
+        self.found_s = 0.0  # when it was last found, on the agent's clock...
+        self.owned_s = 0.0  # ...and when a process last wrote to it itself
+        self.read_bytes = 0
+        self.understood = False  # whether any line said something
+        self.program = program
+        self._tail = tail
+        self._drops = drops
+        self._tracebacks = Tracebacks()
+        self._reads = 0
+
+    def learn(self) -> list[Said]:
+        """Go to the end; return what the last lines before it say. Raises OSError."""
+        self._tail.begin_at(max(0, self._tail.size - LEARN_BYTES))
+        needles = (*_ALWAYS, *self.program.parser.needles)
+        said = list(self._said(self._tail.read(LEARN_BYTES), needles, LEARN_BYTES))
+        self._tracebacks = Tracebacks()
+        return said
+
+    def new(self, bytes_max: int, lines_max: int) -> Iterator[Said]:
+        """Return what the new lines say, in their order; at most ``lines_max`` are parsed. Raises OSError."""
+        lines = self._tail.read(bytes_max)
+        self.read_bytes += len(lines)
+        self._reads += 1 if lines else 0
+        if not self.understood and self.read_bytes > UNKNOWN_BYTES and self._reads % UNKNOWN_EVERY:
+            return self._said(lines, _ALWAYS, lines_max)
+        return self._said(lines, (*_ALWAYS, *self.program.parser.needles), lines_max)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._tail.close()
+
+    def _said(self, lines: bytes, needles: tuple[bytes, ...], lines_max: int) -> Iterator[Said]:
+        starts = starts_of(lines, needles)
+        if len(starts) > lines_max:
+            self._drops.count("training_log_lines_skipped", len(starts) - lines_max)
+            starts = starts[-lines_max:]
+        following, at = 0, 0
+        while at < len(lines):
+            if not self._tracebacks.under_way:
+                while following < len(starts) and starts[following] < at:
+                    following += 1
+                if following == len(starts):
+                    return
+                at = starts[following]
+            text, at = line_at(lines, at)
+            said = self._read(text)
+            if said is not None:
+                self.understood = True
+                yield said
+
+    def _read(self, text: str) -> Said | None:
+        line = without_prefixes(text)
+        if self._tracebacks.under_way or line.text.startswith(HEADER):
+            ended = self._tracebacks.take(line)
+            if ended is not None:
+                return Said(ended[0], error=ended[1])
+        reading = self.program.parser.parse(line.text)
+        if reading is not None:
+            return Said(line, reading=reading)
+        watchdog = parse_watchdog(text)
+        return Said(line, watchdog=watchdog) if watchdog is not None else None

@@ -1,0 +1,218 @@
+"""Which logs are followed: found from time to time, opened, let go of. Touches: log files, /proc."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.training_logs.attribution import Origin
+from eagle_eye.agent.training_logs.followed_log import FollowedLog, Program, Said
+from eagle_eye.agent.training_logs.log_finder import FoundLog, Identity, Output, Pattern, outputs, scheduler_task
+from eagle_eye.agent.training_logs.tail import Tail
+from eagle_eye.agent.training_processes import TrainingProcess
+
+FILES_MAX = 64  # eight ranks with two outputs each, four times over
+READ_BYTES_MAX = 1 << 20  # of one log in one collection: five thousand lines
+TOTAL_BYTES_MAX = 4 << 20  # of all together
+LINES_MAX = 4_000  # parsed of all together, at most 20 microseconds each: more than 64 trainers write in a second
+ACTIVE_S = 3_600.0  # a log that only a pattern names, and nobody has written to for so long, is of a run that ended
+LINGER_S = 10.0  # a log that has gone is read on for so long: its writer's last words may still come
+LOOK_S = 5.0  # between two searches...
+LOOK_RATIO = 100.0  # ...and at least so many times as long as one takes
+NEW_BYTES_MAX = 1 << 20  # a log that is larger when it is first seen was there before, under another name
+KNOWN_MAX = 65_536  # files that were seen; beyond, all are forgotten and count as there before
+
+
+class FollowedLogs:
+    """The logs of this node's training processes, each once however many names it has.
+
+    ``tasks`` are the scheduler's tasks by process id. ``problem`` says what the last search could not see.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[Pattern],
+        drops: Drops,
+        proc: Path,
+        framework: str = "",
+        cost_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``cost_s`` is the clock by which a search's own duration is taken."""
+        self.tasks: dict[int, int] = {}
+        self.problem = ""
+        self._patterns = patterns
+        self._drops = drops
+        self._proc = proc
+        self._framework = framework
+        self._cost_s = cost_s
+        self._logs: dict[Identity, FollowedLog] = {}
+        self._known: set[Identity] | None = None  # every file that patterns ever named; None: they were never asked
+        self._programs: dict[int, Program] = {}  # by process id
+        self._asked: set[int] = set()  # process ids whose task was asked for
+        self._due_s = self._not_before_s = 0.0
+        self._listed: tuple[int, ...] = ()
+
+    @property
+    def share_bytes(self) -> int:
+        """How much of one log may be read in one collection."""
+        return min(READ_BYTES_MAX, TOTAL_BYTES_MAX // max(1, len(self._logs)))
+
+    @property
+    def share_lines(self) -> int:
+        """How many lines of one log may be parsed in one collection."""
+        return LINES_MAX // max(1, len(self._logs))
+
+    def all(self) -> list[FollowedLog]:
+        """Return the logs that are followed."""
+        return list(self._logs.values())
+
+    def look(
+        self, processes: Sequence[TrainingProcess], now_s: float, monotonic_s: float
+    ) -> list[tuple[FollowedLog, Said]]:
+        """Find the logs anew where that is due; return what the ends of logs say that were there before us.
+
+        A log that appears later is read from its beginning, one that was there from its end. Processes that come or
+        go make it due; while there are none, no pattern is looked up.
+        """
+        pids = tuple(process.pid for process in processes)
+        if monotonic_s < (self._due_s if pids == self._listed else self._not_before_s):
+            return []
+        self._listed = pids
+        begun_s = self._cost_s()
+        learned = self._look(processes, now_s, monotonic_s)
+        self._not_before_s = monotonic_s + LOOK_RATIO * (self._cost_s() - begun_s)
+        self._due_s = max(monotonic_s + LOOK_S, self._not_before_s)
+        return learned
+
+    def forget(self, log: FollowedLog) -> None:
+        """Let go of a log that cannot be read; it is found again if it is there."""
+        log.close()
+        self._logs.pop(log.identity, None)
+
+    def close(self) -> None:
+        """Let go of all logs."""
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
+    def _look(
+        self, processes: Sequence[TrainingProcess], now_s: float, monotonic_s: float
+    ) -> list[tuple[FollowedLog, Said]]:
+        written, problem = outputs(processes, self._proc)
+        named, hindered = self._named(processes)
+        problem = problem or hindered
+        self._ask_tasks(processes)
+        learned: list[tuple[FollowedLog, Said]] = []
+        over = 0
+        for candidate in _candidates(written, [log for log in named if log.changed_s >= now_s - ACTIVE_S]):
+            log = self._logs.get(candidate.identity)
+            if log is None:
+                if len(self._logs) >= FILES_MAX:
+                    over += 1
+                    continue
+                try:
+                    log, said = self._open(candidate)
+                except OSError as error:
+                    problem = problem or f"{candidate.path}: {error.strerror or error}"
+                    continue
+                learned += [(log, item) for item in said]
+            self._describe(log, candidate, monotonic_s)
+        if processes:
+            self._known = self._known if self._known is not None and len(self._known) <= KNOWN_MAX else set()
+            self._known.update(log.identity for log in named)
+        self._let_go(monotonic_s)
+        if over:
+            self._drops.count("training_log_files_over_limit", over)
+            problem = problem or f"{over} logs more than {FILES_MAX} are not followed; narrow training_logs"
+        self.problem = problem
+        return learned
+
+    def _named(self, processes: Sequence[TrainingProcess]) -> tuple[list[FoundLog], str]:
+        """Return the files that patterns name, newest first, and what hindered."""
+        if not processes:
+            return [], ""
+        jobs = [process.job for process in processes]
+        found: list[FoundLog] = []
+        problem = ""
+        for pattern in self._patterns:
+            matches = pattern.files(jobs)
+            found += matches
+            if not matches:
+                problem = problem or f"training_logs: no file matches {pattern.text}"
+        found.sort(key=lambda log: -log.changed_s)
+        return found, problem
+
+    def _open(self, candidate: _Candidate) -> tuple[FollowedLog, list[Said]]:
+        """Begin to follow a log; return it and what the lines before its end say, nothing of a new one."""
+        new = self._known is not None and candidate.identity not in self._known and candidate.found is not None
+        program = Program(self._framework)
+        if len(candidate.owners) == 1:
+            program = self._programs.setdefault(candidate.owners[0].pid, program)
+        tail = Tail(candidate.path, self._drops, candidate.identity)
+        log = FollowedLog(tail, candidate.identity, program, self._drops)
+        try:
+            said = [] if new and tail.size <= NEW_BYTES_MAX else log.learn()
+        except OSError:
+            log.close()
+            raise
+        self._logs[candidate.identity] = log
+        return log, said
+
+    def _describe(self, log: FollowedLog, candidate: _Candidate, monotonic_s: float) -> None:
+        """Note under which name the log is known now and who writes to it; who ended a moment ago still has."""
+        found, owners = candidate.found, candidate.owners
+        log.found_s = monotonic_s
+        log.name = str(candidate.path if found is None else found.path)
+        if owners:
+            log.owned_s = monotonic_s
+        elif monotonic_s - log.owned_s <= LINGER_S:
+            owners = log.origin.owners
+        log.origin = Origin(owners)
+        if found is not None:
+            log.configured = True
+            log.origin = Origin(owners, found.rank, found.local_rank, found.job)
+
+    def _ask_tasks(self, processes: Sequence[TrainingProcess]) -> None:
+        pids = {process.pid for process in processes}
+        self.tasks = {pid: task for pid, task in self.tasks.items() if pid in pids}
+        self._programs = {pid: program for pid, program in self._programs.items() if pid in pids}
+        for pid in pids - self._asked:
+            task = scheduler_task(pid, self._proc)
+            if task is not None:
+                self.tasks[pid] = task
+        self._asked = pids
+
+    def _let_go(self, monotonic_s: float) -> None:
+        for identity, log in list(self._logs.items()):
+            if monotonic_s - log.found_s > LINGER_S:
+                log.close()
+                del self._logs[identity]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A log to follow: where it can be opened, who writes to it itself, and what a pattern says of it."""
+
+    identity: Identity
+    path: Path
+    owners: tuple[TrainingProcess, ...]
+    found: FoundLog | None
+
+
+def _candidates(written: Sequence[Output], named: Sequence[FoundLog]) -> list[_Candidate]:
+    """Return the logs, each once: first those that processes write to themselves, then the others, newest first."""
+    by_identity = {log.identity: log for log in reversed(named)}
+    owners: dict[Identity, dict[int, TrainingProcess]] = {}
+    paths: dict[Identity, Path] = {}
+    for output in written:
+        paths.setdefault(output.identity, output.path)
+        owners.setdefault(output.identity, {})[output.process.pid] = output.process
+    for log in named:
+        paths.setdefault(log.identity, log.path)
+    return [
+        _Candidate(identity, path, tuple(owners.get(identity, {}).values()), by_identity.get(identity))
+        for identity, path in paths.items()
+    ]

@@ -1,0 +1,72 @@
+"""Hugging Face's Trainer and what is built on it: a dictionary each few steps, and a progress bar in between. Pure.
+
+The dictionary does not say the step; the bar does. Bars of evaluations look the same: the training's is the one that
+stood there when a dictionary with a learning rate came.
+"""
+
+from __future__ import annotations
+
+import re
+
+from eagle_eye.agent.training_logs.progress_bars import bar
+from eagle_eye.agent.training_logs.quantities import number
+from eagle_eye.agent.training_logs.reading import Framework, Parse, Quiet, Reading, Writer
+
+LINE_CHARS_MAX = 8_192  # of a dictionary: preference training prints some 30 values
+
+_VALUE = re.compile(r"'([A-Za-z_][\w/.-]{0,80})': ('?)([0-9A-Za-z+.-]{1,32})\2(?=[,}])")
+_SAVING = re.compile(r"\bSaving model checkpoint to \S{0,1000}?(?:checkpoint-([0-9]{1,12}))?/?(?:\s|$)")
+
+
+class Parser:
+    """Reads the lines of one log, or of the two that one process writes."""
+
+    def __init__(self) -> None:
+        self._total: int | None = None  # steps of the training's bar; None: not known yet
+        self._shown: tuple[int, int] | None = None  # done, total of the newest bar without a label
+
+    def __call__(self, line: str) -> Reading | None:
+        """Return what the line says, None when it is none of the Trainer's."""
+        if "it]" in line or "it/s" in line or "s/it" in line:
+            return self._bar(line)
+        if "'loss'" in line or "'eval_" in line:
+            return self._dictionary(line)
+        if "***** Running Evaluation *****" in line:
+            return Reading(quiet=Quiet.EVAL_BEGIN, writer=Writer.FIRST)
+        if found := _SAVING.search(line):
+            step = int(found[1]) if found[1] else None
+            return Reading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=step, writer=Writer.FIRST)
+        return None
+
+    def _bar(self, line: str) -> Reading | None:
+        seen = bar(line)
+        if seen is None or seen.label:
+            return None
+        self._shown = seen.done, seen.total
+        if seen.total != self._total or seen.done == 0:
+            return None
+        return Reading(step=seen.done, step_s=seen.step_s, writer=Writer.FIRST)
+
+    def _dictionary(self, line: str) -> Reading | None:
+        line = line.strip()
+        if not line.startswith("{") or len(line) > LINE_CHARS_MAX:
+            return None
+        values = {name: number(value) for name, _, value in _VALUE.findall(line)}
+        if "eval_loss" in values or "eval_runtime" in values:
+            return Reading(quiet=Quiet.EVAL_END, writer=Writer.FIRST)
+        if "loss" not in values or "learning_rate" not in values:
+            return None
+        if self._shown is not None:
+            self._total = self._shown[1]
+        return Reading(loss=values["loss"], grad_norm=values.get("grad_norm"), writer=Writer.FIRST)
+
+
+def _parser() -> Parse:
+    return Parser()
+
+
+HUGGING_FACE = Framework(
+    "hugging_face",
+    (b"it/s", b"s/it", b"{'loss'", b"{'eval_", b"***** Running Evaluation", b"Saving model checkpoint to "),
+    _parser,
+)

@@ -1,0 +1,154 @@
+"""Finding the logs to follow: those that configuration names, and those that training processes write themselves.
+
+Touches: file systems by name, /proc/<pid>/fd and /proc/<pid>/environ; reads no log.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_eye.agent.bounded_file import content
+from eagle_eye.agent.training_processes import TrainingProcess
+
+MATCHES_MAX = 1_024  # of one pattern: more are archives of old runs
+JOBS_MAX = 16  # of one node that a pattern is filled in with
+OUTPUTS = (1, 2)  # stdout, stderr
+ENVIRON_BYTES_MAX = 2 << 20  # the kernel's limit under the usual stack limit
+
+Identity = tuple[int, int]  # device and inode: one file under whatever name
+
+_FIELD = re.compile(r"\{(job|node|rank|local_rank)\}")
+_WILD = re.compile(r"\*\*/|\*+|\?|\[[^\]]{1,100}\]|\{rank\}|\{local_rank\}")
+_WILD_MEANS = {"**/": "(?:.*/)?", "?": "[^/]", "{rank}": r"([0-9]{1,7})", "{local_rank}": r"([0-9]{1,5})"}
+
+
+class BadPattern(ValueError):  # noqa: N818 - it names what is bad
+    """A pattern that cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class FoundLog:
+    """A file that a pattern names, as it was then; ``rank``, ``local_rank`` and ``job`` are what its path says."""
+
+    path: Path
+    identity: Identity
+    changed_s: float
+    rank: int | None = None
+    local_rank: int | None = None
+    job: str | None = None
+
+
+class Pattern:
+    """A glob pattern with places: ``{job}`` and ``{node}`` are filled in, ``{rank}`` and ``{local_rank}`` are read.
+
+    ``/shared/run/{job}/rank_{rank}.log`` names the logs of the jobs that run on this node, and whose they are.
+    """
+
+    def __init__(self, text: str, node: str) -> None:
+        """Raises BadPattern for a relative path, for unknown places and for one that stands twice."""
+        self.text = text
+        if not text.startswith("/") or not text.isprintable():
+            raise BadPattern(f"expected an absolute path, got {text[:200]!r}")
+        places = _FIELD.findall(text)
+        unknown = re.search(r"[{}]", _FIELD.sub("", text))
+        if unknown is not None:
+            raise BadPattern(f"{text[:200]!r}: places are {{job}}, {{node}}, {{rank}} and {{local_rank}}")
+        if places.count("rank") > 1 or places.count("local_rank") > 1:
+            raise BadPattern(f"{text[:200]!r} names {{rank}} or {{local_rank}} twice")
+        self._text = text.replace("{node}", glob.escape(node))
+        self._groups = [place for place in places if place in ("rank", "local_rank")]
+
+    def files(self, jobs: Sequence[str]) -> list[FoundLog]:
+        """Return the regular files that the pattern names now. ``jobs`` run on this node."""
+        if "{job}" not in self._text:
+            return self._matches(self._text, None)
+        found = []
+        for job in list(dict.fromkeys(jobs))[:JOBS_MAX]:
+            if job not in (".", "..") and "/" not in job and job.isprintable():
+                found += self._matches(self._text.replace("{job}", glob.escape(job)), job)
+        return found
+
+    def _matches(self, pattern: str, job: str | None) -> list[FoundLog]:
+        wanted = pattern.replace("{rank}", "*").replace("{local_rank}", "*")
+        exact = re.compile(_expression(pattern)) if self._groups else None
+        found = []
+        names = glob.iglob(wanted, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        for name in itertools.islice(names, MATCHES_MAX):
+            said = exact.fullmatch(name) if exact is not None else None
+            if exact is not None and said is None:
+                continue
+            try:
+                state = os.stat(name)  # noqa: PTH116 - thousands of names: no object for each
+            except OSError:  # gone again, or a link that leads nowhere
+                continue
+            if stat.S_ISREG(state.st_mode):
+                numbers = dict(zip(self._groups, said.groups(), strict=True)) if said is not None else {}
+                rank, local_rank = numbers.get("rank"), numbers.get("local_rank")
+                found.append(
+                    FoundLog(
+                        Path(name),
+                        (state.st_dev, state.st_ino),
+                        state.st_mtime,
+                        None if rank is None else int(rank),
+                        None if local_rank is None else int(local_rank),
+                        job,
+                    )
+                )
+        return found
+
+
+@dataclass(frozen=True)
+class Output:
+    """A regular file that a training process has as its stdout or stderr."""
+
+    path: Path  # through /proc: the file itself, whatever its name is in the process's container
+    identity: Identity
+    process: TrainingProcess
+
+
+def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[Output], str]:
+    """Return the files that the processes write to as stdout and stderr, and what hindered, "" nothing."""
+    found: list[Output] = []
+    problem = ""
+    for process in processes:
+        for number in OUTPUTS:
+            path = proc / str(process.pid) / "fd" / str(number)
+            try:
+                state = path.stat()
+            except FileNotFoundError:  # the process has ended, or closed it
+                continue
+            except OSError as error:
+                problem = problem or f"{path}: {error.strerror or error}; run the agent as root or as the job's user"
+                continue
+            if stat.S_ISREG(state.st_mode):
+                found.append(Output(path, (state.st_dev, state.st_ino), process))
+    return found, problem
+
+
+def scheduler_task(pid: int, proc: Path) -> int | None:
+    """Return the number of the Slurm task that the process belongs to; None: there is none, or it is not shown."""
+    try:
+        environ = content(str(proc / str(pid) / "environ"), ENVIRON_BYTES_MAX)
+    except OSError:
+        return None
+    found = re.search(rb"(?:^|\0)SLURM_PROCID=([0-9]{1,9})(?:\0|$)", environ)
+    return int(found[1]) if found is not None else None
+
+
+def _expression(pattern: str) -> str:
+    """Return the pattern as a regular expression with a group for each place that is read."""
+    parts, at = [], 0
+    for wild in _WILD.finditer(pattern):
+        parts.append(re.escape(pattern[at : wild.start()]))
+        token = wild[0]
+        parts.append("[^/]" if token.startswith("[") else _WILD_MEANS.get(token, "[^/]*"))
+        at = wild.end()
+    parts.append(re.escape(pattern[at:]))
+    return "".join(parts)

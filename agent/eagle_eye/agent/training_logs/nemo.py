@@ -1,0 +1,46 @@
+"""NeMo and Lightning: NeMo's line of ``key: value |``, and Lightning's progress bar with what the module logs. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from eagle_eye.agent.training_logs.progress_bars import bar
+from eagle_eye.agent.training_logs.quantities import first_number, pairs
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, Reading, Writer
+
+_LINE = re.compile(r"\bTraining epoch [0-9]{1,9}, iteration ([0-9]{1,12})/[0-9]{1,12} \|")
+_EPOCH = re.compile(r"Epoch ([0-9]{1,9})\s{0,2}:?")
+_LOSS = ("reduced_train_loss", "train_loss", "train_loss_step", "train/loss", "loss")
+_GRAD_NORM = ("grad_norm", "train/grad_norm", "gradient_norm")
+_STEP_S = ("train_step_timing in s",)
+
+
+def parse(line: str) -> Reading | None:
+    """Return what the line says, None when it is none of NeMo's or Lightning's."""
+    if found := _LINE.search(line):
+        return _reading(pairs(line), int(found[1]), None)
+    if not line.startswith("Epoch "):
+        return None
+    seen = bar(line)
+    found = _EPOCH.match(seen.label) if seen is not None else None
+    if seen is None or found is None or seen.done == 0:
+        return None
+    return _reading(seen.postfix, int(found[1]) * seen.total + seen.done, seen.step_s)
+
+
+def _reading(fields: dict[str, str], step: int, step_s: float | None) -> Reading:
+    """Return the fields as a reading; ``step`` and ``step_s`` are for lines that do not name theirs."""
+    named = first_number(fields, ("global_step", "trainer/global_step"))
+    if named is not None and 0 <= named < STEP_MAX:
+        step = int(named)
+    timed_s = first_number(fields, _STEP_S)
+    return Reading(
+        step=step,
+        step_s=step_s if timed_s is None else timed_s,
+        loss=first_number(fields, _LOSS),
+        grad_norm=first_number(fields, _GRAD_NORM),
+        writer=Writer.FIRST,
+    )
+
+
+NEMO = Framework("nemo", (b"Training epoch ", b"Epoch "), lambda: parse)

@@ -1,0 +1,76 @@
+"""Numbers, times and ``key: value |`` pairs as training logs write them. Pure; never raises."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+NUMBER_CHARS_MAX = 40  # the longest that frameworks print has 24
+PAIRS_MAX = 64  # of one line; the longest known lines have 20
+
+_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+_ODD = re.compile(r"([+-]?)(nan|inf|infinity)(?:\.0)?", re.IGNORECASE)  # progress bars pad to "nan.0"
+_STAMP = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})[ T]([0-9]{2}:[0-9]{2}:[0-9]{2})[.,]([0-9]{3,6})(?![0-9])")
+_BEGINNING = datetime(2000, 1, 1)  # noqa: DTZ001 - logs have local times; only differences are used
+
+
+def number(text: str) -> float | None:
+    """Return the number that the text is, None when it is none.
+
+    Knows exponents, thousands separators, the suffixes K, M, B and T, NaN and infinity.
+    """
+    text = text.strip()
+    if not 0 < len(text) <= NUMBER_CHARS_MAX:
+        return None
+    odd = _ODD.fullmatch(text)
+    if odd is not None:
+        return float(odd[1] + odd[2])
+    scale = _SCALES.get(text[-1], 1.0)
+    if scale != 1.0:
+        text = text[:-1]
+    if _THOUSANDS.fullmatch(text) is not None:
+        text = text.replace(",", "")
+    elif _NUMBER.fullmatch(text) is None:
+        return None
+    return float(text) * scale
+
+
+def pairs(line: str) -> dict[str, str]:
+    """Return a line's fields between bars by name, in lower case: ``lm loss: 1.2 | grad norm: 0.5 |``.
+
+    Where a field has no colon its last word is the value, as older versions write it.
+    """
+    found: dict[str, str] = {}
+    for field in line.split("|", PAIRS_MAX)[:PAIRS_MAX]:
+        name, colon, value = field.rpartition(":")
+        if not colon:
+            name, _, value = field.rstrip().rpartition(" ")
+        found[name.strip().lower()] = value.strip()
+    return found
+
+
+def first_number(fields: dict[str, str], names: tuple[str, ...]) -> float | None:
+    """Return the number of the first of the names that the fields have; None: of none."""
+    for name in names:
+        if name in fields:
+            value = number(fields[name])
+            if value is not None:
+                return value
+    return None
+
+
+def stamp_s(line: str) -> float | None:
+    """Return the line's own time in seconds since some moment, None where it has none to the millisecond.
+
+    Logs write local time without saying where: only differences mean something.
+    """
+    found = _STAMP.search(line, 0, 200)
+    if found is None:
+        return None
+    try:
+        at = datetime.fromisoformat(f"{found[1]}T{found[2]}")
+    except ValueError:
+        return None
+    return (at - _BEGINNING).total_seconds() + float(f"0.{found[3]}")

@@ -1,0 +1,79 @@
+"""The courses of this node's ranks, from the moment a rank is known until a little after its end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.training_logs.rank_course import RankCourse
+from eagle_eye.agent.training_processes import TrainingProcess
+
+LINGER_S = 10.0  # so long after a process was last seen its last lines are still taken
+
+Key = tuple[str, int, int]  # job, attempt, process id
+
+
+@dataclass
+class _Known:
+    process: TrainingProcess
+    course: RankCourse
+    listed_s: float
+
+
+class RankCourses:
+    """What was said of each training process of this node. Times are of the agent's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, _Known] = {}
+        self._now_s = 0.0
+
+    def note(self, listed: Sequence[TrainingProcess], now_s: float) -> None:
+        """Take in who runs now; who has been gone for a while is forgotten."""
+        self._now_s = now_s
+        for process in listed:
+            known = self._known.get(key(process))
+            if known is None:
+                self._known[key(process)] = _Known(process, RankCourse(process.world_size), now_s)
+            else:
+                known.process, known.listed_s = process, now_s
+        for name, known in list(self._known.items()):
+            if now_s - known.listed_s > LINGER_S:
+                del self._known[name]
+
+    def processes(self) -> list[TrainingProcess]:
+        """Return those that run, and those that have ended a moment ago."""
+        return [known.process for known in self._known.values()]
+
+    def of(self, process: TrainingProcess) -> RankCourse | None:
+        """Return the process's course; None once it is forgotten."""
+        known = self._known.get(key(process))
+        return known.course if known is not None else None
+
+    def pause(self) -> None:
+        """Note for all that the time until now belongs to no step: a checkpoint, an evaluation."""
+        for known in self._known.values():
+            known.course.pause(self._now_s)
+
+    def rows(self, left_out: Collection[int], drops: Drops) -> dict[int, dict[str, float]]:
+        """Return the rows for the interval that ends now by device, without those ``left_out``.
+
+        Who is gone says once more what is new; where two ranks claim a device, the newest attempt's row is kept.
+        """
+        rows: dict[int, dict[str, float]] = {}
+        for known in sorted(self._known.values(), key=lambda item: (item.listed_s, item.process.attempt)):
+            device = known.process.device
+            if known.listed_s != self._now_s and not known.course.fresh:
+                continue
+            row = known.course.row()
+            if not row or device in left_out:
+                continue
+            if device in rows:
+                drops.count("rank_device_conflicts")
+            rows[device] = row
+        return rows
+
+
+def key(process: TrainingProcess) -> Key:
+    """Return what tells this process from every other of the node."""
+    return process.job, process.attempt, process.pid

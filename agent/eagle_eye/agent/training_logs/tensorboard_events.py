@@ -1,0 +1,211 @@
+"""TensorBoard's event files: records with checksums, and the few fields of them that hold numbers. Pure.
+
+A file is a sequence of TFRecords: length (8 bytes, little-endian), masked CRC-32C of those, data, masked CRC-32C of
+the data. The data is a protobuf message Event: 1 wall_time (double), 2 step (varint), 5 summary; a Summary has values
+(1); a Value has 1 tag, 2 simple_value (float), 8 tensor; a TensorProto has 1 dtype, 4 tensor_content, 5 float_val,
+6 double_val.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+SCALAR_BYTES_MAX = 16_384  # a record with a step's scalars has some hundred; images and graphs are larger
+RECORD_BYTES_MAX = 1 << 31  # what a length may say before it is taken for damage
+HEADER_BYTES, FOOTER_BYTES = 12, 4
+SCALARS_MAX = 256  # of one record
+TRIES_MAX = 4_096  # places that look like a record's beginning; a checksum of each is taken
+_DT_FLOAT, _DT_DOUBLE = 1, 2
+_SHORT = bytes(6)  # the upper bytes of a short record's length
+_MASK_DELTA = 0xA282EAD8
+_POLYNOMIAL = 0x82F63B78  # CRC-32C, reversed
+
+
+class Damaged(ValueError):  # noqa: N818 - it names what the bytes are
+    """Bytes that are no record: a checksum does not fit."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One number: under which tag, of which step, when (Unix seconds)."""
+
+    tag: str
+    step: int
+    time_s: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Records:
+    """What bytes from a record's beginning on hold.
+
+    ``used`` bytes are done with: more than there were where a large record is stepped over, fewer where the last one is
+    not complete yet. ``damaged`` records had a wrong checksum behind a right length.
+    """
+
+    scalars: list[Scalar]
+    used: int
+    damaged: int
+
+
+def read_records(data: bytes, records_max: int) -> Records:
+    """Return the scalars of up to ``records_max`` records. Raises Damaged where the first one's length is wrong."""
+    scalars: list[Scalar] = []
+    at = damaged = 0
+    for _ in range(records_max):
+        if len(data) - at < HEADER_BYTES:
+            break
+        length = _length(data, at)
+        if length is None:
+            if at == 0:
+                raise Damaged("a record's length does not fit its checksum")
+            break
+        end = at + HEADER_BYTES + length + FOOTER_BYTES
+        if length > SCALAR_BYTES_MAX:
+            at = end  # no scalars: stepped over, unread
+            continue
+        if end > len(data):
+            break
+        content = data[at + HEADER_BYTES : end - FOOTER_BYTES]
+        (checksum,) = struct.unpack_from("<I", data, end - FOOTER_BYTES)
+        if masked_crc(content) == checksum:
+            scalars += _event(content)
+        else:
+            damaged += 1
+        at = end
+    return Records(scalars, at, damaged)
+
+
+def next_record(data: bytes, begin: int = 0) -> int | None:
+    """Return where the first record at or after ``begin`` begins, None where none does: for entering a file midway."""
+    at = data.find(_SHORT, begin)
+    for _ in range(TRIES_MAX):
+        if at < 0:
+            break
+        start = at - 2
+        if start >= begin and _length(data, start) is not None:
+            return start
+        at = data.find(_SHORT, at + 1)
+    return None
+
+
+def masked_crc(data: bytes) -> int:
+    """Return the CRC-32C of the data, rotated and shifted as TFRecords have it."""
+    crc = 0xFFFFFFFF
+    table = _TABLE
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+_TABLE = _table()
+
+
+def _length(data: bytes, at: int) -> int | None:
+    """Return the length that the record at this place says; None where that is no record."""
+    if len(data) - at < HEADER_BYTES:
+        return None
+    length, checksum = struct.unpack_from("<QI", data, at)
+    if length > RECORD_BYTES_MAX or masked_crc(data[at : at + 8]) != checksum:
+        return None
+    return int(length)
+
+
+def _event(content: bytes) -> list[Scalar]:
+    """Return a record's scalars; none of what is no message."""
+    try:
+        fields = _fields(content)
+        time_s = next((_double(value) for number, value in fields if number == 1), 0.0)
+        step = next((value for number, value in fields if number == 2 and isinstance(value, int)), 0)
+        scalars: list[Scalar] = []
+        for number, value in fields:
+            if number == 5 and isinstance(value, bytes):
+                for inner, item in _fields(value):
+                    if inner == 1 and isinstance(item, bytes) and len(scalars) < SCALARS_MAX:
+                        scalars += _value(item, _signed(step), time_s)
+    except (ValueError, struct.error, IndexError):
+        return []
+    return scalars
+
+
+def _value(content: bytes, step: int, time_s: float) -> list[Scalar]:
+    tag, found = "", None
+    for number, value in _fields(content):
+        if number == 1 and isinstance(value, bytes):
+            tag = value.decode("utf-8", "replace")
+        elif number == 2 and isinstance(value, bytes):
+            found = float(struct.unpack("<f", value)[0])
+        elif number == 8 and isinstance(value, bytes):
+            found = _tensor(value)
+    return [Scalar(tag, step, time_s, found)] if tag and found is not None else []
+
+
+def _tensor(content: bytes) -> float | None:
+    """Return the number of a tensor that holds one; None of every other."""
+    kind = 0
+    numbers: bytes | None = None
+    for number, value in _fields(content):
+        if number == 1 and isinstance(value, int):
+            kind = value
+        elif number in (4, 5, 6) and isinstance(value, bytes):
+            numbers = value
+    if numbers is None or (kind, len(numbers)) not in ((_DT_FLOAT, 4), (_DT_DOUBLE, 8)):
+        return None
+    return float(struct.unpack("<f" if kind == _DT_FLOAT else "<d", numbers)[0])
+
+
+def _fields(content: bytes) -> list[tuple[int, int | bytes]]:
+    """Return a message's fields: varints as int, all others as their bytes. Raises ValueError, IndexError."""
+    found: list[tuple[int, int | bytes]] = []
+    at = 0
+    while at < len(content):
+        key, at = _varint(content, at)
+        kind = key & 7
+        if kind == 0:
+            whole, at = _varint(content, at)
+            found.append((key >> 3, whole))
+            continue
+        if kind == 2:
+            size, at = _varint(content, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at + size > len(content):
+            raise ValueError("a field goes on behind the end")
+        found.append((key >> 3, content[at : at + size]))
+        at += size
+    return found
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = content[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _double(value: int | bytes) -> float:
+    return float(struct.unpack("<d", value)[0]) if isinstance(value, bytes) else 0.0

@@ -1,0 +1,60 @@
+"""What frameworks call their scalars in TensorBoard, as a table. Pure."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Reading, Writer
+from eagle_eye.agent.training_logs.tensorboard_events import Scalar
+
+
+class Tag(NamedTuple):
+    """What a tag's scalar is: a field of Reading, what it is multiplied by, and which rank writes it by custom."""
+
+    field: str
+    scale: float = 1.0
+    writer: Writer = Writer.FIRST
+
+
+# Exact names, in lower case. The step of what is missing here counts samples or tokens, or is nobody's standard.
+TAGS = MappingProxyType(
+    {
+        "lm loss": Tag("loss", writer=Writer.LAST),  # Megatron-LM
+        "lm-loss-training/lm loss": Tag("loss", writer=Writer.LAST),  # Megatron-DeepSpeed
+        "grad-norm": Tag("grad_norm", writer=Writer.LAST),
+        "grad-norm/grad-norm": Tag("grad_norm", writer=Writer.LAST),
+        "iteration-time": Tag("step_s", writer=Writer.LAST),
+        "iteration-time/iteration-time": Tag("step_s", writer=Writer.LAST),
+        "loss_metrics/global_avg_loss": Tag("loss"),  # torchtitan
+        "training_metrics/grad_norm": Tag("grad_norm"),
+        "time_metrics/end_to_end(s)": Tag("step_s"),
+        "throughput(tps)": Tag("tokens_per_second"),
+        "train/loss": Tag("loss"),  # Hugging Face
+        "train/grad_norm": Tag("grad_norm"),
+        "reduced_train_loss": Tag("loss"),  # NeMo
+        "train_step_timing in s": Tag("step_s"),
+        "train_loss": Tag("loss"),  # Lightning modules
+        "train_loss_step": Tag("loss"),
+        "loss": Tag("loss"),
+        "grad_norm": Tag("grad_norm"),
+        "lm_loss": Tag("loss"),  # nanotron
+        "time_per_iteration_ms": Tag("step_s", 1e-3),
+        "elapsed_time_per_iteration_ms": Tag("step_s", 1e-3),
+        "tokens_per_sec_per_gpu": Tag("tokens_per_second"),
+        "tokens_per_sec": Tag("job_tokens_per_second"),
+        "loss/train/total": Tag("loss"),  # Composer
+        "l2_norm/grad/global": Tag("grad_norm"),
+        "throughput/device/tokens_per_sec": Tag("tokens_per_second"),
+        "throughput/tokens_per_sec": Tag("job_tokens_per_second"),
+    }
+)
+
+
+def reading(scalar: Scalar) -> Reading | None:
+    """Return what the scalar says of a step, None where its tag is none of the table's."""
+    tag = TAGS.get(scalar.tag.lower())
+    if tag is None or not 0 <= scalar.step < STEP_MAX:
+        return None
+    value = {tag.field: scalar.value * tag.scale}
+    return Reading(step=scalar.step, stamp_s=scalar.time_s, writer=tag.writer, **value)  # type: ignore[arg-type]

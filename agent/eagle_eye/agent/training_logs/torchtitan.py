@@ -1,0 +1,97 @@
+"""torchtitan: its line of text, and its structured JSON lines, of which every rank writes a file. Pure."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from eagle_eye.agent.training_logs.quantities import number, stamp_s
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, Parse, Quiet, Reading, Writer
+
+NO_LOSS = -1.0  # what a pipeline stage prints that sees no loss
+
+_STEP = re.compile(r"(?:^|[^\w ] |INFO - )(?:epoch: {0,8}[0-9]{1,9} )?step: {0,12}([0-9]{1,12}) ")
+_FIELD = re.compile(r"\b(loss|grad_norm|step_time|tps): {0,12}([0-9A-Za-z+.,-]{1,32}?)s?(?=\s|$)")
+
+
+class _Record(msgspec.Struct):
+    """The fields of a structured line that are read."""
+
+    log_type_name: str
+    rank: int
+    time_us: int
+    source: str = ""
+    step: int | None = None
+
+
+_decoder = msgspec.json.Decoder(_Record)
+
+
+class Parser:
+    """Reads the lines of one log.
+
+    The structured lines carry the step that the rank is at: it has finished one when it comes to the next.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[int, int] = {}
+
+    def __call__(self, line: str) -> Reading | None:
+        """Return what the line says, None when it is none of torchtitan's."""
+        if line.startswith("{"):
+            return self._structured(line)
+        if " tps: " in line:
+            return _text(line)
+        if "Saving the checkpoint" in line or "Saving a full checkpoint" in line:
+            return Reading(quiet=Quiet.CHECKPOINT_BEGIN, writer=Writer.FIRST)
+        if "Finished saving the checkpoint" in line:
+            return Reading(quiet=Quiet.CHECKPOINT_END, writer=Writer.FIRST)
+        return None
+
+    def _structured(self, line: str) -> Reading | None:
+        try:
+            record = _decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeError):  # the latter from broken characters
+            return None
+        step, rank = record.step, record.rank
+        # Actors of reinforcement learning count ranks of their own.
+        if step is None or not 0 <= step < STEP_MAX or rank < 0 or not record.source.startswith("train"):
+            return None
+        before = self._at.get(rank)
+        if before is None and len(self._at) >= RANKS_IN_A_FILE_MAX:
+            return None
+        self._at[rank] = step
+        if before is None or step <= before:
+            return None
+        return Reading(step=step - 1, stamp_s=record.time_us / 1e6, rank=rank)
+
+
+RANKS_IN_A_FILE_MAX = 64  # torchtitan writes one file a rank; merged ones hold a node's
+
+
+def _text(line: str) -> Reading | None:
+    found = _STEP.search(line)
+    if found is None or "validate" in line:
+        return None
+    fields = {name: number(value) for name, value in _FIELD.findall(line, found.end())}
+    if "loss" not in fields:
+        return None
+    return Reading(
+        step=int(found[1]),
+        step_s=fields.get("step_time"),
+        loss=None if fields["loss"] == NO_LOSS else fields["loss"],
+        grad_norm=fields.get("grad_norm"),
+        tokens_per_second=fields.get("tps"),
+        stamp_s=stamp_s(line),
+        writer=Writer.FIRST,
+    )
+
+
+def _parser() -> Parse:
+    return Parser()
+
+
+TORCHTITAN = Framework(
+    "torchtitan", (b"tps: ", b"aving the checkpoint", b"Saving a full ", b'"log_type_name"'), _parser
+)

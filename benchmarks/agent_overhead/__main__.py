@@ -1,0 +1,234 @@
+"""What the agent costs its host, beside node_exporter and netdata, on one machine in one run.
+
+    python -m benchmarks.agent_overhead --seconds 300 --out benchmarks/results/agent-overhead.json
+
+The agent runs at 1 Hz with eight simulated GPUs and every host source, and sends to a server that takes everything.
+node_exporter is scraped once a second; netdata collects once a second, its cloud and health checks off. CPU is the
+processor time of the process and its children over the run, memory the largest resident set seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+
+from eagle_eye.schema.frame import decode_request
+
+WARM_UP_S = 20.0
+LOOK_EVERY_S = 1.0
+NETDATA = """
+[global]
+    run as user = root
+[db]
+    mode = ram
+    update every = 1
+[directories]
+    cache = {folder}/cache
+    lib = {folder}/lib
+    log = {folder}/log
+    lock = {folder}/lib/lock
+[web]
+    bind to = 127.0.0.1:19999
+[health]
+    enabled = no
+[ml]
+    enabled = no
+"""
+
+
+class Guest(NamedTuple):
+    """One program that watches the host; ``poll`` is what its site does to it once a second."""
+
+    name: str
+    needs: str
+    start: Callable[[Path, int], subprocess.Popen[bytes]]
+    poll: Callable[[], None]
+
+
+class Server:
+    """Takes frames and acknowledges them, without keeping any."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.bytes = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                _, frames = decode_request(body)
+                outer.frames += len(frames)
+                outer.bytes += len(body)
+                newest = msgspec.msgpack.decode(frames[-1])["sequence"]
+                answer = json.dumps({"accepted": len(frames), "duplicates": 0, "watermark": newest}).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+
+def main() -> int:
+    """Run the guests beside each other, print a table, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    server = Server()
+    guests = [
+        Guest("eagle-eye agent", "", _agent, lambda: None),
+        Guest("node_exporter", "prometheus-node-exporter", _node_exporter, lambda: _get(19100, "/metrics")),
+        Guest("netdata", "netdata", _netdata, lambda: None),
+    ]
+    missing = [guest.needs for guest in guests if guest.needs and shutil.which(guest.needs) is None]
+    if missing:
+        print(f"not measured, for it is not installed: {', '.join(missing)} (Debian: apt-get install)", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        running = {}
+        for guest in guests:
+            if guest.needs not in missing:
+                home = Path(folder) / guest.name.replace(" ", "-")
+                home.mkdir()
+                running[guest.name] = (stack.enter_context(_started(guest, home, server.port)), guest.poll)
+        results = measured(running, args.seconds)
+    results["eagle-eye agent"] |= {"frames": server.frames, "frame_bytes": server.bytes / max(1, server.frames)}
+    _print(results)
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measured(running: dict[str, tuple[psutil.Process, Callable[[], None]]], seconds: float) -> dict[str, Any]:
+    """Return what each program cost over the same ``seconds``."""
+    _pass_time(running, WARM_UP_S, lambda _name, _bytes: None)
+    resident: dict[str, list[int]] = {name: [] for name in running}
+    begin = {name: _cpu_s(process) for name, (process, _) in running.items()}
+    begin_s = time.monotonic()
+    _pass_time(running, seconds, lambda name, size: resident[name].append(size))
+    elapsed_s = time.monotonic() - begin_s
+    results = {}
+    for name, (process, _) in running.items():
+        cpu_s = _cpu_s(process) - begin[name]
+        sizes = resident[name]
+        tenth = max(1, len(sizes) // 10)
+        results[name] = {
+            "seconds": elapsed_s,
+            "cpu_s": cpu_s,
+            "cpu_ratio": cpu_s / elapsed_s,
+            "rss_bytes_max": max(sizes),
+            "rss_bytes_first": sorted(sizes[:tenth])[tenth // 2],
+            "rss_bytes_last": sorted(sizes[-tenth:])[tenth // 2],
+        }
+    return results
+
+
+def _pass_time(
+    running: dict[str, tuple[psutil.Process, Callable[[], None]]], seconds: float, look: Callable[[str, int], None]
+) -> None:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        for name, (process, poll) in running.items():
+            poll()
+            look(name, sum(one.memory_info().rss for one in _family(process)))
+        time.sleep(LOOK_EVERY_S)
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Return the processor seconds of the process, its living and its ended children."""
+    total_s = 0.0
+    for one in _family(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total_s += times.user + times.system + times.children_user + times.children_system
+    return total_s
+
+
+@contextlib.contextmanager
+def _started(guest: Guest, home: Path, server_port: int) -> Iterator[psutil.Process]:
+    process = guest.start(home, server_port)
+    try:
+        time.sleep(3.0)
+        if process.poll() is not None:
+            raise SystemExit(f"{guest.name} ended with {process.returncode}; see {home}")
+        yield psutil.Process(process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _agent(home: Path, server_port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "eagle_eye.cli.main", "agent", "--simulate"]
+    command += ["--server", f"http://127.0.0.1:{server_port}", "--spool", str(home / "spool")]
+    command += ["--hook-socket", str(home / "hook.sock"), "--node", "overhead"]
+    return _popen(command, home)
+
+
+def _node_exporter(home: Path, _: int) -> subprocess.Popen[bytes]:
+    return _popen(["prometheus-node-exporter", "--web.listen-address=127.0.0.1:19100"], home)
+
+
+def _netdata(home: Path, _: int) -> subprocess.Popen[bytes]:
+    for name in ("cache", "lib", "log"):
+        (home / name).mkdir()
+    (home / "netdata.conf").write_text(NETDATA.format(folder=home))
+    return _popen(["netdata", "-D", "-c", str(home / "netdata.conf"), "-P", str(home / "pid")], home)
+
+
+def _popen(command: list[str], home: Path) -> subprocess.Popen[bytes]:
+    with (home / "output").open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "HOME": str(home)})
+
+
+def _get(port: int, path: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        connection.getresponse().read()
+
+
+def _print(results: dict[str, Any]) -> None:
+    print("| program | CPU, share of one core | RSS, largest | RSS, growth |\n|---|---|---|---|")
+    for name, found in results.items():
+        growth_mib = (found["rss_bytes_last"] - found["rss_bytes_first"]) / 2**20
+        print(
+            f"| {name} | {found['cpu_ratio']:.2%} | {found['rss_bytes_max'] / 2**20:.1f} MiB | {growth_mib:+.2f} MiB |"
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,205 @@
+"""PyTorch's flight-recorder dumps as plain containers: pickles from other machines, of which nothing is trusted.
+
+A dump is written as plain containers (dict, list, text, numbers), so nothing else is read: every opcode that could
+look up or call anything is refused before unpickling begins, and the unpickler refuses every class besides. JSON dumps
+are read too. What comes out is still untrusted: each field is to be taken through the functions below.
+Versions 1.x (a bare list) to 2.10 of the format are understood as far as they name their process groups.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+DUMP_BYTES_MAX = 256 << 20  # a buffer of 20,000 entries with stacks has about 60 MB
+OBJECTS_MAX = 32 << 20  # lists and dictionaries: one byte can ask for a hundred of memory
+TEXT_CHARS_MAX = 512  # of a name
+INTEGER_MAX = 1 << 63
+MEMO_SLACK = 1_024
+
+# Opcodes of plain data, by how their argument is laid out; all others are refused.
+_BARE = (
+    *(pickle.MARK, pickle.STOP, pickle.POP, pickle.POP_MARK, pickle.DUP, pickle.MEMOIZE),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.APPEND, pickle.APPENDS, pickle.LIST, pickle.EMPTY_LIST),
+    *(pickle.DICT, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+    *(pickle.TUPLE, pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+)
+_FIXED = {
+    1: (pickle.PROTO, pickle.BININT1, pickle.BINGET, pickle.BINPUT),
+    2: (pickle.BININT2,),
+    4: (pickle.BININT, pickle.LONG_BINGET, pickle.LONG_BINPUT),
+    8: (pickle.BINFLOAT, pickle.FRAME),
+}
+_COUNTED = {
+    1: (pickle.SHORT_BINUNICODE, pickle.SHORT_BINSTRING, pickle.SHORT_BINBYTES, pickle.LONG1),
+    4: (pickle.BINUNICODE, pickle.BINSTRING, pickle.BINBYTES, pickle.LONG4),
+    8: (pickle.BINUNICODE8, pickle.BINBYTES8),
+}
+# The bytes of each one's argument; negative: how many bytes tell how long it is.
+_ARGUMENT_BYTES: dict[int, int] = {
+    **{opcode[0]: 0 for opcode in _BARE},
+    **{opcode[0]: size for size, opcodes in _FIXED.items() for opcode in opcodes},
+    **{opcode[0]: -size for size, opcodes in _COUNTED.items() for opcode in opcodes},
+}
+_STOP, _LONG_PUT = pickle.STOP[0], pickle.LONG_BINPUT[0]
+_CONTAINERS = frozenset(
+    opcode[0]
+    for opcode in (
+        *(pickle.LIST, pickle.EMPTY_LIST, pickle.DICT, pickle.EMPTY_DICT),
+        *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    )
+)
+
+
+class BadDump(ValueError):  # noqa: N818 - it names the thing that is bad
+    """A file that is no usable dump; the message names the file, what is wrong and the limit."""
+
+
+def decode(raw: bytes, bytes_max: int = DUMP_BYTES_MAX, objects_max: int = OBJECTS_MAX) -> Any:
+    """Return a dump's bytes, pickle or JSON, as plain containers. Raises BadDump; runs nothing of what they say."""
+    if len(raw) > bytes_max:
+        raise BadDump(f"{len(raw)} bytes; at most {bytes_max} are read")
+    try:
+        if raw.lstrip()[:1] in (b"{", b"["):
+            _check_brackets(raw, objects_max)
+            return msgspec.json.decode(raw)
+        _check_opcodes(raw, objects_max)
+        return _PlainUnpickler(io.BytesIO(raw)).load()
+    except BadDump:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadDump(f"no JSON: {error}") from None
+    except (RecursionError, MemoryError) as error:
+        raise BadDump(f"nested too deep or too large to read: {type(error).__name__}") from None
+    except Exception as error:  # noqa: BLE001 - damaged pickles fail in many ways, none of which may end the program
+        raise BadDump(f"damaged or truncated: {type(error).__name__}: {error}"[:300]) from None
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses every class; the second lock behind ``_check_opcodes``."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise BadDump(f"it asks for {module_name[:80]}.{global_name[:80]}; a dump holds plain data only")
+
+    def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002
+        raise BadDump("it asks for an object from elsewhere; a dump holds plain data only")
+
+
+def _check_brackets(raw: bytes, objects_max: int) -> None:
+    if raw.count(b"{") + raw.count(b"[") > objects_max:
+        raise BadDump(f"more than {objects_max} lists and dictionaries")
+
+
+def _check_opcodes(raw: bytes, objects_max: int) -> None:
+    """Refuse whatever is not plain data, too much of it, and memo numbers that would reserve gigabytes."""
+    at, puts, containers, end = 0, 0, 0, len(raw)
+    while at < end:
+        code = raw[at]
+        size = _ARGUMENT_BYTES.get(code)
+        if size is None:
+            raise BadDump(f"byte {at} is opcode {bytes([code])!r}; a dump holds plain data only")
+        if code == _STOP:
+            return
+        if code in _CONTAINERS:
+            containers += 1
+            if containers > objects_max:
+                raise BadDump(f"more than {objects_max} lists and dictionaries")
+        elif code == _LONG_PUT:
+            puts += 1
+            if int.from_bytes(raw[at + 1 : at + 5], "little") > 2 * puts + MEMO_SLACK:
+                raise BadDump(f"byte {at} numbers an object far beyond those that there are")
+        at += 1
+        at += size if size >= 0 else int.from_bytes(raw[at : at - size], "little") - size
+    raise BadDump(f"it breaks off after {end} bytes")
+
+
+def dump_of(plain: Any) -> dict[str, Any]:
+    """Return what ``decode`` returned as a dump; the oldest versions are a bare list of entries. Raises BadDump."""
+    dump = {"entries": plain} if isinstance(plain, list) else plain
+    if not isinstance(dump, dict) or not ({"entries", "pg_config", "pg_status"} & dump.keys()):
+        raise BadDump("no flight-recorder dump: expected a dictionary with entries and pg_config")
+    return dump
+
+
+def entries_of(dump: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a dump's operations, oldest first. Raises BadDump."""
+    entries = dump.get("entries") or []
+    if not isinstance(entries, list):
+        raise BadDump(f"entries is {shown(entries)}; expected a list")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise BadDump(f"entries[{number}] is {shown(entry)}; expected a dictionary")
+    return entries
+
+
+def sequence_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return an operation's number, and whether it is point-to-point: those are numbered apart. Raises BadDump."""
+    name = text_of(entry.get("profiling_name", ""))
+    exchange = bool(entry.get("is_p2p", ":send" in name or ":recv" in name))
+    # Before version 2 there was one number for both.
+    key = next((k for k in ("p2p_seq_id" if exchange else "collective_seq_id", "seq_id") if k in entry), None)
+    if key is None:
+        raise BadDump("collective_seq_id is missing")
+    return integer_of(key, entry[key]), exchange
+
+
+def group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name and the description of an operation's group; the oldest versions number it. Raises BadDump."""
+    said = entry.get("process_group")
+    if isinstance(said, (list, tuple)) and said:
+        return text_of(said[0]), text_of(said[1]) if len(said) > 1 else ""
+    return str(integer_of("pg_id", entry.get("pg_id", 0))), ""
+
+
+def status_of(
+    dump: Mapping[str, Any], names: Collection[str], name_of_id: Mapping[int, str]
+) -> dict[str, dict[str, Any]]:
+    """Return what the groups say of themselves, by name. A dump lists them by their number on its rank alone.
+
+    ``names`` are the names in ``pg_config``, ``name_of_id`` is what the entries tell of numbers. Raises BadDump.
+    """
+    status = {integer_of("pg_status", key): value for key, value in mapping_of(dump, "pg_status").items()}
+    known = dict(name_of_id)
+    # Names count groups over all ranks, numbers those of this rank, both in the order in which they were made.
+    if len(status) == len(names) and all(name.isascii() and name.isdigit() for name in names):
+        in_order = dict(zip(sorted(status), sorted(names, key=int), strict=True))
+        if all(in_order.get(own_id) == name for own_id, name in known.items()):
+            known = in_order
+    return {known[own_id]: value for own_id, value in status.items() if own_id in known and isinstance(value, dict)}
+
+
+def mapping_of(dump: Mapping[str, Any], key: str) -> dict[Any, Any]:
+    """Return a field that holds a dictionary; {} where it is missing. Raises BadDump."""
+    value = dump.get(key) or {}
+    if not isinstance(value, dict):
+        raise BadDump(f"{key} is {shown(value)}; expected a dictionary")
+    return value
+
+
+def integer_of(key: str, value: Any) -> int:
+    """Return an integer of 64 bits; JSON dumps write some as text. Raises BadDump naming the key."""
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not -INTEGER_MAX <= value < INTEGER_MAX:
+        raise BadDump(f"{key} is {shown(value)}; expected an integer of 64 bits")
+    return value
+
+
+def text_of(value: Any) -> str:
+    """Return a name as printable text of at most TEXT_CHARS_MAX."""
+    text = value if isinstance(value, str) else shown(value)
+    if text.isprintable() and len(text) <= TEXT_CHARS_MAX:
+        return text
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:TEXT_CHARS_MAX])
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message; containers by type only, for they may be huge or hold themselves."""
+    if isinstance(value, int) and abs(value) >= INTEGER_MAX:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)[:80] if isinstance(value, (str, int, float, type(None))) else type(value).__name__

@@ -1,0 +1,91 @@
+"""Evidence before the kill: whom to ask before an action destroys what a fault left behind, and how long to wait. Pure.
+
+Agents gather within seconds. An action that stops a job is held back until they have, or for ``wait_s`` at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.engine.policy import Decision
+from eagle_eye.server.records import Evidence, Incident
+
+DESTRUCTIVE = frozenset({"exclude_node", "restart_job"})  # a drain waits for the job's end, the others touch nothing
+ASKED_BY = "server"  # who asks where no person does
+LATE_S = 600.0  # how long a request may be handed out and answered beyond its deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """What ``respond`` may know of evidence; as it stands it asks nobody.
+
+    ``gatherers`` are the nodes whose agents can gather, each with when it was last heard. ``asked`` are the requests on
+    record for the job's open incidents. ``within_s`` is what agents are given, ``wait_s`` 0: act at once.
+    """
+
+    gatherers: Mapping[str, float] = field(default_factory=dict)
+    asked: Sequence[Evidence] = ()
+    wait_s: float = 0.0
+    within_s: float = 3.0
+    nodes_max: int = 32
+
+
+def wanted(
+    incident: Incident, decision: Decision, judgement: Judgement, gathering: Gathering, new_id: Callable[[str], str]
+) -> tuple[Evidence, ...]:
+    """Return the requests that the incident's first decision to act makes; none where they were made before."""
+    if decision.kind not in DESTRUCTIVE or any(e.incident_id == incident.id for e in _ours(gathering.asked)):
+        return ()
+    nodes = [node for node in suspects(incident, judgement) if node in gathering.gatherers]
+    return tuple(
+        Evidence(
+            id=new_id("ev"),
+            incident_id=incident.id,
+            node=node,
+            job=incident.job,
+            attempt=incident.attempt,
+            kind="evidence",
+            state="asked",
+            within_seconds=gathering.within_s,
+            asked_by=ASKED_BY,
+            created_s=judgement.now_s,
+            updated_s=judgement.now_s,
+            expires_s=judgement.now_s + gathering.within_s + LATE_S,
+        )
+        for node in nodes[: gathering.nodes_max]
+    )
+
+
+def suspects(incident: Incident, judgement: Judgement) -> list[str]:
+    """Return whom an incident concerns, the accused first; where it names nobody, all of the job's nodes by rank."""
+    if incident.nodes:
+        return sorted(incident.nodes, key=lambda node: node != incident.node)
+    return list(dict.fromkeys(member.node for member in sorted(judgement.ranks, key=lambda member: member.rank)))
+
+
+def reason_to_wait(incident: Incident, asked: Sequence[Evidence], gathering: Gathering, now_s: float) -> str:
+    """Return why an action has to wait, or "".
+
+    Nothing is waited for where a fact speaks (its proof is in the kernel's log, which no restart erases, or the process
+    is dead), where an agent has not been heard for as long as one would wait, and beyond ``wait_s``.
+    """
+    if incident.fact:
+        return ""
+    awaited = [
+        evidence.node
+        for evidence in _ours((*gathering.asked, *asked))
+        if evidence.incident_id == incident.id
+        and evidence.state == "asked"
+        and 0 <= now_s - evidence.created_s < gathering.wait_s  # a clock that was set back must hold nothing
+        and now_s - gathering.gatherers.get(evidence.node, float("-inf")) <= gathering.wait_s
+    ]
+    if not awaited:
+        return ""
+    more = f" and {len(awaited) - 1} more" if len(awaited) > 1 else ""
+    return f"evidence is gathered on {awaited[0]}{more}, for at most {gathering.wait_s:g} s (evidence.wait_s)"
+
+
+def _ours(asked: Sequence[Evidence]) -> list[Evidence]:
+    return [evidence for evidence in asked if evidence.asked_by == ASKED_BY and evidence.kind == "evidence"]

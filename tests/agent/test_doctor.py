@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eagle_eye.agent import doctor, host_checks
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.config import AgentConfiguration
+from eagle_eye.agent.host_checks import Finding
+from eagle_eye.agent.tick import CollectorStanding
+from tests.agent.test_loop import Scripted, failing, node_row
+from tests.agent.test_uplink import Server
+
+DOCTOR = """
+import argparse, sys
+from eagle_eye.agent.doctor import configure, run
+parser = argparse.ArgumentParser()
+configure(parser)
+sys.exit(run(parser.parse_args()))
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+def states(findings: Iterator[Finding]) -> dict[str, str]:
+    return {finding.subject: finding.state for finding in findings}
+
+
+def one(findings: Iterator[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def test_a_collector_s_reason_comes_with_what_to_do_about_it() -> None:
+    found = list(
+        host_checks.collectors(
+            [
+                CollectorStanding("host", "ok", 0.0042, 0),
+                CollectorStanding("nvml", "failed: nvmlInit: Driver Not Loaded", 0.1, 1),
+                CollectorStanding("fabric", "unsupported: no RDMA device", 0.1, 0),
+                CollectorStanding("kernel_log", "unsupported: /dev/kmsg may not be read", 0.1, 0),
+            ]
+        )
+    )
+    assert found[0] == Finding("collector host", "ok", "answered within 4 ms")
+    assert (found[1].state, found[1].detail) == ("failed", "nvmlInit: Driver Not Loaded")
+    assert "nvidia-smi" in found[1].remedy
+    assert (found[2].state, found[2].remedy) == ("unsupported", "")
+    assert found[3].state == "failed"  # the host has it, this process lacks a right
+    assert "CAP_SYSLOG" in found[3].remedy
+
+
+def test_collectors_are_asked_together_and_one_that_hangs_is_not_waited_for() -> None:
+    def hang() -> Observed:
+        time.sleep(3.0)
+        return Observed()
+
+    begin_s = time.monotonic()
+    found = doctor.standings(
+        [
+            Scripted("hangs", hang),
+            Scripted("good", node_row),
+            Scripted("bad", failing(CollectFailed("no"))),
+            Scripted("none", failing(Unsupported("nowhere"))),
+        ],
+        within_s=0.3,
+    )
+    assert time.monotonic() - begin_s < 2.0
+    assert [each.state for each in found] == ["failed: no answer for 0 s", "ok", "failed: no", "unsupported: nowhere"]
+
+
+class Machine:
+    """A /proc and a /sys with GPUs."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.sys = root / "proc", root / "sys"
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def has(self, on_the_bus: int, in_the_driver: int, version: str) -> Finding:
+        for number in range(on_the_bus):
+            device = self.sys / f"bus/pci/devices/0000:{number:02x}:00.0"
+            self.write(device / "vendor", "0x10de\n")
+            self.write(device / "class", "0x030200\n")
+            self.write(self.sys / f"bus/pci/devices/0000:{number:02x}:00.1/vendor", "0x10de\n")  # its sound
+            self.write(self.sys / f"bus/pci/devices/0000:{number:02x}:00.1/class", "0x040300\n")
+        for number in range(in_the_driver):
+            self.write(self.proc / f"driver/nvidia/gpus/0000:{number:02x}:00.0/information", "")
+        if version:
+            self.write(self.sys / "module/nvidia/version", version + "\n")
+        return one(host_checks.gpu_driver(self.proc, self.sys))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("on_the_bus", "in_the_driver", "version", "state", "said"),
+    [
+        (8, 8, "550.90.07", "ok", "NVIDIA 550.90.07, 8 of 8 GPUs on the PCI bus"),
+        (8, 7, "550.90.07", "failed", "NVIDIA 550.90.07, 7 of 8 GPUs on the PCI bus"),
+        (8, 0, "", "failed", "8 NVIDIA GPUs on the PCI bus and no driver for them"),
+        (0, 0, "", "unsupported", "no NVIDIA GPU on the PCI bus"),
+    ],
+)
+def test_gpus_without_their_driver_are_found(
+    machine: Machine, on_the_bus: int, in_the_driver: int, version: str, state: str, said: str
+) -> None:
+    found = machine.has(on_the_bus, in_the_driver, version)
+    assert (found.state, found.detail) == (state, said)
+    assert bool(found.remedy) == (state == "failed")
+
+
+def test_permissions_name_what_is_lost_without_them(machine: Machine) -> None:
+    machine.write(machine.proc / "self/status", f"Name:\tx\nCapEff:\t{1 << 34:016x}\n")
+    machine.write(machine.proc / "sys/kernel/dmesg_restrict", "1\n")
+    machine.write(machine.proc / "sys/kernel/yama/ptrace_scope", "3\n")
+    found = {finding.subject: finding for finding in host_checks.permissions(machine.proc)}
+    assert found["CAP_SYSLOG"].state == "ok"
+    assert "exit codes" in found["CAP_SYS_PTRACE"].detail
+    assert found["kernel.dmesg_restrict"].detail == "1: needs CAP_SYSLOG"
+    assert found["kernel.yama.ptrace_scope"].state == "note"
+
+
+def test_a_proc_that_does_not_tell_is_said(machine: Machine) -> None:
+    assert one(host_checks.permissions(machine.proc)).state == "note"
+
+
+def test_a_spool_that_cannot_be_written_is_to_be_done(tmp_path: Path) -> None:
+    assert one(host_checks.spool(tmp_path / "not/yet/made", 1 << 20)).state == "ok"
+    assert one(host_checks.spool(tmp_path, 1 << 60)).state == "note"
+    (tmp_path / "file").write_text("")
+    found = one(host_checks.spool(tmp_path / "file/spool", 1 << 20))
+    assert (found.state, "spool_dir" in found.remedy) == ("failed", True)
+
+
+def test_a_hook_socket_is_ok_only_with_an_agent_and_open_to_all(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    path = Path(f"/tmp/eagle-eye-doctor-{os.getpid()}.sock")  # pytest's own folders are closed to other users
+    assert "no agent listens" in one(host_checks.hook_socket(path)).detail
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        assert "not open to other users" in one(host_checks.hook_socket(path)).detail
+        path.chmod(0o666)
+        assert one(host_checks.hook_socket(path)).state == "ok"
+        listener.close()
+        assert "Connection refused: no agent listens" in one(host_checks.hook_socket(path)).detail
+    finally:
+        listener.close()
+        path.unlink()
+
+
+def test_a_hook_socket_in_a_closed_folder_is_no_use_to_users(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(closed / "s"))
+        (closed / "s").chmod(0o666)
+        assert f"{closed} is closed to them" in one(host_checks.hook_socket(closed / "s")).detail
+
+
+def configured(server: Server, token_file: str = "") -> AgentConfiguration:
+    return AgentConfiguration(server=server.url, node="n1", token_file=token_file)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, {"server": "ok", "token": "ok", "clocks": "ok"}),  # it has looked at the token and found no frames
+        (401, {"server": "ok", "token": "failed", "clocks": "ok"}),
+        (403, {"server": "ok", "token": "failed", "clocks": "ok"}),
+        (404, {"server": "failed"}),
+        (200, {"server": "failed"}),
+    ],
+)
+def test_the_server_s_answer_says_whether_it_takes_frames_and_the_token(
+    server: Server, tmp_path: Path, status: int, expected: dict[str, str]
+) -> None:
+    (tmp_path / "token").write_text("secret-token\n")
+    server.refuse = lambda _frames, _headers: (status, {}, {"reason": "empty"})
+    assert states(host_checks.server(configured(server, str(tmp_path / "token")))) == expected
+    assert server.requests[0]["authorization"] == "Bearer secret-token"
+    assert server.frames == []
+
+
+def test_a_server_that_is_not_there_and_a_token_that_is_none_are_to_be_done(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("two words\n")
+    found = one(host_checks.server(configured(server, str(tmp_path / "token"))))
+    assert (found.subject, found.state) == ("token", "failed")
+    nobody = msgspec.structs.replace(configured(server), server="http://127.0.0.1:1")
+    found = one(host_checks.server(nobody))
+    assert (found.subject, found.state) == ("server", "failed")
+    assert "Connection refused" in found.detail
+
+
+@pytest.mark.parametrize(("ahead_s", "state"), [(0.0, "ok"), (1.0, "ok"), (60.0, "failed"), (-60.0, "failed")])
+def test_a_server_with_another_time_is_to_be_done(server: Server, ahead_s: float, state: str) -> None:
+    def answer(_frames: object, _headers: object) -> tuple[int, dict[str, str], object]:
+        return 400, {}, {}
+
+    server.refuse = answer
+    found = {
+        finding.subject: finding for finding in host_checks.server(configured(server), lambda: time.time() - ahead_s)
+    }
+    assert found["clocks"].state == state
+    if state == "failed":
+        assert f"clock is {'+' if ahead_s > 0 else '-'}" in found["clocks"].detail
+
+
+def test_a_time_that_is_none_is_said() -> None:
+    assert one(host_checks._server_clock("yesterday", 1.0, 2.0)).state == "note"
+    assert one(host_checks._server_clock(formatdate(1_000_000, usegmt=True), 1_000_000.9, 1_000_001.1)).state == "ok"
+
+
+def test_names_that_differ_are_to_be_done() -> None:
+    assert one(host_checks.names([])).state == "ok"
+    found = one(host_checks.names(["Slurm (SLURMD_NODENAME) calls this node 'a1', the agent 'b1'"]))
+    assert (found.state, "scheduler" in found.remedy) == ("failed", True)
+
+
+def test_the_table_is_aligned_plain_and_says_how_much_is_to_be_done() -> None:
+    findings = [Finding("a", "ok", "fine"), Finding("longer", "failed", "two\nlines", "do this")]
+    out = io.StringIO()
+    doctor.table(findings, out, colours=False)
+    assert out.getvalue() == (
+        "ok          a       fine\nfailed      longer  two lines\n                    -> do this\n1 to be done\n"
+    )
+    out = io.StringIO()
+    doctor.table(findings[:1], out, colours=True)
+    assert out.getvalue() == "\033[32mok         \033[0m a  fine\nnothing to be done\n"
+
+
+def test_the_command_examines_this_host(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DOCTOR, "--json", "--server", "http://127.0.0.1:1", "--node", "elsewhere"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert done.stderr == ""
+    found = {finding["subject"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode == 1  # there is no such server
+    assert found["collector host"]["state"] == "ok"
+    assert found["server"]["state"] == found["node name"]["state"] == "failed"
+    assert {"GPU driver", "hook socket", "spool", "py-spy", "CAP_SYSLOG"} <= found.keys()
+    assert all(bool(finding["remedy"]) <= (finding["state"] == "failed") for finding in found.values())

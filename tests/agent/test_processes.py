@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.agent.collector import Observed
+from eagle_eye.agent.collectors.processes import (
+    LOOK_S,
+    MAPS_S_MAX,
+    SETTLE_S,
+    SETTLE_WITH_GPUS_S,
+)
+from eagle_eye.agent.placement.process_files import ProcessFiles
+from eagle_eye.agent.placement.ranks import Ranks
+from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.schema.events import Event
+from tests.agent.fakes import FakeClock
+from tests.agent.process_tree import Node, ProcessTree, rank
+
+UUIDS = {"GPU-aa": 0, "GPU-bb": 1, "MIG-cc": 5}
+
+
+@pytest.fixture
+def node(tmp_path: Path, clock: FakeClock) -> Node:
+    return Node(ProcessTree(tmp_path / "proc"), clock)
+
+
+def test_the_process_that_holds_the_gpu_is_the_rank(node: Node) -> None:
+    node.tree.starts(10, rank(0), torch=True)
+    node.tree.starts(11, rank(0), parent=10, torch=True)  # a data loader
+    node.tree.starts(12, rank(0), parent=10)
+    node.tree.starts(20, rank(1), torch=True)
+    node.on_gpu = {10: 3, 20: 4}
+    seen = node.look()
+    assert [(r.job, r.rank, r.world_size, r.device, r.attempt, r.pid) for r in seen.ranks] == [
+        ("llm", 0, 2, 3, 0, 10),
+        ("llm", 1, 2, 4, 0, 20),
+    ]
+    assert seen.problem == ""
+    assert node.pids() == [10, 20]
+    process = node.processes.by_rank(1)
+    assert process is not None
+    assert (process.device, process.local_rank) == (4, 1)
+
+
+def test_a_helper_that_holds_the_rank_s_gpu_too_is_no_rank(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.tree.starts(11, rank(0), parent=10)
+    node.tree.starts(12, rank(1), parent=11)  # an inference engine gives its workers ranks of their own
+    node.on_gpu = {10: 0, 11: 0, 12: 0}
+    assert [r.pid for r in node.look().ranks] == [10]
+    assert "process_rank_conflicts" not in node.drops.snapshot()
+
+
+def test_gpu_work_that_names_no_rank_is_no_rank(node: Node) -> None:
+    node.tree.starts(10, {"PATH": "/bin"})
+    node.on_gpu = {10: 0}
+    assert node.look().ranks == []
+
+
+def test_a_rank_stays_one_when_its_gpu_falls_off_the_bus(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.on_gpu = {10: 3}
+    node.look()
+    node.on_gpu = {}
+    (seen,) = node.look().ranks
+    assert (seen.pid, seen.device) == (10, 3)
+
+
+def test_without_gpus_the_topmost_process_with_torch_is_the_rank(node: Node) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
+    node.tree.starts(5, slurm, arguments="/bin/bash run.sh")
+    node.tree.starts(6, slurm, parent=5, torch=True, arguments="/opt/python3 launch.py")  # no launcher that we know
+    node.tree.starts(10, slurm | rank(2, 4), parent=6, torch=True)
+    node.tree.starts(11, slurm | rank(2, 4), parent=10, torch=True)
+    node.tree.starts(20, slurm | rank(3, 4), parent=6, torch=True)
+    seen = node.settled()
+    assert [(r.job, r.rank, r.world_size, r.device, r.pid) for r in seen.ranks] == [
+        ("7", 2, 4, 2, 10),
+        ("7", 3, 4, 3, 20),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "/usr/bin/python3 /usr/bin/torchrun --nnodes 2 train.py",
+        "torchrun train.py",
+        "python -W ignore -m torch.distributed.run train.py",
+        "python -u -m accelerate.commands.launch train.py",
+        "srun python train.py",
+    ],
+)
+def test_a_launcher_that_waits_for_its_peers_is_no_rank(node: Node, arguments: str) -> None:
+    node.tree.starts(6, {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, torch=True, arguments=arguments)
+    assert node.settled().ranks == []
+
+
+def test_a_script_is_no_launcher_for_its_arguments(node: Node) -> None:
+    node.tree.starts(6, rank(0), torch=True, arguments="python -u train.py --launcher torchrun")
+    assert len(node.settled().ranks) == 1
+
+
+def test_a_shell_with_a_rank_is_never_one(node: Node) -> None:
+    node.tree.starts(6, rank(0), arguments="bash -c sleep")
+    assert node.settled().ranks == []
+
+
+def test_a_process_counts_from_when_it_has_loaded_torch(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    assert node.settled().ranks == []
+    node.tree.loads_torch(10)
+    assert len(node.look(MAPS_S_MAX).ranks) == 1
+
+
+def test_where_there_are_gpus_others_count_only_after_a_while(node: Node) -> None:
+    node.uuids.update(UUIDS)
+    node.tree.starts(10, rank(0), torch=True)
+    node.look()
+    assert node.look(SETTLE_S + LOOK_S).ranks == []
+    assert len(node.look(SETTLE_WITH_GPUS_S).ranks) == 1
+
+
+def test_in_a_job_on_gpus_nothing_else_is_a_rank_also_between_its_attempts(node: Node) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    node.tree.starts(6, slurm, torch=True)  # a launcher that we don't know
+    node.tree.starts(10, slurm | rank(0), parent=6, torch=True)
+    node.on_gpu = {10: 0}
+    assert [r.pid for r in node.settled().ranks] == [10]
+    node.tree.ends(10, 1)
+    node.on_gpu = {}
+    node.look()
+    assert node.settled().ranks == []
+
+
+def test_on_a_shared_host_only_processes_that_name_the_node_are_its_ranks(tmp_path: Path, clock: FakeClock) -> None:
+    node = Node(ProcessTree(tmp_path / "proc"), clock, shared_host=True)
+    node.tree.starts(10, rank(0, EAGLE_EYE_NODE="node17"), torch=True)
+    node.tree.starts(20, rank(1, EAGLE_EYE_NODE="node18"), torch=True)
+    node.tree.starts(30, rank(1), torch=True)
+    node.on_gpu = {10: 0, 20: 1, 30: 1}
+    assert [r.pid for r in node.look().ranks] == [10]
+
+
+def test_several_jobs_and_mig_instances_are_told_apart(node: Node) -> None:
+    node.uuids.update(UUIDS)
+    node.tree.starts(10, rank(0, 1, EAGLE_EYE_JOB="a", CUDA_VISIBLE_DEVICES="MIG-cc"))
+    node.tree.starts(20, rank(0, 1, EAGLE_EYE_JOB="b", CUDA_VISIBLE_DEVICES="GPU-b"))
+    node.on_gpu = {10: 0, 20: 0}  # NVML names the whole GPU
+    assert [(r.job, r.rank, r.device) for r in node.look().ranks] == [("a", 0, 5), ("b", 0, 1)]
+    assert node.processes.by_rank(0) is None
+    found = node.processes.by_rank(0, "b")
+    assert found is not None
+    assert found.pid == 20
+
+
+def test_a_rank_moves_to_its_gpu_s_row_when_the_gpus_become_known(node: Node) -> None:
+    node.tree.starts(10, rank(3, 4, CUDA_VISIBLE_DEVICES="GPU-bb"))
+    node.hooked = {10}
+    node.look()
+    assert [process.device for process in node.processes.all()] == [3]
+    node.uuids.update(UUIDS)
+    node.look()
+    assert [process.device for process in node.processes.all()] == [1]
+
+
+def test_the_older_of_two_that_claim_a_rank_has_it_and_both_are_named(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.tree.starts(20, rank(0))
+    node.on_gpu = {10: 0, 20: 1}
+    seen = node.look()
+    assert [r.pid for r in seen.ranks] == [10]
+    assert "20 (rank 0 of 'llm')" in seen.problem
+    assert "EAGLE_EYE_JOB" in seen.problem
+    node.look()
+    assert node.drops.snapshot() == {"process_rank_conflicts": 1}
+    node.tree.ends(10)
+    assert [r.pid for r in node.look().ranks if r.pid != 10] == [20]
+
+
+def test_ranks_with_a_hook_are_published_and_not_reported(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.hooked = {10}
+    assert node.look().ranks == []
+    assert node.pids() == [10]
+    node.hooked = set()  # the hook's reader saw the end first
+    node.tree.ends(10, -11)
+    assert node.look().events == []
+    assert node.pids() == []
+    assert node.drops.snapshot() == {}
+
+
+def test_a_hook_that_reports_makes_its_process_a_rank_at_once(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.look()
+    assert node.pids() == []
+    node.hooked = {10}
+    node.look()
+    assert node.pids() == [10]
+
+
+def test_an_end_is_told_with_its_code_and_the_rank_once_more(node: Node) -> None:
+    node.tree.starts(10, rank(3, 8, EAGLE_EYE_ATTEMPT="2"))
+    node.on_gpu = {10: 3}
+    node.look()
+    node.tree.ends(10, -11)
+    assert node.wakes == 1
+    seen = node.collector.happened()
+    assert [r.rank for r in seen.ranks] == [3]
+    attributes = {"exit_code": -11, "pid": 10, "goodbye": False, "rank": 3, "job": "llm", "attempt": 2}
+    assert seen.events == [Event(node.clock.now_s(), "process_exit", 3, attributes)]
+    assert node.look() == Observed()
+    assert node.pids() == []
+
+
+def test_an_end_whose_code_nobody_can_read_is_counted_and_no_event(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.on_gpu = {10: 0}
+    node.look()
+    node.tree.ends(10, None)
+    assert node.look(1.0) == Observed()
+    assert node.drops.snapshot() == {"exit_code_unread": 1}
+
+
+def test_what_a_rank_leaves_behind_does_not_become_the_rank(node: Node) -> None:
+    node.tree.starts(10, rank(0), torch=True)
+    node.tree.starts(11, rank(0), parent=10, torch=True)
+    assert [r.pid for r in node.settled().ranks] == [10]
+    node.tree.becomes_zombie(10)
+    node.tree.watcher.tells(10, 1)
+    node.look()
+    assert node.settled().ranks == []
+    node.tree.starts(20, rank(0, TORCHELASTIC_RESTART_COUNT="1"), torch=True)
+    assert [(r.pid, r.attempt) for r in node.settled().ranks] == [(20, 1)]
+
+
+def test_an_id_that_another_process_took_over_is_that_process(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.on_gpu = {10: 0}
+    node.look()
+    node.tree.ends(10, 0)
+    node.tree.starts(10, rank(1))
+    node.look()
+    (seen,) = node.look().ranks
+    assert (seen.rank, seen.pid) == (1, 10)
+
+
+def test_a_process_that_became_another_program_is_looked_at_again(node: Node) -> None:
+    node.tree.starts(10, {"PATH": "/bin"})  # a wrapper script that execs the training
+    node.look()
+    (node.tree.root / "10" / "environ").write_bytes(b"RANK=0\0WORLD_SIZE=1\0")
+    node.on_gpu = {10: 0}
+    assert len(node.look().ranks) == 1
+
+
+def test_a_rank_that_became_another_program_is_none_and_has_not_ended(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.on_gpu = {10: 0}
+    node.look()
+    (node.tree.root / "10" / "environ").write_bytes(b"PATH=/bin\0")
+    assert node.look() == Observed()
+    assert node.pids() == []
+    assert node.drops.snapshot() == {"ranks_reconsidered": 1}
+    assert node.tree.watcher.watched == set()
+
+
+def test_a_zombie_is_no_rank(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.tree.becomes_zombie(10)
+    node.on_gpu = {10: 0}
+    assert node.look().ranks == []
+    files = ProcessFiles(node.tree.root)
+    stat = files.stat(10)
+    assert stat is not None
+    ranks = Ranks(node.processes, node.drops, files, set, node.wake, node.clock.now_s, node.tree.watcher)
+    ranks.take([(TrainingProcess(10, "j", 0, 1, 0), stat.started)], {10})  # it ended since the look
+    assert ranks.happened() == Observed()
+    assert node.tree.watcher.watched == set()
+
+
+def test_a_child_between_fork_and_exec_is_looked_at_again_soon(node: Node) -> None:
+    for pid in range(100, 400):
+        node.tree.starts(pid)
+    node.look()
+    node.tree.starts(900, {"PATH": "/bin"})  # its parent's environment
+    node.look()
+    (node.tree.root / "900" / "environ").write_bytes(b"RANK=0\0")
+    node.look()
+    assert list(node.collector._census.members) == [900]

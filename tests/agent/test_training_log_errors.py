@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.agent.collector import Observed
+from eagle_eye.agent.collectors.training_log import TrainingLogCollector
+from eagle_eye.agent.training_logs.followed_logs import LINGER_S, LOOK_S
+from eagle_eye.agent.training_logs.line_prefixes import without_prefixes
+from eagle_eye.agent.training_logs.traceback_lines import Tracebacks
+from eagle_eye.agent.training_processes import TrainingProcess
+from tests.agent.fakes import FakeClock, script, until
+from tests.agent.training_log_site import FRAME, HEADER, Site, append, iteration, kinds
+
+
+@pytest.fixture
+def site(tmp_path: Path, clock: FakeClock) -> Site:
+    return Site(tmp_path, clock)
+
+
+def test_a_real_process_that_writes_to_a_file_is_read(site: Site) -> None:
+    log = site.folder / "out.log"
+    program = """
+        import os, sys
+        output = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        print("ready", flush=True)
+        os.dup2(output, 2)
+        os.dup2(output, 1)
+        print("[titan] starting", flush=True)
+        for line in sys.stdin:
+            if "fail" in line:
+                raise RuntimeError("the disk is full")
+            print(line, end="", flush=True)
+    """
+    with script(program, str(log)) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        running.stdout.readline()
+        until(lambda: log.exists() and log.stat().st_size > 0)
+        site.processes.publish([TrainingProcess(running.pid, "j", 0, 1, 0)])
+        agent = TrainingLogCollector(site.processes, site.drops, monotonic_s=site.clock.monotonic_s)
+        agent.collect(site.clock.now_s())
+        running.stdin.write(iteration(3))
+        running.stdin.flush()
+        until(lambda: b"iteration" in log.read_bytes())
+        assert site.collect(agent).devices[0]["train_step"] == 3.0
+        running.stdin.write("fail\n")
+        running.stdin.flush()
+        running.wait()
+        (event,) = site.collect(agent).events
+        assert event.attributes["text"] == "RuntimeError: the disk is full"
+        agent.close()
+
+
+def test_a_rank_with_the_hook_is_not_told_twice(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    site.hooked = {0}
+    append(log, iteration(10) + HEADER + FRAME + "ValueError: x\n")
+    site.alive.clear()
+    assert site.collect(agent) == Observed()
+    assert agent.steps == {}
+
+
+def test_the_error_that_ended_a_process_is_told_with_its_rank(site: Site) -> None:
+    site.runs(3)
+    out, errors = site.log("out"), site.log("err")
+    site.writes_to(3, out)
+    site.writes_to(3, errors, 2)
+    agent = site.agent()
+    site.collect(agent)
+    append(errors, HEADER + FRAME)
+    site.collect(agent)
+    append(errors, "torch.OutOfMemoryError: CUDA out of memory. api_key=abcd1234\nmore\n")
+    assert site.collect(agent).events == []
+    site.ends()
+    (event,) = site.collect(agent).events
+    text = "torch.OutOfMemoryError: CUDA out of memory. api_key=[redacted]"
+    assert event.attributes == {"text": text, "rank": 3, "job": "j", "attempt": 0}
+    assert (event.kind, event.device) == ("training_error", 3)
+    assert site.collect(agent).events == []
+
+
+def test_an_error_before_the_next_step_was_caught(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    append(log, iteration(1) + HEADER + FRAME + "ConnectionError: retrying\n" + iteration(2))
+    site.collect(agent)
+    site.ends()
+    assert site.collect(agent).events == []
+
+
+def test_last_words_after_the_end_are_still_read(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    site.ends()
+    site.collect(agent)
+    append(log, iteration(7) + HEADER + FRAME + "ValueError: late\n")
+    observed = site.collect(agent)
+    assert observed.devices[0]["train_step"] == 7.0
+    assert kinds(observed.events) == ["training_error"]
+    site.collect(agent, LINGER_S + LOOK_S)
+    assert agent._logs.all() == []
+
+
+def test_a_local_prefix_blames_no_rank_of_another_node(site: Site) -> None:
+    site.runs(0, size=16)
+    console = site.log("console.log")
+    agent = site.agent("console.log")
+    site.collect(agent)
+    for line in (HEADER + FRAME + "ValueError: of the other node's first rank\n").splitlines():
+        append(console, f"[rank0]:{line}\n")
+    site.ends()
+    observed = site.collect(agent)
+    assert observed.events == []
+    assert "nothing says which rank" in observed.problem
+
+
+@pytest.mark.slow
+def test_what_pytorch_and_torchrun_really_write_is_understood(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch: pip install eagle-eye[ml]")
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\n"
+        "if d.get_rank() == 1:\n    raise RuntimeError('of rank 1')\nd.barrier()\n"
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch += ["--role", "rank", "--tee", "3", "--log-dir", str(tmp_path / "logs"), str(program)]
+    done = subprocess.run(launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+    reader = Tracebacks()
+    told = [reader.take(without_prefixes(line)) for line in done.stdout.splitlines()]
+    found = {header.rank: text for header, text in filter(None, told)}
+    assert found[1] == "RuntimeError: of rank 1"
+    assert None not in found
+    (own,) = (tmp_path / "logs").glob("*/attempt_0/1/stderr.log")
+    assert "RuntimeError: of rank 1" in own.read_text()

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser
+from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
+from eagle_eye.agent.training_logs.line_search import line_at, starts_of
+from eagle_eye.agent.training_logs.progress_bars import bar
+from eagle_eye.agent.training_logs.quantities import number, pairs, stamp_s
+from eagle_eye.agent.training_logs.reading import Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.torchtitan import Parser
+from eagle_eye.agent.training_logs.traceback_lines import Tracebacks
+from tests.agent.fakes import REPOSITORY
+
+SAMPLES = REPOSITORY / "tests/data/training_logs"
+# What every sample says: framework, then (step, seconds a step, loss, gradient norm, tokens/s) of each line with any.
+EXPECTED: dict[str, tuple[str, list[tuple[object, ...]]]] = {
+    "megatron_lm_core_0.14.log": (
+        "megatron",
+        [
+            (410, 2.4107, 4.182733, 0.912, None),
+            (420, 2.4106, 4.170015, 0.884, None),
+            (430, 2.411, math.nan, math.nan, None),
+        ],
+    ),
+    "megatron_lm_2.7.log": (
+        "megatron",
+        [(1200, 0.6554, 5.310021, 1.203, None), (1300, 0.6498, 5.270344, 1.178, None)],
+    ),
+    "megatron_deepspeed.log": ("megatron", [(70, 12.81, 9.004411, 4.31, 639.5), (80, None, None, None, None)]),
+    "torchtitan_0.2.log": (
+        "torchtitan",
+        [
+            (1, None, 12.25118, 1.4201, 812.0),
+            (10, None, 10.90214, 2.0071, 8190.0),
+            (20, None, math.nan, math.nan, 8188.0),
+        ],
+    ),
+    "torchtitan_structured_0.2.jsonl": ("torchtitan", [(5, None, None, None, None), (6, None, None, None, None)]),
+    "deepspeed_0.16.log": (
+        "",
+        [
+            (30, None, None, None, None),
+            (30, None, None, None, None),
+            (40, None, None, None, None),
+            (50, 2.512, 3.441, None, None),
+        ],
+    ),
+    "hugging_face_4.57.log": (
+        "hugging_face",
+        [
+            (None, None, 2.3107, 0.8114, None),
+            (50, 2.0, None, None, None),
+            (55, 2.0, None, None, None),
+            (60, 2.0, None, None, None),
+            (None, None, math.nan, math.nan, None),
+        ],
+    ),
+    "hugging_face_5.0.log": ("hugging_face", [(None, None, 1.907, 0.5521, None), (50, 0.5, None, None, None)]),
+    "nemo_2.4.log": ("nemo", [(7, 6.104, 10.72, None, None), (8, 6.098, 10.55, None, None)]),
+    "nemo_1.23.log": ("nemo", [(35, 6.12, 7.81, None, None), (36, 6.11, math.nan, None, None)]),
+    "lightning_2.5.log": ("nemo", [(80, 0.5, 1.32, None, None), (100, 0.5, 1.25, None, None)]),
+    "nanotron_0.4.log": ("nanotron", [(3, 1.28, 10.4, 5.11, 102e3), (4, 1.27, 10.2, 4.92, 103e3)]),
+    "nanotron_0.2.log": ("nanotron", [(12, 0.512, 6.02, 1.7, 64e3)]),
+    "composer_0.29.log": (
+        "composer",
+        [
+            (12, None, None, None, None),
+            (None, None, 8.4213, None, None),
+            (None, None, None, 1.2204, None),
+            (None, 2.0, None, None, None),
+            (None, None, None, None, 131072.0),
+            (13, None, None, None, None),
+            (None, None, math.nan, None, None),
+        ],
+    ),
+}
+# Beginnings that regular expressions might go on from in too many ways.
+SLOW = ["step: " * 9_000, "[" * 65_536, "|" * 65_536, " 1%|" + "#" * 65_536, "iteration " * 7_000, "{'a': " * 11_000]
+SLOW += [
+    "steps: 1 loss: 2 " + "x" * 65_536,
+    "Epoch 0: " + "%| " * 20_000,
+    "\x1b[" * 32_768,
+    "Saving model checkpoint to " * 3,
+]
+SLOW += ["elapsed time per iteration (" + " | : " * 13_000, "A." * 32_768, " tps: step: " * 6_000, "1," * 32_768]
+
+
+def lines_of(name: str) -> list[str]:
+    return (SAMPLES / name).read_bytes().decode().replace("\r", "\n").splitlines()
+
+
+def readings(lines: list[str]) -> list[Reading]:
+    parser = LogParser()
+    found = [parser.parse(without_prefixes(line).text) for line in lines]
+    return [reading for reading in found if reading is not None]
+
+
+def test_every_sample_is_expected_and_every_framework_has_one() -> None:
+    assert {path.name for path in SAMPLES.iterdir()} == set(EXPECTED)
+    named = {name for name, _ in EXPECTED.values()} | {"deepspeed"}
+    assert {framework.name for framework in FRAMEWORKS} <= named
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_sample_is_recognised_and_says_what_it_says(name: str) -> None:
+    framework, expected = EXPECTED[name]
+    parser = LogParser()
+    found = [parser.parse(without_prefixes(line).text) for line in lines_of(name)]
+    values = [
+        (said.step, said.step_s, said.loss, said.grad_norm, said.tokens_per_second)
+        for said in found
+        if said is not None and said.quiet is None
+    ]
+    assert parser.framework == framework
+    assert values == [pytest.approx(item, nan_ok=True) for item in expected]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_no_line_that_says_something_is_missed_by_the_search(name: str) -> None:
+    raw = (SAMPLES / name).read_bytes().replace(b"\r", b"\n")
+    parser = LogParser()
+    found = [line_at(raw, start)[0] for start in starts_of(raw, parser.needles)]
+    assert [str(item) for item in readings(found)] == [str(item) for item in readings(lines_of(name))]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("prefix", ["\x1b[33m", "12: ", "[rank3]: ", "[default0]:", "(Trainer pid=7, ip=10.0.0.2) "])
+def test_colours_and_launchers_change_nothing(name: str, prefix: str) -> None:
+    plain = [str(item) for item in readings(lines_of(name))]
+    assert [str(item) for item in readings([prefix + line for line in lines_of(name)])] == plain
+
+
+def test_checkpoints_are_told_by_those_that_say_both_ends() -> None:
+    for name in ("megatron_lm_core_0.14.log", "torchtitan_0.2.log", "deepspeed_0.16.log"):
+        told = [said.quiet for said in readings(lines_of(name)) if said.quiet is not None]
+        assert told == [Quiet.CHECKPOINT_BEGIN, Quiet.CHECKPOINT_END]
+
+
+def test_an_evaluations_bar_is_no_training_step() -> None:
+    steps = [said.step for said in readings(lines_of("hugging_face_4.57.log")) if said.step is not None]
+    assert steps == [50, 55, 60]
+    told = [said.quiet for said in readings(lines_of("hugging_face_4.57.log")) if said.quiet is not None]
+    assert told == [Quiet.EVAL_BEGIN, Quiet.EVAL_END, Quiet.CHECKPOINT_BEGIN]
+
+
+def test_deepspeed_below_another_framework_is_read_beside_it() -> None:
+    lines = lines_of("deepspeed_0.16.log")[:1] + lines_of("hugging_face_5.0.log") + lines_of("deepspeed_0.16.log")[2:3]
+    assert [said.step for said in readings(lines)] == [30, None, 50, 40]
+
+
+def test_a_framework_that_is_given_is_the_only_one_read() -> None:
+    parser = LogParser("nemo")
+    assert [parser.parse(line) for line in lines_of("megatron_lm_2.7.log")] == [None, None]
+    assert parser.parse(lines_of("nemo_2.4.log")[0]) is not None
+
+
+def test_a_pipeline_stage_without_loss_says_none() -> None:
+    line = "2026-03-02 08:15:02,250 - root - INFO - step:  1  loss: -1.00000  grad_norm:  1.4  tps: 812"
+    (said,) = readings([line])
+    assert said.loss is None
+    assert said.tokens_per_second == 812.0
+
+
+def test_megatrons_highest_rank_writes_steps_and_rank_0_checkpoints() -> None:
+    said = readings(lines_of("megatron_lm_core_0.14.log"))
+    assert [item.writer for item in said] == [Writer.LAST, Writer.LAST, Writer.FIRST, Writer.FIRST, Writer.LAST]
+
+
+def test_actors_that_count_ranks_of_their_own_are_left_aside() -> None:
+    parser = Parser()
+    for step in (1, 2, 3):
+        assert (
+            parser(f'{{"rank": 0, "source": "generator", "step": {step}, "time_us": 1, "log_type_name": "x"}}') is None
+        )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda item: item.name)
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(max_size=300), cut=st.integers(0, 400), name=st.sampled_from(sorted(EXPECTED)), at=st.integers(0, 50)
+)
+def test_no_text_and_no_broken_line_raises(framework: object, text: str, cut: int, name: str, at: int) -> None:
+    lines = lines_of(name)
+    line = lines[at % len(lines)]
+    parse = framework.parser()  # type: ignore[attr-defined]
+    for candidate in (text, line[:cut] + text, text + line[cut:], line[:cut] + text + line[cut:]):
+        said = parse(without_prefixes(candidate).text)
+        assert said is None or isinstance(said, Reading)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda item: item.name)
+@pytest.mark.parametrize("text", SLOW, ids=range(len(SLOW)))
+def test_no_line_takes_long(framework: object, text: str) -> None:
+    parse = framework.parser()  # type: ignore[attr-defined]
+    raw = text.encode()
+    line, _ = line_at(raw, 0)
+    begun_s = time.process_time()
+    for candidate in (line, " | " + line, line + " tps: 1 it/s 'loss' s/it]"):
+        parse(without_prefixes(candidate).text)
+        Tracebacks().take(Line("Traceback (most recent call last):"))
+        bar(candidate)
+    assert time.process_time() - begun_s < 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1.5E-03", 0.0015),
+        (" 8,190 ", 8190.0),
+        ("1,234,567.5", 1234567.5),
+        ("1.02K", 1020.0),
+        ("-3", -3.0),
+        (".5", 0.5),
+        ("INF", math.inf),
+        ("-inf", -math.inf),
+        ("NAN", math.nan),
+        ("nan.0", math.nan),
+        ("1_000", None),
+        ("1,23", None),
+        ("", None),
+        ("K", None),
+        ("0x10", None),
+        ("1" * 41, None),
+        ("\u0663", None),
+    ],
+)
+def test_a_number_is_read_as_logs_write_it(text: str, value: float | None) -> None:
+    assert number(text) == pytest.approx(value, nan_ok=True)
+
+
+def test_pairs_are_read_by_name_with_and_without_colon() -> None:
+    fields = pairs(" iteration 1/ 2 | lm loss: 1.5 | LEARNING rate 3.0E-04 | x")
+    assert (fields["lm loss"], fields["learning rate"]) == ("1.5", "3.0E-04")
+
+
+def test_a_lines_own_time_tells_differences_to_the_millisecond() -> None:
+    early, late = stamp_s("[titan] 2026-02-28 23:59:59,900 - x"), stamp_s("2026-03-01 00:00:01.150 y")
+    assert early is not None
+    assert late is not None
+    assert late - early == pytest.approx(1.25)
+    assert stamp_s("2026-13-41 00:00:00,000") is None
+    assert stamp_s("2026-03-01 00:00:01 to the second") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("[rank12]:[E302 08:15:02.1 x.cpp:1] text", Line("[E302 08:15:02.1 x.cpp:1] text", rank=12)),
+        ("[rank12]:W0302 08:15:02.1 text", Line("W0302 08:15:02.1 text", rank=12)),
+        ("[rank2]:[titan] text", Line("[titan] text", local_rank=2)),
+        ("[rank2]:[rank10]: text", Line("text", rank=10, local_rank=2)),
+        ("[rank12]: text", Line("text", rank=12)),
+        ("[default3]:text", Line("text", local_rank=3)),
+        (" 7: text", Line("text", task=7)),
+        ("7: [default3]:[rank59]: text", Line("text", rank=59, local_rank=3, task=7)),
+        ("(Trainer pid=41, ip=10.0.0.9) text", Line("text", pid=41)),
+        ("\x1b[36m(RayTrainWorker pid=41)\x1b[0m text", Line("text", pid=41)),
+        ("[1,5]<stdout>: text", Line("text", rank=5)),
+        ("2026-03-02T08:15:02.123456789Z stderr F [rank2]: text", Line("text", rank=2)),
+        ("[2026-03-02 08:15:02] text", Line("[2026-03-02 08:15:02] text")),
+        ("text 7: [rank1]: x", Line("text 7: [rank1]: x")),
+        ("", Line("")),
+    ],
+)
+def test_prefixes_are_taken_off_and_tell_whose_line_it_is(line: str, expected: Line) -> None:
+    assert without_prefixes(line) == expected
+
+
+@given(st.text(max_size=400))
+def test_any_text_has_a_line_without_prefixes(text: str) -> None:
+    assert len(without_prefixes(text).text) <= len(text)
+
+
+def tracebacks(*lines: str) -> list[str]:
+    reader = Tracebacks()
+    return [said[1] for said in (reader.take(without_prefixes(line)) for line in lines) if said is not None]
+
+
+HEADER = "Traceback (most recent call last):"
+FRAME = ('  File "train.py", line 3, in <module>', "    step()", "    ^^^^^^")
+
+
+def test_the_line_that_ends_a_traceback_is_found() -> None:
+    assert tracebacks(HEADER, *FRAME, "RuntimeError: shapes differ", "more: text") == ["RuntimeError: shapes differ"]
+    out_of_memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert tracebacks(HEADER, *FRAME, out_of_memory) == [out_of_memory]
+    assert tracebacks(HEADER, *FRAME, "AssertionError") == ["AssertionError"]
+    assert tracebacks(HEADER, *FRAME, "socket.timeout: timed out") == ["socket.timeout: timed out"]
+
+
+def test_interleaved_tracebacks_of_ranks_are_kept_apart() -> None:
+    lines = []
+    for parts in zip((HEADER, *FRAME, "ValueError: a"), (HEADER, *FRAME, "KeyError: 'b'"), strict=True):
+        lines += [f"[rank0]: {parts[0]}", f"[rank1]: {parts[1]}"]
+    assert tracebacks(*lines) == ["ValueError: a", "KeyError: 'b'"]
+
+
+@pytest.mark.parametrize(("prefix", "expected"), [("[rank2]: ", (2, None)), ("[rank2]:", (None, 2))])
+def test_a_tracebacks_first_line_tells_rank_and_local_rank_apart(
+    prefix: str, expected: tuple[int | None, int | None]
+) -> None:
+    reader = Tracebacks()
+    told = [reader.take(without_prefixes(prefix + line)) for line in (HEADER, *FRAME, "ValueError: x")]
+    assert told[-1] is not None
+    header, text = told[-1]
+    assert ((header.rank, header.local_rank), text) == (expected, "ValueError: x")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "KeyboardInterrupt",
+        "SystemExit: 1",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "WARNING: something else",
+        "step: 5 loss: 1.0",
+        "",
+    ],
+)
+def test_what_ends_no_program_by_an_error_is_none(last: str) -> None:
+    assert tracebacks(HEADER, *FRAME, last) == []
+    assert tracebacks("RuntimeError: no traceback before it") == []
+    assert tracebacks(HEADER, "ValueError: no frame between") == []
+
+
+@given(st.lists(st.text(max_size=80), max_size=30))
+def test_any_lines_go_through_the_traceback_reader(lines: list[str]) -> None:
+    tracebacks(HEADER, *lines)
+
+
+def test_a_traceback_that_never_ends_is_given_up() -> None:
+    reader = Tracebacks()
+    reader.take(Line(HEADER))
+    for _ in range(2_000):
+        reader.take(Line("    frame"))
+    assert not reader.under_way

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+no_python = pytest.mark.skipif(not shutil.which("python3", path="/usr/bin"), reason="apt-get install python3")
+
+
+def built(folder: Path, kind: str, tool: str) -> Path:
+    """The package of one kind, built as a release is."""
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed: apt-get install dpkg-dev rpm")
+    command = [sys.executable, "packaging/host/build.py", "--out", str(folder), "--format", kind]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the .deb, unpacked."""
+    folder = tmp_path_factory.mktemp("deb")
+    package = built(folder, "deb", "dpkg-deb")
+    subprocess.run(["dpkg-deb", "--extract", str(package), str(folder / "root")], check=True)
+    return folder / "root"
+
+
+def command(host: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "/nonexistent", "HOME": str(host)}
+    line = [host / "usr/bin/eagle-eye", *words]
+    return subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
+
+
+@no_python
+def test_the_unpacked_package_makes_a_frame_with_the_systems_python_alone(host: Path, tmp_path: Path) -> None:
+    done = command(host, "agent", "--print", "--once", "--node", "n1", "--hook-socket", str(tmp_path / "hook.sock"))
+    assert done.returncode == 0, done.stderr
+    frame = json.loads(done.stdout)
+    assert frame["node"] == "n1"
+    assert frame["rows"]["node"]["-1"]["node_memory_used_ratio"] > 0
+
+
+def test_it_brings_libraries_for_every_python_that_it_promises(host: Path) -> None:
+    folders = (host / "usr/lib/eagle-eye").glob("python3.*")
+    brought = {folder.name for folder in folders if (folder / "msgspec").is_dir()}
+    assert brought == {f"python3.{minor}" for minor in range(10, 15)}
+
+
+def test_it_holds_nothing_that_a_gpu_host_does_not_need(host: Path) -> None:
+    assert {folder.name for folder in (host / "usr/lib/eagle-eye/eagle-eye/eagle_eye").iterdir()} == {
+        "agent",
+        "cli",
+        "schema",
+    }
+    assert not any(host.rglob("numpy"))
+
+
+def test_a_command_of_the_server_says_that_it_is_not_part_of_this_installation(host: Path) -> None:
+    done = command(host, "backtest", "x")
+    assert done.returncode == 1
+    assert "is not part of this installation" in done.stderr
+
+
+def test_the_rpm_lists_the_same_files(host: Path, tmp_path: Path) -> None:
+    package = built(tmp_path, "rpm", "rpmbuild")
+    done = subprocess.run(["rpm", "-qlp", str(package)], capture_output=True, text=True, check=True)
+    listed = done.stdout.splitlines()
+    wanted = {f"/{file.relative_to(host)}" for file in host.rglob("*") if file.is_file()}
+    assert wanted <= set(listed)
+
+
+def test_the_rpm_takes_a_newer_python_beside_an_old_system_python(tmp_path: Path) -> None:
+    package = built(tmp_path, "rpm", "rpmbuild")
+    done = subprocess.run(["rpm", "-qRp", str(package)], capture_output=True, text=True, check=True)
+    assert "(python3 >= 3.10 or python3.12 or python3.11 or python3.13)" in done.stdout
