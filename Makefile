@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FAULT ?= hang
-SOURCES := schema agent server detectors orchestrators cli demo simulator learning
+SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
 .PHONY: help venv demo test check format clean
 
@@ -32,7 +32,7 @@ check: venv  ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) tests benchmarks
-	$(BIN)/mypy --python-version 3.10 schema/eagle_eye agent/eagle_eye cli/eagle_eye
+	$(BIN)/mypy --python-version 3.10 schema/eagle_eye agent/eagle_eye cli/eagle_eye checks/eagle_eye
 	$(BIN)/lint-imports
 
 format: venv  ## rewrites the code in the project's style

@@ -17,7 +17,7 @@ from eagle_eye.server.config import EvidenceSettings, HistorySettings, IngestSet
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("schema", "agent", "detectors", "server", "orchestrators", "cli", "demo", "simulator", "learning")
+ROOMS = ("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning")
 
 
 def modules() -> dict[str, set[str]]:

@@ -1,0 +1,95 @@
+"""What the command says: lines for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import TextIO
+
+from eagle_eye.checks.check import Check, Outcome
+from eagle_eye.checks.verdict import Verdict
+
+_COLOURS = {"passed": "32", "sick": "31", "could_not_check": "33", "healthy": "32", "cannot_tell": "33"}
+_WORDS = {"could_not_check": "could not check", "cannot_tell": "cannot tell"}
+_NAME_CHARS = 12
+
+
+class Lines:
+    """One line a check. On a terminal its beginning stands there while it runs."""
+
+    def __init__(self, out: TextIO, *, terminal: bool, colours: bool) -> None:
+        self._out = out
+        self._terminal = terminal
+        self._colours = colours
+
+    def begins(self, check: Check) -> None:
+        """Say which check runs now."""
+        if self._terminal:
+            self.write(f"{check.name:<{_NAME_CHARS}} …")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Say what came of it."""
+        back = "\r" if self._terminal else ""
+        state = self._coloured(outcome.state, f"{_WORDS.get(outcome.state, outcome.state):<15}")
+        self.write(f"{back}{outcome.name:<{_NAME_CHARS}} {state} {outcome.duration_s:5.1f} s  {outcome.reason}\n")
+
+    def verdict(self, verdict: Verdict, reason: str) -> None:
+        """Say what it all comes to."""
+        self.write(f"{self._coloured(verdict, _WORDS.get(verdict, verdict))}: {reason}\n")
+
+    def write(self, text: str) -> None:
+        """Write it; when whoever read it (head, grep -q) has seen enough, what follows goes nowhere."""
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+
+    def _coloured(self, state: str, text: str) -> str:
+        return f"\033[{_COLOURS[state]}m{text}\033[0m" if self._colours else text
+
+
+def table(checks: Sequence[Check], out: TextIO) -> None:
+    """Write what there is to check, and what each needs."""
+    indent = " " * (_NAME_CHARS + 1)
+    out.writelines(f"{each.name:<{_NAME_CHARS}} {each.measures}\n{indent}needs {each.needs}\n" for each in checks)
+
+
+def reason(verdict: Verdict, outcomes: Sequence[Outcome], refused: str) -> str:
+    """Return the verdict's reason in one line."""
+    if refused:
+        return refused
+    open_questions = [each.name for each in outcomes if each.state == "could_not_check" and each.expected]
+    if verdict == "sick":
+        return ", ".join(each.name for each in outcomes if each.state == "sick")
+    if verdict == "healthy":
+        return f"nothing stands against this host ({', '.join(e.name for e in outcomes if e.state == 'passed')})"
+    return f"could not check {', '.join(open_questions)}" if open_questions else "nothing could be checked"
+
+
+def document(
+    node: str, began_s: float, duration_s: float, verdict: Verdict, outcomes: Sequence[Outcome], refused: str
+) -> str:
+    """Return the report as JSON. A figure that is not finite is null."""
+    checks = [asdict(outcome) for outcome in outcomes]
+    for check in checks:
+        for figure in check["values"]:
+            figure["value"] = figure["value"] if math.isfinite(figure["value"]) else None
+    return json.dumps(
+        {
+            "verdict": verdict,
+            "reason": reason(verdict, outcomes, refused),
+            "refused": bool(refused),
+            "node": node,
+            "began": datetime.fromtimestamp(began_s, timezone.utc).isoformat(timespec="seconds"),
+            "duration_s": round(duration_s, 3),
+            "checks": checks,
+        },
+        indent=2,
+        ensure_ascii=False,
+        allow_nan=False,
+    )

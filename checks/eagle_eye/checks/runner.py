@@ -1,0 +1,66 @@
+"""Runs checks one after the other within one deadline. Touches: what the checks touch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from eagle_eye.checks.check import Asked, Check, Host, Outcome, Result, Site, could_not_check, not_here, printable
+
+BEGIN_RATIO = 0.5  # of its limit that must be left for a check to be begun
+
+Tell = Callable[[Outcome], None]
+
+
+def run(
+    checks: Sequence[Check],
+    host: Host,
+    site: Site,
+    deadline_s: float,
+    outcomes: list[Outcome],
+    *,
+    quick: bool,
+    unavailable: Callable[[], str],
+    begins: Callable[[Check], None] = lambda _check: None,
+    ended: Tell = lambda _outcome: None,
+    monotonic_s: Callable[[], float] = time.monotonic,
+) -> None:
+    """Add every check's outcome, in their order; whatever a check does, the others are run.
+
+    ``unavailable``: why the GPUs may not be loaded now, "" when they may. It is asked before each check that does so: a
+    job may have begun meanwhile.
+    """
+    for check in checks:
+        begins(check)
+        begin_s = monotonic_s()
+        limit_s = check.quick_limit_s if quick else check.limit_s
+        passed = frozenset(outcome.name for outcome in outcomes if outcome.state == "passed")
+        until_s = min(deadline_s, begin_s + (limit_s or 0.0))
+        asked = Asked(host=host, site=site, quick=quick, until_s=until_s, passed=passed)
+        if limit_s is None:
+            result = not_here("left out by --quick")
+        elif reason := check.absent(asked):
+            result = not_here(reason)
+        elif deadline_s - begin_s < BEGIN_RATIO * limit_s:
+            result = could_not_check(f"no time was left for it: it may take {limit_s:.0f} s (--deadline)")
+        elif check.loads_gpus and host.has_gpus and (reason := unavailable()):
+            result = could_not_check(reason)
+        else:
+            result = _one(check, asked)
+        outcome = Outcome(
+            name=check.name,
+            state=result.state,
+            reason=result.reason,
+            duration_s=monotonic_s() - begin_s,
+            expected=result.expected,
+            values=result.values,
+        )
+        outcomes.append(outcome)
+        ended(outcome)
+
+
+def _one(check: Check, asked: Asked) -> Result:
+    try:
+        return check.run(asked)
+    except Exception as error:  # noqa: BLE001 - a defect of ours says nothing of the host
+        return could_not_check(f"the check itself failed: {type(error).__name__}: {printable(str(error))}")

@@ -1,0 +1,88 @@
+"""What every child shares: bounded, leaving no trace, and saying line by line how far it is.
+
+The modules of this folder stand on the standard library and torch alone, so that any Python with torch can run them,
+a training environment's too. A line is JSON: ``worker``, ``at_s`` (monotonic clock), and one of ``phase`` (what it
+does from now on), ``values`` (its answer) and ``error`` (``hardware``: whether the host says that it is broken).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+LOADING, OPENING, WORKING = "loading", "opening", "working"
+SAY_EVERY_S = 0.2
+ERROR_CHARS_MAX = 300  # a line must fit into one write to a pipe, 4,096 bytes, or those of several workers mix
+_GRACE_S = 5.0  # beyond the deadline, at which the parent kills; for when there is no parent any more
+_PR_SET_PDEATHSIG = 1
+
+
+class Line:
+    """One worker's voice."""
+
+    def __init__(self, worker: int, out: int) -> None:
+        self._worker = worker
+        self._out = out
+        self._phase = ""
+        self._due_s = 0.0
+
+    def phase(self, phase: str) -> None:
+        """Say what is done now; repeated, it says that the work goes on, and seldom enough."""
+        now_s = time.monotonic()
+        if phase != self._phase or now_s >= self._due_s:
+            self._phase, self._due_s = phase, now_s + SAY_EVERY_S
+            self._say(phase=phase)
+
+    def values(self, values: Mapping[str, float]) -> None:
+        """Give the answer."""
+        self._say(values=dict(values))
+
+    def error(self, error: BaseException, *, hardware: bool) -> None:
+        """Say why there is none."""
+        text = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        self._say(error=text[:ERROR_CHARS_MAX], hardware=hardware)
+
+    def _say(self, **what: object) -> None:
+        line = json.dumps({"worker": self._worker, "at_s": time.monotonic(), **what})
+        os.write(self._out, line.encode("ascii") + b"\n")
+
+
+def bounded(parent: int, until_s: float) -> None:
+    """Make this process end with its parent, end after its deadline whatever happens, and dump no core."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, max(until_s - time.monotonic(), 0.0) + _GRACE_S)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before it could be asked to take us along
+        os._exit(1)
+
+
+def private_output() -> int:
+    """Return where lines go; whatever else writes to standard output writes to standard error from now on."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    return out
+
+
+def side_by_side(workers: int, until_s: float, work: Callable[[int, Line], None]) -> None:
+    """Do the work in so many processes at once; one that hangs holds up no other. Returns when all have ended."""
+    out, parent = private_output(), os.getpid()
+    pids = []
+    for worker in range(workers):
+        pid = os.fork()
+        if pid == 0:
+            bounded(parent, until_s)
+            line = Line(worker, out)
+            try:
+                work(worker, line)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the parent process is told
+                line.error(error, hardware=False)
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)

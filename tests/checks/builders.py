@@ -1,0 +1,77 @@
+"""Hosts, sites and children's answers as the checks get them, and tools on PATH that say what a test wants."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from eagle_eye.checks import child
+from eagle_eye.checks.check import Asked, Gpu, Host, Site
+from eagle_eye.checks.child import Children, Course
+from eagle_eye.checks.thresholds import by_the_site
+
+HEALTHY_FACTS = {
+    "remap_pending": 0.0,
+    "ecc_uncorrected_total": 0.0,
+    "pcie_link_width": 16.0,
+    "pcie_link_width_max": 16.0,
+    "pcie_link_generation": 5.0,
+    "pcie_link_generation_max": 5.0,
+    "utilization_ratio": 1.0,
+    "throttle_reasons": 4.0,  # the software power cap: ordinary
+    "memory_used_bytes": 6e8,
+    "memory_total_bytes": 8.5e10,
+}
+
+
+def gpu(
+    row: int,
+    facts: Mapping[str, float] = MappingProxyType({}),
+    processes: tuple[int, ...] | None = (),
+    instances: int = 0,
+) -> Gpu:
+    return Gpu(
+        row=row,
+        uuid=f"GPU-{row}",
+        model="H100",
+        facts={**HEALTHY_FACTS, **facts},
+        processes=processes,
+        instances=instances,
+    )
+
+
+def host(gpus: int = 0) -> Host:
+    return Host(gpus=tuple(gpu(row) for row in range(gpus)))
+
+
+def asked(
+    on: Host | None = None, *, quick: bool = True, within_s: float = 10.0, thresholds: tuple[str, ...] = ()
+) -> Asked:
+    site = Site(thresholds=by_the_site(thresholds), folder=Path("/var/tmp"), torch_python="/no/python")
+    return Asked(host=on or host(), site=site, quick=quick, until_s=time.monotonic() + within_s)
+
+
+def children(*courses: Course, status: int | None = 0, starved: bool = False) -> Children:
+    return Children(courses=courses, status=status, ended_s=100.0, starved=starved)
+
+
+def answered(values: Mapping[str, float]) -> Course:
+    return Course("working", 99.9, values)
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, made: Children) -> None:
+    """Have every child answer so, without starting one."""
+    monkeypatch.setattr(child, "run", lambda *_args, **_more: made)
+
+
+def tool(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a tool on PATH, before all others."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return path

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.agent.collector import CollectFailed, Observed
+from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
+from eagle_eye.checks import clock, runner
+from eagle_eye.checks.catalogue import CHECKS
+from eagle_eye.checks.check import Asked, Check, Host, Outcome, Result, could_not_check, not_here, passed, sick
+from eagle_eye.checks.lock import Taken, held
+from eagle_eye.checks.thresholds import BadThreshold, against_peers, by_the_site
+from eagle_eye.checks.verdict import EXIT_CODES, judge
+from tests.checks.builders import asked, host
+
+CLOCK_S = [0.0]
+
+
+@pytest.fixture(autouse=True)
+def now() -> None:
+    CLOCK_S[0] = 0.0
+
+
+def check(
+    name: str, result: Result | Exception, *, takes_s: float = 1.0, absent: str = "", loads: bool = False
+) -> Check:
+    def run(_asked: Asked) -> Result:
+        CLOCK_S[0] += takes_s
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return Check(name, "", "", 10.0, None if name == "long" else 10.0, lambda _asked: absent, run, loads)
+
+
+def ran(*checks: Check, on: Host | None = None, quick: bool = False, unavailable: str = "") -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    runner.run(
+        checks,
+        on or host(),
+        asked().site,
+        20.0,
+        outcomes,
+        quick=quick,
+        unavailable=lambda: unavailable,
+        monotonic_s=lambda: CLOCK_S[0],
+    )
+    return outcomes
+
+
+def states(outcomes: list[Outcome]) -> dict[str, str]:
+    return {outcome.name: outcome.state for outcome in outcomes}
+
+
+def test_a_check_that_fails_by_itself_stops_no_other_and_accuses_nobody() -> None:
+    found = ran(check("broken", ZeroDivisionError("x")), check("good", passed("fine")))
+    assert states(found) == {"broken": "could_not_check", "good": "passed"}
+    assert found[0].reason == "the check itself failed: ZeroDivisionError: x"
+    assert [outcome.duration_s for outcome in found] == [1.0, 1.0]
+
+
+def test_a_check_for_which_too_little_time_is_left_is_not_begun() -> None:
+    late = check("second", sick("was run")), check("none", sick("was run"), absent="no tool")
+    found = ran(check("first", passed(""), takes_s=16.0), *late)
+    assert states(found) == {"first": "passed", "second": "could_not_check", "none": "could_not_check"}
+    assert [outcome.expected for outcome in found] == [True, True, False]
+
+
+def test_quick_leaves_out_what_takes_long() -> None:
+    found = ran(check("long", sick("")), check("short", passed("")), quick=True)
+    assert [(outcome.state, outcome.expected) for outcome in found] == [("could_not_check", False), ("passed", True)]
+
+
+def test_gpus_on_which_a_job_has_begun_meanwhile_are_left_alone() -> None:
+    found = ran(check("loads", sick(""), loads=True), check("looks", passed("")), on=host(1), unavailable="gpu 0: busy")
+    assert [(outcome.state, outcome.reason) for outcome in found] == [
+        ("could_not_check", "gpu 0: busy"),
+        ("passed", ""),
+    ]
+
+
+def test_a_check_knows_which_have_passed_before_it() -> None:
+    seen: list[frozenset[str]] = []
+
+    def run(known: Asked) -> Result:
+        seen.append(known.passed)
+        return passed("")
+
+    ran(check("one", passed("")), check("two", sick("")), Check("three", "", "", 1.0, 1.0, lambda _a: "", run))
+    assert seen == [frozenset({"one"})]
+
+
+def verdict(*results: Result) -> str:
+    return judge([outcome for n, result in enumerate(results) for outcome in ran(check(str(n), result, takes_s=0.0))])
+
+
+def test_one_sick_check_makes_the_host_sick() -> None:
+    assert verdict(passed(""), could_not_check(""), sick("")) == "sick"
+
+
+def test_a_host_is_healthy_only_when_all_that_it_can_answer_has_passed() -> None:
+    assert verdict(passed(""), not_here("")) == "healthy"
+    assert verdict(passed(""), could_not_check("")) == "cannot_tell"
+    assert verdict(not_here("")) == "cannot_tell"
+    assert verdict() == "cannot_tell"
+
+
+def test_only_a_sick_host_ends_with_what_nothing_that_fails_by_itself_ends_with() -> None:
+    assert EXIT_CODES == {"healthy": 0, "cannot_tell": 1, "sick": 3}
+
+
+def test_names_are_unique_and_quick_fits_its_limits() -> None:
+    assert len({each.name for each in CHECKS}) == len(CHECKS)
+    assert all(each.quick_limit_s is None or each.quick_limit_s <= each.limit_s for each in CHECKS)
+
+
+def test_devices_are_compared_with_the_others_of_their_group() -> None:
+    found = against_peers({"a": 1.0, "b": 2.0, "c": 3.0, "d": 9.0}, {"a": "x", "b": "x", "c": "x", "d": "y"})
+    assert found == {"a": 0.4, "b": 1.0, "c": 2.0}
+
+
+@pytest.mark.parametrize("text", ["x=1", "clock.offset_seconds", "clock.offset_seconds=-1", "clock.offset_seconds=nan"])
+def test_a_threshold_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadThreshold, match="expected"):
+        by_the_site([text])
+
+
+class Told(ClockOffsetCollector):
+    def __init__(self, offset_s: float | None) -> None:
+        super().__init__()
+        self._offset_s = offset_s
+
+    def collect(self, now_s: float) -> Observed:
+        if self._offset_s is None:
+            raise CollectFailed("nobody keeps the clock")
+        return Observed(node={"node_clock_offset_seconds": self._offset_s})
+
+
+@pytest.mark.parametrize(("offset_s", "state"), [(0.01, "passed"), (-2.5, "sick"), (2.5, "sick"), (None, "could_not_check")])  # fmt: skip  # noqa: E501
+def test_a_clock_is_sick_when_it_is_wrong_and_unknown_when_nobody_keeps_it(offset_s: float | None, state: str) -> None:
+    assert clock.judge(Told(offset_s), asked()).state == state
+
+
+def test_a_second_check_at_a_time_is_refused(tmp_path: Path) -> None:
+    with held(tmp_path / "lock"), pytest.raises(Taken, match="another check runs"), held(tmp_path / "lock"):
+        pass
+    with held(tmp_path / "lock"):
+        pass
+
+
+def test_the_lock_is_no_link_and_no_pipe(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(Taken), held(tmp_path / name):
+            pass
+    assert not (tmp_path / "elsewhere").exists()
