@@ -20,7 +20,7 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 HOME = Path("usr/lib/eagle-eye")
-PORTIONS = ("schema", "agent", "cli")  # of the namespace package: what a GPU host runs
+PORTIONS = ("schema", "agent", "checks", "cli")  # of the namespace package: what a GPU host runs
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 COMPILED = ("msgspec", "psutil")
 PURE = ("nvidia-ml-py",)
@@ -133,6 +133,7 @@ def rpm(tree: Path, architecture: Architecture, out: Path, scratch: Path) -> Pat
         # A newer Python beside the system's is as good: RHEL 9 has 3.9 and offers 3.12.
         "Requires: (python3 >= 3.10 or python3.12 or python3.11 or python3.13)\n"
         "AutoReqProv: no\n%global debug_package %{nil}\n%global __os_install_post %{nil}\n"
+        "%global _build_id_links none\n"
         "%description\nA small daemon for every GPU host. It reads the driver, the kernel's log, the network's\n"
         "ports and the training processes, and reports to the server.\n"
         f"%install\ncp -a {tree}/. %{{buildroot}}/\n"
@@ -155,11 +156,19 @@ def _scripts() -> dict[str, str]:
     """Return what runs after installing and before removing; neither starts a service that nobody configured."""
     systemd = "[ -d /run/systemd/system ]"
     return {
-        # An upgrade leaves a running agent as it was enabled; the frames in its spool survive the restart.
-        "postinst": f"if {systemd}; then systemctl daemon-reload; systemctl try-restart {NAME}.service || true; fi\n",
+        # Python's own cache is made here, for the Python that will be used, and removed with the package. An upgrade
+        # leaves a running agent as it was enabled; the frames in its spool survive the restart.
+        "postinst": "for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do\n"
+        '    python=$(command -v "$name") || continue\n'
+        f'    libraries=/{HOME}/python$("$python" -I -S -c \'import sys; print("%d.%d" % sys.version_info[:2])\')\n'
+        '    [ -d "$libraries" ] || continue\n'
+        f'    "$python" -I -m compileall -q /{HOME}/eagle-eye "$libraries" || true\n'
+        "    break\ndone\n"
+        f"if {systemd}; then systemctl daemon-reload; systemctl try-restart {NAME}.service || true; fi\n",
         # dpkg says "remove" or "upgrade", rpm how many versions stay.
         "prerm": f'if {systemd} && {{ [ "$1" = remove ] || [ "$1" = 0 ]; }}; then\n'
-        f"    systemctl disable --now {NAME}.service || true\nfi\n",
+        f"    systemctl disable --now {NAME}.service || true\nfi\n"
+        f"find /{HOME} -name __pycache__ -prune -exec rm -rf {{}} +\n",
     }
 
 

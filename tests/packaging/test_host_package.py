@@ -57,10 +57,17 @@ def test_it_brings_libraries_for_every_python_that_it_promises(host: Path) -> No
 def test_it_holds_nothing_that_a_gpu_host_does_not_need(host: Path) -> None:
     assert {folder.name for folder in (host / "usr/lib/eagle-eye/eagle-eye/eagle_eye").iterdir()} == {
         "agent",
+        "checks",
         "cli",
         "schema",
     }
     assert not any(host.rglob("numpy"))
+
+
+def test_running_it_writes_nothing_below_usr(host: Path) -> None:
+    before = sorted((host / "usr").rglob("*"))
+    command(host, "--version")
+    assert sorted((host / "usr").rglob("*")) == before
 
 
 def test_a_command_of_the_server_says_that_it_is_not_part_of_this_installation(host: Path) -> None:
@@ -69,15 +76,18 @@ def test_a_command_of_the_server_says_that_it_is_not_part_of_this_installation(h
     assert "is not part of this installation" in done.stderr
 
 
-def test_the_rpm_lists_the_same_files(host: Path, tmp_path: Path) -> None:
-    package = built(tmp_path, "rpm", "rpmbuild")
-    done = subprocess.run(["rpm", "-qlp", str(package)], capture_output=True, text=True, check=True)
-    listed = done.stdout.splitlines()
-    wanted = {f"/{file.relative_to(host)}" for file in host.rglob("*") if file.is_file()}
-    assert wanted <= set(listed)
+@pytest.fixture(scope="module")
+def rpm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("rpm"), "rpm", "rpmbuild")
 
 
-def test_the_rpm_takes_a_newer_python_beside_an_old_system_python(tmp_path: Path) -> None:
-    package = built(tmp_path, "rpm", "rpmbuild")
-    done = subprocess.run(["rpm", "-qRp", str(package)], capture_output=True, text=True, check=True)
+def test_the_rpm_holds_the_same_files(host: Path, rpm: Path) -> None:
+    done = subprocess.run(["rpm", "-qlp", "--qf", "", str(rpm)], capture_output=True, text=True, check=True)
+    files = {f"/{file.relative_to(host)}" for file in host.rglob("*") if file.is_file()}
+    folders = {f"/{folder.relative_to(host)}" for folder in host.rglob("*") if folder.is_dir()}
+    assert files <= set(done.stdout.splitlines()) <= files | folders
+
+
+def test_the_rpm_takes_a_newer_python_beside_an_old_system_python(rpm: Path) -> None:
+    done = subprocess.run(["rpm", "-qRp", str(rpm)], capture_output=True, text=True, check=True)
     assert "(python3 >= 3.10 or python3.12 or python3.11 or python3.13)" in done.stdout
