@@ -35,7 +35,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(host: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "/nonexistent", "HOME": str(host)}
-    line = [host / "usr/bin/eagle-eye", *words]
+    line = [str(host / "usr/bin/eagle-eye"), *words]
     return subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
 
 
