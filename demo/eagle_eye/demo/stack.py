@@ -110,9 +110,8 @@ class Stack:
         files = ("--token-file", str(self.token_file(name)), "--spool", str(self.folder / "spool" / name))
         # All nodes share this machine's /proc and its loopback ports.
         alone = {"EAGLE_EYE_SHARED_HOST": "true", "EAGLE_EYE_METRICS_LISTEN": ""}
-        self._start(
-            f"agent-{name}", node.prefix, (*words, *files, "--hook-socket", self._socket("{node}", name)), alone
-        )
+        hook = ("--hook-socket", self._socket("{node}", name))
+        self._start(f"agent-{name}", node.prefix, (*words, *files, *hook), alone)
 
     def start_launcher(self) -> None:
         """The launcher is starting the job on the first nodes, with the last as a spare."""
