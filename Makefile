@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FAULT ?= hang
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
-.PHONY: help venv demo test check format clean
+.PHONY: help venv demo test test-full check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,12 @@ demo: venv  ## the closed loop on a real training job; FAULT=hang|slow|unreachab
 	$(BIN)/eagle-eye demo --fault $(FAULT) $(if $(filter 1,$(KEEP)),--keep)
 
 test: venv  ## all tests that this machine can run
+	$(BIN)/python -m pytest
+
+test-full: venv  ## installs the components that tests ask for (Debian, as root), then runs all tests
+	apt-get update --quiet
+	RUNLEVEL=1 apt-get install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
 	$(BIN)/python -m pytest
 
 check: venv  ## style, types and import rules

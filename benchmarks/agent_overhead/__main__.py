@@ -4,7 +4,8 @@
 
 The agent runs at 1 Hz with eight simulated GPUs and every host source, and sends to a server that takes everything.
 node_exporter is scraped once a second; netdata collects once a second, its cloud and health checks off. CPU is the
-processor time of the process and its children over the run, memory the largest resident set seen.
+processor time of the process and its children over the run, memory the largest resident set seen of the process and
+those of its children that last.
 """
 
 from __future__ import annotations
@@ -156,8 +157,18 @@ def _pass_time(
     while time.monotonic() < end_s:
         for name, (process, poll) in running.items():
             poll()
-            look(name, sum(one.memory_info().rss for one in _family(process)))
+            look(name, _resident_bytes(process))
         time.sleep(LOOK_EVERY_S)
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    """Return what the process and its lasting children hold; one just forked shares all that its parent has."""
+    total = process.memory_info().rss
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if time.time() - child.create_time() > LOOK_EVERY_S:
+                total += child.memory_info().rss
+    return int(total)
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:
