@@ -91,28 +91,24 @@ class TrainingCollector:
 
     def pids(self) -> set[int]:
         """Return the processes whose hooks report; empty while nobody listens."""
-        reader = self._reader
-        if reader is None:
-            return set()
-        with reader.lock:
-            return {process.pid for process in reader.processes.values() if process.pid}
+        return {process.pid for process in self._reporting() if process.pid}
 
     def devices(self) -> set[int]:
         """Return the rows of the ranks whose hooks report; empty while nobody listens."""
-        reader = self._reader
-        if reader is None:
-            return set()
-        with reader.lock:
-            return {process.device for process in reader.processes.values()}
+        return {process.device for process in self._reporting()}
 
     def step(self, pid: int) -> float | None:
         """Return the last step that a process finished, as its hook said; None: it said none."""
+        steps = (process.message.step for process in self._reporting() if process.pid == pid)
+        step = next(steps, -1)
+        return float(step) if step >= 0 else None
+
+    def _reporting(self) -> list[RankProcess]:
         reader = self._reader
         if reader is None:
-            return None
+            return []
         with reader.lock:
-            process = reader.processes.get(pid)
-            return float(process.message.step) if process is not None and process.message.step >= 0 else None
+            return list(reader.processes.values())
 
     def close(self) -> None:
         """Stop listening."""

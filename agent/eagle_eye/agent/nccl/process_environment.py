@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_eye.agent.bounded_file import content
 from eagle_eye.agent.training_processes import TrainingProcess
 
 ENVIRON_BYTES_MAX = 2 << 20  # the kernel's limit for arguments and environment under the usual stack limit
@@ -88,8 +89,8 @@ class Environments:
 
     def _read(self, pid: int) -> ProcessEnvironment:
         folder = self._proc / str(pid)
-        own_pid, uid = _who(_head(folder / "status", STATUS_BYTES_MAX), pid)
-        values = _kept(_head(folder / "environ", ENVIRON_BYTES_MAX))
+        own_pid, uid = _who(content(str(folder / "status"), STATUS_BYTES_MAX), pid)
+        values = _kept(content(str(folder / "environ"), ENVIRON_BYTES_MAX))
         # A process that has gone takes its /proc folder along; what it left is found by plain paths where root is ours.
         shares_root = _same(folder / "root", Path("/"))
         return ProcessEnvironment(
@@ -99,11 +100,6 @@ class Environments:
             folder=(folder / "cwd").readlink() if shares_root else folder / "cwd",
             values=values,
         )
-
-
-def _head(path: Path, bytes_max: int) -> bytes:
-    with path.open("rb") as file:
-        return file.read(bytes_max)
 
 
 def _kept(raw: bytes) -> dict[str, str]:
