@@ -47,15 +47,15 @@ class Assembly:
         clock: Clock,
         wake: Callable[[], None],
         state_folder: Path | None,
+        processes: TrainingProcesses,
         beside: Sequence[Collector] = (),
     ) -> None:
-        """``beside`` are collectors that the caller brings."""
-        self.processes = TrainingProcesses()
+        """``processes`` is kept up to date with who trains here; ``beside`` are collectors that the caller brings."""
         self.nvml = NvmlCollector(self._kernel_log_is_read)
         uuids, bus_ids = self.nvml.devices_by_uuid, self.nvml.devices_by_bus_id
         self.training = TrainingCollector(hook_socket_path(configuration), drops, wake, uuids)
         self._found = ProcessesCollector(
-            self.processes,
+            processes,
             drops,
             gpu_processes=self.nvml.compute_processes,
             hooked_pids=self.training.pids,
@@ -66,22 +66,22 @@ class Assembly:
             wake=wake,
         )
         self._logs = TrainingLogCollector(
-            self.processes,
+            processes,
             drops,
             log_patterns(configuration),
             self.training.devices,
             framework=configuration.training_log_framework,
         )
         tensorboard = TensorBoardCollector(
-            self.processes,
+            processes,
             drops,
             tensorboard_patterns(configuration),
             lambda: self.training.devices() | {*self._logs.steps},
         )
         folders = [Path(folder) for folder in configuration.nccl_inspector_folders]
-        inspector = NcclInspectorCollector(self.processes, drops, folders, uuids, self._finished_step)
+        inspector = NcclInspectorCollector(processes, drops, folders, uuids, self._finished_step)
         ras = NcclRasCollector(
-            self.processes,
+            processes,
             drops,
             configuration.nccl_ras_ports,
             configuration.nccl_ras_every_s,
@@ -89,7 +89,7 @@ class Assembly:
             taken=inspector.tells_of,
         )
         recorder = FlightRecorderCollector(
-            self.processes,
+            processes,
             drops,
             configuration.flight_recorder_prefixes,
             configuration.flight_recorder_pipe_prefixes,

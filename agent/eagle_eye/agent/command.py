@@ -13,7 +13,7 @@ from pathlib import Path
 
 from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
 from eagle_eye.agent.clock import SystemClock, Wake
-from eagle_eye.agent.collector import CollectFailed, Collector, Observed
+from eagle_eye.agent.collector import CollectFailed, Observed
 from eagle_eye.agent.config import AgentConfiguration, read, spool_folder, token_path
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.bundle import BundleStuck
@@ -39,7 +39,7 @@ from eagle_eye.agent.runner import Runner
 from eagle_eye.agent.service_manager import ServiceManager
 from eagle_eye.agent.spool import Spool, SpoolTaken
 from eagle_eye.agent.tick import Tick
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.training_processes import TrainingProcesses
 from eagle_eye.agent.uplink import Destination, Uplink
 from eagle_eye.schema.configuration import ConfigurationError
 
@@ -125,7 +125,7 @@ def _check_modes(args: argparse.Namespace) -> None:
 def _run_printing(configuration: AgentConfiguration, *, once: bool) -> int:
     # Without a state folder: printing does not move the place that the service has reached.
     drops, clock, wake = Drops(), SystemClock(), Wake()
-    assembly = Assembly(configuration, drops, clock, wake.set, None)
+    assembly = Assembly(configuration, drops, clock, wake.set, None, TrainingProcesses())
     exposition = Exposition(configuration.node, agent_version(), drops, lambda: None, assembly.nvml.devices_by_uuid)
     _run_loop(configuration, assembly, Printer(), drops, clock, wake, exposition, once=once)
     return 0
@@ -154,16 +154,12 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     )
     place = Place(destination.server, token.text, destination.ca_file, destination.connect_s, destination.answer_s)
     try:
+        processes = TrainingProcesses()
         evidence: EvidenceRequests | None = None
-        beside: Sequence[Collector] = ()
-
-        def processes() -> Sequence[TrainingProcess]:
-            return assembly.processes.all()
-
         if not once:  # a frame that says "evidence" asks to be asked
-            evidence = EvidenceRequests(_gatherer(configuration), processes, Upload(place, clock).send, drops)
-            beside = (evidence,)
-        assembly = Assembly(configuration, drops, clock, wake.set, folder, beside)
+            evidence = EvidenceRequests(_gatherer(configuration), processes.all, Upload(place, clock).send, drops)
+        beside = (evidence,) if evidence is not None else ()
+        assembly = Assembly(configuration, drops, clock, wake.set, folder, processes, beside)
         uplink = Uplink(
             destination, spool, drops, clock, token=token, answered=evidence.answered if evidence else _ignore
         )
