@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.detection.plan import Case
 from eagle_eye.simulator.names import SITUATIONS
 from eagle_eye.simulator.profiles import PROFILES, visible_faults
@@ -20,7 +18,6 @@ from eagle_eye.simulator.writer import write
 
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_FREE_MIN_BYTES = 4 << 30
-PACKED_SPREAD = 0.05
 
 
 def profiles() -> list[str]:
@@ -54,16 +51,6 @@ def record(case: Case) -> Recording:
             background=case.background,
         )
     )
-
-
-def is_packed(recording: Recording) -> bool:
-    """Whether the work of a step differs from rank to rank and step to step, as sequences packed to one length do."""
-    work = recording.device.get("train_work_units")
-    if work is None:
-        return False
-    usual = np.nanmean(work, axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return bool(np.nanmedian(np.nanstd(work, axis=0) / usual) > PACKED_SPREAD)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def outcomes(case: Case, profiles: list[str]) -> list[Outcome]:
     for profile in profiles:
         if generate.is_visible(case, profile):
             with generate.written(recording, profile) as folder:
-                found.append(judged(case, profile, folder, recording.slowdown, generate.is_packed(recording)))
+                found.append(judged(case, profile, folder, recording.slowdown, recording.packed))
     return found
 
 

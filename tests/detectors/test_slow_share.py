@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from eagle_eye.detectors.signs.activity_pace import PaceChange
 from eagle_eye.detectors.signs.slow_share import compute_excess, pace_change, slowness_by_pace
+from eagle_eye.detectors.signs.without_hook import NODE_MOVES, STEADY_MOVES
 from tests.detectors.slow_stories import LONG_ROWS, SICK_ROWS, hookless, hot, job, longer_steps
 from tests.detectors.windows import NOW_S
 
@@ -30,6 +32,12 @@ class TestByPace:
 
     def test_a_noisy_pace_nearer_to_no_cost_claims_none(self) -> None:
         assert slowness_by_pace(change(0.01, 0.10), 0.15).ratio == 0
+
+    def test_counters_that_show_a_little_of_what_one_expects_tell_the_cost(self) -> None:
+        assert slowness_by_pace(PaceChange(0.02, 0.005, noted=0.03), 0.15) == (0.02, True)
+
+    def test_counters_too_coarse_to_tell_bear_nothing_out(self) -> None:
+        assert slowness_by_pace(PaceChange(0.02, 0.01, noted=0.03), 0.15) == (0.0, False)
 
     def test_nothing_is_claimed_while_the_pace_since_is_not_known_yet(self) -> None:
         assert slowness_by_pace(change(0.0, math.inf), 0.15) == (0.0, False)
@@ -56,6 +64,26 @@ class TestPaceChange:
         assert found is not None
         assert found.clear
         assert found.growth == pytest.approx(0.15, rel=0.1)
+
+    def test_the_grain_of_samples_hides_nothing_that_longer_stretches_show(self) -> None:
+        story = hookless(hot(job(rows=360), rows=2 * LONG_ROWS))
+        grain = np.where(np.arange(360) // 15 % 2, 0.8, 1.2)  # as of steps that are no part of a block
+        for name in STEADY_MOVES:
+            if name in story.device:
+                story.device[name] *= grain[:, None]
+        found = pace_change(story.window(), NOW_S - 2 * LONG_ROWS)
+        assert found is not None
+        assert found.clear
+
+    def test_bursts_are_not_asked_where_something_steady_tells(self) -> None:
+        story = hookless(job(rows=180))
+        for values in (story.device, story.node):
+            for name in ("gpu_pcie_tx_bytes_per_second", NODE_MOVES):
+                if name in values:
+                    values[name][-LONG_ROWS:] *= 0.5
+        found = pace_change(story.window(), NOW_S - LONG_ROWS)
+        assert found is not None
+        assert found.growth == pytest.approx(0.0, abs=0.01)
 
     def test_a_steady_job_without_the_hook_has_not_changed(self) -> None:
         found = pace_change(hookless(job()).window(), ONSET_S)

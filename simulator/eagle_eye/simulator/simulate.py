@@ -69,6 +69,7 @@ def simulate(scenario: Scenario) -> Recording:
         events=_events(story, sampling, start),
         labels=_labels(story, start, slowdown),
         slowdown=slowdown,
+        packed=story.job.packed_from_s <= 0,
         exports_xid=story.job.exports_xid,
     )
 

@@ -6,7 +6,7 @@ What its GPUs and networks move in a second falls as steps become longer, whatev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.under_load import lines_within, means, middle
-from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES
+from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, STEADY_MOVES
 from eagle_eye.detectors.types import Floats, Window
 
 GROWTH_DISTANCE = 4.0  # standard errors
@@ -25,6 +25,7 @@ SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
 FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
 BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
 QUIET_SHARE, USUAL_QUANTILE, PAUSE_S = 0.3, 0.75, 15.0  # of its usual level for so long: nothing is trained
+BLOCK_LENGTHS = (1, 2, 4)  # times that
 LOOKED_BACK_S = tuple(range(60, 301, 30))  # a checkpoint is over sooner
 LATE_DISTANCE = 8.0  # standard errors, where nothing says when: asked every second, of blocks that are not independent
 PARTS = 4  # of that time, each of which must be slower
@@ -45,12 +46,17 @@ class PaceChange(NamedTuple):
         return self.growth >= max(self.noted, GROWTH_DISTANCE * self.error)
 
 
+UNKNOWN = PaceChange(0.0, math.inf, ACTIVITY_NOTED)
+
+
 def activity_change(window: Window, since_s: float) -> PaceChange | None:
     """Return the change of what GPUs and networks do in a second, by the metric that says it most exactly.
 
-    None where none is observed.
+    Bursts, which samples catch or miss, are asked only where nothing steadier is observed, and so is traffic of which
+    part may not be training's. None where none is observed.
     """
-    changes = [_rate_change(values, times_s, since_s, window.interval_s) for values, times_s in _activity(window)]
+    views = list(_activity(window, STEADY_MOVES)) or list(_activity(window))
+    changes = [_rate_change(values, times_s, since_s, window.interval_s) for values, times_s in views]
     return min(changes, key=lambda change: change.error) if changes else None
 
 
@@ -67,17 +73,17 @@ def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
             before, after = level[times_s <= since_s], level[times_s > since_s + window.interval_s]
             if len(before) < BLOCKS_BEFORE_MIN or len(after) < PARTS or not _lower_throughout(before, after):
                 continue
-            change = _rate_change(values, times_s, since_s, window.interval_s)
+            change = _rate_change(values, times_s, since_s, window.interval_s, BLOCK_LENGTHS[:1])
             sure = change.clear and change.growth >= LATE_DISTANCE * change.error
             if sure and (found is None or change.growth > found[0].growth):
                 found = change, since_s
     return found
 
 
-def _activity(window: Window) -> Iterator[tuple[Floats, Floats]]:
+def _activity(window: Window, metrics: Sequence[str] = (*MOVES, NODE_MOVES)) -> Iterator[tuple[Floats, Floats]]:
     """Yield what some of the GPUs and nodes moved in each row of training, (rows, columns), and the rows' times."""
-    views = [(window.device.get(metric), window.times_s) for metric in MOVES]
-    views.append((window.node.get(NODE_MOVES), window.node_times_s))
+    views = [(window.device.get(metric), window.times_s) for metric in metrics]
+    views += [(window.node.get(metric), window.node_times_s) for metric in metrics]
     for values, times_s in views:
         if values is None or len(times_s) == 0:
             continue
@@ -115,32 +121,44 @@ def _training(level: Floats, times_s: Floats) -> NDArray[np.bool_]:
     return keep
 
 
-def _rate_change(values: Floats, times_s: Floats, since_s: float, interval_s: float) -> PaceChange:
+def _rate_change(
+    values: Floats, times_s: Floats, since_s: float, interval_s: float, lengths: Sequence[int] = BLOCK_LENGTHS
+) -> PaceChange:
     """Return the change of a rate (rows, columns) at a moment, each column against itself: stages differ.
 
-    Its error is infinite while too little of the time before or after is in view.
+    Asked of blocks of several lengths: those that hold whole steps differ least. Its error is infinite while too
+    little of the time before or after is in view.
     """
     before, after = times_s <= since_s, times_s > since_s + interval_s
-    block_s = max(BLOCK_S, interval_s)
-    blocks, later = (_whole_blocks(times_s[some], block_s) for some in (before, after))
-    unknown = PaceChange(0.0, math.inf, ACTIVITY_NOTED)
-    if blocks < BLOCKS_BEFORE_MIN or later < BLOCKS_AFTER_MIN:
-        return unknown
-    usual = means(values[before])
+    if not (before.any() and after.any()):
+        return UNKNOWN
     with np.errstate(invalid="ignore", divide="ignore"):
-        parts, since = (
-            np.array([middle(means(part) / usual) for part in np.array_split(values[some], count)])
-            for some, count in ((before, blocks), (after, later))
-        )
-    parts, since = parts[np.isfinite(parts)], since[np.isfinite(since)]
-    if len(parts) < BLOCKS_BEFORE_MIN or len(since) < BLOCKS_AFTER_MIN or not (middle(parts) > 0 and middle(since) > 0):
-        return unknown
+        ratios = values / means(values[before])
+    changes = []
+    for length in lengths:
+        block_s = length * max(BLOCK_S, interval_s)
+        blocks, later = (_whole_blocks(times_s[some], block_s) for some in (before, after))
+        changes.append(_block_change(ratios[before], ratios[after], blocks, later))
+    return min(changes, key=lambda change: change.error)
+
+
+def _block_change(earlier: Floats, since: Floats, blocks: int, later: int) -> PaceChange:
+    """Return the change between two times, (rows, columns) each, cut into so many blocks."""
+    if blocks < BLOCKS_BEFORE_MIN or later < BLOCKS_AFTER_MIN:
+        return UNKNOWN
+    parts, now = (
+        np.array([middle(means(part)) for part in np.array_split(rows, count)])
+        for rows, count in ((earlier, blocks), (since, later))
+    )
+    parts, now = parts[np.isfinite(parts)], now[np.isfinite(now)]
+    if len(parts) < BLOCKS_BEFORE_MIN or len(now) < BLOCKS_AFTER_MIN or not (middle(parts) > 0 and middle(now) > 0):
+        return UNKNOWN
     # Medians of blocks: a checkpoint is in one or two of them.
-    now = middle(since) / middle(parts)
+    ratio = middle(now) / middle(parts)
     spread = max(SIGMA_PER_MAD * middle(np.abs(parts - middle(parts))), SPREAD_FLOOR)
     error = (1 + FEW_BLOCKS / blocks) * MEDIAN_ERROR * spread * math.sqrt(1 / blocks + 1 / later)
     # Time is the inverse of activity: the same kernels in a longer step.
-    return PaceChange(1 / now - 1, error, ACTIVITY_NOTED)
+    return PaceChange(1 / ratio - 1, error, ACTIVITY_NOTED)
 
 
 def _whole_blocks(times_s: Floats, block_s: float) -> int:

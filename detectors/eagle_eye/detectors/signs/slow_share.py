@@ -149,10 +149,10 @@ def slowness_by_pace(change: PaceChange | None, reckoned: float) -> Slowness:
         return Slowness(0.0, measured=False)
     if change.clear:
         return Slowness(change.growth, measured=True)
-    if change.noted > GROWTH_NOTED:
-        return Slowness(0.0, measured=False)  # counters are too coarse to bear a reckoning out
     if reckoned > 0 and change.growth >= EXPECTED_DISTANCE * change.error:
         return Slowness(min(change.growth, reckoned), measured=True)
+    if change.noted > GROWTH_NOTED:
+        return Slowness(0.0, measured=False)  # counters are too coarse to bear a reckoning out
     compatible = reckoned <= change.growth + ERRORS_COMPATIBLE * change.error
     if reckoned > 0 and compatible and (change.growth >= NEARER_RATIO * reckoned or reckoned < change.noted):
         return Slowness(reckoned, measured=False)

@@ -16,12 +16,12 @@ USUAL_QUANTILE = 0.9
 SAMPLED = 64  # devices whose median tells of the whole job
 MOVED_ROWS = 120  # rows of the past that tell how much a job moves
 GLANCED = 48  # earlier rows that tell at a glance what is usual
-MOVES = (  # what training moves in a second
+STEADY_MOVES = (  # what training moves all through a step
     "gpu_tensor_active_ratio",
     "gpu_dram_active_ratio",
     "gpu_nvlink_tx_bytes_per_second",
-    "gpu_pcie_tx_bytes_per_second",
 )
+MOVES = (*STEADY_MOVES, "gpu_pcie_tx_bytes_per_second")  # what it moves in a second: this in bursts, as ports do
 NODE_MOVES = "node_rdma_tx_bytes_per_second"
 STILL_RATIO = 0.1  # of what it was: a job ten times slower than before is no standstill yet
 IDLE_ROWS = 2  # whole rows without work before the job counts as idle: one may be a collective's or a scrape's
