@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from eagle_eye.detectors.signs.activity_pace import changed_of_late
+from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.progress import Patience, progress
 from eagle_eye.detectors.signs.without_hook import work
 from eagle_eye.detectors.types import Blind, Verdict
@@ -151,6 +154,16 @@ class TestHang:
             said("hang", story)
 
 
+def test_where_rows_are_rare_what_gpus_did_minutes_ago_does_not_count() -> None:
+    story = job().waiting(20)
+    story.device["gpu_utilization_ratio"][-20:, 4] = 0.0
+    story.device["gpu_utilization_ratio"][-20:-4, 0] = 0.0  # wrote a checkpoint until a minute ago
+    window = story.window()
+    times_s = window.now_s - 15.0 * np.arange(len(window.times_s))[::-1]
+    rare = dataclasses.replace(window, interval_s=15.0, times_s=times_s)
+    assert activity_outliers(rare, since_s=float(times_s[-21])) == {2}
+
+
 class TestSilence:
     def test_a_node_that_falls_silent_with_its_job_is_unreachable(self) -> None:
         story = job().waiting(70)
@@ -173,6 +186,22 @@ class TestNetwork:
         assert (verdict.node, verdict.asks) == ("n3", None)
         assert verdict.kinds == {"standstill", "nic_errors"}
         assert verdict.confidence >= 0.9
+
+    def flap(self) -> Story:
+        """Return a job that stands still since a port of n3 fell and came back."""
+        story = job().waiting(130)
+        story.link["link_downed_total"][-131:, 6] += 1.0
+        return story
+
+    def test_a_flap_as_the_job_stopped_is_blamed_where_all_gpus_wait(self) -> None:
+        (verdict,) = said("network_hang", self.flap())
+        assert (verdict.node, verdict.asks) == ("n3", "restart_job")
+
+    def test_a_flap_is_not_blamed_where_the_gpu_of_another_node_is_waited_for(self) -> None:
+        story = self.flap()
+        story.device["gpu_utilization_ratio"][-130:, 4] = 0.0
+        assert said("network_hang", story) == []
+        assert [verdict.node for verdict in said("hang", story)] == ["n2"]
 
     @pytest.mark.parametrize("fell", [150, 30])
     def test_a_port_that_fell_long_before_or_after_the_stop_has_not_caused_it(self, fell: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
+from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.job_course import overdue
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages
 from eagle_eye.detectors.signs.peers import group_members, latest
@@ -33,14 +34,15 @@ class NetworkHang:
     All ranks wait in the same collective (equal ``nccl_sequence`` since the last step, or unknown; C4D, Wu et al.
     HPCA 2025: a communication hang) and one node's port is down, or went down as the standstill began, while the
     others' are up. It is told of when a step is overdue and acted on once the standstill is ``prompt``; also when
-    the ranks have died of it, each of a lost peer. A port that came back asks for a restart only: its node is
-    not to be excluded for one flap. While ports are up, errors that one node's port alone counts name it once the
-    standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a collective
-    that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the other end's:
-    each asks for a restart, when the standstill is ripe; both together name the node. Where several nodes' ports are
-    down at once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a rank lags or its
-    process is silent (Hang). Blind as ``progress`` is, and when neither port states nor errors are observed. Cannot
-    see: a path that drops packets in the fabric; of a broken cable, an end that counts nothing.
+    the ranks have died of it, each of a lost peer. A port that came back asks for a restart only: its node is not
+    to be excluded for one flap. While ports are up, errors that one node's port alone counts name it once the
+    standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a
+    collective that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the
+    other end's: each asks for a restart, when the standstill is ripe; both together name the node. Where several
+    nodes' ports are down at once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a
+    rank lags, its process is silent or, without the hook and with all ports up again, its GPU alone does not wait
+    (Hang). Blind as ``progress`` is, and when neither port states nor errors are observed. Cannot see: a path that
+    drops packets in the fabric; of a broken cable, an end that counts nothing.
     """
 
     patience: Patience
@@ -64,7 +66,7 @@ class NetworkHang:
         fallen = [item for item in outages(window) if abs(item.since_s - state.advanced_s) <= lead_s]
         fell = {item.node for item in fallen}
         late, unfinished = _lagging(window, state)
-        if len(fell) > 1 or late - fell:
+        if len(fell) > 1 or late - fell or _awaited(window, state, fallen) - fell:
             return []
         if fell:
             kinds = {"standstill", "link_state"} | ({"collective_completion"} if unfinished == fell else set())
@@ -169,6 +171,13 @@ class NetworkHang:
                 asks=None if certain else "restart_job",
             )
         ]
+
+
+def _awaited(window: Window, state: Progress, fallen: list[Outage]) -> set[int]:
+    """Return the nodes whose GPUs do not wait as their peers' do, where ports are up again and ranks tell nothing."""
+    if state.reported or not fallen or any(item.down for item in fallen):
+        return set()
+    return activity_outliers(window, state.advanced_s)
 
 
 def _settled(window: Window, fallen: list[Outage]) -> bool:

@@ -21,7 +21,7 @@ SIGNS = (
 )
 SIGMAS_MIN = 6.0
 ROWS_MIN = 2
-ROWS_MAX = 30
+ROWS_MAX, ROWS_MAX_S = 30, 60.0  # newest: a checkpoint that came before the hang looks different
 BUSY_UTILIZATION = 0.5  # NVML counts any kernel, also one that waits
 
 
@@ -34,7 +34,7 @@ def waiting(window: Window, since_s: float) -> Floats | None:
     rows = int((window.times_s > since_s + window.interval_s / 2).sum())
     if values is None or rows < ROWS_MIN:
         return None
-    level = median_over_rows(values[-min(rows, ROWS_MAX) :])
+    level = median_over_rows(values[-min(rows, _rows_max(window)) :])
     return np.where(np.isfinite(level), (level >= BUSY_UTILIZATION).astype(np.float64), np.nan)
 
 
@@ -51,10 +51,14 @@ def activity_outliers(window: Window, since_s: float) -> set[int]:
         values = window.device.get(metric)
         if values is None:
             continue
-        level: Floats = median_over_rows(values[-min(rows, ROWS_MAX) :])
+        level: Floats = median_over_rows(values[-min(rows, _rows_max(window)) :])
         # While all wait, the pipeline stage makes no difference: everybody is a peer.
         found = standing(level, np.zeros(len(level), dtype=np.intp), floor=spread)
         with np.errstate(invalid="ignore"):
             odd |= (np.abs(found.distance) > SIGMAS_MIN) & (np.abs(level - found.median) > least)
     nodes = {int(n) for n in np.unique(window.node_of[odd])}
     return nodes if 3 * len(nodes) <= len(window.nodes) else set()
+
+
+def _rows_max(window: Window) -> int:
+    return min(ROWS_MAX, max(ROWS_MIN, round(ROWS_MAX_S / window.interval_s)))
