@@ -1,11 +1,13 @@
 """What the agent costs its host, beside node_exporter and netdata, on one machine in one run.
 
-    python -m benchmarks.agent_overhead --seconds 300 --out benchmarks/results/agent-overhead.json
+    python -m benchmarks.agent_overhead --seconds 3600 --out benchmarks/results/agent-overhead.json
 
 The agent runs at 1 Hz with eight simulated GPUs and every host source, and sends to a server that takes everything.
 node_exporter is scraped once a second; netdata collects once a second, its cloud and health checks off. CPU is the
-processor time of the process and its children over the run, memory the largest resident set seen of the process and
-those of its children that last.
+processor time of the process and its children over the run. Memory is the resident set of the process and those of its
+children that last: the largest seen, each minute's median, and the slope of those over the run's second half, at most
+half an hour: what still grows then does not end with the start. Exit code 1: the agent passed a limit; its growth is
+judged over an hour or more.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +37,13 @@ from eagle_eye.schema.frame import decode_request
 
 WARM_UP_S = 20.0
 LOOK_EVERY_S = 1.0
+MINUTE_S = 60.0
+SLOPE_S = 1800.0  # what begins to grow later than the first half hour of an hour is seen, what only warms up is not
+CPU_RATIO_MAX = 0.005  # of one core
+RSS_BYTES_MAX = 45_000_000
+JUDGED_S = 3600.0  # shorter runs do not show growth
+GROWTH_BYTES_PER_HOUR_MAX = 64 << 10  # 1.5 MiB a day; a page now and then is the measure's own noise
+AGENT = "eagle-eye agent"
 NETDATA = """
 [global]
     run as user = root
@@ -101,9 +111,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through the guests' ends: none outlives us
     server = Server()
     guests = [
-        Guest("eagle-eye agent", "", _agent, lambda: None),
+        Guest(AGENT, "", _agent, lambda: None),
         Guest("node_exporter", "prometheus-node-exporter", _node_exporter, lambda: _get(19100, "/metrics")),
         Guest("netdata", "netdata", _netdata, lambda: None),
     ]
@@ -118,36 +129,66 @@ def main() -> int:
                 home.mkdir()
                 running[guest.name] = (stack.enter_context(_started(guest, home, server.port)), guest.poll)
         results = measured(running, args.seconds)
-    results["eagle-eye agent"] |= {"frames": server.frames, "frame_bytes": server.bytes / max(1, server.frames)}
-    _print(results)
+    results[AGENT] |= {"frames": server.frames, "frame_bytes": server.bytes / max(1, server.frames)}
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return 0
+    _print(results)
+    passed = passed_limits(results[AGENT])
+    for limit in passed:
+        print(limit, file=sys.stderr)
+    return 1 if passed else 0
 
 
 def measured(running: dict[str, tuple[psutil.Process, Callable[[], None]]], seconds: float) -> dict[str, Any]:
     """Return what each program cost over the same ``seconds``."""
     _pass_time(running, WARM_UP_S, lambda _name, _bytes: None)
-    resident: dict[str, list[int]] = {name: [] for name in running}
+    resident: dict[str, list[tuple[float, int]]] = {name: [] for name in running}
     begin = {name: _cpu_s(process) for name, (process, _) in running.items()}
     begin_s = time.monotonic()
-    _pass_time(running, seconds, lambda name, size: resident[name].append(size))
+    _pass_time(running, seconds, lambda name, size: resident[name].append((time.monotonic() - begin_s, size)))
     elapsed_s = time.monotonic() - begin_s
     results = {}
     for name, (process, _) in running.items():
         cpu_s = _cpu_s(process) - begin[name]
-        sizes = resident[name]
-        tenth = max(1, len(sizes) // 10)
+        minutes = by_minute(resident[name])
         results[name] = {
             "seconds": elapsed_s,
             "cpu_s": cpu_s,
             "cpu_ratio": cpu_s / elapsed_s,
-            "rss_bytes_max": max(sizes),
-            "rss_bytes_first": sorted(sizes[:tenth])[tenth // 2],
-            "rss_bytes_last": sorted(sizes[-tenth:])[tenth // 2],
+            "rss_bytes_max": max(size for _, size in resident[name]),
+            "rss_growth_bytes": minutes[-1] - minutes[0],
+            "rss_growth_bytes_per_hour": growth_per_hour(minutes),
+            "rss_bytes_by_minute": minutes,
         }
     return results
+
+
+def by_minute(sizes: Sequence[tuple[float, int]]) -> list[int]:
+    """Return the median of each minute's sizes, which come with the seconds since the begin; a rest counts as one."""
+    minutes: dict[int, list[int]] = {}
+    for since_s, size in sizes:
+        minutes.setdefault(int(since_s // MINUTE_S), []).append(size)
+    return [statistics.median_low(found) for _, found in sorted(minutes.items())]
+
+
+def growth_per_hour(minutes: Sequence[int]) -> float | None:
+    """Return the slope of the last minutes' sizes, half of them and SLOPE_S at most; None for fewer than two."""
+    last = minutes[-min(int(SLOPE_S / MINUTE_S), len(minutes) // 2) :] if len(minutes) > 3 else []
+    return statistics.linear_regression(range(len(last)), last).slope * 3600.0 / MINUTE_S if last else None
+
+
+def passed_limits(found: dict[str, Any]) -> list[str]:
+    """Return what the agent may not cost and did, a sentence each."""
+    passed = []
+    if found["cpu_ratio"] > CPU_RATIO_MAX:
+        passed.append(f"the agent took {found['cpu_ratio']:.2%} of a core; at most {CPU_RATIO_MAX:.2%} are its due")
+    if found["rss_bytes_max"] > RSS_BYTES_MAX:
+        passed.append(f"the agent held {found['rss_bytes_max']} bytes; at most {RSS_BYTES_MAX} are its due")
+    growth = found["rss_growth_bytes_per_hour"]
+    if found["seconds"] >= JUDGED_S and growth > GROWTH_BYTES_PER_HOUR_MAX:
+        passed.append(f"the agent grew by {growth:.0f} bytes an hour; at most {GROWTH_BYTES_PER_HOUR_MAX} are noise")
+    return passed
 
 
 def _pass_time(
@@ -233,11 +274,13 @@ def _get(port: int, path: str) -> None:
 
 
 def _print(results: dict[str, Any]) -> None:
-    print("| program | CPU, share of one core | RSS, largest | RSS, growth |\n|---|---|---|---|")
+    print("| program | CPU, share of one core | RSS, largest | RSS, growth | in its second half, an hour |")
+    print("|---|---|---|---|---|")
     for name, found in results.items():
-        growth_mib = (found["rss_bytes_last"] - found["rss_bytes_first"]) / 2**20
+        growth, slope = found["rss_growth_bytes"] / 2**20, found["rss_growth_bytes_per_hour"]
         print(
-            f"| {name} | {found['cpu_ratio']:.2%} | {found['rss_bytes_max'] / 2**20:.1f} MiB | {growth_mib:+.2f} MiB |"
+            f"| {name} | {found['cpu_ratio']:.2%} | {found['rss_bytes_max'] / 2**20:.1f} MiB | {growth:+.2f} MiB |"
+            f" {'' if slope is None else f'{slope / 2**20:+.3f} MiB'} |"
         )
 
 

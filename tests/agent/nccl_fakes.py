@@ -43,6 +43,12 @@ class FakeProc:
         if not (at / "root").is_symlink():
             (at / "root").symlink_to("/")
             (at / "cwd").symlink_to(self.folder)
+            (at / "ns").symlink_to("/proc/self/ns")
+
+    def contains(self, pid: int, root: Path) -> None:
+        """Let the process have a root folder of its own."""
+        (self.path / f"{pid}/root").unlink()
+        (self.path / f"{pid}/root").symlink_to(root)
 
 
 def inspector_line(sequence: int, kind: str = "AllReduce", **changes: Any) -> bytes:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import shutil
 import socket
 import struct
@@ -155,6 +156,17 @@ def test_this_kernel_answers_and_its_record_is_no_longer_than_ours() -> None:
     clock = kernel_clock()
     assert abs(clock.offset_s) < 1.0
     assert ctypes.sizeof(_Timex) >= 208  # sizeof(struct timex) where a long has 64 bits
+
+
+def test_asking_the_kernel_leaves_nothing_to_the_garbage_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            kernel_clock()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 class NtpServer:

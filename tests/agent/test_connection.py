@@ -125,7 +125,14 @@ def test_what_is_no_answer_is_an_error_that_says_so(connection: Callable[..., Co
         connection(answer).post(b"", "")
 
 
-@pytest.mark.parametrize("head", [b"content-length: 99999999\r\n\r\n", b"\r\n"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"content-length: 99999999\r\n\r\n",
+        pytest.param(b"content-length: %s\r\n\r\n" % (b"9" * 5000), id="huge"),
+        b"\r\n",
+    ],
+)
 def test_of_an_endless_answer_the_beginning_is_read(
     connection: Callable[..., Connection], opened: list[Opened], head: bytes
 ) -> None:

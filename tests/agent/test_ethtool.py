@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import struct
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +27,7 @@ class Driver:
         self.asked: list[int] = []
         self.newer = False  # kernels that refuse a number that is not theirs any more
 
-    def __call__(self, interface: str, buffer: bytearray) -> None:
+    def __call__(self, interface: str, buffer: mmap.mmap) -> None:
         command = struct.unpack_from("=I", buffer)[0]
         self.asked.append(command)
         if self.error:
@@ -79,7 +81,7 @@ def test_names_are_read_again_when_their_number_changes(newer: bool) -> None:
 
 def test_a_driver_whose_names_never_stand_still_is_not_observed() -> None:
     class Restless(Driver):
-        def __call__(self, interface: str, buffer: bytearray) -> None:
+        def __call__(self, interface: str, buffer: mmap.mmap) -> None:
             if struct.unpack_from("=I", buffer)[0] == GSTATS:
                 self.statistics[f"more {len(self.statistics)}"] = 0
             super().__call__(interface, buffer)
@@ -159,7 +161,7 @@ def test_any_names_are_understood_or_left_out(names: list[str]) -> None:
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
 def test_any_answer_is_read_or_refused(info: bytes, answer: bytes) -> None:
-    def ask(interface: str, buffer: bytearray) -> None:
+    def ask(interface: str, buffer: mmap.mmap) -> None:
         new = info if struct.unpack_from("=I", buffer)[0] == GSSET_INFO else answer
         size = min(len(new), len(buffer))
         buffer[:size] = new[:size]
@@ -169,6 +171,16 @@ def test_any_answer_is_read_or_refused(info: bytes, answer: bytes) -> None:
     except (Unsupported, OSError):
         return
     assert all(0 <= value < 2**64 for _, _, value in statistics)
+
+
+def test_room_for_any_drivers_statistics_is_not_taken_from_the_heap() -> None:
+    tracemalloc.start()
+    try:
+        EthtoolStatistics(everything, Driver(a=1)).read("eth0")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 64 << 10
 
 
 def interfaces() -> list[str]:
@@ -195,8 +207,10 @@ def test_the_kernel_answers_for_this_machines_interfaces() -> None:
 
 def test_the_kernel_says_that_an_interface_is_not_there() -> None:
     ethtool = KernelEthtool()
+    buffer = mmap.mmap(-1, 20)
+    struct.pack_into("=IIQI", buffer, 0, GSSET_INFO, 0, 2, 0)
     with pytest.raises(OSError, match="No such device"):
-        ethtool("nosuchif0", bytearray(struct.pack("=IIQI", GSSET_INFO, 0, 2, 0)))
+        ethtool("nosuchif0", buffer)
     with pytest.raises(OSError, match="No such device"):
-        ethtool("a name that is too long", bytearray(20))
+        ethtool("a name that is too long", buffer)
     ethtool.close()

@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.evidence.proc_files import (
-    ENVIRONMENT_BYTES_MAX,
-    LINKS_MAX,
-    NotTheirs,
-    environment,
-    open_file_of,
-    read,
-    read_open,
-)
+from eagle_eye.agent.evidence.proc_files import environment, open_file_of, read, read_open
+from eagle_eye.agent.foreign_file import NotTheirs
+from eagle_eye.agent.placement.process_files import ENVIRON_BYTES_MAX
 
 PID = 7
 
@@ -27,6 +21,8 @@ def inside(tmp_path: Path) -> Path:
     root.mkdir()
     (tmp_path / "proc" / str(PID)).mkdir(parents=True)
     (tmp_path / "proc" / str(PID) / "root").symlink_to(root)
+    user = os.geteuid()
+    (tmp_path / "proc" / str(PID) / "status").write_text(f"Name:\tpython\nUid:\t{user}\t{user}\t{user}\t{user}\n")
     return root
 
 
@@ -61,13 +57,6 @@ def test_links_are_followed_inside_its_root_and_lead_nowhere_else(inside: Path) 
         content(inside, "/../secret_0")
 
 
-def test_a_ring_of_links_ends(inside: Path) -> None:
-    (inside / "a").symlink_to("b")
-    (inside / "b").symlink_to("a")
-    with pytest.raises(NotTheirs, match=f"{LINKS_MAX} symbolic links"):
-        content(inside, "/a")
-
-
 def test_links_that_grow_end(inside: Path) -> None:
     (inside / "a").symlink_to("a/" * 1_000)
     with pytest.raises(NotTheirs):
@@ -82,7 +71,7 @@ def test_what_is_no_absolute_path_is_refused(inside: Path, path: str) -> None:
 
 def test_a_pipe_is_not_opened(inside: Path) -> None:
     os.mkfifo(inside / "rank_0")
-    with pytest.raises(NotTheirs, match="no regular file"):
+    with pytest.raises(NotTheirs, match="not a regular file"):
         content(inside, "/rank_0")
 
 
@@ -94,14 +83,20 @@ def test_a_file_of_another_user_is_not_read(inside: Path) -> None:
         content(inside, "/rank_0")
 
 
-def test_no_descriptor_is_left_open(inside: Path) -> None:
-    (inside / "tmp").mkdir()
-    (inside / "tmp" / "rank_0").write_bytes(b"dump")
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    content(inside, "/tmp/../tmp/rank_0")
-    with pytest.raises(FileNotFoundError):
-        content(inside, "/tmp/none")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+def test_a_process_that_hides_its_owner_is_its_users_all_the_same(inside: Path) -> None:
+    (inside / "rank_0").write_bytes(b"x")
+    status = inside.parent / "proc" / str(PID) / "status"
+    status.write_text("Name:\tpython\nUid:\t4711\t0\t0\t0\n")  # its folder in /proc is root's, as ours is here
+    with pytest.raises(NotTheirs, match="the process to user 4711"):
+        content(inside, "/rank_0")
+
+
+def test_a_process_that_has_ended_is_no_owner(inside: Path) -> None:
+    (inside.parent / "proc" / str(PID) / "status").unlink()
+    with pytest.raises(ProcessLookupError, match="process 7 has ended"):
+        content(inside, "/rank_0")
+    with pytest.raises(ProcessLookupError):
+        environment(inside.parent / "proc", PID)
 
 
 def test_an_environment_may_hold_anything(tmp_path: Path) -> None:
@@ -112,7 +107,7 @@ def test_an_environment_may_hold_anything(tmp_path: Path) -> None:
 
 def test_a_huge_environment_is_cut(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "environ").write_bytes(b"A=1\0B=" + b"x" * (ENVIRONMENT_BYTES_MAX + 10))
+    (tmp_path / "7" / "environ").write_bytes(b"A=1\0B=" + b"x" * (ENVIRON_BYTES_MAX + 10))
     variables, more = environment(tmp_path, PID)
     assert more
     assert variables["A"] == "1"
@@ -122,3 +117,17 @@ def test_a_file_is_read_up_to_the_limit(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"12345")
     assert read(tmp_path / "x", 5) == (b"12345", False)
     assert read(tmp_path / "x", 4) == (b"1234", True)
+
+
+@pytest.mark.parametrize("bytes_max", [0, 4, 5, 6])
+def test_an_open_file_is_read_up_to_the_limit(tmp_path: Path, bytes_max: int) -> None:
+    (tmp_path / "x").write_bytes(b"12345")
+    with (tmp_path / "x").open("rb") as file:
+        assert read_open(file.fileno(), bytes_max) == (b"12345"[:bytes_max], bytes_max < 5)
+
+
+def test_a_file_that_only_the_kernel_makes_up_is_not_read() -> None:
+    path = Path("/proc/self/status")  # a regular file of no size, as those are that never end
+    assert path.read_bytes()
+    with path.open("rb") as file:
+        assert read_open(file.fileno(), 1_000) == (b"", False)

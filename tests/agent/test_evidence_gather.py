@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence import gather as gathering
 from eagle_eye.agent.evidence.bug_report import BugReport
 from eagle_eye.agent.evidence.bundle import Manifest
@@ -246,6 +247,26 @@ def test_the_newest_dump_of_the_process_is_taken_as_it_is(tmp_path: Path) -> Non
         (tmp_path / "rank_0").write_bytes(b"\x80\x02}.")
         told, files = gather([FlightDumps()], process, within_s=1.0)
     assert files["flight-recorder/j/rank_0"] == b"\x80\x02}."
+
+
+def test_a_dump_that_leads_to_the_kernels_own_files_is_not_taken() -> None:
+    with rank(BLOCKED, TORCH_FR_DUMP_TEMP_FILE="/proc/self/fdinfo/") as process:
+        told, files = gather([FlightDumps()], process, within_s=1.0)
+    assert list(files) == ["n1/manifest.json"]
+    assert [missing.why for missing in told.missing] == ["the dump is empty"]
+
+
+def test_what_is_no_pipe_of_the_process_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "pipe_0.pipe").write_bytes(b"keep")
+    (tmp_path / "rank_0").mkdir()
+    drops = Drops()
+    places = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}
+    with rank(BLOCKED, **places) as process:
+        told, _ = gather([FlightDumps(drops=drops)], process, within_s=1.0)
+    assert drops.snapshot() == {"flight_recorder_refused": 1}
+    refused, missing = told.missing
+    assert (refused.what, "not a regular file" in refused.why) == (f"{tmp_path}/rank_0", True)
+    assert "pipe_0.pipe: not a named pipe" in missing.why
 
 
 class Slow:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import struct
@@ -90,7 +91,7 @@ class Machine:
         if address:
             shutil.rmtree(self.sys / "devices/pci0000:00" / address)
 
-    def ask(self, interface: str, buffer: bytearray) -> None:
+    def ask(self, interface: str, buffer: mmap.mmap) -> None:
         self.asked += 1
         if interface not in self.statistics:
             raise OSError(self.ethtool_error, os.strerror(self.ethtool_error))

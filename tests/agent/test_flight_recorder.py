@@ -1,67 +1,26 @@
-"""Flight-recorder dumps as they appear on a node, and asking for them."""
+"""Flight-recorder dumps as they appear on a node."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import pickle
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.collectors import flight_recorder
 from eagle_eye.agent.collectors.flight_recorder import DEPARTED_KEPT_S, FlightRecorderCollector
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.nccl.dump_files import POLL_S, dump_paths, request_dumps
+from eagle_eye.agent.nccl.dump_files import dump_paths
 from eagle_eye.agent.nccl.flight_dump import read
 from eagle_eye.agent.nccl.process_environment import Environments
-from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
 from tests.agent.fakes import REPOSITORY, FakeClock
-from tests.agent.nccl_fakes import FakeProc, flight_dump, flight_entry, process, published
-
-ON = {"TORCH_FR_DUMP_TEMP_FILE": "trace_", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "pipe_"}
-DUMP = flight_dump(flight_entry(6), flight_entry(7, "started"))
-
-
-class Node:
-    """A node whose ranks may write dumps; its clock reads what files' times say."""
-
-    def __init__(self, tmp_path: Path, clock: FakeClock) -> None:
-        self.clock = clock
-        self.proc = FakeProc(tmp_path)
-        self.processes = TrainingProcesses()
-        self.drops = Drops()
-        self.writes_done = 0
-
-    def agent(self, *prefixes: str) -> FlightRecorderCollector:
-        return FlightRecorderCollector(
-            self.processes, self.drops, prefixes, proc=self.proc.path, monotonic_s=self.clock.monotonic_s
-        )
-
-    def runs(self, *processes: TrainingProcess, environ: dict[str, str] | None = None) -> None:
-        for one in processes:
-            self.proc.runs(one.pid, ON if environ is None else environ)
-        self.processes.publish(processes)
-
-    def writes(self, dump: Any = DUMP, rank: int = 0, ago_s: float = 0.0, raw: bytes | None = None) -> Path:
-        path = self.proc.folder / f"trace_{rank}"
-        path.write_bytes(pickle.dumps(dump, protocol=2) if raw is None else raw)
-        self.writes_done += 1  # so that each writing has a time of its own
-        at_ns = int((self.clock.now_s() - ago_s) * 1e9) + self.writes_done
-        os.utime(path, ns=(at_ns, at_ns))
-        return path
-
-    def collects(self, agent: FlightRecorderCollector) -> Observed:
-        self.clock.advance(1.0)
-        return agent.collect(self.clock.now_s())
+from tests.agent.flight_node import Node
+from tests.agent.nccl_fakes import flight_dump, process
 
 
 @pytest.fixture
@@ -176,15 +135,46 @@ def test_a_dump_that_cannot_be_read_is_named_and_counted(node: Node, raw: bytes,
     assert node.collects(agent).problem == ""
 
 
-def test_a_file_that_is_not_the_processes_own_is_refused(node: Node, tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_a_file_that_is_not_the_processes_own_is_refused(node: Node) -> None:
     node.runs(process())
     agent = node.agent()
     node.collects(agent)
-    (tmp_path / "secret").write_bytes(b"root:x:0")
-    (node.proc.folder / "trace_0").symlink_to(tmp_path / "secret")
+    path = node.writes()
+    os.chown(path, 12_345, 12_345)
     node.collects(agent)
-    assert node.collects(agent).problem.endswith("trace_0: not a regular file")
+    assert node.collects(agent).problem == f"{path}: belongs to user 12345, the process to user 0"
     assert node.drops.snapshot() == {"flight_recorder_refused": 1}
+
+
+def test_what_is_no_file_is_named_while_it_lies_there_and_counted_once(node: Node) -> None:
+    node.runs(process())
+    agent = node.agent()
+    path = node.proc.folder / "trace_0"
+    os.mkfifo(path)
+    for _ in range(3):
+        assert node.collects(agent).problem == f"{path}: not a regular file"
+    assert node.drops.snapshot() == {"flight_recorder_refused": 1}
+    path.unlink()
+    assert node.collects(agent).problem == ""
+
+
+def test_no_link_in_a_container_leads_to_the_hosts_files(node: Node, tmp_path: Path) -> None:
+    container = tmp_path / "container"
+    (container / "tmp").mkdir(parents=True)
+    node.runs(process(), environ={"TORCH_FR_DUMP_TEMP_FILE": "/dumps/trace_"})
+    node.proc.contains(1000, container)
+    (container / "dumps").symlink_to(node.proc.folder)
+    agent = node.agent()
+    node.collects(agent)
+    node.writes()
+    node.collects(agent)
+    assert node.collects(agent).devices == {}
+    (container / "dumps").unlink()
+    (container / "dumps").symlink_to("/tmp")  # its own
+    node.writes().rename(container / "tmp/trace_0")
+    node.collects(agent)
+    assert node.collects(agent).devices[0]["nccl_sequence"] == 7.0
 
 
 def test_one_dump_is_read_at_a_time(node: Node) -> None:
@@ -240,100 +230,6 @@ def test_what_is_watched_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch)
     node.runs(process(0), process(1))
     node.collects(node.agent())
     assert node.drops.snapshot() == {"flight_recorder_beyond": 1}
-
-
-class Rank:
-    """A process that reads its pipe, and dumps or not when it is asked to."""
-
-    def __init__(self, node: Node, rank: int) -> None:
-        self.path = node.proc.folder / f"pipe_{rank}.pipe"
-        os.mkfifo(self.path)
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-
-    def asked(self) -> bool:
-        return bool(os.read(self._descriptor, 128))
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-def test_ranks_are_asked_through_their_pipes_and_the_silent_are_named(node: Node) -> None:
-    dumps, stuck, gone, unset = (process(rank, 4) for rank in range(4))
-    node.runs(dumps, stuck, gone)
-    node.proc.runs(unset.pid, {"HOME": "/nowhere"})
-    ranks = [Rank(node, 0), Rank(node, 1)]
-    os.mkfifo(node.proc.folder / "pipe_2.pipe")  # nobody reads it any more
-    sleeps: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        if not sleeps:
-            node.writes(rank=0)
-        sleeps.append(seconds)
-        node.clock.advance(seconds)
-
-    asked = request_dumps(
-        (dumps, stuck, gone, unset),
-        2.0,
-        Environments(node.proc.path),
-        monotonic_s=node.clock.monotonic_s,
-        sleep=sleep,
-    )
-    assert asked.answered == (dumps,)
-    assert asked.silent == {
-        stuck: "asked, but wrote no dump within 2 s",
-        gone: f"{node.proc.folder}/pipe_2.pipe: nobody reads it",
-        unset: "no pipe: set TORCH_NCCL_DEBUG_INFO_PIPE_FILE for the job",
-    }
-    assert [rank.asked() for rank in ranks] == [True, True]
-    assert sum(sleeps) == pytest.approx(2.0, abs=2 * POLL_S)
-    for rank in ranks:
-        rank.close()
-
-
-def test_asking_ends_as_soon_as_all_have_answered(node: Node) -> None:
-    node.runs(process())
-    rank = Rank(node, 0)
-    sleeps: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        sleeps.append(seconds)
-        if len(sleeps) == 1:
-            node.writes()
-
-    asked = request_dumps([process()], 60.0, Environments(node.proc.path), monotonic_s=lambda: 0.0, sleep=sleep)
-    assert (asked.answered, asked.silent, len(sleeps)) == ((process(),), {}, 2)
-    rank.close()
-
-
-def test_a_pipe_that_is_full_does_not_hold_the_agent_up(node: Node) -> None:
-    node.runs(process())
-    rank = Rank(node, 0)
-    full = os.open(rank.path, os.O_WRONLY | os.O_NONBLOCK)
-    with contextlib.suppress(BlockingIOError):
-        while os.write(full, b"1" * 4096):
-            pass
-    asked = request_dumps([process()], 1.0, Environments(node.proc.path))
-    assert asked.silent == {process(): f"{rank.path}: full: its process does not read it"}
-    os.close(full)
-    rank.close()
-
-
-def test_a_file_in_the_pipes_place_is_not_written_to(node: Node) -> None:
-    node.runs(process())
-    path = node.proc.folder / "pipe_0.pipe"
-    path.write_bytes(b"keep")
-    asked = request_dumps([process()], 1.0, Environments(node.proc.path))
-    assert asked.silent == {process(): f"{path}: not a named pipe"}
-    assert path.read_bytes() == b"keep"
-
-
-def test_dumps_may_be_asked_for_from_another_thread(node: Node) -> None:
-    agent = FlightRecorderCollector(published(), node.drops, proc=node.proc.path)
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(agent.request(1.0)))
-    thread.start()
-    thread.join(timeout=5.0)
-    assert len(found) == 1
 
 
 GLOO = """

@@ -18,6 +18,7 @@ from eagle_eye.detectors.flight_recorder import analyse
 from eagle_eye.schema.flight_recorder import BadDump
 from eagle_eye.server.flight_recorder import read_dump
 from tests.agent.nccl_fakes import flight_dump, flight_entry
+from tests.agent.spoiled import spoiled
 
 
 def told(dump: Any, rank: int = 0, form: str = "pickle") -> FlightDump:
@@ -115,6 +116,53 @@ def test_a_dump_that_would_take_gigabytes_is_refused(monkeypatch: pytest.MonkeyP
         read(b"[" + b" " * 100 + b"]", 0)
 
 
+def test_an_entry_that_a_pickle_repeats_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ENTRIES_MAX", 1_000)
+    entries = [flight_entry(7)] * 1_000
+    assert told(flight_dump(*entries)).completed == 6
+    with pytest.raises(BadDump, match="1001 entries; at most 1000 are read"):
+        told(flight_dump(*entries, entries[0]))
+
+
+@pytest.mark.parametrize("ranks", ["0," * 400, [0] * 400, [0] * 1_001])
+def test_ranks_that_a_pickle_repeats_for_each_group_are_refused(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RANKS_CHARS_MAX", 1_000)
+    dump = flight_dump(flight_entry(7)) | {"pg_config": {str(number): {"ranks": ranks} for number in range(2)}}
+    with pytest.raises(BadDump, match="the ranks of all groups have more than 1000 characters"):
+        told(dump)
+
+
+def test_the_ranks_of_a_large_job_are_read() -> None:
+    dump = flight_dump(flight_entry(7), ranks=100_000)
+    dump["pg_config"] |= {str(number): {"name": str(number), "ranks": "[0, 1]"} for number in range(1, 100)}
+    assert told(dump).ranks == 100_000
+
+
+@pytest.mark.parametrize("ranks", ["[0, \ud800]", "[\N{ARABIC-INDIC DIGIT THREE}]", [0, -1], [True], 5, None])
+def test_a_group_whose_ranks_are_no_list_of_numbers_names_none(ranks: Any) -> None:
+    dump = flight_dump(flight_entry(7))
+    dump["pg_config"]["0"]["ranks"] = ranks
+    found = told(dump)
+    assert (found.ranks, json.loads(found.reduced)["pg_config"]["0"]["ranks"]) == (None, "")
+
+
+def test_sizes_that_a_pickle_repeats_for_each_operation_are_refused() -> None:
+    sizes = [[1 << 60] * limits.SHAPES_MAX] * limits.SHAPES_MAX
+    dump = flight_dump(*(flight_entry(number, "started", input_sizes=sizes) for number in range(100)))
+    with pytest.raises(BadDump, match="operations to be kept have more than 4194304 bytes"):
+        told(dump)
+
+
+def test_a_dump_that_is_nested_too_deep_is_refused() -> None:
+    deep = 100_000
+    for raw in (
+        b'{"entries":' + b"[" * deep + b"]" * deep + b"}",
+        b"\x80\x02}X\x07\x00\x00\x00entries" + b"]" * deep + b"a" * (deep - 1) + b"s.",
+    ):
+        with pytest.raises(BadDump, match=r"nested too deep|entries\[0\] is list"):
+            read(raw, 0)
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return print, ("ran",)
@@ -148,6 +196,16 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     for hostile in (raw, b"\x80\x02" + raw, b"{" + raw):
         with contextlib.suppress(BadDump):
             read(hostile, 0)
+
+
+def test_whatever_stands_in_a_field_a_dump_is_read_or_refused() -> None:
+    believed = 0
+    for plain in spoiled(json.loads(json.dumps(flight_dump(flight_entry(6), flight_entry(7, "started"))))):
+        for form in ("pickle", "json"):
+            with contextlib.suppress(BadDump):
+                json.loads(told(plain, form=form).reduced)
+                believed += 1
+    assert believed > 500
 
 
 values = st.recursive(

@@ -52,6 +52,7 @@ messages = st.builds(
     phase=st.one_of(st.just(""), names),
     gpu=st.one_of(st.just(""), names),
     events=st.lists(events, max_size=4).map(tuple),
+    unknown_events=st.just(0),
 )
 
 
@@ -72,6 +73,18 @@ def test_a_damaged_message_is_decoded_or_refused_and_nothing_else(original: Hook
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(5, len(raw) - 1))] = data.draw(st.integers(0, 255))
     assert reason_of(bytes(raw)) in {"", "truncated", "range", "text", "event"}
+
+
+def test_an_event_of_a_newer_hook_costs_nothing_but_itself() -> None:
+    seen = decode(
+        encode(message(step=7), b'{"job":"j","events":[[1,2.0,"phase","eval"],[2,2.0,"party",{"a":[1]}]],"x":1}')
+    )
+    assert (seen.step, seen.events, seen.unknown_events) == (7, (HookEvent(1, 2.0, "phase", "eval"),), 1)
+
+
+def test_a_text_that_no_frame_could_carry_is_mended() -> None:
+    seen = decode(encode(message(), b'{"job":"j","events":[[1,2.0,"training_error","bad \\ud800 text"]]}'))
+    assert [event.value for event in seen.events] == ["bad ? text"]
 
 
 def reason_of(datagram: bytes) -> str:
@@ -105,7 +118,8 @@ def reason_of(datagram: bytes) -> str:
         (encode(message(), b'{"job":"j","events":[[1,NaN,"phase","x"]]}'), "text"),
         (encode(message(), b"[" * 5000), "text"),
         (encode(message(), b'{"job":"j","events":7}'), "event"),
-        (encode(message(), b'{"job":"j","events":[[1,2.0,"rm","x"]]}'), "event"),
+        (encode(message(), b'{"job":"j","events":[[1,2.0,"","x"]]}'), "event"),
+        (encode(message(), b'{"job":"j","events":[[1,2.0,["phase"],"x"]]}'), "event"),
         (encode(message(), b'{"job":"j","events":[[1,2.0,"phase",3]]}'), "event"),
         (encode(message(), b'{"job":"j","events":[[true,2.0,"phase","x"]]}'), "event"),
         (encode(message(), b'{"job":"j","events":[[1,2.0,"checkpoint_end",true]]}'), "event"),

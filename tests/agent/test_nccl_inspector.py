@@ -8,6 +8,7 @@ import pytest
 from eagle_eye.agent.collectors import nccl_inspector
 from eagle_eye.agent.collectors.nccl_inspector import (
     BYTES_PER_COLLECT_MAX,
+    EXCHANGED_EVERY_S,
     LINES_PER_COLLECT_MAX,
     METRICS_EVERY_S,
     NcclInspectorCollector,
@@ -217,15 +218,59 @@ def test_what_cannot_be_used_is_counted(host: Host) -> None:
     }
 
 
-def test_a_log_that_is_not_the_processes_own_is_refused_by_name(host: Host, tmp_path: Path) -> None:
+def test_a_log_that_is_not_the_processes_own_is_refused_by_name(host: Host) -> None:
     host.runs(process())
-    secret = tmp_path / "secret"
-    secret.write_bytes(inspector_line(7))
-    (host.dumps / f"{HOST}-pid1000.log").symlink_to(secret)
+    path = host.dumps / f"{HOST}-pid1000.log"
+    os.mkfifo(path)
     observed = host.agent().collect(host.clock.now_s())
     assert observed.devices == {}
-    assert observed.problem.endswith("pid1000.log: not a regular file")
+    assert observed.problem == f"{path}: not a regular file"
     assert host.drops.snapshot() == {"nccl_inspector_refused": 1}
+
+
+def test_no_link_in_a_container_leads_to_the_hosts_files(host: Host, tmp_path: Path) -> None:
+    container = tmp_path / "container"
+    (container / "work").mkdir(parents=True)
+    host.runs(process())
+    host.proc.contains(1000, container)
+    (host.proc.path / "1000/cwd").unlink()
+    (host.proc.path / "1000/cwd").symlink_to(container / "work")
+    (container / "work/dumps").symlink_to(host.dumps)
+    agent = host.agent()
+    rows(agent, host)
+    host.writes(inspector_line(7))
+    assert rows(agent, host) == {}
+    (container / "work/dumps").unlink()
+    (container / "work/dumps").mkdir()
+    host.dumps = container / "work/dumps"
+    host.writes(inspector_line(8))
+    assert rows(agent, host)[0]["nccl_completed_sequence"] == 8.0
+
+
+def test_a_log_that_was_exchanged_is_read_to_its_end_and_the_new_one_from_its_beginning(host: Host) -> None:
+    host.runs(process())
+    agent = host.agent()
+    rows(agent, host)
+    path = host.writes(inspector_line(7))
+    assert rows(agent, host)[0]["nccl_completed_sequence"] == 7.0
+    path.rename(path.with_suffix(".old"))
+    host.writes(inspector_line(8), name=f"{HOST}-pid1000.old")
+    host.writes(inspector_line(9))
+    told = [rows(agent, host)[0]["nccl_completed_sequence"] for _ in range(int(EXCHANGED_EVERY_S) + 2)]
+    assert (told[0], told[-1]) == (8.0, 9.0)
+
+
+def test_the_logs_of_ranks_that_have_gone_are_let_go_of(host: Host) -> None:
+    host.runs(process())
+    agent = host.agent()
+    rows(agent, host)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    host.writes(inspector_line(7))
+    rows(agent, host)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    host.processes.publish([])
+    rows(agent, host)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_clock_that_jumps_changes_nothing(host: Host) -> None:
@@ -266,7 +311,7 @@ def test_a_metrics_file_gives_its_gpu_a_bandwidth_once_for_each_writing(host: Ho
     host.uuids["GPU-11-22"] = 3
     path = host.dumps / f"nccl_inspector_metrics_{spelt}.prom"
     path.write_text('nccl_bus_bandwidth_gbs{nranks="8"} 100\n')
-    host.runs(process(), NCCL_INSPECTOR_PROM_DUMP="1")
+    host.runs(process(device=3), NCCL_INSPECTOR_PROM_DUMP="1")
     agent = host.agent()
     assert rows(agent, host) == {}  # there before the agent: of whom is not known
     path.write_text('nccl_bus_bandwidth_gbs{nranks="8"} 200\n')
@@ -277,6 +322,18 @@ def test_a_metrics_file_gives_its_gpu_a_bandwidth_once_for_each_writing(host: Ho
     os.utime(path, (1, 1))
     host.clock.advance(METRICS_EVERY_S)
     assert 3 in rows(agent, host)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_a_metrics_file_of_another_user_is_refused_and_that_of_another_gpu_not_looked_at(host: Host) -> None:
+    host.uuids.update({"GPU-1": 1, "GPU-2": 2})
+    for uuid in host.uuids:
+        (host.dumps / f"nccl_inspector_metrics_{uuid}.prom").touch()
+        os.chown(host.dumps / f"nccl_inspector_metrics_{uuid}.prom", 12_345, 12_345)
+    host.runs(process(device=2), NCCL_INSPECTOR_PROM_DUMP="1")
+    problem = host.agent().collect(host.clock.now_s()).problem
+    assert problem == f"{host.dumps}/nccl_inspector_metrics_GPU-2.prom: belongs to user 12345, the process to user 0"
+    assert host.drops.snapshot() == {"nccl_inspector_refused": 1}
 
 
 def test_without_training_processes_nothing_is_read(host: Host) -> None:

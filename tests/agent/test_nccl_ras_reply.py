@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.nccl import ras_reply
-from eagle_eye.agent.nccl.ras_reply import TROUBLES_MAX, BadReply, Reply, Trouble, parse
+from eagle_eye.agent.nccl.ras_reply import TEXT_CHARS_MAX, TROUBLES_MAX, BadReply, Reply, Trouble, parse
+from tests.agent.spoiled import spoiled
 
 DATA = Path(__file__).parent / "data/nccl"
 
@@ -122,6 +124,26 @@ def test_a_document_that_would_take_gigabytes_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(ras_reply, "OBJECTS_MAX", 10)
     with pytest.raises(BadReply, match="more than 10 objects"):
         parse(document(*[rank(number) for number in range(5)]))
+
+
+def test_what_is_told_of_a_trouble_is_cut() -> None:
+    text = f"NCCL version 2.27.3\n#0-0 (a1) ERROR\n  Rank 0: {'x' * 1_000}\n\nWarnings\n"
+    assert len(parse(text.encode()).troubles[0].detail) == TEXT_CHARS_MAX
+
+
+def test_whatever_stands_in_a_field_a_reply_is_refused_or_can_be_sent_on() -> None:
+    plain = json.loads(document(rank(0, init_state=1, async_error=0), missing=[rank(1, considered_dead=True)]))
+    plain["ras"] = {"timeouts_count": 1}
+    believed = 0
+    for wrong in spoiled(plain):
+        try:
+            reply = parse(json.dumps(wrong).encode())
+        except BadReply:
+            continue
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=Reply) == reply
+        assert all(len(trouble.detail) <= TEXT_CHARS_MAX for trouble in reply.troubles)
+        believed += 1
+    assert believed > 50
 
 
 @given(st.binary())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.agent.node_token import ENROL_EVERY_S, NodeToken
+from eagle_eye.agent.server_connection import Trust
 from eagle_eye.server.auth import mint
 from eagle_eye.server.store import Change
 from tests.agent.fakes import FakeClock
@@ -35,7 +36,7 @@ def token_of(server: Running, tmp_path: Path, clock: FakeClock) -> Callable[...,
             join_file = tmp_path / "join"
             join_file.write_text(join_text + "\n")
         file = tmp_path / "state" / "token"
-        return NodeToken(url or server.url, node, file, join_file, None, 5.0, clock.monotonic_s)
+        return NodeToken(url or server.url, node, file, join_file, Trust(), 5.0, clock.monotonic_s)
 
     return make
 

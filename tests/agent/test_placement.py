@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import string
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,17 +11,6 @@ from eagle_eye.agent.placement.choice import Candidate, choose
 from eagle_eye.agent.placement.environment import Refused, identity, launch, may_name_a_rank, variables
 from eagle_eye.agent.placement.process_files import is_launcher
 from tests.agent.fakes import REPOSITORY
-
-HOOK_VARIABLES = (
-    *("EAGLE_EYE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "EAGLE_EYE_ROLE"),
-    *("EAGLE_EYE_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-)
-VALUES = st.one_of(
-    st.integers(0, 1_100).map(str),
-    st.sampled_from(["", "none", "x", "-1", "007", "99999999999", "٣", "a\nb", "n" * 300]),
-    st.text(string.printable, max_size=12),
-)
 
 
 def block(environ: dict[str, str]) -> bytes:
@@ -106,16 +93,6 @@ def test_the_role_is_ours_or_torchrun_s_where_it_has_a_name() -> None:
 def test_a_value_that_is_not_what_it_should_be_refuses_the_process(name: str, value: str) -> None:
     with pytest.raises(Refused):
         identity(variables(block(TORCHRUN | {name: value})))
-
-
-@given(st.dictionaries(st.sampled_from(HOOK_VARIABLES), VALUES))
-def test_what_is_not_refused_is_what_the_hook_says(environ: dict[str, str]) -> None:
-    try:
-        found = identity(variables(block(environ)))
-    except Refused:
-        return
-    assert found in (None, Identity.of(environ))
-    assert (found is None) == (not environ.get("RANK") and not environ.get("SLURM_PROCID"))
 
 
 @given(st.binary(max_size=300), st.sampled_from([b"", b"RANK=", b"RANK=1\0EAGLE_EYE_JOB="]))

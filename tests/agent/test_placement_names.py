@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import json
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.placement.cycle_info import FILE_BYTES_MAX, BadCycleInfo, CycleInfo, file_of, job_of, parse
-from eagle_eye.agent.placement.node_names import NODES_MAX, conflicts, expand, node_names, same_node
+from eagle_eye.agent.placement.cycle_info import job_of
+from eagle_eye.agent.placement.node_names import conflicts, node_names, same_node
 from eagle_eye.agent.placement.visible_devices import Gpus, gpus, listed_device, named_device
 
 
@@ -46,89 +43,7 @@ def test_a_name_that_is_none_is_left_out() -> None:
     assert len(node_names("n1", "a\nb", "x" * 254, {}, pod=False)) == 1
 
 
-@pytest.mark.parametrize(
-    ("expression", "hosts"),
-    [
-        ("", ()),
-        ("n1", ("n1",)),
-        ("n[08-11]", ("n08", "n09", "n10", "n11")),
-        ("n[1,3-4],login", ("n1", "n3", "n4", "login")),
-        ("rack1-[1-2]-x,rack2-n5", ("rack1-1-x", "rack1-2-x", "rack2-n5")),
-        ("n[2-1]", None),
-        ("n[1", None),
-        ("n[1-999999999]", None),
-        ("n[a]", None),
-        ("a[1][2]", None),
-    ],
-)
-def test_slurm_s_host_lists(expression: str, hosts: tuple[str, ...] | None) -> None:
-    assert expand(expression) == hosts
-
-
-@given(st.text(alphabet="n[]-,0129 ", max_size=60))
-def test_any_text_is_a_bounded_list_of_hosts_or_none(expression: str) -> None:
-    hosts = expand(expression)
-    assert hosts is None or len(hosts) <= NODES_MAX
-
-
-def test_many_brackets_do_not_add_up_beyond_the_limit() -> None:
-    assert expand("n[1-40000],m[1-40000]") is None
-
-
-@pytest.mark.parametrize(
-    "text", ["[" * 200_000, "," * 200_000, "[," * 100_000, "n[1,1" * 50_000, "n[" + "1," * 100_000]
-)
-def test_a_hostile_list_of_hosts_costs_little(text: str) -> None:
-    begin_s = time.thread_time()
-    hosts = expand(text)
-    assert hosts is None or hosts == ()
-    assert time.thread_time() - begin_s < 2.0  # some 0.1 s; what grows with the square takes minutes
-
-
-CYCLE = {
-    "job_id": "70",
-    "attempt_index": 1,
-    "cycle_number": 4,
-    "cycle_start_time": "2026-01-01T00:00:00Z",
-    "cycle_end_time": "",
-    "active_nodes": "n[1-2]",
-    "standby_nodes": "n3",
-    "generation": 2,
-    "later": {"keys": [1]},
-}
-
-
-def test_a_cycle_file_says_who_takes_part() -> None:
-    assert parse(json.dumps(CYCLE).encode()) == CycleInfo("70", 1, 4, ("n1", "n2"), ("n3",), ended=False)
-    assert parse(json.dumps(CYCLE | {"cycle_end_time": "2026"}).encode()).ended
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"job_id": ""}, {"job_id": 7}, {"job_id": "a\nb"}, {"cycle_number": -1}, {"active_nodes": "n[1-99999999]"}],
-)
-def test_a_cycle_file_that_is_none_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(BadCycleInfo):
-        parse(json.dumps(CYCLE | change).encode())
-
-
-def test_half_a_cycle_file_and_one_too_long_are_refused() -> None:
-    whole = json.dumps(CYCLE).encode()
-    for data in (b"", whole[:-5], b" " * (FILE_BYTES_MAX + 1), b"[" * 10_000, b'{"job_id": "\xff"}'):
-        with pytest.raises(BadCycleInfo):
-            parse(data)
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_cycle_or_refused(data: bytes) -> None:
-    with pytest.raises(BadCycleInfo):
-        parse(data)
-
-
-def test_names_of_cycle_files() -> None:
-    assert file_of("cycle_info.my.job.1.4") == ("my.job", 1, 4)
-    assert file_of("cycle_info.70.current") is None
-    assert file_of("cycle_info.70.1.4.tmp") is None
+def test_the_link_to_the_current_cycle_names_the_job() -> None:
     assert job_of("/lustre/nvrx/cycle_info.my.job.current") == "my.job"
     assert job_of("cycle_info.70.current") == "70"
     assert job_of("/lustre/nvrx/cycle_info.70.1.4") == ""

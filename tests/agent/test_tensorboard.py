@@ -300,6 +300,17 @@ def test_a_folder_without_event_files_is_named_and_none_is_unsupported(site: Sit
         TensorBoardCollector(site.processes, site.drops, []).collect(0.0)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of other users")
+def test_a_strangers_link_among_event_files_is_refused_counted_and_named(site: Site) -> None:
+    secret = site.file("secret", event(10, {"loss": 2.0}))
+    link = site.folder / f"events.out.tfevents.1.gpu-a.{PID}.0"
+    link.symlink_to(secret)
+    os.chown(link, 12_345, 12_345, follow_symlinks=False)
+    assert site.rows() == {}
+    assert "a link on the way belongs to user 12345" in site.agent.collect(site.clock.now_s()).problem
+    assert site.drops.snapshot() == {"tensorboard_refused": 1}
+
+
 def test_files_that_torch_writes_are_read(tmp_path: Path) -> None:
     if importlib.util.find_spec("tensorboard") is None:
         pytest.skip("needs tensorboard: pip install tensorboard")

@@ -172,6 +172,13 @@ def test_garbage_is_counted_by_its_reason_and_nothing_else(node: Node) -> None:
     assert node.look() == Observed()
 
 
+def test_an_event_of_a_newer_hook_is_counted_and_its_process_heard(node: Node) -> None:
+    node.send(encode(message(), b'{"job":"j","events":[[1,2.0,"party","x"]]}'))
+    until(lambda: len(node.look().ranks) == 1)
+    assert node.drops.snapshot().get("hook_unknown_event") == 1
+    assert node.events == []
+
+
 def test_a_flood_of_one_process_is_cut_and_counted(node: Node) -> None:
     for number in range(1, 1001):
         node.send(encode(message(number)))

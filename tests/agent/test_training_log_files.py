@@ -4,129 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.training_logs.followed_logs import LOOK_S
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.log_finder import BadPattern, Pattern, outputs, scheduler_task
-from eagle_eye.agent.training_logs.tail import LINE_BYTES_MAX, Tail
 from eagle_eye.agent.training_processes import TrainingProcess
-from tests.agent.fakes import script
-
-MUCH = 1 << 20
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    file = tmp_path / "train.log"
-    file.write_bytes(b"")
-    return file
-
-
-def append(log: Path, data: bytes) -> None:
-    with log.open("ab") as file:
-        file.write(data)
-
-
-def test_each_line_is_read_once_and_a_partial_one_waits(log: Path) -> None:
-    tail = Tail(log, Drops())
-    append(log, b"one\ntw")
-    assert tail.read(MUCH) == b"one\n"
-    assert tail.read(MUCH) == b""
-    append(log, b"o\nthree")
-    assert tail.read(MUCH) == b"two\n"
-    append(log, b"\n")
-    assert tail.read(MUCH) == b"three\n"
-    tail.close()
-
-
-def test_a_carriage_return_ends_a_line(log: Path) -> None:
-    tail = Tail(log, Drops())
-    append(log, b" 10%|\r 20%|\r 30%|")
-    assert tail.read(MUCH).split() == [b"10%|", b"20%|"]
-    tail.close()
-
-
-def test_a_file_that_was_cut_short_is_read_from_its_beginning(log: Path) -> None:
-    tail = Tail(log, Drops())
-    append(log, b"a long first line\nsecond par")
-    tail.read(MUCH)
-    log.write_bytes(b"new\n")
-    assert tail.read(MUCH) == b"new\n"
-    tail.close()
-
-
-def test_a_file_that_was_renamed_or_removed_is_read_to_its_end(log: Path) -> None:
-    tail = Tail(log, Drops())
-    with log.open("ab") as file:
-        log.rename(log.with_suffix(".log.1"))
-        log.write_bytes(b"the next file\n")
-        file.write(b"last words\n")
-        file.flush()
-        assert tail.read(MUCH) == b"last words\n"
-        log.with_suffix(".log.1").unlink()
-        file.write(b"the very last\n")
-        file.flush()
-        assert tail.read(MUCH) == b"the very last\n"
-    tail.close()
-
-
-def test_of_a_flood_the_newest_is_read_and_the_rest_counted(log: Path) -> None:
-    drops = Drops()
-    tail = Tail(log, drops)
-    append(log, b"".join(b"line %06d\n" % number for number in range(100_000)))
-    lines = tail.read(4_096).splitlines()
-    assert lines[-1] == b"line 099999"
-    assert all(len(line) == 11 for line in lines)
-    assert drops.snapshot() == {"training_log_bytes_skipped": 100_000 * 12 - 4_096}
-    tail.close()
-
-
-def test_a_line_of_ten_megabytes_is_left_out_and_costs_no_memory(log: Path) -> None:
-    drops = Drops()
-    tail = Tail(log, drops)
-    read = []
-    append(log, b"before\n")
-    for _ in range(100):
-        append(log, b"x" * 100_000)
-        read.append(tail.read(MUCH))
-        assert len(tail._rest) <= LINE_BYTES_MAX
-    append(log, b"\nafter\n")
-    read.append(tail.read(MUCH))
-    assert b"".join(read) == b"before\nafter\n"
-    assert drops.snapshot() == {"training_log_long_lines": 1}
-    tail.close()
-
-
-def test_only_regular_files_are_opened(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(OSError, match="not a regular file"):
-        Tail(pipe, Drops())
-    with pytest.raises(FileNotFoundError):
-        Tail(tmp_path / "none", Drops())
-    (tmp_path / "log").write_text("x")
-    with pytest.raises(OSError, match="exchanged"):
-        Tail(tmp_path / "log", Drops(), (0, 0))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.binary(max_size=60), st.integers(1, 64), st.booleans()), max_size=20))
-def test_any_bytes_in_any_pieces_are_whole_lines(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[bytes, int, bool]]
-) -> None:
-    log = tmp_path_factory.mktemp("tail") / "log"
-    log.write_bytes(b"")
-    tail = Tail(log, Drops())
-    for data, most, cut in pieces:
-        if cut:
-            log.write_bytes(data)
-        else:
-            append(log, data)
-        lines = tail.read(most)
-        assert lines == b"" or lines.endswith(b"\n")
-    tail.close()
+from tests.agent.fakes import FakeClock, script
+from tests.agent.training_log_site import Site, append, iteration
 
 
 @given(st.binary(max_size=300), st.lists(st.binary(min_size=1, max_size=3), max_size=4))
@@ -220,3 +106,54 @@ def test_a_process_whose_files_may_not_be_seen_is_named(tmp_path: Path) -> None:
     found, problem = outputs([TrainingProcess(1, "j", 0, 1, 0)], proc)
     assert found == []
     assert "run the agent as root" in problem
+
+
+@pytest.fixture
+def site(tmp_path: Path, clock: FakeClock) -> Site:
+    return Site(tmp_path, clock)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of other users")
+def test_a_strangers_link_in_a_configured_folder_is_refused_counted_and_named(site: Site) -> None:
+    site.runs(0, size=1)
+    secret = site.log("secret", iteration(10))
+    (site.folder / "train.log").symlink_to(secret)
+    os.chown(site.folder / "train.log", 12_345, 12_345, follow_symlinks=False)
+    agent = site.agent("*.log")
+    observed = site.collect(agent)
+    assert observed.devices == {}
+    assert f"{site.folder}/train.log: a link on the way belongs to user 12345" in observed.problem
+    assert site.drops.snapshot() == {"training_log_refused": 1}
+    (site.folder / "train.log").unlink()
+    (site.folder / "train.log").symlink_to(secret)  # root's own
+    site.collect(agent, LOOK_S)
+    append(secret, iteration(20))
+    assert site.collect(agent).devices[0]["train_step"] == 20.0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run processes of other users")
+def test_an_output_that_is_not_the_processes_own_is_refused_unless_configuration_names_it(site: Site) -> None:
+    site.user = 12_345
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    assert "belongs to user 0, the process to user 12345" in site.collect(site.agent()).problem
+    assert site.drops.snapshot() == {"training_log_refused": 1}
+    agent = site.agent("*.log")
+    site.collect(agent)
+    append(log, iteration(10))
+    assert site.collect(agent).devices[0]["train_step"] == 10.0
+
+
+def test_of_a_flood_what_is_left_out_is_counted(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    append(log, "x" * (1 << 21) + "\n" + iteration(10))
+    assert site.collect(agent).devices[0]["train_step"] == 10.0
+    assert site.drops.snapshot() == {"training_log_bytes_skipped": (1 << 21) + 1}
+    append(log, "y" * (1 << 17))
+    site.collect(agent)
+    assert site.drops.snapshot()["training_log_long_lines"] == 1

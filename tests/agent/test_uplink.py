@@ -16,6 +16,7 @@ from eagle_eye.agent.spool import Spool
 from eagle_eye.agent.uplink import Destination, Uplink
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, decode_frame, decode_request, encode_frame
 from tests.agent.fakes import FakeClock, until
+from tests.agent.spoiled import NASTY
 
 Reply = tuple[int, dict[str, str], object]
 
@@ -245,6 +246,33 @@ def test_a_state_is_logged_once(agent: Agent, server: Server, caplog: pytest.Log
     for _ in range(4):
         agent.send()
     assert [record.getMessage() for record in caplog.records] == ["server answered 403 scope: because"]
+
+
+@pytest.mark.parametrize(
+    "unknown", [*NASTY, [7, None, "x" * 9999, *["metric x"] * 999]], ids=lambda value: repr(value)[:20]
+)
+def test_whatever_a_server_calls_unknown_what_it_took_is_forgotten(
+    agent: Agent, server: Server, unknown: object
+) -> None:
+    agent.put()
+    server.refuse = lambda _frames, _headers: (200, {}, {"watermark": 1, "unknown": unknown})
+    assert agent.send() == 0.0
+    assert agent.spool.waiting() == 0
+
+
+def test_a_server_that_refuses_every_frame_is_said_so_once_a_minute(
+    agent: Agent, server: Server, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.refuse = lambda _frames, _headers: problem(400, "metric")
+    for _ in range(10):
+        agent.put()
+        agent.send()
+    assert len(caplog.records) == 1
+    clock.advance(60.0)
+    agent.put()
+    agent.send()
+    assert len(caplog.records) == 2
+    assert agent.drops.snapshot() == {"rejected_metric": 11}
 
 
 def test_a_connection_that_the_server_closed_is_made_anew(agent: Agent, server: Server) -> None:

@@ -41,6 +41,7 @@ class Site:
         self.alive: set[int] = set()
         self.hooked: set[int] = set()
         self.listed: list[TrainingProcess] = []
+        self.user = os.geteuid()  # whose processes they are
 
     def runs(self, *ranks: int, size: int = 8, job: str = "j", attempt: int = 0) -> None:
         self.listed = [
@@ -62,6 +63,7 @@ class Site:
         folder = self.proc / str(pid) / "fd"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / str(number)).symlink_to(log)
+        (folder.parent / "status").write_text(f"Name:\tpython\nUid:\t{self.user}\t0\t0\t0\n")
 
     def log(self, name: str = "train.log", text: str = "") -> Path:
         log = self.folder / name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import msgspec
@@ -103,13 +104,14 @@ def test_a_truncated_frame_is_refused(keep: int) -> None:
         ({"node": "x" * 254}, "name"),
         ({"sequence": 0}, "shape"),
         ({"events": [Event(math.nan, "phase")]}, "time"),
-        ({"events": [Event(1.0, "no_such_event")]}, "event"),
+        ({"events": [Event(1.0, "no\nevent")]}, "name"),
         ({"events": [Event(1.0, "phase", 0, {"name": "x" * 20_000})]}, "oversized"),
         ({"events": [Event(1.0, "phase", 0, {"name": ["x"]})]}, "event"),
         ({"events": [Event(1.0, "phase")] * 5000}, "oversized"),
         ({"blocks": [wire.Block(Scope.DEVICE, [0], ["train_loss"], b"1234")]}, "shape"),
         ({"blocks": [wire.Block(Scope.DEVICE, [0], ["node_iowait_ratio"], bytes(8))]}, "metric"),
-        ({"blocks": [wire.Block(Scope.DEVICE, [0], ["no_such_metric"], bytes(8))]}, "metric"),
+        ({"blocks": [wire.Block(Scope.DEVICE, [0], ["no\nmetric"], bytes(8))]}, "name"),
+        ({"blocks": [wire.Block(Scope.DEVICE, [], [f"m{i}" for i in range(2000)], b"")]}, "oversized"),
         ({"blocks": [wire.Block(Scope.NODE, [0], ["node_iowait_ratio"], bytes(8))]}, "shape"),
         ({"blocks": [wire.Block(Scope.DEVICE, [0, 0], ["train_loss"], bytes(16))]}, "shape"),
         ({"blocks": [wire.Block(Scope.DEVICE, list(range(2000)), [], b"")]}, "oversized"),
@@ -137,9 +139,67 @@ def test_a_request_whose_clock_is_no_number_is_refused() -> None:
     assert refused.value.reason == "time"
 
 
-def test_unknown_fields_of_a_newer_agent_are_ignored() -> None:
+def test_what_only_a_newer_version_knows_is_left_out_and_named() -> None:
+    newer = frame(
+        blocks=[
+            wire.Block(Scope.DEVICE, [0, 1], ["gpu_mood", "train_loss", "gpu_tone"], struct.pack("<6d", *range(6))),
+            wire.Block(Scope.NODE, [-1], ["node_mood"], bytes(8)),
+        ],
+        events=[Event(1.7e9, "party", 0, {"guests": ["a", "b"]}), Event(1.7e9, "phase", 0, {"name": "eval"})],
+    )
+    seen, unknown = wire.read_frame(wire.encode_frame(newer))
+    assert unknown == ("metric gpu_mood", "metric gpu_tone", "metric node_mood", "event party")
+    assert [item.metrics for item in seen.blocks] == [["train_loss"], []]
+    assert list(wire.values_of(seen.blocks[0])) == [2.0, 3.0]
+    assert [event.kind for event in seen.events] == ["phase"]
+
+
+def test_of_a_frame_that_is_all_known_nothing_is_left_out() -> None:
+    assert wire.read_frame(wire.encode_frame(frame())) == (frame(), ())
+
+
+def with_new_keys() -> bytes:
     plain = msgspec.msgpack.decode(wire.encode_frame(frame()))
-    assert wire.decode_frame(msgspec.msgpack.encode({**plain, "novelty": 1})) == frame()
+    for item in (plain, plain["ranks"][0], plain["blocks"][0], plain["events"][0]):
+        item["mood"] = {"deep": [1, {}]}
+    return msgspec.msgpack.encode(plain)
+
+
+def test_new_keys_of_a_newer_agent_are_passed_over() -> None:
+    assert wire.decode_frame(with_new_keys()) == frame()
+
+
+def test_new_keys_can_be_named() -> None:
+    assert wire.unknown_keys(with_new_keys()) == ("key block.mood", "key event.mood", "key frame.mood", "key rank.mood")
+    assert wire.unknown_keys(wire.encode_frame(frame())) == ()
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 254])
+def test_a_new_key_that_is_no_name_is_not_repeated(name: str) -> None:
+    plain = msgspec.msgpack.decode(wire.encode_frame(frame()))
+    assert wire.unknown_keys(msgspec.msgpack.encode({**plain, name: 1})) == ("key that is no name",)
+
+
+@pytest.mark.parametrize(("version", "older"), [(0, "agent"), (2, "server")])
+@pytest.mark.parametrize("alike", [True, False])
+def test_another_version_is_refused_naming_both_and_who_is_older(version: int, older: str, alike: bool) -> None:
+    """Whether or not it looks like this one: the next version may share nothing with it but the key."""
+    raw = msgspec.msgpack.decode(wire.encode_frame(frame())) if alike else {"node": 7}
+    envelope = {"sent_s": 1.7e9, "frames": []} if alike else {"frames": 7}
+    for decode, plain in ((wire.decode_frame, raw), (wire.decode_request, envelope)):
+        body = msgspec.msgpack.encode({**plain, "version": version})
+        with pytest.raises(BadFrame, match=f"version {version}; .* version 1: upgrade the {older}") as refused:
+            decode(body)
+        assert refused.value.reason == "version"
+
+
+def test_text_that_is_no_unicode_costs_no_frame() -> None:
+    name = b"/mnt/caf\xe9".decode("utf-8", "surrogateescape")
+    sent = frame(collectors={"mounts": f"failed: {name}"}, events=[Event(1.7e9, "phase", 0, {"name": name})])
+    seen = wire.decode_frame(wire.encode_frame(sent))
+    assert seen.collectors == {"mounts": "failed: /mnt/caf?"}
+    assert seen.events[0].attributes == {"name": "/mnt/caf?"}
+    assert seen.blocks == sent.blocks
 
 
 def test_every_metric_says_its_unit_and_help_once() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
 from eagle_eye.agent.clock import SystemClock, Wake
 from eagle_eye.agent.collector import CollectFailed, Observed
-from eagle_eye.agent.config import AgentConfiguration, read, spool_folder, token_path
+from eagle_eye.agent.config import AgentConfiguration, read, spool_folder, token_path, trust
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.bundle import BundleStuck
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
@@ -29,6 +29,7 @@ from eagle_eye.agent.evidence.gather import (
 from eagle_eye.agent.evidence.requests import EvidenceRequests
 from eagle_eye.agent.evidence.upload import Place, Upload
 from eagle_eye.agent.exposition import Delivery, Exposition
+from eagle_eye.agent.heap import share_heap
 from eagle_eye.agent.host_verdict import EXIT_CODES, judge, lines
 from eagle_eye.agent.loop import Loop, Sink, agent_version
 from eagle_eye.agent.metrics_server import MetricsServer
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the agent until it is told to stop; return the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="eagle-eye agent: %(message)s")
     faulthandler.enable()  # a service manager that finds us hung ends us with SIGABRT: its journal shows where
+    share_heap()  # before there are threads
     flags = {
         "server": args.server,
         "node": args.node,
@@ -138,7 +140,7 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     destination = Destination(
         server=configuration.server,
         token_file=token_path(configuration, os.environ),
-        ca_file=Path(configuration.ca_file) if configuration.ca_file else None,
+        trust=trust(configuration),
         connect_s=configuration.connect_s,
         answer_s=configuration.answer_s,
         backoff_s_max=configuration.backoff_s_max,
@@ -148,16 +150,17 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         configuration.node,
         destination.token_file,
         Path(configuration.join_token_file) if configuration.join_token_file else None,
-        destination.ca_file,
+        destination.trust,
         configuration.answer_s,
         clock.monotonic_s,
     )
-    place = Place(destination.server, token.text, destination.ca_file, destination.connect_s, destination.answer_s)
+    place = Place(destination.server, token.text, destination.trust, destination.connect_s, destination.answer_s)
     try:
         processes = TrainingProcesses()
         evidence: EvidenceRequests | None = None
         if not once:  # a frame that says "evidence" asks to be asked
-            evidence = EvidenceRequests(_gatherer(configuration), processes.all, Upload(place, clock).send, drops)
+            gatherer = _gatherer(configuration, drops)
+            evidence = EvidenceRequests(gatherer, processes.all, Upload(place, clock).send, drops)
         beside = (evidence,) if evidence is not None else ()
         assembly = Assembly(configuration, drops, clock, wake.set, folder, processes, beside)
         uplink = Uplink(
@@ -267,8 +270,9 @@ def _gather(configuration: AgentConfiguration, out: Path, kind: str) -> int:
     """Gather evidence of this host's training processes for a person."""
     _log.info("looking for training processes, then gathering; %s at most", "10 min" if kind == BUG_REPORT else "20 s")
     try:
-        found = found_processes(Drops(), SystemClock(), Wake())
-        manifest = gather_now(out, _gatherer(configuration), found, configuration.job, kind)
+        drops = Drops()
+        found = found_processes(drops, SystemClock(), Wake())
+        manifest = gather_now(out, _gatherer(configuration, drops), found, configuration.job, kind)
     except (CannotGather, BundleStuck, OSError) as error:
         print(f"eagle-eye agent: --evidence: {error}", file=sys.stderr)
         return 1
@@ -278,8 +282,9 @@ def _gather(configuration: AgentConfiguration, out: Path, kind: str) -> int:
     return 0
 
 
-def _gatherer(configuration: AgentConfiguration) -> Gatherer:
-    dumps = FlightDumps(configuration.flight_recorder_prefixes, configuration.flight_recorder_pipe_prefixes)
+def _gatherer(configuration: AgentConfiguration, drops: Drops) -> Gatherer:
+    prefixes, pipes = configuration.flight_recorder_prefixes, configuration.flight_recorder_pipe_prefixes
+    dumps = FlightDumps(prefixes, pipes, drops=drops)
     return Gatherer(configuration.node, agent_version(), standard_sources(dumps))
 
 

@@ -15,6 +15,7 @@ from eagle_eye.agent import metrics_server
 from eagle_eye.agent.collectors import dcgm_exporter, nccl_ras
 from eagle_eye.agent.collectors.tensorboard import event_files
 from eagle_eye.agent.hook_message import SYSTEM_FOLDER, default_socket
+from eagle_eye.agent.server_connection import Trust
 from eagle_eye.agent.spool import BYTES_MAX
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
 from eagle_eye.agent.training_logs.log_finder import Pattern
@@ -43,12 +44,12 @@ _PLACES = (
 class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """Every key of the agent's TOML file; the environment's names are ``EAGLE_EYE_`` and the key in capitals.
 
-    ``node`` empty: the host's name. ``job`` empty: what the training processes say. ``token_file`` and
-    ``ca_file`` empty: none; with a ``join_token_file`` the token is got once and kept in ``token_file``, or beside the
-    spool. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max`` is the longest wait between
-    attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts. ``metrics_listen`` and
-    ``dcgm_exporter`` empty: off. ``shared_host``: several agents run here, each for processes that name its node. The
-    lists add to what the training processes' own environments say.
+    ``node`` empty: the host's name. ``job`` empty: what the training processes say. ``token_file``,
+    ``ca_file`` and ``certificate_file`` empty: none; with a ``join_token_file`` the token is got once and kept in
+    ``token_file``, or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max``
+    is the longest wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts.
+    ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run here, each for processes
+    that name its node. The lists add to what the training processes' own environments say.
     """
 
     server: str = "http://127.0.0.1:8470"
@@ -58,6 +59,8 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     token_file: str = ""
     join_token_file: str = ""
     ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
     interval_s: float = 1.0
     spool_dir: str = ""
     spool_bytes_max: int = BYTES_MAX
@@ -102,6 +105,12 @@ def token_path(configuration: AgentConfiguration, environ: Mapping[str, str]) ->
     if configuration.token_file:
         return Path(configuration.token_file)
     return spool_folder(configuration, environ) / "token" if configuration.join_token_file else None
+
+
+def trust(configuration: AgentConfiguration) -> Trust:
+    """Return the certificates of connections to the server."""
+    names = (configuration.ca_file, configuration.certificate_file, configuration.key_file)
+    return Trust(*(Path(name) if name else None for name in names))
 
 
 def hook_socket_path(configuration: AgentConfiguration) -> Path:
@@ -178,10 +187,13 @@ def _check_numbers(configuration: AgentConfiguration) -> None:
 
 def _check_files(configuration: AgentConfiguration) -> None:
     # What a join token is to bring need not be there yet, and the join token may be gone once it did.
-    for key in ("ca_file",) if configuration.join_token_file else ("token_file", "ca_file"):
+    keys = ("ca_file", "certificate_file", "key_file")
+    for key in keys if configuration.join_token_file else ("token_file", *keys):
         name = getattr(configuration, key)
         if name and not os.access(name, os.R_OK):
             raise ConfigurationError(f"{key}: {name} cannot be read")
+    if configuration.key_file and not configuration.certificate_file:
+        raise ConfigurationError("certificate_file: expected a file, since key_file is set; got none")
     path = hook_socket_path(configuration)
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigurationError(f"hook_socket: expected a path of at most {SOCKET_PATH_BYTES_MAX} bytes, got {path}")

@@ -20,6 +20,7 @@ from eagle_eye.schema.frame import CONTENT_TYPE
 ANSWER_BYTES_MAX = 1 << 16
 LINE_BYTES_MAX = 1 << 13  # of the answer's head, and of a chunk's
 LINES_MAX = 128
+LENGTH_DIGITS_MAX = 18  # of a length: Python refuses numbers of some thousand
 
 _STATUS = re.compile(rb"HTTP/1\.\d ([1-9]\d\d)[ \r\n]")
 
@@ -124,7 +125,7 @@ def _read_body(reader: BufferedReader, headers: Mapping[str, str]) -> tuple[byte
     if headers.get("transfer-encoding", "identity").lower() != "identity":
         return _read_chunks(reader)
     length = headers.get("content-length", "")
-    if not (length.isascii() and length.isdecimal()):
+    if not (length.isascii() and length.isdecimal() and len(length) <= LENGTH_DIGITS_MAX):
         return reader.read(ANSWER_BYTES_MAX), False
     content = reader.read(min(int(length), ANSWER_BYTES_MAX))
     return content, len(content) == int(length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import re
 import socket
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from eagle_eye.agent.collector import Unsupported
 
-Ask = Callable[[str, bytearray], None]  # asks an interface's driver the command in the buffer and fills the buffer
+Ask = Callable[[str, mmap.mmap], None]  # asks an interface's driver the command in the buffer and fills the buffer
 
 _SIOCETHTOOL = 0x8946
 _GSTRINGS, _GSTATS, _GSSET_INFO = 0x1B, 0x1D, 0x37  # linux/ethtool.h
@@ -24,7 +25,8 @@ _STRINGS = struct.Struct("=III")  # command, set, size
 _STATS = struct.Struct("=II")  # command, size
 _NAME_BYTES = 32
 _INTERFACE_BYTES_MAX = 15
-# Older kernels write as many values as there are, whatever was asked for: the buffer has room for any driver's.
+# Older kernels write as many values as there are, whatever was asked for: the buffer has room for any driver's. Mapped,
+# it takes only the pages that are written, and the two megabytes of the names leave nothing behind in the heap.
 COUNT_MAX = 1 << 16
 _NEVER = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOTTY})
 
@@ -69,7 +71,7 @@ class EthtoolStatistics:
         self._ask = ask if ask is not None else KernelEthtool()
         self._tables: dict[str, _Table] = {}
         self._refused: dict[str, str] = {}
-        self._values = bytearray(_STATS.size + 8 * COUNT_MAX)
+        self._values = _room(_STATS.size + 8 * COUNT_MAX)
 
     def read(self, interface: str) -> list[Statistic]:
         """Return what was chosen. Raises Unsupported when the driver refuses, OSError when it failed this time."""
@@ -108,13 +110,13 @@ class EthtoolStatistics:
             self._ask.close()
 
     def _read_table(self, interface: str) -> _Table:
-        info = bytearray(_SET_INFO.size)
+        info = _room(_SET_INFO.size)
         _SET_INFO.pack_into(info, 0, _GSSET_INFO, 0, 1 << _STATS_SET, 0)
         self._ask(interface, info)
         _, _, mask, count = _SET_INFO.unpack_from(info)
         if not mask or not 0 < count <= COUNT_MAX:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        raw = bytearray(_STRINGS.size + _NAME_BYTES * COUNT_MAX)
+        raw = _room(_STRINGS.size + _NAME_BYTES * COUNT_MAX)
         _STRINGS.pack_into(raw, 0, _GSTRINGS, _STATS_SET, count)
         self._ask(interface, raw)
         if _STRINGS.unpack_from(raw)[2] != count:
@@ -132,7 +134,7 @@ class KernelEthtool:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
-    def __call__(self, interface: str, buffer: bytearray) -> None:
+    def __call__(self, interface: str, buffer: mmap.mmap) -> None:
         """Have the buffer filled. Raises OSError."""
         name = os.fsencode(interface)
         if not 0 < len(name) <= _INTERFACE_BYTES_MAX:
@@ -165,5 +167,10 @@ def _direction(pattern: re.Pattern[str], name: str) -> str:
     return next((group for group in match.groups() if group), "") if match else ""
 
 
-def _text(raw: bytearray) -> str:
+def _room(size: int) -> mmap.mmap:
+    """Return that many zeros to write on; they go back to the kernel with the last reference."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _text(raw: bytes) -> str:
     return raw.partition(b"\0")[0].decode("ascii", errors="replace")

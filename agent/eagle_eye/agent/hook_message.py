@@ -107,7 +107,8 @@ class HookMessage(NamedTuple):
     enqueued and completed on the default process group; -1: none or not observed. ``device`` is the GPU's
     index as far as the process knows it, else the local rank; ``gpu`` the GPU's UUID or empty.
     ``failures``, ``unread`` and ``unsent`` count what the hook failed at, the values it did not read
-    because they were on a device, and the datagrams that nobody took.
+    because they were on a device, and the datagrams that nobody took. ``unknown_events`` is how many events of a
+    newer hook, of kinds that HOOK_EVENTS lacks, were left out of this message.
     """
 
     process: bytes
@@ -131,6 +132,7 @@ class HookMessage(NamedTuple):
     phase: str = ""
     gpu: str = ""
     events: tuple[HookEvent, ...] = ()
+    unknown_events: int = 0
 
 
 def default_socket() -> Path:
@@ -209,6 +211,7 @@ def decode(datagram: bytes) -> HookMessage:
     ):
         raise BadMessage("range", f"rank {rank} of {world_size}, device {device}, attempt {attempt}, step {step}")
     texts = _decode_tail(tail)
+    events, unknown_events = _events(texts.get("events"))
     return HookMessage(
         process=process,
         number=number,
@@ -230,7 +233,8 @@ def decode(datagram: bytes) -> HookMessage:
         role=_text(texts, "role", NAME_CHARS_MAX),
         phase=_text(texts, "phase", PHASE_CHARS_MAX),
         gpu=_text(texts, "gpu", NAME_CHARS_MAX),
-        events=_events(texts.get("events")),
+        events=events,
+        unknown_events=unknown_events,
     )
 
 
@@ -263,17 +267,20 @@ def _text(texts: Mapping[str, Any], name: str, chars_max: int, *, empty: bool = 
     return text
 
 
-def _events(items: Any) -> tuple[HookEvent, ...]:
+def _events(items: Any) -> tuple[tuple[HookEvent, ...], int]:
+    """Return the events, and how many were left out: a newer hook's must not cost the rest of its message."""
     if not isinstance(items, list) or len(items) > EVENTS_PER_MESSAGE_MAX:
         raise BadMessage("event", f"events: expected a list of at most {EVENTS_PER_MESSAGE_MAX}")
-    return tuple(_event(item) for item in items)
+    events = tuple(event for item in items if (event := _event(item)) is not None)
+    return events, len(items) - len(events)
 
 
 def _is_exactly(value: Any, kind: type) -> bool:
     return type(value) is kind  # a bool is an int to isinstance
 
 
-def _event(item: Any) -> HookEvent:
+def _event(item: Any) -> HookEvent | None:
+    """Return an event, None for one of a kind that is unknown."""
     if not isinstance(item, list) or len(item) != 4:
         raise BadMessage("event", f"{str(item)[:80]!r} is not [number, time_s, kind, value]")
     number, time_s, kind, value = item
@@ -282,14 +289,17 @@ def _event(item: Any) -> HookEvent:
     if type(time_s) not in (int, float) or not 0.0 < time_s < TIME_S_MAX:
         raise BadMessage("event", f"event time {str(time_s)[:80]!r}; expected Unix seconds")
     known = HOOK_EVENTS.get(kind) if isinstance(kind, str) else None
+    if known is None and isinstance(kind, str) and 0 < len(kind) <= PHASE_CHARS_MAX and kind.isprintable():
+        return None
     if known is None or not _is_exactly(value, known[1]):
         raise BadMessage("event", f"{str(kind)[:80]!r} with a {type(value).__name__} is no event of the hook")
     if isinstance(value, str):
-        if len(value.encode("utf-8", "replace")) > TEXT_BYTES_MAX:
+        text = value.encode("utf-8", "replace")  # JSON can spell lone surrogates, and no frame could carry them
+        if len(text) > TEXT_BYTES_MAX:
             raise BadMessage("event", f"a text of more than {TEXT_BYTES_MAX} bytes")
         if kind == "phase" and not (0 < len(value) <= PHASE_CHARS_MAX and value.isprintable()):
             raise BadMessage("event", f"{value[:80]!r} is no name of a phase")
-        return HookEvent(number, float(time_s), kind, value)
+        return HookEvent(number, float(time_s), kind, text.decode("utf-8"))
     if not -1 <= value < COUNT_MAX:
         raise BadMessage("event", f"step {str(value)[:80]}")
     return HookEvent(number, float(time_s), kind, int(value))

@@ -150,6 +150,7 @@ class HookReader:
         except BadMessage as error:
             self._drops.count(f"hook_{error.reason}")
             return
+        self._drops.count("hook_unknown_event", message.unknown_events)
         self._take(message, pid, now_s)
 
     def _take(self, message: HookMessage, pid: int, now_s: float) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from eagle_eye.agent import launch_variables
 from eagle_eye.agent.hook_message import (
     DEVICES_MAX,
     EVENTS_PER_MESSAGE_MAX,
@@ -50,25 +51,18 @@ class Identity:
     @staticmethod
     def of(environ: Mapping[str, str]) -> Identity:
         """Return what the launcher put into the environment; what is missing or no number is a job of one."""
-        run = environ.get("TORCHELASTIC_RUN_ID", "")
-        job = (
-            environ.get("EAGLE_EYE_JOB")
-            or environ.get("SLURM_JOB_ID")
-            or (run if run != "none" else "")  # torchrun's default id is the word none
-            or "default"
-        )
-        attempt = _number(environ, ("EAGLE_EYE_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"), 0)
-        rank = _number(environ, ("RANK", "SLURM_PROCID"), 0)
-        local_rank = _number(environ, ("LOCAL_RANK", "SLURM_LOCALID"), 0)
+        place = launch_variables.place(environ)
+        rank, local_rank = place.rank or 0, place.local_rank or 0
+        visible = environ.get("CUDA_VISIBLE_DEVICES", "")
         return Identity(
-            job=_printable(job),
-            attempt=attempt,
+            job=_printable(launch_variables.job(environ) or "default"),
+            attempt=launch_variables.attempt(environ),
             rank=rank,
-            world_size=max(_number(environ, ("WORLD_SIZE", "SLURM_NTASKS"), 1), rank + 1),
+            world_size=max(place.size or 1, rank + 1),
             local_rank=local_rank,
             role=_printable(environ.get("EAGLE_EYE_ROLE", "")),
-            device=_physical_device(environ.get("CUDA_VISIBLE_DEVICES", ""), local_rank),
-            visible_devices=environ.get("CUDA_VISIBLE_DEVICES", ""),
+            device=_physical_device(visible, local_rank),
+            visible_devices=visible,
         )
 
     def on_device(self, index: int) -> Identity:
@@ -238,14 +232,6 @@ def _sequences_in(dumped: bytes | str) -> tuple[int, int]:
     if not status:
         return -1, -1
     return int(status.get("last_enqueued_collective", -1)), int(status.get("last_completed_collective", -1))
-
-
-def _number(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        text = environ.get(name, "")
-        if text.isascii() and text.isdecimal() and len(text) < 10:
-            return int(text)
-    return default
 
 
 def _printable(text: str) -> str:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.agent.bounded_file import content
-from eagle_eye.agent.config import AgentConfiguration
+from eagle_eye.agent.config import AgentConfiguration, trust
 from eagle_eye.agent.evidence import tool
 from eagle_eye.agent.server_connection import connect, path_on
 from eagle_eye.agent.tick import CollectorStanding
@@ -162,8 +162,7 @@ def server(configuration: AgentConfiguration, now_s: Callable[[], float] = time.
             return
         headers["Authorization"] = f"Bearer {token}"
     try:
-        ca_file = Path(configuration.ca_file) if configuration.ca_file else None
-        connection = connect(url, ca_file, configuration.connect_s, configuration.answer_s)
+        connection = connect(url, trust(configuration), configuration.connect_s, configuration.answer_s)
         with contextlib.closing(connection):
             asked_s = now_s()
             # A request without frames: the server checks the token before it says that there are none.

@@ -159,7 +159,8 @@ class Loop:
         interval_s = self._interval_s if usual else elapsed_s
         events = tuple(self._events + seen.events)
         self._emit(time_s, interval_s, seen)
-        collectors = tuple(runner.standing() for runner in self._runners)
+        # From a list: a tuple grown from a generator ends in a pool of 2,000 from which CPython does not take the next.
+        collectors = tuple([runner.standing() for runner in self._runners])
         tick = Tick(time_s, interval_s, seen, events, collectors, self._frames)
         self._shown(tick)
         self._service.ticked(tick)

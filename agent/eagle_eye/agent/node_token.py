@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle_eye.agent.server_connection import connect, path_on
+from eagle_eye.agent.server_connection import Trust, connect, path_on
 
 PATH = "/api/v1/enrol"
 TOKEN_CHARS_MAX = 256  # what the server takes
@@ -37,7 +37,7 @@ class NodeToken:
         node: str,
         file: Path | None,
         join_file: Path | None,
-        ca_file: Path | None,
+        trust: Trust,
         timeout_s: float,
         monotonic_s: Callable[[], float],
     ) -> None:
@@ -45,7 +45,7 @@ class NodeToken:
         self._node = node
         self._file = file
         self._join_file = join_file
-        self._ca_file = ca_file
+        self._trust = trust
         self._timeout_s = timeout_s
         self._monotonic_s = monotonic_s
         self._enrolled_s: float | None = None
@@ -109,7 +109,7 @@ class NodeToken:
         return text
 
     def _ask(self, join: str) -> str:
-        connection = connect(self._server, self._ca_file, self._timeout_s, self._timeout_s)
+        connection = connect(self._server, self._trust, self._timeout_s, self._timeout_s)
         with contextlib.closing(connection):
             headers = {"Content-Type": "application/json", "Authorization": f"Bearer {join}"}
             body = json.dumps({"node": self._node})

@@ -262,7 +262,7 @@ class Ports:
 
     def _list(self, folder: str) -> tuple[str, ...]:
         try:
-            return tuple(sorted(entry.name for entry in Path(folder).iterdir()))
+            return tuple(sorted(os.listdir(folder)))  # noqa: PTH208 - names, not paths
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -366,16 +366,13 @@ def _named(role: Role, folder: str, names: Iterable[str], present: set[str]) -> 
 
 def _entries(folder: str) -> list[str]:
     try:
-        return sorted(entry.name for entry in Path(folder).iterdir())
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
     except OSError:
         return []
 
 
 def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):
-        return False
+    return os.path.exists(path)  # noqa: PTH110 - a Path interns each of its parts
 
 
 def is_name(name: str) -> bool:

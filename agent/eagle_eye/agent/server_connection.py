@@ -5,19 +5,38 @@ from __future__ import annotations
 import http.client
 import ssl
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 
-def connect(server: str, ca_file: Path | None, connect_s: float, answer_s: float) -> http.client.HTTPConnection:
+class Trust(NamedTuple):
+    """By whom the server's certificate is signed, and this host's own, for servers that ask for one; files in PEM.
+
+    ``ca_file`` None: the system's authorities. ``key_file`` None: the key is in ``certificate_file``. Read anew for
+    each connection, so that files may change.
+    """
+
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+
+SYSTEMS = Trust()
+
+
+def connect(server: str, trust: Trust, connect_s: float, answer_s: float) -> http.client.HTTPConnection:
     """Return an open connection; reads and writes on it time out after ``answer_s``. Raises OSError.
 
-    ``ca_file`` None: the system's certificates. No proxy of the environment's is used: it would get the token.
+    No proxy of the environment's is used: it would get the token.
     """
     parts = urlsplit(server)
     host = parts.hostname or ""
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        context = ssl.create_default_context(cafile=ca_file)
+        context = ssl.create_default_context(cafile=trust.ca_file)
+        if trust.certificate_file is not None:
+            # Without a password given OpenSSL would ask for it on the terminal.
+            context.load_cert_chain(trust.certificate_file, trust.key_file, password=lambda: b"")
         connection = http.client.HTTPSConnection(host, parts.port, timeout=connect_s, context=context)
     else:
         connection = http.client.HTTPConnection(host, parts.port, timeout=connect_s)

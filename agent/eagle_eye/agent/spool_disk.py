@@ -23,6 +23,7 @@ SYNC_S = 1.0  # how much of the past a power cut may take
 RETRY_S = 10.0  # how long a disk that failed is left alone
 SUFFIX = ".frames"
 ASIDE = "no-spool-file"  # what a file is called that bears our suffix and is none of ours: one is kept, the newest
+EARLIER = "spool.sqlite"  # what agents kept frames in before there was a file a stream
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -314,6 +315,11 @@ class Disk:
         """Return the streams that wait in the folder, oldest first; only the last keeps its frames in memory."""
         found: dict[str, Stream] = {}
         newest: Stream | None = None
+        earlier = self._folder / EARLIER
+        if earlier.exists():
+            self._drops.count("spool_earlier_format")
+            _log.warning("%s is of an earlier agent and is set aside as %s: its frames are not sent", earlier, ASIDE)
+            earlier.replace(earlier.with_name(ASIDE))
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             contents = self._read_left(path, found)
             if contents is None:

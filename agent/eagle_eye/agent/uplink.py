@@ -17,14 +17,17 @@ from eagle_eye.agent.clock import Clock
 from eagle_eye.agent.connection import Answer, BadAnswer, Connection
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.node_token import NodeToken
-from eagle_eye.agent.server_connection import connect, path_on
+from eagle_eye.agent.server_connection import SYSTEMS, Trust, connect, path_on
 from eagle_eye.agent.spool import STREAM_FRAMES_MAX, Batch, Spool
-from eagle_eye.schema.frame import encode_request
+from eagle_eye.schema.frame import WIRE_VERSION, encode_request, version_of
 
 PATH = "/api/v1/frames"
 BYTES_PER_REQUEST = 4 << 20
 BACKOFF_S_MIN = 0.1
 RETRY_AFTER_S_MAX = 300.0
+VERSION_RETRY_S = 60.0  # while the server does not read our version of the wire: until somebody upgrades it
+UNKNOWN_SAID_MAX = 256  # different things that are said to be unknown to the server
+SAY_EVERY_S = 60.0  # a server that refuses each frame is said so once for all of them
 IDLE_S = 60.0
 
 # Old frames can wait: a server that has come back has the live frames of a whole fleet to take first.
@@ -42,7 +45,7 @@ class Destination:
 
     server: str
     token_file: Path | None = None
-    ca_file: Path | None = None
+    trust: Trust = SYSTEMS
     connect_s: float = 2.0
     answer_s: float = 5.0
     backoff_s_max: float = 5.0
@@ -87,13 +90,15 @@ class Lane:
         self._jitter = jitter
         self._answered = answered
         self._connection = Connection(
-            partial(connect, destination.server, destination.ca_file, destination.connect_s, destination.answer_s),
+            partial(connect, destination.server, destination.trust, destination.connect_s, destination.answer_s),
             destination.server,
             path_on(destination.server, PATH),
         )
         self._failures = 0
         self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
+        self._said_unknown: set[str] = set()
+        self._said_drop_s = clock.monotonic_s() - SAY_EVERY_S
         self.delivered = 0
         self.is_well: bool | None = None  # whether the server took what was sent last; None: nothing was sent
 
@@ -137,16 +142,21 @@ class Lane:
             acknowledged = min(answer.watermark, last)  # no server can have what was not sent
             self.delivered += sum(1 for sequence, _ in batch.frames if sequence <= acknowledged)
             self._acknowledge(batch.stream, acknowledged)
+            self._note_unknown(answer.fields.get("unknown"))
             self._answered(answer.fields)
             return 0.0
         detail = answer.detail or ("it acknowledged nothing" if answer.status == 200 else "")
         said = f"server answered {answer.status} {answer.reason}: {detail}".rstrip(": ")
+        if answer.reason == "version" and version_of(batch.frames[0][1]) == WIRE_VERSION:
+            self._say(said)
+            self.is_well = False
+            return VERSION_RETRY_S * (0.5 + 0.5 * self._jitter())
         if answer.status in (400, 413, 422):
             if len(batch.frames) > 1:
                 self._frames_max = 1  # find the one that the server does not want
             else:
                 self._drops.count(f"rejected_{answer.reason or answer.status}")
-                _log.warning("frame %d is dropped: %s", first, said)
+                self._say_dropped(first, said)
                 self._acknowledge(batch.stream, first)
             return 0.0
         self._say(said)
@@ -158,6 +168,22 @@ class Lane:
             asked_s = min(answer.retry_after_s, RETRY_AFTER_S_MAX) * (1.0 + 0.5 * self._jitter())
             return max(asked_s, backoff_s)
         return backoff_s
+
+    def _note_unknown(self, names: object) -> None:
+        """Count what an older server left out of the frames that it took, and log each thing once."""
+        if not isinstance(names, list):
+            return
+        self._drops.count("unknown_to_server", len(names))
+        for name in names:
+            if isinstance(name, str) and name not in self._said_unknown and len(self._said_unknown) < UNKNOWN_SAID_MAX:
+                self._said_unknown.add(name)
+                _log.warning("server %s is older than this agent and leaves out: %r", self._server, name[:300])
+
+    def _say_dropped(self, sequence: int, said: str) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._said_drop_s >= SAY_EVERY_S:
+            self._said_drop_s = now_s
+            _log.warning("frame %d is dropped, others for %g s are only counted: %s", sequence, SAY_EVERY_S, said)
 
     def _say(self, text: str) -> None:
         """Log a change of state once; empty: all is well."""
@@ -190,7 +216,7 @@ class Uplink:
         self._spool = spool
         self._clock = clock
         token = token or NodeToken(
-            destination.server, "", destination.token_file, None, destination.ca_file, 0.0, clock.monotonic_s
+            destination.server, "", destination.token_file, None, destination.trust, 0.0, clock.monotonic_s
         )
         live = Pace(BACKOFF_S_MIN, destination.backoff_s_max)
         backlog = Pace(BACKLOG_BACKOFF_S_MIN, BACKLOG_BACKOFF_S_MAX, BACKLOG_EVERY_S, BACKLOG_REST)

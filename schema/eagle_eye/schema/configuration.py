@@ -1,11 +1,14 @@
 """Configuration of every command: a TOML file, overridden by the environment, overridden by flags.
 
 The shape is a msgspec Struct whose fields are keys and whose Struct fields are sections. Unknown keys and
-wrong types are errors that name the key. ``Secret`` fields are masked when a configuration is printed.
+wrong types are errors that name the key. ``Secret`` fields are masked when a configuration is printed. A date-time
+becomes Unix seconds, and has to say its offset from UTC.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -59,8 +62,12 @@ def load(
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$.")
         key = where.rstrip("`")
-        if get_origin(known.get(key)) is Literal:
-            message += f", expected one of {', '.join(map(repr, get_args(known[key])))}"
+        hint = _hint_at(key, known)
+        literal = next((one for one in (hint, *get_args(hint)) if get_origin(one) is Literal), None)
+        if literal is not None:
+            message += f", expected one of {', '.join(map(repr, get_args(literal)))}"
+        elif "unknown field" in message and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            message += f", known here are {', '.join(hint.__struct_encode_fields__)}"
         raise ConfigurationError(f"{key or 'configuration'}: {message}") from None
 
 
@@ -86,7 +93,35 @@ def _read(file: Path | None) -> dict[str, Any]:
         raise ConfigurationError(f"configuration file {file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"configuration file {file} is not TOML: {error}") from None
-    return plain
+    return {name: _in_seconds(value, name) for name, value in plain.items()}
+
+
+def _in_seconds(value: Any, key: str) -> Any:
+    """Return plain data with its date-times as Unix seconds. Raises ConfigurationError for one without an offset."""
+    if isinstance(value, dict):
+        return {name: _in_seconds(inner, f"{key}.{name}") for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_in_seconds(inner, f"{key}[{place}]") for place, inner in enumerate(value)]
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.timestamp()
+    if isinstance(value, (dt.date, dt.time)):
+        raise ConfigurationError(
+            f"{key}: expected a date-time with its offset from UTC, such as 2026-03-01T02:00:00Z, got {value}"
+        )
+    return value
+
+
+def _hint_at(key: str, known: Mapping[str, Any]) -> Any:
+    """Return the type at a key such as ``policy.modes[0].mode``, None where there is none."""
+    base, _, inside = key.partition("[")
+    hint = known.get(base)
+    for part in re.findall(r"[^.\[\]]+", inside):
+        if part.isdigit():
+            hint = next(iter(get_args(hint)), None)
+        elif isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            named = dict(zip(hint.__struct_encode_fields__, hint.__struct_fields__, strict=True))
+            hint = get_type_hints(hint).get(named.get(part, part))
+    return hint
 
 
 def _keys(shape: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:

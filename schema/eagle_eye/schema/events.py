@@ -53,7 +53,7 @@ EVENTS: tuple[EventSpec, ...] = (
 BY_KIND = MappingProxyType({spec.kind: spec for spec in EVENTS})
 
 
-class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Event(msgspec.Struct, frozen=True):
     """One thing that happened on a node.
 
     ``time_s`` is Unix seconds by the node's clock. ``device`` is -1 when the node as a whole is meant.

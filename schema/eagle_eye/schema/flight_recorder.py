@@ -24,7 +24,7 @@ MEMO_SLACK = 1_024
 
 # Opcodes of plain data, by how their argument is laid out; all others are refused.
 _BARE = (
-    *(pickle.MARK, pickle.STOP, pickle.POP, pickle.POP_MARK, pickle.DUP, pickle.MEMOIZE),
+    *(pickle.MARK, pickle.STOP, pickle.MEMOIZE),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.APPEND, pickle.APPENDS, pickle.LIST, pickle.EMPTY_LIST),
     *(pickle.DICT, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
     *(pickle.TUPLE, pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
@@ -37,7 +37,7 @@ _FIXED = {
 }
 _COUNTED = {
     1: (pickle.SHORT_BINUNICODE, pickle.SHORT_BINSTRING, pickle.SHORT_BINBYTES, pickle.LONG1),
-    4: (pickle.BINUNICODE, pickle.BINSTRING, pickle.BINBYTES, pickle.LONG4),
+    4: (pickle.BINUNICODE, pickle.BINSTRING, pickle.BINBYTES),
     8: (pickle.BINUNICODE8, pickle.BINBYTES8),
 }
 # The bytes of each one's argument; negative: how many bytes tell how long it is.
@@ -46,14 +46,35 @@ _ARGUMENT_BYTES: dict[int, int] = {
     **{opcode[0]: size for size, opcodes in _FIXED.items() for opcode in opcodes},
     **{opcode[0]: -size for size, opcodes in _COUNTED.items() for opcode in opcodes},
 }
-_STOP, _LONG_PUT = pickle.STOP[0], pickle.LONG_BINPUT[0]
-_CONTAINERS = frozenset(
-    opcode[0]
-    for opcode in (
-        *(pickle.LIST, pickle.EMPTY_LIST, pickle.DICT, pickle.EMPTY_DICT),
-        *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
-    )
+_STOP = pickle.STOP[0]
+
+
+def _codes(*opcodes: bytes) -> frozenset[int]:
+    return frozenset(opcode[0] for opcode in opcodes)
+
+
+_CONTAINERS = _codes(
+    *(pickle.LIST, pickle.EMPTY_LIST, pickle.DICT, pickle.EMPTY_DICT),
+    *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
 )
+# What opcodes do to the unpickler's stack: these leave what may be a dictionary's key, and what may not;
+_KEYS = _codes(
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2),
+    *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8, pickle.BINSTRING, pickle.SHORT_BINSTRING),
+    *(pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8),
+)
+_NO_KEYS = _CONTAINERS | _codes(pickle.EMPTY_TUPLE, pickle.BINFLOAT, pickle.LONG1)
+# these take what they work on: so much of it, or all down to the mark.
+_TAKEN: dict[int, int] = {
+    **dict.fromkeys(_codes(pickle.APPEND, pickle.TUPLE1), 1),
+    **dict.fromkeys(_codes(pickle.SETITEM, pickle.TUPLE2), 2),
+    **dict.fromkeys(_codes(pickle.TUPLE3), 3),
+    **dict.fromkeys(_codes(pickle.LIST, pickle.DICT, pickle.TUPLE, pickle.APPENDS, pickle.SETITEMS), 0),
+}
+_WITH_KEYS = _codes(pickle.DICT, pickle.SETITEM, pickle.SETITEMS)
+_MARK, _MEMOIZE = pickle.MARK[0], pickle.MEMOIZE[0]
+_PUTS, _GETS = _codes(pickle.BINPUT, pickle.LONG_BINPUT), _codes(pickle.BINGET, pickle.LONG_BINGET)
+_KEY, _NO_KEY = 1, 2
 
 
 class BadDump(ValueError):  # noqa: N818 - it names the thing that is bad
@@ -96,8 +117,9 @@ def _check_brackets(raw: bytes, objects_max: int) -> None:
 
 
 def _check_opcodes(raw: bytes, objects_max: int) -> None:
-    """Refuse whatever is not plain data, too much of it, and memo numbers that would reserve gigabytes."""
-    at, puts, containers, end = 0, 0, 0, len(raw)
+    """Refuse whatever is not plain data, too much of it, and what ``_Stack`` refuses."""
+    at, containers, end = 0, 0, len(raw)
+    stack = _Stack()
     while at < end:
         code = raw[at]
         size = _ARGUMENT_BYTES.get(code)
@@ -109,13 +131,58 @@ def _check_opcodes(raw: bytes, objects_max: int) -> None:
             containers += 1
             if containers > objects_max:
                 raise BadDump(f"more than {objects_max} lists and dictionaries")
-        elif code == _LONG_PUT:
-            puts += 1
-            if int.from_bytes(raw[at + 1 : at + 5], "little") > 2 * puts + MEMO_SLACK:
-                raise BadDump(f"byte {at} numbers an object far beyond those that there are")
         at += 1
+        if code in _KEYS:
+            stack.kinds.append(_KEY)
+        else:
+            stack.follow(code, raw, at, size)
         at += size if size >= 0 else int.from_bytes(raw[at : at - size], "little") - size
     raise BadDump(f"it breaks off after {end} bytes")
+
+
+class _Stack:
+    """What the unpickler's stack and memo will hold, as far as it may be a dictionary's key: a text or a small number.
+
+    To hash others can take for ever, with a tuple that holds one tuple twice, which holds one twice, and so on, or
+    overflow the program's own stack. Where the unpickler fails, what is here no longer counts.
+    """
+
+    def __init__(self) -> None:
+        self.kinds = bytearray()
+        self._marks: list[int] = []
+        self._memo = bytearray()  # 0: nothing
+        self._remembered = 0
+
+    def follow(self, code: int, raw: bytes, at: int, size: int) -> None:
+        """Do what an opcode with its argument at ``at`` does. Raises BadDump; IndexError where it is damaged."""
+        if code in _PUTS:
+            self._put(int.from_bytes(raw[at : at + size], "little"))
+        elif code in _GETS:
+            self.kinds.append(self._memo[int.from_bytes(raw[at : at + size], "little")])
+        elif code == _MARK:
+            self._marks.append(len(self.kinds))
+        elif code == _MEMOIZE:
+            self._put(self._remembered)
+        else:
+            if code in _TAKEN:
+                self._take(code)
+            if code in _NO_KEYS:
+                self.kinds.append(_NO_KEY)
+
+    def _put(self, number: int) -> None:
+        if number > 2 * self._remembered + MEMO_SLACK:  # it would reserve gigabytes
+            raise BadDump(f"it numbers an object {number}, far beyond the {self._remembered} that there are")
+        if number >= len(self._memo):
+            self._memo.extend(bytes(number + 1 - len(self._memo)))
+        self._remembered += not self._memo[number]
+        self._memo[number] = self.kinds[-1]
+
+    def _take(self, code: int) -> None:
+        taken = _TAKEN[code]
+        begin = len(self.kinds) - taken if taken else self._marks.pop()
+        if code in _WITH_KEYS and _NO_KEY in self.kinds[begin::2]:
+            raise BadDump("a dictionary's key is neither a text nor a number of 32 bits")
+        del self.kinds[begin:]
 
 
 def dump_of(plain: Any) -> dict[str, Any]:
@@ -192,10 +259,10 @@ def integer_of(key: str, value: Any) -> int:
 
 def text_of(value: Any) -> str:
     """Return a name as printable text of at most TEXT_CHARS_MAX."""
-    text = value if isinstance(value, str) else shown(value)
-    if text.isprintable() and len(text) <= TEXT_CHARS_MAX:
+    text = (value if isinstance(value, str) else shown(value))[:TEXT_CHARS_MAX]  # at first: many may refer to one
+    if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:TEXT_CHARS_MAX])
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def shown(value: Any) -> str:

@@ -3,6 +3,9 @@
 Frames are MessagePack maps; the numbers travel as columns of little-endian float64. ``docs/wire.md``
 describes the bytes for clients in other languages. Everything in a frame is untrusted: decoding checks
 types, names, sizes and finiteness, and raises ``BadFrame`` with a machine-readable reason.
+
+Agents and servers of one wire version understand each other: what a newer agent adds (metrics, kinds of events, keys)
+an older server leaves out and names. What changes the meaning of the rest is another version, and refused.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,6 +30,7 @@ CONTENT_TYPE = "application/x-eagle-eye-frames"
 NAME_CHARS_MAX = 253  # the longest DNS name
 TEXT_CHARS_MAX = 16_384
 KEYS_MAX = 1_024  # rows of one block
+METRICS_MAX = 1_024  # columns of one block
 BLOCKS_MAX = 8
 EVENTS_MAX = 4_096
 RANKS_MAX = 1_024
@@ -108,9 +113,36 @@ class Envelope(msgspec.Struct, frozen=True):
     frames: list[msgspec.Raw]
 
 
+class Reading(NamedTuple):
+    """A frame as far as this version knows what is in it.
+
+    ``unknown`` names what was left out, as often as it was: "metric gpu_mood", "event party". Empty for an agent that
+    is not newer.
+    """
+
+    frame: Frame
+    unknown: tuple[str, ...]
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+class _Keys(msgspec.Struct):
+    """The keys of a frame's parts; what they hold stays encoded."""
+
+    ranks: list[dict[str, msgspec.Raw]] = []
+    blocks: list[dict[str, msgspec.Raw]] = []
+    events: list[dict[str, msgspec.Raw]] = []
+
+
+_NO_NAME = "key that is no name"
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(Frame)
 _envelope_decoder = msgspec.msgpack.Decoder(Envelope)
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)
+_map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_keys_decoder = msgspec.msgpack.Decoder(_Keys)
 
 
 def block(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, Mapping[str, float]]) -> Block:
@@ -135,8 +167,14 @@ def block(scope: Scope, rows: Mapping[int, Mapping[str, float]] | Mapping[str, M
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Return the frame as MessagePack."""
-    return _encoder.encode(frame)
+    """Return the frame as MessagePack.
+
+    In its texts what is no Unicode becomes "?": the name of a file in another encoding costs no frame.
+    """
+    try:
+        return _encoder.encode(frame)
+    except UnicodeEncodeError:  # of lone surrogates, by which Python keeps such names
+        return _encoder.encode(_in_unicode(msgspec.to_builtins(frame, builtin_types=(bytes,))))
 
 
 def encode_request(frames: Iterable[bytes], sent_s: float) -> bytes:
@@ -154,8 +192,9 @@ def decode_request(body: bytes) -> tuple[float, list[bytes]]:
     try:
         envelope = _envelope_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are no text
+        _check_version(version_of(body), "the request")
         raise BadFrame("truncated", f"the request is no complete MessagePack envelope: {error}") from None
-    _check_version(envelope.version)
+    _check_version(envelope.version, "the request")
     if not 0.0 < envelope.sent_s < TIME_S_MAX:
         raise BadFrame("time", f"sent_s is {envelope.sent_s!r}; expected Unix seconds before the year 2100")
     if len(envelope.frames) > FRAMES_PER_REQUEST_MAX:
@@ -166,7 +205,12 @@ def decode_request(body: bytes) -> tuple[float, list[bytes]]:
 
 
 def decode_frame(raw: bytes) -> Frame:
-    """Return the frame, checked.
+    """Return the frame, checked, without what this version does not know; see ``read_frame``."""
+    return read_frame(raw).frame
+
+
+def read_frame(raw: bytes) -> Reading:
+    """Return the frame, checked, and what was left out of it because only a newer version knows it.
 
     Raises BadFrame: ``oversized``, ``truncated``, ``version``, ``time``, ``name``, ``metric``, ``shape``, ``event``.
     """
@@ -175,18 +219,48 @@ def decode_frame(raw: bytes) -> Frame:
     try:
         frame = _frame_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are no text
+        _check_version(version_of(raw), "the frame")
         raise BadFrame("truncated", f"the frame is not a complete frame of version {WIRE_VERSION}: {error}") from None
-    _check_version(frame.version)
+    _check_version(frame.version, "the frame")
     for text in (frame.node, frame.stream, frame.boot_id):
         _check_name(text)
     _check_header(frame)
+    unknown: list[str] = []
     for item in frame.blocks:
-        _check_block(item)
+        unknown += [f"metric {name}" for name in _check_block(item)]
     for event in frame.events:
-        _check_event(event)
+        if event.kind in event_catalogue.BY_KIND:
+            _check_event(event)
+        else:
+            _check_name(event.kind)
+            unknown.append(f"event {event.kind}")
     for rank in frame.ranks:
         _check_name(rank.job)
-    return frame
+    return Reading(_without_unknown(frame) if unknown else frame, tuple(unknown))
+
+
+def unknown_keys(raw: bytes) -> tuple[str, ...]:
+    """Return the keys of an accepted frame that this version does not know, each once: "key frame.mood".
+
+    ``read_frame`` passes over them at no cost. Looking takes as long as reading: look at few frames.
+    """
+    try:
+        parts = _keys_decoder.decode(raw)
+        shapes: tuple[tuple[type[msgspec.Struct], list[dict[str, msgspec.Raw]]], ...] = (
+            (Frame, [_map_decoder.decode(raw)]),
+            (Rank, parts.ranks),
+            (Block, parts.blocks),
+            (Event, parts.events),
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return (_NO_NAME,)
+    found = {
+        f"key {shape.__name__.lower()}.{name}" if is_name(name) else _NO_NAME
+        for shape, items in shapes
+        for item in items
+        for name in item.keys() - set(shape.__struct_fields__)
+    }
+    return tuple(sorted(found))
 
 
 def _check_header(frame: Frame) -> None:
@@ -204,6 +278,16 @@ def _check_header(frame: Frame) -> None:
         )
 
 
+def _in_unicode(plain: Any) -> Any:
+    if isinstance(plain, str):
+        return plain.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(plain, list):
+        return [_in_unicode(item) for item in plain]
+    if isinstance(plain, dict):
+        return {_in_unicode(key): _in_unicode(value) for key, value in plain.items()}
+    return plain
+
+
 def values_of(item: Block) -> array[float]:
     """Return a block's values as one flat array, all keys of the first metric first."""
     values = array("d")
@@ -213,20 +297,40 @@ def values_of(item: Block) -> array[float]:
     return values
 
 
-def _check_version(version: int) -> None:
+def version_of(raw: bytes) -> int:
+    """Return the version that a frame or a request names, readable or not; WIRE_VERSION where it names none."""
+    try:
+        return _version_decoder.decode(raw).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return WIRE_VERSION
+
+
+def _check_version(version: int, what: str) -> None:
     if version != WIRE_VERSION:
-        raise BadFrame("version", f"wire version {version} is unknown; this server reads version {WIRE_VERSION}")
+        older = "server" if version > WIRE_VERSION else "agent"
+        raise BadFrame(
+            "version",
+            f"{what} is of wire version {version}; this server reads version {WIRE_VERSION}: upgrade the {older}",
+        )
 
 
 def _check_name(text: str) -> None:
-    if not 0 < len(text) <= NAME_CHARS_MAX or not text.isprintable():
+    if not is_name(text):
         raise BadFrame("name", f"{text[:80]!r} is no name: 1 to {NAME_CHARS_MAX} printable characters")
 
 
-def _check_block(item: Block) -> None:
+def is_name(text: str) -> bool:
+    """Return whether a frame may carry the text as a name: of a node, a job, a link."""
+    return 0 < len(text) <= NAME_CHARS_MAX and text.isprintable()
+
+
+def _check_block(item: Block) -> list[str]:
+    """Return the metrics that the catalogue lacks."""
     rows = len(item.keys)
-    if rows > KEYS_MAX:
-        raise BadFrame("oversized", f"a block of {rows} rows; at most {KEYS_MAX}")
+    if rows > KEYS_MAX or len(item.metrics) > METRICS_MAX:
+        raise BadFrame(
+            "oversized", f"a block of {rows} rows, {len(item.metrics)} metrics; at most {KEYS_MAX}, {METRICS_MAX}"
+        )
     if len(item.values) != 8 * rows * len(item.metrics):
         raise BadFrame(
             "shape",
@@ -234,20 +338,39 @@ def _check_block(item: Block) -> None:
         )
     if len(set(item.keys)) != rows or len(set(item.metrics)) != len(item.metrics):
         raise BadFrame("shape", "a block names the same row or metric twice")
+    unknown: list[str] = []
     for name in item.metrics:
         spec = metric_catalogue.BY_NAME.get(name)
-        if spec is None or spec.scope is not item.scope:
-            raise BadFrame("metric", f"{name[:80]!r} is not a {item.scope.value} metric of the catalogue")
+        if spec is None:
+            _check_name(name)
+            unknown.append(name)
+        elif spec.scope is not item.scope:
+            raise BadFrame("metric", f"{name!r} is not a {item.scope.value} metric of the catalogue")
     for key in item.keys:
         if item.scope is Scope.LINK:
             _check_name(str(key))
         elif not isinstance(key, int) or not -1 <= key < KEYS_MAX or (key == -1) != (item.scope is Scope.NODE):
             raise BadFrame("shape", f"{key!r} is not the key of a {item.scope.value} row")
+    return unknown
+
+
+def _without_unknown(frame: Frame) -> Frame:
+    """Return the frame without the metrics and events that the catalogue lacks."""
+    events = [event for event in frame.events if event.kind in event_catalogue.BY_KIND]
+    return msgspec.structs.replace(frame, blocks=[_known(item) for item in frame.blocks], events=events)
+
+
+def _known(item: Block) -> Block:
+    size = 8 * len(item.keys)  # of one metric
+    columns = [
+        (name, item.values[at * size : (at + 1) * size])
+        for at, name in enumerate(item.metrics)
+        if name in metric_catalogue.BY_NAME
+    ]
+    return Block(item.scope, item.keys, [name for name, _ in columns], b"".join(values for _, values in columns))
 
 
 def _check_event(event: Event) -> None:
-    if event.kind not in event_catalogue.BY_KIND:
-        raise BadFrame("event", f"{event.kind[:80]!r} is not an event of the catalogue")
     if not 0.0 < event.time_s < TIME_S_MAX:
         raise BadFrame("time", f"an event's time_s is {event.time_s!r}; expected Unix seconds")
     if not -1 <= event.device < KEYS_MAX:

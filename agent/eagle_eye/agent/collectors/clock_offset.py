@@ -28,6 +28,8 @@ _TRACKING_FIELDS = 14  # of chronyc's tracking report
 _NOT_SYNCHRONISED = "Not synchronised"
 _LOCAL = "7F7F0101"  # chrony follows its own clock
 
+_C_LIBRARY = ctypes.CDLL(None, use_errno=True)  # opened once: each opening makes a class, garbage in a cycle
+
 
 class KernelClock(NamedTuple):
     """What the kernel knows: whether a program keeps the clock, whether by the kernel's own loop, and its offset.
@@ -65,7 +67,7 @@ class _Timex(ctypes.Structure):
 def kernel_clock() -> KernelClock:
     """Return what the kernel knows of the clock; nothing is changed. Raises OSError."""
     timex = _Timex()
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    state = _C_LIBRARY.adjtimex(ctypes.byref(timex))
     if state < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.foreign_file import NotTheirs, open_file, shown
 from eagle_eye.agent.nccl.dump_files import Asked, Stamp, dump_paths, request_dumps, stamp_of
 from eagle_eye.agent.nccl.flight_dump import DUMP_BYTES_MAX, FlightDump, read
-from eagle_eye.agent.nccl.owned_file import NotOwned, open_owned
-from eagle_eye.agent.nccl.process_environment import Environments
+from eagle_eye.agent.nccl.process_environment import Environments, root_of
 from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.flight_recorder import BadDump
 
@@ -27,14 +27,19 @@ READ_PER_COLLECT_MAX = 1  # a dump takes up to half a second of one core
 
 @dataclass
 class _Watched:
-    """A place where a dump may appear; ``seen`` is the file as it was last looked at, ``read`` as it was read."""
+    """A place where a dump may appear; ``seen`` is the file as it was last looked at, ``read`` as it was read.
+
+    No link on the way leads out of ``root``. ``refused``: what lies there is no file.
+    """
 
     process: TrainingProcess
+    root: Path
     uid: int | None
     present_s: float  # monotonic: when its process was last there
     seen: Stamp | None = None
     read: Stamp | None = None
     looked: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class FlightRecorderCollector:
         problems = [] if self._prefixes else [self._environments.problem()]
         read = 0
         for path, place in self._watched.items():
-            stamp = stamp_of(path)
+            stamp = self._stamp(path, place, problems)
             if not place.looked:
                 place.looked = True
                 if stamp is not None and abs(now_s - stamp[2] / 1e9) > FRESH_S:
@@ -121,7 +126,10 @@ class FlightRecorderCollector:
         What they write is read at the next collections and then found in ``dumps``.
         """
         processes = self._processes.all()
-        return request_dumps(processes, deadline_s, Environments(self._proc), self._prefixes, self._pipe_prefixes)
+        environments = Environments(self._proc)
+        return request_dumps(
+            processes, deadline_s, environments, self._prefixes, self._pipe_prefixes, drops=self._drops
+        )
 
     def close(self) -> None:
         """Nothing is held."""
@@ -138,25 +146,36 @@ class FlightRecorderCollector:
                     place.process, place.present_s = process, monotonic_s
                     place.uid = uid if uid is not None else place.uid
                 elif len(self._watched) < PATHS_MAX:
-                    self._watched[path] = _Watched(process, uid, monotonic_s)
+                    self._watched[path] = _Watched(process, root_of(path, environment), uid, monotonic_s)
                 else:
                     self._drops.count("flight_recorder_beyond")
         for path in [p for p, place in self._watched.items() if monotonic_s - place.present_s > DEPARTED_KEPT_S]:
             del self._watched[path]
 
+    def _stamp(self, path: Path, place: _Watched, problems: list[str]) -> Stamp | None:
+        try:
+            stamp = stamp_of(path, place.root)
+        except NotTheirs as error:
+            problems.append(str(error))
+            self._drops.count("flight_recorder_refused", 0 if place.refused else 1)
+            place.refused = True
+            return None
+        place.refused = False
+        return stamp
+
     def _take(self, path: Path, place: _Watched, stamp: Stamp, monotonic_s: float, observed: Observed) -> str:
         """Read one dump into the row and the store; return why it cannot be read, or ""."""
         process = place.process
         try:
-            dump = read(_content(path, place.uid), process.rank)
+            dump = read(_content(path, place), process.rank)
         except BadDump as error:
             self._drops.count("flight_recorder_oversized" if stamp[1] > DUMP_BYTES_MAX else "flight_recorder_bad")
-            return f"{path}: {error}"
-        except NotOwned as error:
+            return f"{shown(path)}: {error}"
+        except NotTheirs as error:
             self._drops.count("flight_recorder_refused")
-            return f"{path}: {error.strerror}"
+            return str(error)
         except OSError as error:
-            return f"{path}: {error.strerror or error}"
+            return f"{shown(path)}: {error.strerror or error}"
         self._drops.count("flight_recorder_operations_left_out", dump.left_out)
         with self._lock:
             self._dumps.pop((process.job, process.rank), None)
@@ -164,7 +183,8 @@ class FlightRecorderCollector:
             while len(self._dumps) > DUMPS_KEPT:
                 del self._dumps[next(iter(self._dumps))]
         if dump.ranks not in (None, process.world_size):
-            return f"{path}: its widest group has {dump.ranks} ranks, the job {process.world_size}: of another job?"
+            ranks = f"{dump.ranks} ranks, the job {process.world_size}"
+            return f"{shown(path)}: its widest group has {ranks}: of another job?"
         if dump.enqueued is None or dump.completed is None or dump.enqueued < 0:
             return ""
         if place.present_s == monotonic_s and not self._taken(process.device):
@@ -174,8 +194,7 @@ class FlightRecorderCollector:
         return ""
 
 
-def _content(path: Path, uid: int | None) -> bytes:
-    """Return a file's bytes, one more than are read at most. Raises OSError."""
-    descriptor = open_owned(path, uid)
-    with os.fdopen(descriptor, "rb") as file:
+def _content(path: Path, place: _Watched) -> bytes:
+    """Return a file's bytes, one more than are read at most. Raises OSError, NotTheirs."""
+    with os.fdopen(open_file(path, place.root, place.uid), "rb") as file:
         return file.read(DUMP_BYTES_MAX + 1)

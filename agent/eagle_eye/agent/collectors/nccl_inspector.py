@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.foreign_file import OWN_ROOT, NotTheirs, open_file, shown, stat_of
+from eagle_eye.agent.growing_file import Tail
 from eagle_eye.agent.nccl.inspector_lines import Tally, parse
 from eagle_eye.agent.nccl.inspector_metrics import FILE_BYTES_MAX, bus_bandwidth
-from eagle_eye.agent.nccl.owned_file import NotOwned, open_owned
-from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment
-from eagle_eye.agent.nccl.tail import Tail
+from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
 from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
 
 LINES_PER_COLLECT_MAX = 64  # of one rank: 8 ranks then cost below 0.2% of a core
@@ -27,18 +28,32 @@ BYTES_PER_COLLECT_MAX = 131_072  # a line has 500 bytes, with traces up to 25,00
 FILES_MAX = 64  # ranks of one node
 FOLDER_ENTRIES_MAX = 10_000  # a folder that all hosts of a large job share
 FOLDERS_EVERY_S = 10.0  # folders are listed so often
+EXCHANGED_EVERY_S = 10.0  # an open log is asked so often whether its name leads to another file by now
 METRICS_EVERY_S = 5.0  # the Inspector rewrites its Prometheus files every 30 s at most
 
 _OFF = ("", "0", "false", "off", "no")
 _LOG = re.compile(r"(?P<host>.{1,255})-pid(?P<pid>[0-9]{1,9})\.log")
 
 
+class _Place(NamedTuple):
+    """Where a log or metrics file is or will be, the folder that no link on the way leads out of, and whose it is.
+
+    ``user`` None: nobody knows.
+    """
+
+    path: Path
+    root: Path = OWN_ROOT
+    user: int | None = None
+
+
 @dataclass
 class _Log:
-    """One rank's log, and what is known from it."""
+    """One rank's log, and what is known from it. ``tail`` None: it has not been opened."""
 
     process: TrainingProcess
-    tail: Tail
+    place: _Place
+    tail: Tail | None = None
+    asked_s: float = 0.0  # when its name was last followed
     tally: Tally = field(default_factory=Tally)
     new: bool = False  # whether what is in it was written under this agent's eyes
     row: dict[str, float] = field(default_factory=dict)
@@ -86,11 +101,11 @@ class NcclInspectorCollector:
         self._environments = Environments(proc)
         self._hostname = hostname or socket.gethostname()
         self._monotonic_s = monotonic_s
-        self._logs: dict[Path, _Log] = {}
+        self._logs: dict[_Place, _Log] = {}
         self._listed: dict[Path, TrainingProcess] = {}
         self._listed_s = -FOLDERS_EVERY_S
         self._metrics_s = -METRICS_EVERY_S
-        self._metrics_seen: dict[Path, tuple[int, int]] = {}
+        self._metrics_seen: dict[_Place, tuple[int, int]] = {}
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - what a file tells is of the interval that ends now
         """Return the rows of this node's ranks; none where no process runs with the Inspector."""
@@ -106,7 +121,7 @@ class NcclInspectorCollector:
         monotonic_s = self._monotonic_s()
         if monotonic_s - self._metrics_s >= METRICS_EVERY_S:
             self._metrics_s = monotonic_s
-            for device, bandwidth in self._metrics(environments).items():
+            for device, bandwidth in self._metrics(environments, problems).items():
                 observed.devices.setdefault(device, {}).setdefault("nccl_bus_bandwidth_bytes_per_second", bandwidth)
         observed.problem = "; ".join(dict.fromkeys(text for text in problems if text))
         return observed
@@ -116,30 +131,36 @@ class NcclInspectorCollector:
         return any(log.process.device == device and log.row for log in list(self._logs.values()))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let go of the logs."""
+        for log in self._logs.values():
+            _let_go(log)
+        self._logs.clear()
 
     def _places(
         self,
         processes: Sequence[TrainingProcess],
         environments: Mapping[TrainingProcess, ProcessEnvironment],
         problems: list[str],
-    ) -> dict[Path, tuple[TrainingProcess, int | None]]:
-        """Return where logs are or will be, whose they are, and the user that they must belong to."""
-        found: dict[Path, tuple[TrainingProcess, int | None]] = {}
+    ) -> dict[_Place, TrainingProcess]:
+        """Return where logs are or will be, and whose they are."""
+        found: dict[_Place, TrainingProcess] = {}
         for process, environment in environments.items():
             if environment.first("NCCL_INSPECTOR_ENABLE").lower() in _OFF:
                 continue
             folder = environment.path(_dump_folder(environment))
             for host in dict.fromkeys((self._hostname, environment.first("HOSTNAME"))):
                 if host and "/" not in host:
-                    found[folder / f"{host}-pid{environment.own_pid}.log"] = (process, environment.uid)
+                    path = folder / f"{host}-pid{environment.own_pid}.log"
+                    found[_Place(path, root_of(path, environment), environment.uid)] = process
         monotonic_s = self._monotonic_s()
         if self._folders and monotonic_s - self._listed_s >= FOLDERS_EVERY_S:
             self._listed_s = monotonic_s
             self._listed = self._list(processes, problems)
+        named = {place.path for place in found}
         for path, process in self._listed.items():
-            known = environments.get(process)
-            found.setdefault(path, (process, known.uid if known is not None else None))
+            if path not in named:
+                known = environments.get(process)
+                found[_Place(path, user=known.uid if known is not None else None)] = process
         return found
 
     def _list(self, processes: Sequence[TrainingProcess], problems: list[str]) -> dict[Path, TrainingProcess]:
@@ -161,30 +182,33 @@ class NcclInspectorCollector:
                 problems.append(f"{folder}: {error.strerror or error}")
         return found
 
-    def _watch(self, places: Mapping[Path, tuple[TrainingProcess, int | None]]) -> None:
-        for path in [path for path, log in self._logs.items() if path not in places or log.process != places[path][0]]:
-            del self._logs[path]
-        for path, (process, uid) in places.items():
-            if path not in self._logs:
+    def _watch(self, places: Mapping[_Place, TrainingProcess]) -> None:
+        for place in [place for place, log in self._logs.items() if log.process != places.get(place)]:
+            _let_go(self._logs.pop(place))
+        for place, process in places.items():
+            if place not in self._logs:
                 if len(self._logs) >= FILES_MAX:
                     self._drops.count("nccl_inspector_beyond")
                     return
-                self._logs[path] = _Log(process, Tail(path, uid, BYTES_PER_COLLECT_MAX))
+                self._logs[place] = _Log(process, place)
 
     def _read(self, log: _Log) -> str:
         """Read what is new and renew the log's row; return why it cannot be read, or ""."""
         try:
-            raw = log.tail.read()
+            tail = log.tail = log.tail or Tail(open_file(*log.place))
+            raw = tail.read(BYTES_PER_COLLECT_MAX)
+            self._let_go_of_exchanged(log)
         except FileNotFoundError:
             log.new = True
             return ""  # the Inspector has written nothing yet; by default it does so at the very end
-        except NotOwned as error:
+        except NotTheirs as error:
             self._drops.count("nccl_inspector_refused")
-            return f"{error.filename}: {error.strerror}"
+            return str(error)
         except OSError as error:
-            return f"{log.tail.path}: {error.strerror or error}"
+            _let_go(log)
+            return f"{shown(log.place.path)}: {error.strerror or error}"
         newest = _newest_lines(raw)
-        skipped = log.tail.skipped_bytes + len(raw) - len(newest)
+        skipped = tail.skipped_bytes + len(raw) - len(newest)
         lines, malformed = parse(newest)
         tally = log.tally
         told = tally.add(lines)
@@ -206,6 +230,18 @@ class NcclInspectorCollector:
         self._by_step(log)
         return ""
 
+    def _let_go_of_exchanged(self, log: _Log) -> None:
+        """Let go of a log, read to its end, whose name leads to another file by now."""
+        monotonic_s = self._monotonic_s()
+        if log.tail is not None and monotonic_s - log.asked_s >= EXCHANGED_EVERY_S:
+            log.asked_s = monotonic_s
+            try:
+                found = stat_of(log.place.path, log.place.root)
+            except OSError:
+                return  # removed or hidden: its process may write on
+            if log.tail.identity != (found.st_dev, found.st_ino):
+                _let_go(log)
+
     def _by_step(self, log: _Log) -> None:
         """Where steps have finished, tell what part of one was spent in collectives, and begin anew."""
         step = self._steps(log.process)
@@ -218,37 +254,44 @@ class NcclInspectorCollector:
             log.row.pop("nccl_collective_seconds", None)
         log.step, log.collective_s = step, 0.0
 
-    def _metrics(self, environments: Mapping[TrainingProcess, ProcessEnvironment]) -> dict[int, float]:
+    def _metrics(
+        self, environments: Mapping[TrainingProcess, ProcessEnvironment], problems: list[str]
+    ) -> dict[int, float]:
         """Return bus bandwidths by device from the Prometheus files that are new."""
-        folders = dict.fromkeys(
-            (
-                *self._folders,
-                *(
-                    environment.path(_dump_folder(environment))
-                    for environment in environments.values()
-                    if environment.first("NCCL_INSPECTOR_PROM_DUMP").lower() not in _OFF
-                ),
-            )
-        )
+        devices = dict(list(self._devices_by_uuid.items())[:FILES_MAX])
+        folders = [(_Place(folder), devices) for folder in self._folders]
+        for process, environment in environments.items():
+            if environment.first("NCCL_INSPECTOR_PROM_DUMP").lower() not in _OFF:
+                folder = environment.path(_dump_folder(environment))
+                own = {uuid: device for uuid, device in devices.items() if device == process.device}
+                folders.append((_Place(folder, root_of(folder, environment), environment.uid), own))
         found: dict[int, float] = {}
-        for folder in folders:
-            for uuid, device in list(self._devices_by_uuid.items())[:FILES_MAX]:
+        asked = set()
+        for place, of_gpus in folders:
+            for uuid, device in of_gpus.items():
                 for spelt in dict.fromkeys((uuid, uuid.removeprefix("GPU-"))):
-                    bandwidth = self._bandwidth(folder / f"nccl_inspector_metrics_{spelt}.prom")
+                    file = place._replace(path=place.path / f"nccl_inspector_metrics_{spelt}.prom")
+                    asked.add(file)
+                    bandwidth = self._bandwidth(file, problems)
                     if bandwidth is not None:
                         found[device] = bandwidth
+        self._metrics_seen = {file: stamp for file, stamp in self._metrics_seen.items() if file in asked}
         return found
 
-    def _bandwidth(self, path: Path) -> float | None:
+    def _bandwidth(self, place: _Place, problems: list[str]) -> float | None:
         """Return the file's bandwidth; None where there is no file, nothing new in it, or nothing of use."""
         try:
-            descriptor = open_owned(path, None)
+            descriptor = open_file(*place)
+        except NotTheirs as error:
+            self._drops.count("nccl_inspector_refused")
+            problems.append(str(error))
+            return None
         except OSError:
             return None  # most GPUs of most folders have none
         try:
             said = os.fstat(descriptor)
             stamp = (said.st_mtime_ns, said.st_size)
-            known, self._metrics_seen[path] = self._metrics_seen.get(path), stamp
+            known, self._metrics_seen[place] = self._metrics_seen.get(place), stamp
             if stamp == known or known is None:  # what was there before the agent may be of a job long gone
                 return None
             raw = os.pread(descriptor, FILE_BYTES_MAX, 0)
@@ -257,6 +300,12 @@ class NcclInspectorCollector:
         finally:
             os.close(descriptor)
         return bus_bandwidth(raw.decode("utf-8", errors="replace"))
+
+
+def _let_go(log: _Log) -> None:
+    if log.tail is not None:
+        log.tail.close()
+        log.tail = None
 
 
 def _newest_lines(raw: bytes) -> bytes:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from eagle_eye.agent.collector import Observed, Unsupported
 from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.foreign_file import Identity, NotTheirs, shown
 from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
 from eagle_eye.agent.training_logs.event_file import EventFile
 from eagle_eye.agent.training_logs.line_prefixes import Line
-from eagle_eye.agent.training_logs.log_finder import FoundLog, Identity, Pattern
+from eagle_eye.agent.training_logs.log_finder import FoundLog, Pattern
 from eagle_eye.agent.training_logs.rank_courses import RankCourses
 from eagle_eye.agent.training_logs.tensorboard_events import Scalar
 from eagle_eye.agent.training_logs.tensorboard_tags import reading
@@ -43,7 +44,8 @@ class TensorBoardCollector:
 
     ``patterns`` are those of ``event_files``. A file is the process's whose host and process id its name says, else the
     rank's that its path says or that writes such tags by custom. Rows of ``told_devices`` are left out: hooks and logs
-    tell sooner, as event files are flushed every two minutes.
+    tell sooner, as event files are flushed every two minutes. A file that somebody else's link leads to is counted as
+    ``tensorboard_refused`` and named.
     """
 
     name = "tensorboard"
@@ -87,7 +89,7 @@ class TensorBoardCollector:
                 for scalar in followed.file.read(RECORDS_MAX // len(self._files) + 1):
                     self._take(scalar, followed.found, monotonic_s, new=True)
             except OSError as error:
-                self._trouble.note(f"{followed.found.path}: {error.strerror or error}", monotonic_s)
+                self._trouble.note(f"{shown(followed.found.path)}: {error.strerror or error}", monotonic_s)
                 self._let_go(identity)
         problem = "; ".join(text for text in (self._nothing, self._trouble.text(monotonic_s)) if text)
         return Observed(devices=self._ranks.rows(self._told_devices(), self._drops), problem=problem)
@@ -113,8 +115,11 @@ class TensorBoardCollector:
                 continue
             try:
                 self._open(identity, log, monotonic_s, new=self._seen is not None and identity not in self._seen)
+            except NotTheirs as error:
+                self._drops.count("tensorboard_refused")
+                self._trouble.note(str(error), monotonic_s)
             except OSError as error:
-                self._trouble.note(f"{log.path}: {error.strerror or error}", monotonic_s)
+                self._trouble.note(f"{shown(log.path)}: {error.strerror or error}", monotonic_s)
         if self._seen is None or len(self._seen) > SEEN_MAX:
             self._seen = set()
         self._seen.update(log.identity for log in found)
@@ -137,8 +142,8 @@ class TensorBoardCollector:
         if isinstance(process, Missing):
             if process is Missing.UNKNOWN:
                 self._drops.count("tensorboard_unattributed")
-                text = f"{log.path}: nothing says which rank wrote it; name the rank with {{rank}} in tensorboard_logs"
-                self._trouble.note(text, monotonic_s)
+                remedy = "name the rank with {rank} in tensorboard_logs"
+                self._trouble.note(f"{shown(log.path)}: nothing says which rank wrote it; {remedy}", monotonic_s)
             return
         course = self._ranks.of(process)
         if course is None:

@@ -32,7 +32,8 @@ class TrainingLogCollector:
     Followed are the files that ``patterns`` name and, by themselves, regular files that are the stdout or stderr of a
     training process. A row goes to the device of the rank that wrote the line; a line whose rank runs on another node
     is that node's. What nobody can attribute is counted as ``training_log_unattributed`` and named. Rows and events of
-    devices in ``hooked_devices`` are left out: their ranks tell by themselves.
+    devices in ``hooked_devices`` are left out: their ranks tell by themselves. A file that is not the process's own, or
+    that somebody else's link leads to, is counted as ``training_log_refused`` and named.
 
     Cannot see: what is written to pipes and terminals; who wrote a line that names no rank into a file that several
     ranks share, unless the framework has a rule; what a log's buffer holds back.

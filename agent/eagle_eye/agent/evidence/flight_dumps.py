@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.bundle import PIECE_BYTES_MAX, safe_name
 from eagle_eye.agent.evidence.proc_files import open_file_of, read_open, why
 from eagle_eye.agent.evidence.scene import Scene, Task
 from eagle_eye.agent.evidence.suspects import Suspect
 from eagle_eye.agent.evidence.worker_server import NoWorkerServer, ask
+from eagle_eye.agent.foreign_file import NotTheirs
 from eagle_eye.agent.nccl.dump_files import dump_paths, request_dumps
 from eagle_eye.agent.nccl.process_environment import Environments
 from eagle_eye.agent.training_processes import TrainingProcess
@@ -29,14 +31,17 @@ class FlightDumps:
     """One dump for each rank; one that is older than its process is left out.
 
     ``prefixes`` and ``pipe_prefixes`` are those of the flight recorder's collector: where dumps lie, and pipes that ask
-    for one, besides what the processes' environments say.
+    for one, besides what the processes' environments say. A pipe that is not the process's own is counted in ``drops``.
     """
 
     name = "flight_recorder"
 
-    def __init__(self, prefixes: Sequence[str] = (), pipe_prefixes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, prefixes: Sequence[str] = (), pipe_prefixes: Sequence[str] = (), *, drops: Drops | None = None
+    ) -> None:
         self._prefixes = tuple(prefixes)
         self._pipe_prefixes = tuple(pipe_prefixes)
+        self._drops = drops
 
     def tasks(self, scene: Scene) -> list[Task]:
         """Return a task for each rank."""
@@ -55,7 +60,7 @@ class FlightDumps:
             return
         environments = Environments(scene.proc)  # one of our own: reading a stuck process's environment may never end
         wait_s = max(0.0, scene.left_s() - RESERVE_S)
-        asked = request_dumps([rank], wait_s, environments, self._prefixes, self._pipe_prefixes)
+        asked = request_dumps([rank], wait_s, environments, self._prefixes, self._pipe_prefixes, drops=self._drops)
         said = f"{asked.silent.get(rank, '')}; {said}"
         written_s, path = _newest(scene, suspect, _seen_by(rank, environments, self._prefixes))
         if not path:
@@ -73,6 +78,8 @@ class FlightDumps:
             os.close(descriptor)
         if more:
             scene.bundle.miss(self.name, _name(rank), f"the dump has more than {PIECE_BYTES_MAX} bytes")
+        elif not content:
+            scene.bundle.miss(self.name, _name(rank), "the dump is empty")
         else:
             scene.bundle.add(self.name, _name(rank), content)
 
@@ -95,6 +102,9 @@ def _newest(scene: Scene, suspect: Suspect, paths: Sequence[str]) -> tuple[float
     for path in paths:
         try:
             descriptor = open_file_of(scene.proc, suspect.pid, path)
+        except NotTheirs as error:
+            scene.bundle.miss(FlightDumps.name, path, str(error))
+            continue
         except OSError:
             continue
         newest = max(newest, (os.fstat(descriptor).st_mtime, path))

@@ -9,11 +9,10 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from eagle_eye.agent.clock import Clock
-from eagle_eye.agent.server_connection import connect, path_on
+from eagle_eye.agent.server_connection import SYSTEMS, Trust, connect, path_on
 
 PATH = "/api/v1/evidence"
 BUNDLE_TYPE = "application/gzip"
@@ -29,7 +28,7 @@ class Place:
 
     server: str
     token: Callable[[], str]
-    ca_file: Path | None = None
+    trust: Trust = SYSTEMS
     connect_s: float = 2.0
     answer_s: float = 5.0
 
@@ -69,7 +68,7 @@ class Upload:
 
     def _put(self, request_id: str, content: bytes, content_type: str, until_s: float) -> _Answer:
         place = self._place
-        with contextlib.closing(connect(place.server, place.ca_file, place.connect_s, place.answer_s)) as connection:
+        with contextlib.closing(connect(place.server, place.trust, place.connect_s, place.answer_s)) as connection:
             connection.sock.settimeout(max(0.01, until_s - self._clock.monotonic_s()))  # for the whole of the body
             headers = {"Content-Type": content_type}
             if token := place.token():

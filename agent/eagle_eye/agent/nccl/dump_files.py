@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eagle_eye.agent.nccl.owned_file import open_owned_pipe
-from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.foreign_file import OWN_ROOT, NotTheirs, open_pipe, shown, stat_of
+from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
 from eagle_eye.agent.training_processes import TrainingProcess
 
 POLL_S = 0.1  # the recorder's thread looks at its pipe every second
@@ -22,6 +24,7 @@ OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - PyTorch before 2.7 writes 
 NEW_DEFAULT = "torch/comm_lib_trace_rank_"  # in the user's cache folder
 
 Stamp = tuple[int, int, int]  # inode, size, time of the last change in ns
+_Place = tuple[Path, Path]  # a file, and the folder out of which no link on the way may lead
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,19 @@ def dump_paths(process: TrainingProcess, environment: ProcessEnvironment | None,
     return list(dict.fromkeys(paths))
 
 
-def stamp_of(path: Path) -> Stamp | None:
-    """Return what changes when a file is written; None where there is no file or it cannot be seen."""
+def stamp_of(path: Path, root: Path = OWN_ROOT) -> Stamp | None:
+    """Return what changes when a file below ``root`` is written; None where there is none or it cannot be seen.
+
+    Raises NotTheirs where something else lies there.
+    """
     try:
-        found = os.lstat(path)
+        found = stat_of(path, root)
+    except NotTheirs:
+        raise
     except OSError:
         return None
+    if not stat.S_ISREG(found.st_mode):
+        raise NotTheirs(f"{shown(path)}: not a regular file")
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -59,6 +69,7 @@ def request_dumps(
     prefixes: Sequence[str] = (),
     pipe_prefixes: Sequence[str] = (),
     *,
+    drops: Drops | None = None,
     monotonic_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Asked:
@@ -66,15 +77,17 @@ def request_dumps(
 
     ``pipe_prefixes`` are tried besides what the processes' environments say. Training is not held up: the pipes are
     written without waiting, and each rank dumps from a thread of its own. A rank that reads no pipe was not asked, one
-    that was asked and wrote nothing is stopped, stuck, or older than the pipe: that alone accuses nobody.
+    that was asked and wrote nothing is stopped, stuck, or older than the pipe: that alone accuses nobody. A pipe that
+    is none, or not the process's own, is counted in ``drops`` as ``flight_recorder_refused``.
     """
     known = environments.of(processes)
     silent: dict[TrainingProcess, str] = {}
-    waiting: dict[TrainingProcess, dict[Path, Stamp | None]] = {}
+    waiting: dict[TrainingProcess, dict[_Place, Stamp | None]] = {}
     for process in processes:
         environment = known.get(process)
-        before = {path: stamp_of(path) for path in dump_paths(process, environment, prefixes)}
-        why_not = _ask(process, environment, pipe_prefixes)
+        places = [(path, root_of(path, environment)) for path in dump_paths(process, environment, prefixes)]
+        before = {place: _stamp(place) for place in places}
+        why_not = _ask(process, environment, pipe_prefixes, drops or Drops())
         if why_not:
             silent[process] = why_not
         elif before:
@@ -88,7 +101,9 @@ def request_dumps(
     return Asked(tuple(answered), silent)
 
 
-def _ask(process: TrainingProcess, environment: ProcessEnvironment | None, prefixes: Sequence[str]) -> str:
+def _ask(
+    process: TrainingProcess, environment: ProcessEnvironment | None, prefixes: Sequence[str], drops: Drops
+) -> str:
     """Write to the process's pipe; return why that was not possible, or ""."""
     paths = [Path(f"{prefix}{process.rank}.pipe") for prefix in prefixes]
     said = environment.first("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") if environment is not None else ""
@@ -97,15 +112,20 @@ def _ask(process: TrainingProcess, environment: ProcessEnvironment | None, prefi
     why_not = "no pipe: set TORCH_NCCL_DEBUG_INFO_PIPE_FILE for the job"
     for path in dict.fromkeys(paths):
         try:
-            descriptor = open_owned_pipe(path, environment.uid if environment is not None else None)
+            uid = environment.uid if environment is not None else None
+            descriptor = open_pipe(path, root_of(path, environment), uid)
+        except NotTheirs as error:
+            drops.count("flight_recorder_refused")
+            why_not = str(error)
+            continue
         except OSError as error:
-            why_not = f"{path}: {'nobody reads it' if error.errno == errno.ENXIO else error.strerror or error}"
+            why_not = f"{shown(path)}: {'nobody reads it' if error.errno == errno.ENXIO else error.strerror or error}"
             continue
         try:
             os.write(descriptor, b"1")
         except OSError as error:
             full = isinstance(error, BlockingIOError)
-            why_not = f"{path}: {'full: its process does not read it' if full else error.strerror or error}"
+            why_not = f"{shown(path)}: {'full: its process does not read it' if full else error.strerror or error}"
             continue
         finally:
             os.close(descriptor)
@@ -113,25 +133,32 @@ def _ask(process: TrainingProcess, environment: ProcessEnvironment | None, prefi
     return why_not
 
 
+def _stamp(place: _Place) -> Stamp | None:
+    try:
+        return stamp_of(*place)
+    except NotTheirs:
+        return None  # whoever reads dumps tells of it
+
+
 def _await(
-    waiting: Mapping[TrainingProcess, Mapping[Path, Stamp | None]],
+    waiting: Mapping[TrainingProcess, Mapping[_Place, Stamp | None]],
     until_s: float,
     monotonic_s: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> list[TrainingProcess]:
     """Return the processes of which a file is new and has come to rest, as soon as all have one."""
     answered: list[TrainingProcess] = []
-    last: dict[Path, Stamp | None] = {}
+    last: dict[_Place, Stamp | None] = {}
     while len(answered) < len(waiting):
         for process, before in waiting.items():
             if process in answered:
                 continue
-            for path, old in before.items():
-                stamp = stamp_of(path)
-                if stamp is not None and stamp != old and stamp[1] > 0 and stamp == last.get(path):
+            for place, old in before.items():
+                stamp = _stamp(place)
+                if stamp is not None and stamp != old and stamp[1] > 0 and stamp == last.get(place):
                     answered.append(process)
                     break
-                last[path] = stamp
+                last[place] = stamp
         if len(answered) == len(waiting) or monotonic_s() >= until_s:
             break
         sleep(POLL_S)

@@ -15,6 +15,7 @@ import msgspec
 
 from eagle_eye.schema.flight_recorder import (
     INTEGER_MAX,
+    BadDump,
     decode,
     dump_of,
     entries_of,
@@ -28,9 +29,11 @@ from eagle_eye.schema.flight_recorder import (
 
 DUMP_BYTES_MAX = 16 << 20  # the usual 2,000 operations with stacks have 2 to 6 MB; reading takes ten times as much
 OBJECTS_MAX = 500_000  # lists and dictionaries: 2,000 operations with 100 frames each have 200,000
+ENTRIES_MAX = 100_000  # large buffers have 20,000; a pickle repeats one by two bytes: a million are 5 s and 160 MB
 GROUPS_MAX = 1_024  # of one rank; large models have about ten
 UNFINISHED_MAX = 256  # kept: hosts run ahead by tens of collectives, and the oldest are what a hang is about
-RANKS_CHARS_MAX = 1 << 20  # 100,000 ranks spelt out
+RANKS_CHARS_MAX = 4 << 20  # of all groups together: 100,000 ranks spelt out have 700,000, the widest group all of them
+KEPT_BYTES_MAX = 4 << 20  # of all operations that are kept: UNFINISHED_MAX have 75,000 usually
 SHAPES_MAX = 64  # tensors of one operation, and dimensions of one tensor, that are kept
 FINISHED = "completed"
 DEFAULT_GROUP = "0"
@@ -58,7 +61,10 @@ def read(raw: bytes, rank: int) -> FlightDump:
     """Return a dump's bytes, pickle or JSON, as what they tell of the rank. Raises BadDump."""
     dump = dump_of(decode(raw, DUMP_BYTES_MAX, OBJECTS_MAX))
     groups = _groups(dump)
-    operations = [_Operation(entry) for entry in entries_of(dump)]
+    entries = entries_of(dump)
+    if len(entries) > ENTRIES_MAX:
+        raise BadDump(f"{len(entries)} entries; at most {ENTRIES_MAX} are read")
+    operations = [_Operation(entry) for entry in entries]
     name_of_id = {item.group_id: item.group for item in operations if item.names_group}
     status = status_of(dump, groups, name_of_id)
     completed = {name: integer_of(COMPLETED, told.get(COMPLETED, -1)) for name, told in status.items()}
@@ -112,16 +118,24 @@ class _Operation:
 def _groups(dump: Mapping[str, Any]) -> dict[str, tuple[dict[str, str], int | None]]:
     """Return each group as PyTorch writes it, and how many ranks it has, None where it does not name them."""
     groups = {}
+    left = RANKS_CHARS_MAX
     for key, said in list(mapping_of(dump, "pg_config").items())[:GROUPS_MAX]:
         config = said if isinstance(said, dict) else {}
-        ranks = config.get("ranks", "")
-        if isinstance(ranks, (list, tuple)):
-            ranks = str([rank for rank in ranks[:RANKS_CHARS_MAX] if isinstance(rank, int) and 0 <= rank < INTEGER_MAX])
-        spelt = ranks[:RANKS_CHARS_MAX] if isinstance(ranks, str) else ""
-        count = sum(1 for _ in re.finditer(r"\d{1,9}", spelt))
-        told = {"name": text_of(config.get("name", key)), "desc": text_of(config.get("desc", "")), "ranks": spelt}
+        ranks = _spelt(config.get("ranks"), left)
+        left -= len(ranks)
+        count = sum(1 for _ in re.finditer(r"[0-9]{1,9}", ranks))
+        told = {"name": text_of(config.get("name", key)), "desc": text_of(config.get("desc", "")), "ranks": ranks}
         groups[text_of(key)] = (told, count or None)
     return groups
+
+
+def _spelt(ranks: Any, chars_max: int) -> str:
+    """Return a group's ranks as PyTorch spells them; "" where it names none. Raises BadDump."""
+    if isinstance(ranks, (list, tuple)) and len(ranks) <= chars_max:  # a longer one has a longer text
+        ranks = str(list(ranks)) if all(type(rank) is int and 0 <= rank < INTEGER_MAX for rank in ranks) else ""
+    if isinstance(ranks, (str, list, tuple)) and len(ranks) > chars_max:
+        raise BadDump(f"the ranks of all groups have more than {RANKS_CHARS_MAX} characters")
+    return ranks if isinstance(ranks, str) and ranks.isascii() else ""
 
 
 def _widest(groups: Mapping[str, tuple[dict[str, str], int | None]], others: list[str]) -> str:
@@ -142,6 +156,7 @@ def _reduced(
     groups: Mapping[str, tuple[dict[str, str], int | None]],
     operations: list[_Operation],
 ) -> bytes:
+    """Return the reduced dump. Raises BadDump."""
     status = {}
     for key, value in list(mapping_of(dump, "pg_status").items())[:GROUPS_MAX]:
         if isinstance(value, dict):
@@ -151,13 +166,21 @@ def _reduced(
                 if value.get(name) is not None
             }
             status[str(integer_of("pg_status", key))] = told
+    entries = []
+    left = KEPT_BYTES_MAX
+    for item in operations:
+        entry = msgspec.json.encode(_entry(item))
+        left -= len(entry)
+        if left < 0:
+            raise BadDump(f"the operations to be kept have more than {KEPT_BYTES_MAX} bytes")
+        entries.append(msgspec.Raw(entry))
     return msgspec.json.encode(
         {
             "version": text_of(dump.get("version", "")),
             "rank": rank,
             "pg_config": {name: told for name, (told, _) in groups.items()},
             "pg_status": status,
-            "entries": [_entry(item) for item in operations],
+            "entries": entries,
         }
     )
 

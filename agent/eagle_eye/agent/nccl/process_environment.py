@@ -6,16 +6,16 @@ configured twice. What a program sets by ``os.environ`` after its start is not i
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_eye.agent.bounded_file import content
+from eagle_eye.agent.foreign_file import OWN_ROOT
+from eagle_eye.agent.placement.process_files import ENVIRON_BYTES_MAX, ProcessFiles
 from eagle_eye.agent.training_processes import TrainingProcess
 
-ENVIRON_BYTES_MAX = 2 << 20  # the kernel's limit for arguments and environment under the usual stack limit
-STATUS_BYTES_MAX = 16_384  # the kernel writes about 1,500
 VALUE_BYTES_MAX = 4_096  # PATH_MAX: a longer one is no path
 PROCESSES_MAX = 64  # ranks of one node; nodes have 8 or 16 GPUs
 
@@ -32,9 +32,10 @@ _KEPT = frozenset(
 
 @dataclass(frozen=True)
 class ProcessEnvironment:
-    """One process's own view: ``own_pid`` is its number in its container, ``uid`` the user it runs as.
+    """One process's own view: ``own_pid`` is its number in its container, ``uid`` the user that started it.
 
-    ``root`` and ``folder`` are where its absolute and relative paths begin, as this agent sees them.
+    ``root`` and ``folder`` are where its absolute and relative paths begin, as this agent sees them; ``folder`` lies
+    below ``root``.
     """
 
     own_pid: int
@@ -52,12 +53,18 @@ class ProcessEnvironment:
         return self.root / text.lstrip("/") if text.startswith("/") else self.folder / text
 
 
+def root_of(path: Path, environment: ProcessEnvironment | None) -> Path:
+    """Return the folder out of which no link on the way to the path may lead: / where configuration names the path."""
+    return environment.root if environment is not None and path.is_relative_to(environment.root) else OWN_ROOT
+
+
 class Environments:
     """The environments of training processes, each read once; ``unreadable`` says of whom and why not."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self.unreadable: dict[int, str] = {}
         self._proc = proc
+        self._files = ProcessFiles(proc)
         self._known: dict[TrainingProcess, ProcessEnvironment] = {}
 
     def of(self, processes: Iterable[TrainingProcess]) -> dict[TrainingProcess, ProcessEnvironment]:
@@ -73,9 +80,10 @@ class Environments:
                 found[process] = known or self._read(process.pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended since it was found
-            except (OSError, ValueError) as error:
-                reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-                self.unreadable[process.pid] = reason
+            except PermissionError as error:
+                self.unreadable[process.pid] = f"{error.strerror}; run the agent as root or as the job's user"
+            except OSError as error:
+                self.unreadable[process.pid] = error.strerror or str(error)
         self._known = found
         return found
 
@@ -85,20 +93,27 @@ class Environments:
             return ""
         pid, reason = next(iter(self.unreadable.items()))
         more = f" and {len(self.unreadable) - 1} more" if len(self.unreadable) > 1 else ""
-        return f"environment of process {pid}{more}: {reason}; run the agent as root or as the job's user"
+        return f"environment of process {pid}{more}: {reason}"
 
     def _read(self, pid: int) -> ProcessEnvironment:
-        folder = self._proc / str(pid)
-        own_pid, uid = _who(content(str(folder / "status"), STATUS_BYTES_MAX), pid)
-        values = _kept(content(str(folder / "environ"), ENVIRON_BYTES_MAX))
-        # A process that has gone takes its /proc folder along; what it left is found by plain paths where root is ours.
-        shares_root = _same(folder / "root", Path("/"))
+        status, environ = self._files.status(pid), self._files.environment(pid)
+        if status is None or environ is None:
+            raise ProcessLookupError
+        if len(environ) > ENVIRON_BYTES_MAX:
+            raise OSError(errno.E2BIG, f"more than {ENVIRON_BYTES_MAX} bytes")
+        at = self._proc / str(pid)
+        # A process that has gone takes its /proc folder along; what it left is found by plain paths where they mean the
+        # same to it and to this agent: Slurm gives jobs a /tmp of their own by mounts, below the host's root.
+        same = _same(at / "root", OWN_ROOT) and _same(at / "ns/mnt", Path("/proc/self/ns/mnt"))
+        root = OWN_ROOT if same else at / "root"
+        folder, below = (at / "cwd").readlink(), (at / "root").readlink()
         return ProcessEnvironment(
-            own_pid=own_pid,
-            uid=uid,
-            root=Path("/") if shares_root else folder / "root",
-            folder=(folder / "cwd").readlink() if shares_root else folder / "cwd",
-            values=values,
+            own_pid=status.own_pid,
+            uid=status.user,
+            root=root,
+            # The kernel spells both links as seen from this agent's own root, which may lie above the process's.
+            folder=root / (folder.relative_to(below) if folder.is_relative_to(below) else ""),
+            values=_kept(environ),
         )
 
 
@@ -111,21 +126,6 @@ def _kept(raw: bytes) -> dict[str, str]:
             if text in _KEPT:
                 values[text] = os.fsdecode(value)
     return values
-
-
-def _who(status: bytes, pid: int) -> tuple[int, int]:
-    """Return the process's number in its innermost namespace and its effective user. Raises ValueError."""
-    own_pid, uid = pid, -1
-    for line in status.decode("ascii", errors="replace").splitlines():
-        key, _, rest = line.partition(":")
-        words = rest.split()
-        if key == "Uid" and len(words) == 4 and words[1].isdecimal():
-            uid = int(words[1])
-        elif key == "NSpid" and words and words[-1].isdecimal():
-            own_pid = int(words[-1])
-    if uid < 0:
-        raise ValueError("its status names no user")
-    return own_pid, uid
 
 
 def _same(one: Path, other: Path) -> bool:

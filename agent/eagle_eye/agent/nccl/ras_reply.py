@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
@@ -80,9 +81,14 @@ class Reply(msgspec.Struct, frozen=True):
         return f"NCCL RAS: {'; '.join(named[:4])}{more}"
 
 
+_Integer = Annotated[
+    int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)
+]  # JSON's have any length, MessagePack's 64 bits
+
+
 class _Status(msgspec.Struct, gc=False):
-    init_state: int = SUCCESS
-    async_error: int = SUCCESS
+    init_state: _Integer = SUCCESS
+    async_error: _Integer = SUCCESS
     finalize_called: bool = False
     destroy_flag: bool = False
     abort_flag: bool = False
@@ -91,9 +97,9 @@ class _Status(msgspec.Struct, gc=False):
 
 
 class _Rank(msgspec.Struct):
-    rank: int = -1
+    rank: _Integer = -1
     host: str = ""
-    pid: int = -1
+    pid: _Integer = -1
     status: _Status = msgspec.field(default_factory=_Status)
     collective_counts: dict[str, int] = {}
 
@@ -101,13 +107,13 @@ class _Rank(msgspec.Struct):
 class _Communicator(msgspec.Struct):
     hash: str = ""
     secondary_hash: str = ""
-    size: int = 0
+    size: _Integer = 0
     ranks: list[_Rank] = []
     missing_ranks: list[_Rank] = []
 
 
 class _Ras(msgspec.Struct):
-    timeouts_count: int = 0
+    timeouts_count: _Integer = 0
 
 
 class _Document(msgspec.Struct):
@@ -170,7 +176,7 @@ def _enqueued(rank: _Rank) -> int | None:
 
 
 class _Troubles:
-    """Collects troubles up to the limit."""
+    """Collects troubles up to the limit, and what is told of each up to its own."""
 
     def __init__(self) -> None:
         self.kept: list[Trouble] = []
@@ -178,7 +184,7 @@ class _Troubles:
 
     def add(self, trouble: Trouble) -> None:
         if len(self.kept) < TROUBLES_MAX:
-            self.kept.append(trouble)
+            self.kept.append(msgspec.structs.replace(trouble, detail=trouble.detail[:TEXT_CHARS_MAX]))
         else:
             self.left_out += 1
 
@@ -240,7 +246,7 @@ def _sections(text: str) -> Iterator[Trouble]:
             place, rank = _ON_NODE.search(line), _RANK.search(line)
             yield Trouble(
                 kind=heading[2],
-                detail=line.strip()[:TEXT_CHARS_MAX],
+                detail=line.strip(),
                 communicator=heading[1] or "",
                 rank=int(rank[1]) if rank is not None else None,
                 host=place[2] if place is not None else "",

@@ -1,48 +1,28 @@
 """A process's environment, as the kernel keeps it from its start, read as who it is in which job.
 
-The variables and their order are the hook's (``hook_sender.Identity``), so that both say the same of one process.
-What only an observer needs comes on top: ranks that MPI or an indexed Kubernetes job gave, and names for jobs that
-the hook would call "default". The text is any user's: what is not what it should be refuses the whole process, since
-a guess would put one job's numbers into another's.
+The variables and their order are the hook's (``launch_variables``), so that both say the same of one process. What only
+an observer needs comes on top: names for jobs that the hook would call "default". The text is any user's: what is not
+what it should be refuses the whole process, since a guess would put one job's numbers into another's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from eagle_eye.agent.hook_message import DEVICES_MAX, RANKS_MAX
 from eagle_eye.agent.hook_sender import Identity
+from eagle_eye.agent.launch_variables import ATTEMPTS, DIGITS_MAX, JOBS, RANK_SOURCES, is_number
+from eagle_eye.agent.launch_variables import job as job_named
 from eagle_eye.agent.placement.cycle_info import job_of
 from eagle_eye.schema.frame import NAME_CHARS_MAX
 
 VALUE_BYTES_MAX = 8_192  # the UUIDs of 112 MIG instances take 4,700
-DIGITS_MAX = 9  # as the hook reads numbers
-
-
-class _Source(NamedTuple):
-    """Who numbered the processes: the variables of the rank, how many there are, and the rank on its node."""
-
-    rank: str
-    size: str
-    local: str
-
-
-_SOURCES = (
-    _Source("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and whoever imitates it
-    # Before Slurm's: mpirun's daemon is a Slurm task itself, and its ranks inherit the daemon's SLURM_PROCID.
-    _Source("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    _Source("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH's Hydra, Intel MPI
-    _Source("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+_NUMBERS = tuple(
+    dict.fromkeys([*(name for item in RANK_SOURCES for name in (item.rank, item.size, item.local) if name), *ATTEMPTS])
 )
-# Of an indexed Kubernetes job: a rank only where the manifest says how many there are.
-_POD_SOURCE = _Source("JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK")
-_JOBS = ("EAGLE_EYE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
-_ATTEMPTS = ("EAGLE_EYE_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-_NUMBERS = tuple(dict.fromkeys([name for source in (*_SOURCES, _POD_SOURCE) for name in source] + [*_ATTEMPTS]))
-_NAMES = ("EAGLE_EYE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "EAGLE_EYE_ROLE", "ROLE_NAME")
+_NAMES = (*JOBS, "EAGLE_EYE_ROLE", "ROLE_NAME")
 # What a launcher changes for each process that it starts, and what a rank leaves as it is for its own children.
-_LAUNCH = (*_NUMBERS, *_JOBS, "GROUP_RANK", "SLURM_STEP_ID")
+_LAUNCH = (*_NUMBERS, *JOBS, "GROUP_RANK", "SLURM_STEP_ID")
 _OTHERS = (
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
     *("SLURMD_NODENAME", "NODE_NAME", "EAGLE_EYE_NODE", "NVRX_CURRENT_CYCLE_INFO"),
@@ -91,27 +71,18 @@ def identity(found: Mapping[str, str], slurm_job: str = "") -> Identity | None:
     ``slurm_job`` is the job of the process's cgroup: where the environment names no job, it counts before the name in
     NVRx's cycle file, and both before the hook's "default". Raises Refused.
     """
-    source = next((item for item in _SOURCES if found.get(item.rank)), None)
-    if source is None and found.get(_POD_SOURCE.rank) and found.get(_POD_SOURCE.size):
-        source = _POD_SOURCE
-    if source is None:
+    if not any(found.get(item.rank) and (found.get(item.size) or not item.sized) for item in RANK_SOURCES):
         return None
     for name in _NUMBERS:
         _check_number(name, found.get(name, ""))
     environ = dict(found)
-    for name, value in zip(_SOURCES[0], source, strict=True):
-        environ[name] = found.get(name) or found.get(value, "")
-    if not _names_a_job(found):
+    if not job_named(found):
         environ["EAGLE_EYE_JOB"] = slurm_job or job_of(found.get("NVRX_CURRENT_CYCLE_INFO", ""))
     if found.get("ROLE_NAME", "default") != "default":  # torchrun's role, where the job gave it a name
         environ["EAGLE_EYE_ROLE"] = found.get("EAGLE_EYE_ROLE") or found["ROLE_NAME"]
     for name in _NAMES:
         _check_name(name, environ.get(name, ""))
     return _checked(Identity.of(environ))
-
-
-def _names_a_job(found: Mapping[str, str]) -> bool:
-    return any(found.get(name, "") not in ("", "none" if name == "TORCHELASTIC_RUN_ID" else "") for name in _JOBS)
 
 
 def _checked(who: Identity) -> Identity:
@@ -123,7 +94,7 @@ def _checked(who: Identity) -> Identity:
 
 
 def _check_number(name: str, text: str) -> None:
-    if text and not (text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX):
+    if text and not is_number(text):
         raise Refused(f"{name} is {text[:80]!r}; expected a number of at most {DIGITS_MAX} digits")
 
 

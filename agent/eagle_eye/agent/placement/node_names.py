@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from eagle_eye.schema.frame import NAME_CHARS_MAX
-
-NODES_MAX = 65_536  # that one expression may stand for: above Slurm's own limit for a job
-EXPRESSION_CHARS_MAX = 1 << 20
-_DIGITS_MAX = 9
-_ITEM = re.compile(r"([^\[\],\s]*)(?:\[([\d,-]+)\]([^\[\],\s]*))?")
 
 # Who tells a process which node it is on. NODE_NAME is a convention of Kubernetes manifests (downward API,
 # spec.nodeName) and means nothing outside a pod.
@@ -65,52 +59,6 @@ def conflicts(names: Iterable[NodeName]) -> list[str]:
         for other in names[1:]
         if not same_node(names[0].name, other.name)
     ]
-
-
-def expand(expression: str) -> tuple[str, ...] | None:
-    """Return the hosts that a Slurm host list stands for, ``n[01-03,7],login1``; None where it is none.
-
-    At most one bracket a host and NODES_MAX hosts (Slurm, scontrol show hostnames).
-    """
-    if len(expression) > EXPRESSION_CHARS_MAX:
-        return None
-    hosts: list[str] = []
-    for item in _split(expression):
-        found = _ITEM.fullmatch(item)
-        if found is None:
-            return None
-        if found[2] is None:
-            hosts.append(found[1])
-            continue
-        for span in found[2].split(","):
-            numbers = _numbers(span, NODES_MAX - len(hosts))
-            if numbers is None:
-                return None
-            hosts += [f"{found[1]}{number}{found[3]}" for number in numbers]
-    return tuple(hosts) if len(hosts) <= NODES_MAX and all(0 < len(h) <= NAME_CHARS_MAX for h in hosts) else None
-
-
-def _split(expression: str) -> list[str]:
-    """Return the items between the commas that are in no bracket."""
-    items: list[str] = []
-    parts: list[str] = []  # of an item whose bracket is open
-    for part in expression.split(","):
-        parts.append(part)
-        if part.rfind("[") <= part.rfind("]") and ("]" in part or len(parts) == 1):
-            items.append(",".join(parts).strip())
-            parts = []
-    return [item for item in [*items, ",".join(parts).strip()] if item]
-
-
-def _numbers(span: str, most: int) -> list[str] | None:
-    first, dash, last = span.partition("-")
-    last = last if dash else first
-    if not (first.isdecimal() and last.isdecimal() and len(last) <= _DIGITS_MAX and len(first) <= _DIGITS_MAX):
-        return None
-    begin, end = int(first), int(last)
-    if not 0 <= end - begin < most:
-        return None
-    return [str(number).zfill(len(first)) for number in range(begin, end + 1)]
 
 
 def _plain(name: str) -> str:

@@ -5,17 +5,23 @@ Processes end at any moment, also between two reads: None means that it is gone.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ENVIRON_BYTES_MAX = 1 << 20  # a shell with many functions exports some 100 KB
+from eagle_eye.agent.bounded_file import content
+
+ENVIRON_BYTES_MAX = 1 << 20  # a shell with many functions exports some 100 KB; the kernel allows about 2 MB
 STAT_BYTES_MAX = 4_096
+STATUS_BYTES_MAX = 16_384  # the kernel writes about 1,500
 CGROUP_BYTES_MAX = 65_536
 ARGUMENTS_BYTES_MAX = 4_096
 MAPS_BYTES_MAX = 1 << 20  # a training process has 300 KB of them
-_READ_BYTES = 16_384
+_USER = re.compile(rb"^Uid:[ \t]+([0-9]{1,10})[ \t]", re.MULTILINE)
+_OWN_PID = re.compile(rb"^NSpid:(?:[ \t]+[0-9]{1,10}){0,32}?[ \t]+([0-9]{1,10})$", re.MULTILINE)
 _TORCH = b"/libtorch"  # libtorch_cpu.so, libtorch_cuda.so, libtorch_python.so
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "ft_launcher", "horovodrun", "mpirun", "mpiexec", "srun"})
 _MODULES = (
@@ -36,6 +42,16 @@ class Stat(NamedTuple):
     def ended(self) -> bool:
         """Whether it is a zombie."""
         return self.state in ("Z", "X")
+
+
+class Status(NamedTuple):
+    """Who a process is: the user that started it, and its number in its innermost namespace, its container's own.
+
+    The user is the real one: a program with the set-user-ID bit runs as root and does what its user says.
+    """
+
+    user: int
+    own_pid: int
 
 
 class ProcessFiles:
@@ -59,6 +75,16 @@ class ProcessFiles:
         if len(fields) < 20 or not (fields[1].isdigit() and fields[19].isdigit()):
             return None
         return Stat(fields[0].decode("ascii", "replace"), int(fields[1]), int(fields[19]))
+
+    def status(self, pid: int) -> Status | None:
+        """Return whose process it is, and its own number."""
+        data = self._read(pid, "status", STATUS_BYTES_MAX)
+        if data is None:
+            return None
+        user, own_pid = _USER.search(data), _OWN_PID.search(data)
+        if user is None:
+            raise OSError(errno.EINVAL, "its status names no user", f"{self._root}/{pid}/status")
+        return Status(int(user[1]), int(own_pid[1]) if own_pid is not None else pid)
 
     def cgroup(self, pid: int) -> str:
         """Return its control groups' lines; empty where they cannot be read."""
@@ -84,20 +110,9 @@ class ProcessFiles:
 
     def _read(self, pid: int, name: str, most: int) -> bytes | None:
         try:
-            descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            return content(f"{self._root}/{pid}/{name}", most)
         except (FileNotFoundError, ProcessLookupError):
             return None
-        try:
-            parts: list[bytes] = []
-            left = most
-            while left > 0 and (part := os.read(descriptor, min(left, _READ_BYTES))):
-                parts.append(part)
-                left -= len(part)
-            return b"".join(parts)
-        except ProcessLookupError:
-            return None
-        finally:
-            os.close(descriptor)
 
 
 def is_launcher(arguments: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.training_logs.tail import open_regular
+from eagle_eye.agent.foreign_file import Identity, open_file
 from eagle_eye.agent.training_logs.tensorboard_events import Damaged, Scalar, next_record, read_records
 
 ENTER_BYTES = 1 << 14  # of the end of a file that was there before us: some hundred scalars
@@ -21,9 +21,9 @@ class EventFile:
     goes on at the next record. A file that was cut short is read from its beginning.
     """
 
-    def __init__(self, path: Path, drops: Drops, identity: tuple[int, int] | None = None) -> None:
-        """Open the file; reading begins at its beginning. Raises OSError as ``open_regular`` does."""
-        self._descriptor = open_regular(path, identity)
+    def __init__(self, path: Path, drops: Drops, identity: Identity | None = None) -> None:
+        """Open the file; reading begins at its beginning. Raises OSError, NotTheirs as ``open_file`` does."""
+        self._descriptor = open_file(path, identity=identity)
         self._drops = drops
         self._at = self._size = 0
         self._torn_reads = 0

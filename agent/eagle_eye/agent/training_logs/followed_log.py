@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.growing_file import Tail
 from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
 from eagle_eye.agent.training_logs.attribution import Origin
+from eagle_eye.agent.training_logs.container_lines import ContainerLines
 from eagle_eye.agent.training_logs.frameworks import LogParser
 from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
-from eagle_eye.agent.training_logs.log_finder import Identity
 from eagle_eye.agent.training_logs.reading import Quiet, Reading
-from eagle_eye.agent.training_logs.tail import Tail
 from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
 from eagle_eye.agent.training_processes import TrainingProcess
 
@@ -49,8 +49,8 @@ class Program:
 class FollowedLog:
     """A log, its program and what is under way in it."""
 
-    def __init__(self, tail: Tail, identity: Identity, program: Program, drops: Drops) -> None:
-        self.identity = identity
+    def __init__(self, tail: Tail, program: Program, drops: Drops) -> None:
+        self.identity = tail.identity
         self.name = ""  # for people
         self.origin = Origin()
         self.configured = False
@@ -61,6 +61,7 @@ class FollowedLog:
         self.program = program
         self._tail = tail
         self._drops = drops
+        self._container = ContainerLines()
         self._tracebacks = Tracebacks()
         self._reads = 0
 
@@ -68,15 +69,20 @@ class FollowedLog:
         """Go to the end; return what the last lines before it say. Raises OSError."""
         self._tail.begin_at(max(0, self._tail.size - LEARN_BYTES))
         needles = (*_ALWAYS, *self.program.parser.needles)
-        said = list(self._said(self._tail.read(LEARN_BYTES), needles, LEARN_BYTES))
+        said = list(self._said(self._container.unwrapped(self._tail.read(LEARN_BYTES)), needles, LEARN_BYTES))
         self._tracebacks = Tracebacks()
         return said
 
     def new(self, bytes_max: int, lines_max: int) -> Iterator[Said]:
         """Return what the new lines say, in their order; at most ``lines_max`` are parsed. Raises OSError."""
-        lines = self._tail.read(bytes_max)
-        self.read_bytes += len(lines)
-        self._reads += 1 if lines else 0
+        raw = self._tail.read(bytes_max)
+        self._drops.count("training_log_bytes_skipped", self._tail.skipped_bytes)
+        self._drops.count("training_log_long_lines", self._tail.long_lines)
+        if self._tail.skipped_bytes:
+            self._container = ContainerLines()  # what comes now does not go on where the last pieces ended
+        lines = self._container.unwrapped(raw)
+        self.read_bytes += len(raw)
+        self._reads += 1 if raw else 0
         if not self.understood and self.read_bytes > UNKNOWN_BYTES and self._reads % UNKNOWN_EVERY:
             return self._said(lines, _ALWAYS, lines_max)
         return self._said(lines, (*_ALWAYS, *self.program.parser.needles), lines_max)

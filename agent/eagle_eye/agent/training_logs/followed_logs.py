@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.foreign_file import Identity, NotTheirs, open_file, shown
+from eagle_eye.agent.growing_file import Tail
 from eagle_eye.agent.training_logs.attribution import Origin
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Program, Said
-from eagle_eye.agent.training_logs.log_finder import FoundLog, Identity, Output, Pattern, outputs, scheduler_task
-from eagle_eye.agent.training_logs.tail import Tail
+from eagle_eye.agent.training_logs.log_finder import FoundLog, Output, Pattern, outputs, scheduler_task
 from eagle_eye.agent.training_processes import TrainingProcess
 
 FILES_MAX = 64  # eight ranks with two outputs each, four times over
@@ -115,8 +116,12 @@ class FollowedLogs:
                     continue
                 try:
                     log, said = self._open(candidate)
+                except NotTheirs as error:
+                    self._drops.count("training_log_refused")
+                    problem = problem or str(error)
+                    continue
                 except OSError as error:
-                    problem = problem or f"{candidate.path}: {error.strerror or error}"
+                    problem = problem or f"{shown(candidate.name)}: {error.strerror or error}"
                     continue
                 learned += [(log, item) for item in said]
             self._describe(log, candidate, monotonic_s)
@@ -151,8 +156,8 @@ class FollowedLogs:
         program = Program(self._framework)
         if len(candidate.owners) == 1:
             program = self._programs.setdefault(candidate.owners[0].pid, program)
-        tail = Tail(candidate.path, self._drops, candidate.identity)
-        log = FollowedLog(tail, candidate.identity, program, self._drops)
+        tail = Tail(candidate.open())
+        log = FollowedLog(tail, program, self._drops)
         try:
             said = [] if new and tail.size <= NEW_BYTES_MAX else log.learn()
         except OSError:
@@ -165,7 +170,7 @@ class FollowedLogs:
         """Note under which name the log is known now and who writes to it; who ended a moment ago still has."""
         found, owners = candidate.found, candidate.owners
         log.found_s = monotonic_s
-        log.name = str(candidate.path if found is None else found.path)
+        log.name = shown(candidate.name)
         if owners:
             log.owned_s = monotonic_s
         elif monotonic_s - log.owned_s <= LINGER_S:
@@ -194,25 +199,43 @@ class FollowedLogs:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A log to follow: where it can be opened, who writes to it itself, and what a pattern says of it."""
+    """A log to follow: a process's own output, or what a pattern names, or both; and who writes to it itself."""
 
     identity: Identity
-    path: Path
+    output: Output | None
     owners: tuple[TrainingProcess, ...]
     found: FoundLog | None
+
+    @property
+    def name(self) -> str:
+        """Under which name people know it."""
+        return str(self.found.path if self.found is not None else self.output.path if self.output is not None else "")
+
+    def open(self) -> int:
+        """Return a descriptor to read it; configuration may name what is not the process's own. Raises OSError."""
+        if self.output is not None:
+            try:
+                return self.output.open()
+            except OSError:
+                if self.found is None:
+                    raise
+        return open_file(Path(self.name), identity=self.identity)
 
 
 def _candidates(written: Sequence[Output], named: Sequence[FoundLog]) -> list[_Candidate]:
     """Return the logs, each once: first those that processes write to themselves, then the others, newest first."""
     by_identity = {log.identity: log for log in reversed(named)}
     owners: dict[Identity, dict[int, TrainingProcess]] = {}
-    paths: dict[Identity, Path] = {}
+    of_processes: dict[Identity, Output] = {}
     for output in written:
-        paths.setdefault(output.identity, output.path)
+        of_processes.setdefault(output.identity, output)
         owners.setdefault(output.identity, {})[output.process.pid] = output.process
-    for log in named:
-        paths.setdefault(log.identity, log.path)
     return [
-        _Candidate(identity, path, tuple(owners.get(identity, {}).values()), by_identity.get(identity))
-        for identity, path in paths.items()
+        _Candidate(
+            identity,
+            of_processes.get(identity),
+            tuple(owners.get(identity, {}).values()),
+            by_identity.get(identity),
+        )
+        for identity in dict.fromkeys((*of_processes, *(log.identity for log in named)))
     ]

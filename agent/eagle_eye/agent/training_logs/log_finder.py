@@ -5,6 +5,7 @@ Touches: file systems by name, /proc/<pid>/fd and /proc/<pid>/environ; reads no 
 
 from __future__ import annotations
 
+import errno
 import glob
 import itertools
 import os
@@ -14,15 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_eye.agent.bounded_file import content
+from eagle_eye.agent.foreign_file import Identity, open_output
+from eagle_eye.agent.placement.process_files import ProcessFiles
 from eagle_eye.agent.training_processes import TrainingProcess
 
 MATCHES_MAX = 1_024  # of one pattern: more are archives of old runs
 JOBS_MAX = 16  # of one node that a pattern is filled in with
 OUTPUTS = (1, 2)  # stdout, stderr
-ENVIRON_BYTES_MAX = 2 << 20  # the kernel's limit under the usual stack limit
-
-Identity = tuple[int, int]  # device and inode: one file under whatever name
 
 _FIELD = re.compile(r"\{(job|node|rank|local_rank)\}")
 _WILD = re.compile(r"\*\*/|\*+|\?|\[[^\]]{1,100}\]|\{rank\}|\{local_rank\}")
@@ -112,6 +111,13 @@ class Output:
     identity: Identity
     process: TrainingProcess
 
+    def open(self) -> int:
+        """Return a descriptor to read the file. Raises OSError, NotTheirs as ``open_output`` does."""
+        status = ProcessFiles(self.path.parents[2]).status(self.process.pid)
+        if status is None:
+            raise ProcessLookupError(errno.ESRCH, f"process {self.process.pid} has ended", str(self.path))
+        return open_output(self.path, status.user, identity=self.identity)
+
 
 def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[Output], str]:
     """Return the files that the processes write to as stdout and stderr, and what hindered, "" nothing."""
@@ -135,7 +141,7 @@ def outputs(processes: Iterable[TrainingProcess], proc: Path) -> tuple[list[Outp
 def scheduler_task(pid: int, proc: Path) -> int | None:
     """Return the number of the Slurm task that the process belongs to; None: there is none, or it is not shown."""
     try:
-        environ = content(str(proc / str(pid) / "environ"), ENVIRON_BYTES_MAX)
+        environ = ProcessFiles(proc).environment(pid) or b""
     except OSError:
         return None
     found = re.search(rb"(?:^|\0)SLURM_PROCID=([0-9]{1,9})(?:\0|$)", environ)

@@ -1,0 +1,81 @@
+"""By which environment variables a launcher tells a process which rank of which job it is, in the order that counts.
+
+One table for the training hook, which reads its own environment, and for the agent, which reads other processes': both
+say the same of one process. It is imported into training processes: names and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+DIGITS_MAX = 9  # of a number
+
+
+class RankSource(NamedTuple):
+    """Who numbered the processes: the variables of the rank, how many there are, and the rank on its node; "": none."""
+
+    rank: str
+    size: str
+    local: str
+    sized: bool = False  # whether the rank counts only where the size is told, too
+
+
+_TORCHRUN = RankSource("RANK", "WORLD_SIZE", "LOCAL_RANK")  # and whoever imitates it
+_SLURM = RankSource("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+RANK_SOURCES = (
+    _TORCHRUN,
+    # MPI's before Slurm's: mpirun's daemon is a Slurm task itself, and its ranks inherit the daemon's SLURM_PROCID.
+    RankSource("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
+    RankSource("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),  # MVAPICH2's mpirun_rsh
+    RankSource("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH's Hydra, Intel MPI, srun --mpi=pmi2
+    RankSource("PMIX_RANK", "", ""),  # PRRTE, srun --mpi=pmix: the rest of it is behind PMIx's own socket
+    _SLURM,
+    # An indexed Kubernetes job: its manifest says how many there are where they are ranks.
+    RankSource("JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK", sized=True),
+)
+JOBS = ("EAGLE_EYE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+ATTEMPTS = ("EAGLE_EYE_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+
+
+class Place(NamedTuple):
+    """Where the environment puts the process among the job's; None: it does not say."""
+
+    rank: int | None
+    size: int | None
+    local_rank: int | None
+
+
+def place(environ: Mapping[str, str]) -> Place:
+    """Return the first source's numbers; what it does not say, torchrun or Slurm may. What is no number is not told."""
+    source = next((item for item in RANK_SOURCES if _numbers(item, environ)), None) or RankSource("", "", "")
+    return Place(
+        _number(environ, source.rank),
+        _number(environ, _TORCHRUN.size, source.size, _SLURM.size),
+        _number(environ, _TORCHRUN.local, source.local, _SLURM.local),
+    )
+
+
+def attempt(environ: Mapping[str, str]) -> int:
+    """Return how often the job was restarted, as far as the environment says."""
+    return _number(environ, *ATTEMPTS) or 0
+
+
+def job(environ: Mapping[str, str]) -> str:
+    """Return the job's name; "": nobody named it."""
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    named = environ.get("EAGLE_EYE_JOB") or environ.get("SLURM_JOB_ID")
+    return named or (run if run != "none" else "")  # torchrun's default id is the word none
+
+
+def is_number(text: str) -> bool:
+    """Whether a variable holds a number as launchers write them."""
+    return text.isascii() and text.isdecimal() and len(text) <= DIGITS_MAX
+
+
+def _numbers(source: RankSource, environ: Mapping[str, str]) -> bool:
+    return _number(environ, source.rank) is not None and (not source.sized or _number(environ, source.size) is not None)
+
+
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
+    return next((int(text) for name in names if is_number(text := environ.get(name, ""))), None)
