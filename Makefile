@@ -3,9 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FAULT ?= hang
+# For images: podman or docker; more flags for its build, such as --build-arg BASE=... (docs/containers.md).
+CONTAINER ?= podman
+IMAGE_FLAGS ?=
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
-.PHONY: help venv demo test test-full check format clean
+.PHONY: help venv demo test test-full check format images clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,7 +36,7 @@ test-full: venv  ## installs the components that tests ask for (Debian, as root)
 	apt-get update --quiet
 	RUNLEVEL=1 apt-get install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
-	$(BIN)/python -m pytest
+	EAGLE_EYE_TEST_CONTAINERS=1 $(BIN)/python -m pytest
 
 check: venv  ## style, types and import rules
 	$(BIN)/ruff check .
@@ -44,6 +48,14 @@ check: venv  ## style, types and import rules
 format: venv  ## rewrites the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+images:  ## container images of agent and server; CONTAINER=podman|docker
+	for image in agent server; do \
+	  $(CONTAINER) build $(if $(findstring podman,$(CONTAINER)),--format docker) \
+	    --file packaging/container/$$image.Dockerfile --tag eagle-eye-$$image:$(VERSION) \
+	    --build-arg VERSION=$(VERSION) --build-arg CREATED=$$(date --utc +%Y-%m-%dT%H:%M:%SZ) \
+	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(IMAGE_FLAGS) . || exit; \
+	done
 
 clean:  ## removes what the other targets made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

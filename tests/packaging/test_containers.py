@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.agent.hook_message import encode
+from tests.agent.fakes import message, until
+from tests.packaging.container_site import NEEDED, READY_S, REPOSITORY, Podman, Site, answers, build, get, version
+
+HERE = REPOSITORY / "packaging/container"
+IMAGES = ("agent", "server")
+SEEN_S_MIN = 3  # frames that an outage must leave behind
+
+pytestmark = pytest.mark.slow
+
+
+def hadolint() -> str | None:
+    return shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+
+
+@pytest.mark.skipif(hadolint() is None, reason="hadolint is not installed: pip install -r tests/full.lock")
+@pytest.mark.parametrize("image", IMAGES)
+def test_hadolint_has_nothing_to_say(image: str) -> None:
+    command = [hadolint() or "", str(HERE / f"{image}.Dockerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def podman() -> Iterator[Podman]:
+    """podman with both images, whose making takes minutes."""
+    if "EAGLE_EYE_TEST_CONTAINERS" not in os.environ:
+        pytest.skip("containers take minutes: make test-full runs them, or EAGLE_EYE_TEST_CONTAINERS=1 make test")
+    missing = [name for name in NEEDED if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed: apt-get install podman runc netavark debootstrap")
+    if os.geteuid() != 0:
+        pytest.skip("needs root: debootstrap and containers with the host's processes")
+    podman = Podman()
+    try:
+        build(podman)
+        yield podman
+    finally:
+        podman.close()
+
+
+def tag(image: str) -> str:
+    return f"eagle-eye-{image}:{version()}"
+
+
+def installed(podman: Podman, image: str) -> dict[str, str]:
+    """The distributions in an image's environment and their versions."""
+    program = "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    found: dict[str, str] = json.loads(podman.inside(tag(image), "/opt/eagle-eye/bin/python", "-c", program))
+    return found
+
+
+def test_the_agents_image_holds_the_agents_libraries_and_no_others(podman: Podman) -> None:
+    assert installed(podman, "agent").keys() == {"eagle-eye", "msgspec", "nvidia-ml-py", "psutil"}
+    folder = "/opt/eagle-eye/lib/python3*/site-packages/eagle_eye"
+    assert podman.inside(tag("agent"), "sh", "-c", f"ls {folder}").split() == ["agent", "checks", "cli", "schema"]
+
+
+def test_the_servers_image_needs_no_torch(podman: Podman) -> None:
+    names = installed(podman, "server").keys()
+    assert {"fastapi", "uvicorn", "numpy", "pyarrow"} <= names
+    assert not {"torch", "scikit-learn", "nvidia-ml-py", "pytest", "hatchling"} & names
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_every_library_is_the_locked_one(podman: Podman, image: str) -> None:
+    locked = (REPOSITORY / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    found = installed(podman, image)
+    assert found.pop("eagle-eye") == version()
+    assert {f"{name}=={number}" for name, number in found.items()} <= set(locked)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_nothing_to_build_with_and_no_secret_stays_behind(podman: Podman, image: str) -> None:
+    program = "ls /src /build /etc/pip.conf /opt/eagle-eye/bin/pip 2>/dev/null; command -v cc gcc make; true"
+    assert podman.inside(tag(image), "sh", "-c", program) == ""
+    assert "find-links" not in podman.run("history", "--no-trunc", tag(image)).stdout
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_says_what_it_is_and_runs_as_nobody_in_particular(podman: Podman, image: str) -> None:
+    found = podman.inspected(tag(image))
+    labels = found["Config"]["Labels"]
+    assert found["Config"]["User"] == "65532:65532"
+    assert labels["org.opencontainers.image.title"] == f"eagle-eye-{image}"
+    assert labels["org.opencontainers.image.version"] == version()
+    assert labels["org.opencontainers.image.created"].startswith("20")
+    assert "/opt/eagle-eye/health.py" in found["Healthcheck"]["Test"]
+
+
+def test_of_this_checkout_only_the_sources_reach_the_builder(podman: Podman, tmp_path: Path) -> None:
+    for secret in (".env", "admin-token", ".git/config", ".venv/token", "schema/eagle_eye/__pycache__/x.pyc"):
+        (tmp_path / secret).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / secret).write_text("secret")
+    (tmp_path / "schema/eagle_eye/wanted.py").write_text("")
+    shutil.copy(REPOSITORY / ".dockerignore", tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM localhost/eagle-eye-test-base:1\nCOPY . /sent\n")
+    podman.run(
+        "build", "--pull=never", "--isolation=chroot", f"--file={tmp_path}/Dockerfile", "--tag=sent", f"{tmp_path}"
+    )
+    assert podman.inside("sent", "find", "/sent", "-type", "f").split() == ["/sent/schema/eagle_eye/wanted.py"]
+
+
+def test_the_servers_image_judges_traces_without_writing_anywhere_but_in_tmp(podman: Podman) -> None:
+    program = (
+        "eagle-eye simulate /tmp/hot --fault thermal_throttle --nodes 4 --seed 1 && eagle-eye backtest /tmp/hot --json"
+    )
+    confined = ("--network=none", "--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--cap-drop=ALL")
+    said = podman.run("run", "--rm", *confined, "--entrypoint=sh", tag("server"), "-c", program).stdout
+    assert "thermal_throttle" in said
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def site(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The server and one agent, as documented; the agent has been heard."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler is installed: apt-get install gcc libc6-dev")
+    site = Site(podman, tmp_path_factory.mktemp("host"), free_port(), free_port())
+    until(lambda: site.node() is not None, READY_S)
+    yield site
+    podman.run("rm", "--force", "--time", "5", "eagle-eye-agent", "eagle-eye-server", check=False)
+
+
+def test_the_node_is_seen_through_the_api_with_its_gpus(site: Site) -> None:
+    node = site.node()
+    assert (node["node"], node["agent"]["version"]) == ("n1", version())
+    page = site.page()
+    assert page.count("\neagle_eye_gpu_power_watts{") == 8
+    assert 'collector_ok{node="n1",collector="kernel_log"} 1.0' in page
+
+
+def test_both_are_confined_as_documented(site: Site) -> None:
+    for name, user, capabilities in (
+        ("eagle-eye-server", "65532", "0000000000000000"),
+        ("eagle-eye-agent", "0", "0000000400080004"),  # SYSLOG, SYS_PTRACE, DAC_READ_SEARCH
+    ):
+        status = Path(f"/proc/{site.podman.pid(name)}/status").read_text()
+        assert f"CapEff:\t{capabilities}" in status
+        assert f"Uid:\t{user}\t" in status
+        assert "NoNewPrivs:\t1" in status
+        written = site.podman.run("exec", name, "touch", "/opt/eagle-eye/x", check=False)
+        assert "Read-only file system" in written.stderr
+
+
+def test_both_are_healthy(site: Site) -> None:
+    assert site.podman.health("eagle-eye-server") == (0, "the server answers")
+    code, said = site.podman.health("eagle-eye-agent")
+    assert (code, said.startswith("the agent's newest frame is ")) == (0, True)
+
+
+def test_training_on_the_host_reaches_the_agent_through_the_shared_folder(site: Site) -> None:
+    numbers = itertools.count(1)
+
+    def heard() -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            said = message(next(numbers), job="in-a-container", time_s=time.time())
+            end.sendto(encode(said), str(site.run / "hook.sock"))
+        return any(job["job"] == "in-a-container" for job in get(f"{site.url}/api/v1/jobs", site.token)["items"])
+
+    until(heard, READY_S)
+
+
+def test_an_agent_that_hangs_is_not_well(site: Site) -> None:
+    pid = site.podman.pid("eagle-eye-agent")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        code, said = site.podman.health("eagle-eye-agent")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (code, "not well" in said) == (1, True)
+
+
+def test_frames_outlive_an_agent_and_a_server_that_were_killed(site: Site) -> None:
+    killed = site.podman.pid("eagle-eye-agent")
+    site.podman.run("kill", "--signal", "KILL", "eagle-eye-server")
+    gone_s = time.time() + 1.0
+    until(lambda: time.time() - gone_s > SEEN_S_MIN + 2.0 and any(site.spool.glob("*.frames")), READY_S)
+    os.kill(killed, signal.SIGKILL)
+    end_s = time.time() - 1.0
+    until(lambda: site.podman.inspected("eagle-eye-agent")["State"]["Pid"] not in (0, killed), READY_S)
+    assert site.podman.health("eagle-eye-server")[0] != 0
+    site.podman.run("start", "eagle-eye-server")
+    until(lambda: answers(f"{site.url}/healthz"), READY_S)
+    until(lambda: site.seconds_seen(gone_s, end_s) >= SEEN_S_MIN, READY_S)
+
+
+def test_an_agent_that_is_told_nothing_runs_and_says_what_it_cannot_see(podman: Podman) -> None:
+    lines = podman.run(
+        *("run", "--rm", "--network=none", "--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL"),
+        *(tag("agent"), "agent", "--print", "--once", "--node", "n1"),
+    )
+    assert json.loads(lines.stdout)["rows"]["node"]["-1"]["node_memory_used_ratio"] > 0.0
+    assert "collector kernel_log: unsupported: no /dev/kmsg" in lines.stderr
+    assert "collector training: failed: hook socket" in lines.stderr
