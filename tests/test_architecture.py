@@ -13,7 +13,17 @@ import pytest
 from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.schema.events import EVENTS
-from eagle_eye.server.config import EvidenceSettings, HistorySettings, IngestSettings, ServerConfig, WebhookSettings
+from eagle_eye.server.config import (
+    EvidenceSettings,
+    HistorySettings,
+    IngestSettings,
+    LimitSettings,
+    LogSettings,
+    RemoteWriteSettings,
+    ServerConfig,
+    TlsSettings,
+    WebhookSettings,
+)
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 
 ROOT = Path(__file__).parent.parent
@@ -102,12 +112,18 @@ def test_no_requirement_names_an_index() -> None:
         PolicySettings,
         WebhookSettings,
         IngestSettings,
+        RemoteWriteSettings,
         HistorySettings,
         EvidenceSettings,
+        LimitSettings,
+        LogSettings,
+        TlsSettings,
         AgentConfiguration,
     ],
 )
 def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    sections = {"detection", "policy", "webhooks", "ingest", "history", "evidence"}
+    sections = {
+        "detection", "policy", "webhooks", "ingest", "remote_write", "history", "evidence", "limits", "log", "tls"
+    }  # fmt: skip
     assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []

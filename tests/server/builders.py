@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,9 +21,13 @@ from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_frame, encode_request
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server import config as configuration
+from eagle_eye.server import logs
 from eagle_eye.server.app import create_app
 from eagle_eye.server.clock import Clock
+from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.engine.policy import Weighing
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.front import Front
 from eagle_eye.server.records import Action, Incident, Job, OutboundEvent, Subscription
 from eagle_eye.server.watching import Latest, Progress
@@ -54,7 +61,9 @@ class FakeWatcher:
     jobs: list[Job] = field(default_factory=list)
     recovered: list[tuple[Frame, float]] = field(default_factory=list)
     models: list[LearnedModel | str] = field(default_factory=list)
+    policies: list[PolicySettings] = field(default_factory=list)
     stuck: bool = False
+    weighing: Weighing | None = None
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
         self.frames.append((frame, received_s, offset_s))
@@ -67,6 +76,9 @@ class FakeWatcher:
 
     def use_model(self, model: LearnedModel | str) -> None:
         self.models.append(model)
+
+    def use_policy(self, policy: PolicySettings) -> None:
+        self.policies.append(policy)
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -86,6 +98,12 @@ class FakeWatcher:
 
     def drops(self) -> dict[str, int]:
         return {"late_row": 3}
+
+    def policy(self) -> PolicySettings:
+        return self.policies[-1] if self.policies else PolicySettings()
+
+    def explain(self, _incident: Incident) -> Weighing | None:
+        return self.weighing
 
     def progress(self, job: str) -> Progress | None:
         return Progress(7.0, NOW, 1.5) if job == "job" else None
@@ -219,10 +237,33 @@ def settings(folder: Path, **flags: Any) -> ServerConfig:
 
 
 @contextmanager
+def logging_put_back() -> Iterator[None]:
+    """Have the process log afterwards as it did before, whatever was configured meanwhile."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
+    levels = {name: logging.getLogger(name).level for name in logs.QUIET}
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+        sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
+        logging.captureWarnings(capture=False)
+        for name, before in levels.items():
+            logging.getLogger(name).setLevel(before)
+
+
+@contextmanager
 def running(
-    folder: Path, clock: Clock | None = None, jitter: Callable[[], float] = lambda: 0.5, **flags: Any
+    folder: Path,
+    clock: Clock | None = None,
+    jitter: Callable[[], float] = lambda: 0.5,
+    verify: ssl.SSLContext | bool = True,
+    reread: Callable[[], ServerConfig] | None = None,
+    **flags: Any,
 ) -> Iterator[Running]:
-    """Run a server on a free port of loopback, with a watcher that judges nothing."""
+    """Run a server on a free port of loopback, with a watcher that judges nothing; ``verify`` is the client's."""
     clock = clock or FakeClock()
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -230,15 +271,19 @@ def running(
         listen = f"127.0.0.1:{bound.getsockname()[1]}"
         watcher = FakeWatcher(clock)
         config = settings(folder, listen=listen, **flags)
-        front = create_app(config, clock, lambda _config, _store, _clock: watcher, jitter=jitter)
-        server = uvicorn.Server(uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+        front = create_app(config, clock, lambda _config, _store, _clock: watcher, jitter=jitter, reread=reread)
+        options = connection_options(front)
+        server = uvicorn.Server(
+            uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2, **options)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:
-            with httpx.Client(base_url=f"http://{listen}", timeout=10.0, trust_env=False) as client:
+            url = config.public_url
+            with httpx.Client(base_url=url, timeout=10.0, trust_env=False, verify=verify) as client:
                 # The socket listens already: the first request waits until the server has started.
                 client.get("/healthz").raise_for_status()
-                yield Running(front, client, watcher, f"http://{listen}")
+                yield Running(front, client, watcher, url)
         finally:
             front.stop()
             server.should_exit = True

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,15 +16,19 @@ import tomllib
 from eagle_eye.cli.main import main
 from eagle_eye.server import tokens_command
 from eagle_eye.server.command import as_toml
-from tests.server.builders import FakeClock
+from tests.server.builders import FakeClock, logging_put_back
 
 WITHIN_S = 30.0
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("EAGLE_EYE_")]:
         monkeypatch.delenv(name)
+    hangup = signal.getsignal(signal.SIGHUP)
+    with logging_put_back():
+        yield
+    signal.signal(signal.SIGHUP, hangup)
 
 
 def test_the_printed_configuration_is_toml_that_the_server_reads(
@@ -96,7 +101,9 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line(
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_the_server_serves_until_it_is_asked_to_stop(tmp_path: Path, stop: signal.Signals) -> None:
+def test_the_server_reloads_on_a_hangup_and_serves_until_it_is_asked_to_stop(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -107,6 +114,8 @@ def test_the_server_serves_until_it_is_asked_to_stop(tmp_path: Path, stop: signa
             assert f"serving http://127.0.0.1:{port}" in server.stderr.readline()
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
                 assert client.get("/healthz").status_code == 200
+                server.send_signal(signal.SIGHUP)
+                assert "the configuration was read" in server.stderr.readline()
                 with client.stream("GET", "/api/v1/events") as stream:
                     next(stream.iter_lines())
                     server.send_signal(stop)

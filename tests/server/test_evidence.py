@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server.app import EVIDENCE_FOLDER
 from eagle_eye.server.auth import mint
-from eagle_eye.server.bundles import PARTIAL, Bundles
+from eagle_eye.server.bundles import EVIDENCE_FOLDER, PARTIAL, Bundles
 from eagle_eye.server.config import EvidenceSettings
 from eagle_eye.server.engine.gathering import LATE_S
 from eagle_eye.server.evidence import REQUESTS_PER_ANSWER_MAX, Desk

@@ -105,6 +105,18 @@ def test_the_action_follows_at_the_tick_after_the_bundle(site: Site) -> None:
     assert site.incident.hold == ""
 
 
+def test_a_second_try_waits_for_no_second_bundle(site: Site) -> None:
+    site.watch.use_policy(PolicySettings(mode="act", verdict_gone_s=10, tries_max=2, retry_s=1))
+    site.hang()
+    site.run(5)
+    (action,) = site.store.all(ACTIONS)
+    failed = msgspec.structs.replace(action, state="failed", updated_s=site.clock.now_s())
+    site.store.commit(Change(actions=(failed,)))
+    site.run(3)
+    assert [a.state for a in site.store.all(ACTIONS)] == ["failed", "requested"]
+    assert len(site.asked) == 1
+
+
 def test_the_action_follows_without_a_bundle_when_the_time_is_over(site: Site) -> None:
     site.hang()
     site.run(5)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, encode_frame, encode_request
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.app import HISTORY_FILE
 from eagle_eye.server.config import HistorySettings
+from eagle_eye.server.embedded_history import HISTORY_FILE, EmbeddedHistory
 from eagle_eye.server.journal import Journal
 from tests.server.builders import NOW, FakeClock, Running, body, frame, running
 from tests.server.test_journal import fill_the_disk
@@ -94,14 +94,14 @@ BAD: list[tuple[str, bytes, int, str]] = [
     ("empty node", raw(node=""), 400, "name"),
     ("control characters in the node", raw(node="n\x1b[2J"), 400, "name"),
     ("a node as long as a book", raw(node="n" * 1000), 400, "name"),
-    ("unknown metric", body(frame(blocks=[Block(Scope.DEVICE, [0], ["gpu_mood"], bytes(8))])), 400, "metric"),
+    ("a node's metric", body(frame(blocks=[Block(Scope.DEVICE, [0], ["node_iowait_ratio"], bytes(8))])), 400, "metric"),
     (
         "values of the wrong size",
         body(frame(blocks=[Block(Scope.DEVICE, [0], ["gpu_power_watts"], bytes(7))])),
         400,
         "shape",
     ),
-    ("unknown event", body(frame(events=[Event(NOW, "party")])), 400, "event"),
+    ("an event of a list", body(frame(events=[Event(NOW, "xid", 0, {"code": [79]})])), 400, "event"),
     ("a second frame that is bad", encode_request([encode_frame(frame()), b"\x80"], NOW), 400, "truncated"),
     ("two nodes in one request", body(frame(1), frame(2, node="n2")), 400, "mixed"),
     ("too many frames", envelope(frames=[msgspec.Raw(b"\x80")] * 1025), 413, "oversized"),
@@ -192,8 +192,9 @@ def test_nodes_beyond_the_limit_are_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_503_with_retry_after_unready_and_recovered_from(server: Running) -> None:
     server.send(body(frame(1)))
-    journal = server.front.services.history
-    assert isinstance(journal, Journal)
+    kept = server.front.services.history
+    assert isinstance(kept, EmbeddedHistory)
+    journal = kept.journal
     fill_the_disk(journal)
     many = body(*(frame(sequence) for sequence in range(2, 150)))
     answer = server.send(many)
@@ -274,6 +275,6 @@ def test_the_history_keeps_the_bytes_as_they_came(tmp_path: Path) -> None:
     clock = FakeClock()
     with running(tmp_path, clock) as server:
         server.send(body(frame(1, time_s=NOW - 50), sent_s=NOW - 50))
-    (recorded,) = open_journal(tmp_path, clock, lambda journal: list(journal.replay(0.0, 10)))
+    (recorded,) = open_journal(tmp_path, clock, lambda journal: list(journal.reader.replay(0.0, 10)))
     assert recorded.frame == frame(1, time_s=NOW - 50)
     assert recorded.offset_s == pytest.approx(50.0)

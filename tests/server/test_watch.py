@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eagle_eye.schema import action as schema
@@ -166,3 +167,32 @@ def test_most_of_the_fleet_silent_is_blindness_and_not_guilt(site: Site) -> None
     site.run(20)
     assert site.store.all(ACTIONS) == []
     assert "node_silent" in site.watch.blind()
+
+
+def test_the_loop_explains_what_its_rules_say_of_an_incident(site: Site) -> None:
+    site.hang()
+    (incident,) = site.store.all(INCIDENTS)
+    weighing = site.watch.explain(incident)
+    assert weighing is not None
+    assert weighing.decision.rule == "under_way"
+    assert site.watch.explain(msgspec.structs.replace(incident, attempt=7)) is None
+
+
+def test_an_action_older_than_policys_window_is_not_asked_for_again(site: Site) -> None:
+    site.watch.use_policy(PolicySettings(mode="act", verdict_gone_s=10, window_s=5, repeat_window_s=5))
+    site.hang()
+    site.run(12)
+    assert [a.state for a in site.store.all(ACTIONS)] == ["requested"]
+    assert [i.state for i in site.store.all(INCIDENTS)] == ["acting"]
+
+
+def test_other_jobs_on_a_node_are_named_to_whoever_excludes_it(site: Site) -> None:
+    site.run(5)
+    frame = site.fleet.frame("n1")
+    other = msgspec.structs.replace(
+        frame, stream="other", ranks=[msgspec.structs.replace(rank, job="k", device=5) for rank in frame.ranks]
+    )
+    site.watch.observe(other, site.clock.now_s(), 0.0)
+    site.hang()
+    (action,) = site.store.all(ACTIONS)
+    assert "n1 also runs k" in action.summary

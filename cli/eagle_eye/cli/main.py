@@ -61,9 +61,11 @@ COMMANDS: tuple[Command, ...] = (
     Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
     Command("incidents", "eagle_eye.cli.operator:INCIDENTS", "list incidents; acknowledge, resolve, false", "server"),
     Command("actions", "eagle_eye.cli.operator:ACTIONS", "list actions; approve, reject, report", "server"),
+    Command("policy", "eagle_eye.cli.policy", "why something was done or not; run written cases", "server"),
     Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),
     Command("subscriptions", "eagle_eye.cli.operator:SUBSCRIPTIONS", "list, add, end, ping, rotate", "server"),
     Command("tokens", "eagle_eye.server.tokens_command", "make, list and revoke tokens", "server"),
+    Command("backup", "eagle_eye.server.backup_command", "copy the server's files while it runs", "server"),
 )
 
 

@@ -62,7 +62,9 @@ class Noun:
             one.add_argument("id", metavar=self.singular.upper())
             if "state" in verb.body:
                 one.add_argument("state", choices=["accepted", "running", "done", "failed", "refused"])
-            for flag in (*verb.query, *(name for name in verb.body if name != "state")):
+            if "force" in verb.query:
+                one.add_argument("--force", action="store_const", const="true", default="", help="against advice too")
+            for flag in (name for name in (*verb.query, *verb.body) if name not in ("state", "force")):
                 one.add_argument(f"--{flag}", default="", help=f"{flag} to keep with it")
         if self.addable:
             add = verbs.add_parser("add", parents=[common], help="make one; its secret is shown this once")
@@ -83,7 +85,7 @@ class Noun:
             query = {name: getattr(args, name) for name in self.filters}
             items, more = client.pages(path, query, max(1, args.limit))
             if args.json:
-                _print_json(items)
+                print_json(items)
                 return 0
             _print_table(self.columns, items)
             if more:
@@ -96,7 +98,7 @@ class Noun:
         else:
             answer = self._do(client.call, path, args)
         if args.json or args.verb in ("show", "add", "rotate"):
-            _print_json(answer)
+            print_json(answer)
         else:
             sys.stdout.write(f"{args.verb} {printable(args.id)}: done\n")
         return 0
@@ -133,7 +135,8 @@ def _add_common(parser: argparse.ArgumentParser, default: Any) -> None:
     parser.add_argument("--json", action="store_true", default=default or False, help="print JSON")
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """Write the value to standard output as indented JSON."""
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -168,7 +171,7 @@ NODES = Noun(
     verbs=(
         Verb("exclude", "count it as out of service until it is readmitted", query=_NODE_REASON),
         Verb("drain", "count it as leaving once its job ends or restarts", query=_NODE_REASON),
-        Verb("readmit", "count it as in service again", query=_NODE_REASON),
+        Verb("readmit", "count it as in service again", query=(*_NODE_REASON, "force")),
     ),
 )
 JOBS = Noun(

@@ -18,6 +18,7 @@ from eagle_eye.server import outbound, telemetry
 from eagle_eye.server.api import (
     actions,
     deliveries,
+    description,
     enrolment,
     evidence,
     health,
@@ -30,30 +31,33 @@ from eagle_eye.server.api import (
     subscriptions,
 )
 from eagle_eye.server.auth import Tokens
-from eagle_eye.server.bundles import Bundles
+from eagle_eye.server.bundles import EVIDENCE_FOLDER, Bundles
 from eagle_eye.server.changes import Signal
 from eagle_eye.server.clock import Clock, SystemClock
 from eagle_eye.server.config import ServerConfig, is_loopback
+from eagle_eye.server.embedded_history import EmbeddedHistory
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.evidence import SWEEP_S, Desk
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.front import Front
 from eagle_eye.server.ingest import Ingest, corrected
-from eagle_eye.server.journal import Journal
+from eagle_eye.server.limits import Limits
 from eagle_eye.server.model_file import POLL_S, ModelFile
 from eagle_eye.server.notifiers.guard import Guard, Resolve, system_resolver
 from eagle_eye.server.notifiers.webhook import Webhook
 from eagle_eye.server.outbox import Outbox
 from eagle_eye.server.readiness import Doctor
 from eagle_eye.server.records import Node
+from eagle_eye.server.reload import Reload
+from eagle_eye.server.remote_write import assembly as remote_write
+from eagle_eye.server.remote_write.keeper import judged
 from eagle_eye.server.services import Services
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store import NODES, SUBSCRIPTIONS, Change, Store
+from eagle_eye.server.tls import Certificates
 from eagle_eye.server.topology_file import read_topology
 from eagle_eye.server.watching import Outlook, Watcher
 
-HISTORY_FILE = "history.db"
-EVIDENCE_FOLDER = "evidence"
 RESTART_S = 1.0  # a background task that failed starts again after this
 
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
@@ -64,7 +68,7 @@ _log = logging.getLogger(__name__)
 class _Parts(NamedTuple):
     services: Services
     store: SqliteStore
-    journal: Journal
+    history: EmbeddedHistory
     webhook: Webhook
     outbox: Outbox
 
@@ -86,21 +90,24 @@ def create_app(
     watcher: WatcherFactory = build_watcher,
     resolve: Resolve | None = None,
     jitter: Callable[[], float] = random.random,
+    reread: Callable[[], ServerConfig] | None = None,
 ) -> Front:
     """Return the server as an ASGI application; ``config`` is one that ``config.load`` returned.
 
-    Opens the files in ``data_dir``. Raises StoreUnavailable when it cannot.
+    ``reread`` returns the configuration as it is now, when a reload is asked for. Opens the files in ``data_dir``.
+    Raises StoreUnavailable when it cannot, ConfigurationError when the certificate is of no use.
     """
     clock = clock or SystemClock()
     parts = _build(config, clock, watcher, resolve or system_resolver(), jitter)
     services = parts.services
+    reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
         title="Eagle Eye",
         version="1",
         description="Finds the faulty node of a distributed training job. Errors are RFC 9457 problem details.",
         docs_url=None,
         redoc_url=None,
-        lifespan=lambda _: _life(parts),
+        lifespan=lambda _: _life(parts, reload),
     )
     api.state.services = services
     problems.install(api, services.telemetry)
@@ -108,6 +115,7 @@ def create_app(
         api.include_router(module.router)
     for module in (history, stream, health):
         api.include_router(module.router)
+    description.describe(api)
 
     async def found(node: str) -> None:
         await asyncio.to_thread(_write_down, services, [node])
@@ -122,8 +130,9 @@ def create_app(
         services.watcher.observe,
         found,
         services.desk.asked_of,
+        services.limits.check_frames,
     )
-    return Front(api, ingest, services)
+    return Front(api, ingest, remote_write.build(services, found), services, reload)
 
 
 def _build(
@@ -135,7 +144,7 @@ def _build(
 ) -> _Parts:
     folder = Path(config.data_dir)
     store = SqliteStore(folder / RECORDS_FILE)
-    journal = Journal(folder / HISTORY_FILE, config.history, config.ingest.pending_bytes_max, clock)
+    kept = EmbeddedHistory(folder, config.history, config.ingest.pending_bytes_max, clock, config.detection.window_s)
     counters = telemetry.Telemetry()
     fleet = Fleet(config.ingest.nodes_max)
     signal = Signal()
@@ -151,13 +160,15 @@ def _build(
         config=config,
         clock=clock,
         store=store,
-        history=journal,
+        history=kept,
         fleet=fleet,
-        tokens=Tokens(store, clock, is_loopback(config.listen)),
+        tokens=Tokens(store, clock, is_loopback(config.listen), certified=bool(config.tls.client_ca_file)),
+        limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
+        certificates=Certificates(config.tls, counters.tls_reload_success.set) if config.tls.certificate_file else None,
         telemetry=counters,
         watcher=watching,
         outlook=outlook,
-        doctor=Doctor(store, journal, watching, outlook, fleet, counters, clock, tick_s, fresh_s),
+        doctor=Doctor(store, kept, watching, outlook, fleet, counters, clock, tick_s, fresh_s),
         guard=guard,
         signal=signal,
         desk=Desk(store, Bundles(folder / EVIDENCE_FOLDER), config.evidence, clock),
@@ -165,19 +176,23 @@ def _build(
     for collector in (
         telemetry.FleetCollector(fleet, clock.now_s, fresh_s),
         telemetry.HistoryCollector(
-            lambda: journal.waiting_bytes,
-            lambda: journal.dropped_by_retention,
-            lambda: journal.problem() is None,
+            lambda: kept.journal.waiting_bytes,
+            lambda: kept.dropped_by_retention,
+            lambda: kept.problem() is None,
+            kept.shelf.size,
+            lambda: kept.shelf.set_aside_total,
+            lambda: kept.compaction.failures,
         ),
         telemetry.BlindCollector(outlook.blind),
+        telemetry.HeldCollector(store.open_incidents),
         telemetry.DropsCollector(outlook.drops),
         telemetry.LatestCollector(lambda: outlook.latest(config.series_max)),
     ):
         counters.registry.register(collector)
-    return _Parts(services, store, journal, webhook, outbox)
+    return _Parts(services, store, kept, webhook, outbox)
 
 
-def _life(parts: _Parts) -> AbstractAsyncContextManager[None]:
+def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
     @asynccontextmanager
     async def life() -> AsyncIterator[None]:
         services = parts.services
@@ -192,6 +207,8 @@ def _life(parts: _Parts) -> AbstractAsyncContextManager[None]:
                 ("heartbeat", lambda: _beat(services)),
                 ("model", lambda: keep_model(services)),
                 ("evidence", lambda: _sweep_evidence(services)),
+                ("reload", reload.run),
+                ("certificates", lambda: _follow_certificates(services)),
             )
         ]
         try:
@@ -202,7 +219,7 @@ def _life(parts: _Parts) -> AbstractAsyncContextManager[None]:
             await asyncio.gather(*tasks, return_exceptions=True)
             services.signal.detach()
             await parts.webhook.close()
-            await asyncio.to_thread(parts.journal.close)
+            await asyncio.to_thread(parts.history.close)
             parts.store.close()
 
     return life()
@@ -221,7 +238,7 @@ def _recover(services: Services) -> None:
         frames_max = services.config.history.replay_frames_max
         for frame, received_s, offset_s in services.history.replay(since_s, frames_max):
             services.fleet.heard(frame, received_s)
-            yield corrected(frame, offset_s), received_s
+            yield judged(corrected(frame, offset_s)), received_s
 
     services.watcher.recover(past())
 
@@ -269,6 +286,12 @@ async def _sweep_evidence(services: Services) -> None:
         await asyncio.sleep(SWEEP_S)
 
 
+async def _follow_certificates(services: Services) -> None:
+    if services.certificates is not None:
+        await services.certificates.follow()
+    await asyncio.Event().wait()
+
+
 async def _beat(services: Services) -> None:
     """Announce, at every interval, that the server can judge; say nothing while it cannot."""
     interval_s = services.config.webhooks.heartbeat_s
@@ -294,6 +317,6 @@ async def _kept_running(services: Services, name: str, work: Callable[[], Awaita
         try:
             await work()
         except Exception:  # noqa: BLE001 - a bug must not end detection or delivery for ever
-            _log.exception("%s failed and starts again", name)
+            _log.exception("a part of the server failed and starts again", extra={"part": name})
             services.telemetry.failures.labels(name).inc()
         await asyncio.sleep(RESTART_S)

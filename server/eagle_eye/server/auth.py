@@ -8,7 +8,7 @@ import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from eagle_eye.server.clock import Clock
@@ -19,13 +19,17 @@ from eagle_eye.server.store import TOKENS, Store
 TOKEN_PREFIX = "ee_"  # noqa: S105 - lets secret scanners find a leaked token
 TOKEN_CHARS_MAX = 256
 LOCAL = "local"
+CERTIFICATE_NAMES = "certificate_names"  # in an ASGI scope's state
 
 JOIN_LIFETIME_S_MAX = 30 * 86_400.0  # what enrols a fleet is on every host of it: it must not last
 
-# Each scope includes those of a lower rank; "agent" and "join" stand beside them and see nothing.
-_RANK: Mapping[str, int] = MappingProxyType({"agent": 0, "join": 0, "read": 1, "operate": 2, "admin": 3})
+# Each scope includes those of a lower rank; those of rank 0 stand beside them and see nothing.
+_RANK: Mapping[str, int] = MappingProxyType(
+    {"agent": 0, "remote_write": 0, "join": 0, "read": 1, "operate": 2, "admin": 3}
+)
 _CHALLENGE: Mapping[str, str] = MappingProxyType({"WWW-Authenticate": "Bearer"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_NO_STATE: Mapping[str, Any] = MappingProxyType({})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -36,11 +40,13 @@ class Credentials(NamedTuple):
     authorization: str
     host: str
     origin: str
+    certificate_names: frozenset[str] = frozenset()  # by which the client's certificate knows it
 
     @classmethod
-    def of(cls, method: str, headers: Mapping[str, str]) -> Credentials:
-        """Return the credentials in a request's headers, whose names are in lower case."""
-        return cls(method, headers.get("authorization", ""), headers.get("host", ""), headers.get("origin", ""))
+    def of(cls, method: str, headers: Mapping[str, str], state: Mapping[str, Any] = _NO_STATE) -> Credentials:
+        """Return the credentials in a request's headers, names in lower case, and in its connection's state."""
+        names = state.get(CERTIFICATE_NAMES, frozenset())
+        return cls(method, headers.get("authorization", ""), headers.get("host", ""), headers.get("origin", ""), names)
 
 
 class Principal(NamedTuple):
@@ -49,18 +55,21 @@ class Principal(NamedTuple):
     who: str
     scope: Scope
     node: str | None = None
+    certificate_names: frozenset[str] = frozenset()
 
 
 class Tokens:
     """Authenticates by the store's tokens; a revoked one is refused from the next request on.
 
     As long as no token was ever made and only this machine can reach the server, everything is allowed.
+    ``certified``: an agent needs a certificate that names its node, too.
     """
 
-    def __init__(self, store: Store, clock: Clock, loopback: bool) -> None:
+    def __init__(self, store: Store, clock: Clock, loopback: bool, *, certified: bool = False) -> None:
         self._store = store
         self._clock = clock
         self._loopback = loopback
+        self._certified = certified
 
     def authenticate(self, credentials: Credentials) -> Principal:
         """Return who it is. Raises Refusal 401, or 403 for a web page that misuses a browser on this machine."""
@@ -82,7 +91,10 @@ class Tokens:
             or (token.expires_s is not None and token.expires_s <= self._clock.now_s())
         ):
             raise Refusal(401, "token", "the token is unknown, revoked or expired; make another one", _CHALLENGE)
-        return Principal(token.id, token.scope, token.node)
+        principal = Principal(token.id, token.scope, token.node, credentials.certificate_names)
+        if token.scope == "agent":
+            self._check_certificate(principal, token.node or "")
+        return principal
 
     def authorise(self, principal: Principal, needed: Scope) -> None:
         """Return if the principal's scope includes ``needed``. Raises Refusal 403."""
@@ -101,6 +113,18 @@ class Tokens:
         if principal.node != node:
             raise Refusal(403, "node", f"the token is bound to node {principal.node!r}; it cannot speak for {node!r}")
 
+    def authorise_remote_write(self, principal: Principal) -> Sequence[str]:
+        """Return the patterns of the nodes that the principal may speak for by remote write: its token's.
+
+        Raises Refusal 403.
+        """
+        if principal.scope == "admin":
+            return ("*",)
+        token = self._store.get(TOKENS, principal.who)
+        if principal.scope != "remote_write" or token is None:
+            raise Refusal(403, "scope", f"the token has scope {principal.scope}; remote write needs remote_write")
+        return token.nodes
+
     def authorise_enrolment(self, principal: Principal, node: str) -> Token | None:
         """Return the join token that may buy the node's token; None for an administrator, who may for any.
 
@@ -113,9 +137,19 @@ class Tokens:
         join = self._store.get(TOKENS, principal.who)
         if principal.scope != "join" or join is None:
             raise Refusal(403, "scope", f"the token has scope {principal.scope}; enrolling needs join")
+        self._check_certificate(principal, node)
         if join.nodes and not any(fnmatch.fnmatchcase(node, pattern) for pattern in join.nodes):
             raise Refusal(403, "node", f"the token enrols {', '.join(join.nodes)}; {node!r} is none of them")
         return join
+
+    def _check_certificate(self, principal: Principal, node: str) -> None:
+        if self._certified and node not in principal.certificate_names:
+            shown = ", ".join(sorted(principal.certificate_names))[:200] or "none"
+            raise Refusal(
+                403,
+                "certificate",
+                f"node {node!r} needs a client certificate with that common name or DNS name; shown: {shown}",
+            )
 
 
 def sha256(text: str) -> str:
@@ -143,8 +177,10 @@ def mint(
         raise ValueError(f"only an agent's token is bound to a node; scope is {scope}")
     if scope == "join" and (lifetime_s is None or lifetime_s > JOIN_LIFETIME_S_MAX):
         raise ValueError(f"a join token ends within {JOIN_LIFETIME_S_MAX / 86_400:.0f} days: --expires-days N")
-    if scope != "join" and (nodes or replaces):
-        raise ValueError(f"only a join token says which nodes it enrols; scope is {scope}")
+    if scope == "remote_write" and not nodes:
+        raise ValueError("a remote-write token says for which nodes it speaks: --nodes GLOB ('*' for any)")
+    if (scope not in ("join", "remote_write") and nodes) or (scope != "join" and replaces):
+        raise ValueError(f"only join and remote-write tokens say for which nodes they are; scope is {scope}")
     text = TOKEN_PREFIX + secrets.token_urlsafe(32)
     expires_s = None if lifetime_s is None else now_s + lifetime_s
     token = Token(

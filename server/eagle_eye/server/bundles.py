@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+EVIDENCE_FOLDER = "evidence"  # in data_dir
 FREE_BYTES_MIN = 1 << 30  # the folder shares its disk with frames and records, which matter more
 GZIP_MAGIC = b"\x1f\x8b"
 PARTIAL = ".part"

@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,11 +20,13 @@ import uvicorn
 
 from eagle_eye.schema.configuration import masked
 from eagle_eye.server import config as configuration
+from eagle_eye.server import logs
 from eagle_eye.server.app import create_app
 from eagle_eye.server.config import ConfigurationError, ServerConfig
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.front import Front
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.tls import PeerProtocol
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
 BACKLOG = 2_048  # connections that wait to be accepted: a fleet's agents come back all at once
@@ -44,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         sys.stdout.write(as_toml(masked(config)))
         return 0
+    # Until the server can do something about it, a wish for a reload is no reason to end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_file_limit()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # One line for each request or attempt would bury the lines that matter.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logs.configure(config.log)
     try:
         refuse_open_door(config)
         with listener(config) as bound:
-            return serve(config, bound)
+            return serve(config, bound, lambda: configuration.load(args.config, os.environ, flags))
     except StoreUnavailable as error:
         sys.stderr.write(f"eagle-eye server: {error}\n")
         return 1
@@ -97,26 +100,41 @@ def listener(config: ServerConfig) -> socket.socket:
     return bound
 
 
-def serve(config: ServerConfig, bound: socket.socket) -> int:
-    """Serve on the socket until interrupted. With port 0, ``public_url`` gets the port that was found."""
-    host, port = configuration.address(config.listen)
-    if port == 0:
-        found = bound.getsockname()[1]
-        public_url = config.public_url
-        if public_url == f"http://{config.listen}":
-            public_url = f"{public_url.removesuffix(':0')}:{found}"
-        listen = f"[{host}]:{found}" if ":" in host else f"{host}:{found}"
-        config = msgspec.structs.replace(config, listen=listen, public_url=public_url)
-    front = create_app(config)
+def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], ServerConfig]) -> int:
+    """Serve on the socket until interrupted; SIGHUP has the configuration read anew."""
+    port = bound.getsockname()[1]
+    config = on_port(config, port)
+    front = create_app(config, reread=lambda: on_port(reread(), port))
     server = _Server(front)
+    signal.signal(signal.SIGHUP, lambda *_: front.reload.ask())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves
     # and raises the signal again once it has stopped, which _Server.run takes for what it is.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.getLogger(__name__).info(
-        "serving %s, files in %s, policy mode %s", config.public_url, config.data_dir, config.policy.mode
+        "serving %s", config.public_url, extra={"data_dir": config.data_dir, "policy_mode": config.policy.mode}
     )
     server.run(sockets=[bound])
     return 0 if server.started else 1
+
+
+def on_port(config: ServerConfig, found: int) -> ServerConfig:
+    """Return the configuration with the port that was found, also in ``public_url``, where it asks for port 0."""
+    host, port = configuration.address(config.listen)
+    if port != 0:
+        return config
+    public_url = config.public_url
+    if public_url.partition("://")[2] == config.listen:
+        public_url = f"{public_url.removesuffix(':0')}:{found}"
+    listen = f"[{host}]:{found}" if ":" in host else f"{host}:{found}"
+    return msgspec.structs.replace(config, listen=listen, public_url=public_url)
+
+
+def connection_options(front: Front) -> dict[str, Any]:
+    """Return what uvicorn is told of how connections begin."""
+    certificates = front.services.certificates
+    if certificates is None:
+        return {}
+    return {"http": PeerProtocol, "ssl_context_factory": lambda *_: certificates.context}
 
 
 class _Server(uvicorn.Server):
@@ -125,9 +143,9 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 front,
                 log_config=None,
-                log_level="warning",
                 access_log=False,
                 server_header=False,
+                **connection_options(front),
                 timeout_graceful_shutdown=GRACE_S,
                 timeout_keep_alive=65,  # longer than the agents' interval: they keep their connection
             )
@@ -153,5 +171,14 @@ def as_toml(plain: dict[str, Any]) -> str:
     lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items() if not isinstance(value, dict)]
     for key, section in plain.items():
         if isinstance(section, dict):
-            lines += ["", f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in section.items())]
+            tables = {name: value for name, value in section.items() if _is_tables(value)}
+            settings = {name: value for name, value in section.items() if name not in tables}
+            lines += ["", f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
+            for name, value in tables.items():
+                for table in value:
+                    lines += ["", f"[[{key}.{name}]]", *(f"{inner} = {json.dumps(it)}" for inner, it in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)

@@ -6,7 +6,7 @@ import fnmatch
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -53,9 +53,22 @@ class IngestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise Refusal(403, "node", f"node {node!r} is in no pattern of ingest.nodes; add it there")
 
 
+class RemoteWriteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What Prometheus may send, and which labels name a node and its job: the first of them that a series has."""
+
+    # Of "instance" the port is cut off.
+    node_labels: tuple[str, ...] = ("eagle_eye_node", "Hostname", "hostname", "node", "instance")
+    job_labels: tuple[str, ...] = ("eagle_eye_job",)
+    body_bytes_max: Annotated[int, Meta(ge=1024, le=64 << 20)] = 8 << 20
+    decompressed_bytes_max: Annotated[int, Meta(ge=1024, le=256 << 20)] = 16 << 20
+    request_series_max: Count = 20_000  # of one request; Prometheus sends 2,000
+    series_max: Count = 1_000_000  # known at a time, half a kilobyte each
+
+
 class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How much of the past is kept: at most ``retention_s`` and at most ``retention_bytes``."""
 
+    segment_s: Annotated[float, Meta(ge=10, le=3_600)] = 300.0  # what was received in this time becomes segments
     retention_s: Positive = 7 * 86_400.0
     retention_bytes: Annotated[int, Meta(ge=1 << 20)] = 20 << 30
     replay_frames_max: Count = 500_000  # newest frames read back into the window at start
@@ -77,8 +90,35 @@ class EvidenceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     retention_s: Positive = 30 * 86_400.0
 
 
+class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How often somebody may ask; a burst is what may come at once after a rest. Frames count by token alone."""
+
+    agent_requests_per_s: Positive = 20.0  # of each agent's token: twice what the fastest agent sends
+    agent_burst: Count = 100
+    token_requests_per_s: Positive = 50.0  # of each other token, but for frames and join tokens
+    token_burst: Count = 500
+    address_requests_per_s: Positive = 200.0  # of each client's address, but for frames: a proxy has one for a fleet
+    address_burst: Count = 2_000
+
+
+class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is logged to stderr, each event one line."""
+
+    format: Literal["console", "json"] = "console"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Files in PEM, read again when they change. ``certificate_file`` "": plain HTTP."""
+
+    certificate_file: str = ""  # the server's, with its chain
+    key_file: str = ""  # "": the key is in certificate_file
+    client_ca_file: str = ""  # whose certificates clients show; "": they are asked for none
+    client_certificates: Literal["agents", "all"] = "agents"  # who must show one; an agent's names its node
+
+
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The server's keys. ``data_dir`` "": ``~/.local/state/eagle-eye/server``; ``public_url`` "": ``http://<listen>``."""
+    """The server's keys. ``data_dir`` "": ``~/.local/state/eagle-eye/server``; ``public_url`` "": ``<scheme>://<listen>``."""
 
     listen: str = "127.0.0.1:8470"
     data_dir: str = ""
@@ -90,8 +130,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     policy: PolicySettings = PolicySettings()
     webhooks: WebhookSettings = WebhookSettings()
     ingest: IngestSettings = IngestSettings()
+    remote_write: RemoteWriteSettings = RemoteWriteSettings()
     history: HistorySettings = HistorySettings()
     evidence: EvidenceSettings = EvidenceSettings()
+    limits: LimitSettings = LimitSettings()
+    log: LogSettings = LogSettings()
+    tls: TlsSettings = TlsSettings()
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> ServerConfig:
@@ -103,7 +147,10 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     if config.topology_file:
         read_topology(Path(config.topology_file))
     data_dir = str(Path(config.data_dir).expanduser() if config.data_dir else default_data_dir(environ))
-    public_url = (config.public_url or f"http://{config.listen}").rstrip("/")
+    if not config.tls.certificate_file and (config.tls.key_file or config.tls.client_ca_file):
+        raise ConfigurationError("tls.certificate_file: expected a file, since other keys of [tls] are set; got none")
+    scheme = "https" if config.tls.certificate_file else "http"
+    public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")
     return msgspec.structs.replace(config, data_dir=data_dir, public_url=public_url)
 
 
@@ -136,7 +183,11 @@ __all__ = [
     "EvidenceSettings",
     "HistorySettings",
     "IngestSettings",
+    "LimitSettings",
+    "LogSettings",
+    "RemoteWriteSettings",
     "ServerConfig",
+    "TlsSettings",
     "WebhookSettings",
     "address",
     "default_data_dir",

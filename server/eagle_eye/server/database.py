@@ -13,16 +13,18 @@ from eagle_eye.server.errors import StoreUnavailable
 BUSY_S = 5.0  # how long to wait for another process (eagle-eye tokens) that holds the file
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, page_bytes: int | None = None) -> sqlite3.Connection:
     """Return a connection in WAL mode whose commits survive a power cut; the file is readable by its owner only.
 
-    Transactions are begun explicitly. Raises StoreUnavailable.
+    Transactions are begun explicitly. ``page_bytes`` is for a file that is new. Raises StoreUnavailable.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Created by us first: SQLite would create it by the umask, and it may hold webhook secrets.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        if page_bytes is not None:
+            connection.execute(f"PRAGMA page_size = {page_bytes}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
@@ -34,9 +36,9 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the block wrote, or nothing of it when it raises."""
-    connection.execute("BEGIN IMMEDIATE")
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Commit what the block wrote, or nothing of it when it raises; ``kind`` "DEFERRED" for a block that only reads."""
+    connection.execute(f"BEGIN {kind}")
     try:
         yield
         connection.execute("COMMIT")

@@ -7,6 +7,7 @@ ServerError
   BadCursor             a page was asked for with a cursor that this server did not give
   IllegalTransition     a record is in a state from which the change is not allowed
   TargetRefused         a webhook's URL leads where deliveries may not go
+  BackupFailed          no backup was made; what was there is as it was
   Refusal               an HTTP request is refused; carries its status and reason
 """
 
@@ -44,6 +45,10 @@ class IllegalTransition(ServerError):  # noqa: N818 - it names what happened
 
 class TargetRefused(ServerError):  # noqa: N818 - it names what happened
     """A URL that deliveries may not go to; the message says which rule and which setting."""
+
+
+class BackupFailed(ServerError):  # noqa: N818 - it names what happened
+    """No backup was made; the message says of what and why."""
 
 
 class Refusal(ServerError):  # noqa: N818 - it names what happened

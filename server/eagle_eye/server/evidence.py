@@ -96,7 +96,7 @@ class Desk:
             try:
                 self.bundles.delete(evidence.id)
             except OSError:
-                _log.warning("bundle %s cannot be deleted", evidence.id)
+                _log.warning("a bundle cannot be deleted", extra={"evidence": evidence.id})
         if expired or deleted:
             self._store.commit(Change(evidence=(*expired, *deleted)))
 

@@ -12,6 +12,8 @@ from eagle_eye.server.history import LATE_S
 
 OFFSET_APPLIED_S = 2.0  # clocks closer than this are left alone: the network's delay is of that order
 _OFFSET_BUCKET_S = 60.0
+FRESH_INTERVALS = 2.5  # a node of slow scrapes counts as heard just now for so many of them,
+FRESH_INTERVAL_S_MAX = 120.0  # whatever interval it claims
 _TROUBLES_MAX = 32  # collectors and drop reasons kept of one agent
 
 
@@ -65,6 +67,7 @@ class Fleet:
         self._heard: dict[str, Heard] = {}
         self._known: set[str] = set()
         self._newest_s: float | None = None
+        self._newest_patience_s = 0.0
 
     def know(self, node: str) -> None:
         """Count the node as known, from the records of an earlier run."""
@@ -106,7 +109,9 @@ class Fleet:
         """Take note of a durable frame that is not late; return whether its node is new."""
         new = frame.node not in self._known
         self._known.add(frame.node)
-        self._newest_s = received_s if self._newest_s is None else max(self._newest_s, received_s)
+        # Not the highest: after the clock was set back that one would hide a silence until it is reached again.
+        self._newest_s = received_s
+        self._newest_patience_s = _patience_s(frame.interval_s)
         troubles = [(name, said) for name, said in frame.collectors.items() if said != "ok"]
         self._heard[frame.node] = Heard(
             received_s=received_s,
@@ -146,14 +151,25 @@ class Fleet:
         """Return when the last frame of any node was received, or None."""
         return self._newest_s
 
+    def patience_s(self, fresh_s: float) -> float:
+        """Return for how long nobody need be heard: ``fresh_s``, or longer where the last heard is slower than that."""
+        return max(fresh_s, self._newest_patience_s)
+
     def offsets(self) -> dict[str, float]:
         """Return each node's estimated clock offset: the server's clock minus the node's."""
         return {node: offset.value_s for node, offset in tuple(self._offsets.items())}
 
     def counts(self, now_s: float, fresh_s: float) -> tuple[int, int]:
         """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
-        fresh = sum(now_s - heard.received_s <= fresh_s for heard in tuple(self._heard.values()))
+        fresh = sum(
+            abs(now_s - heard.received_s) <= max(fresh_s, _patience_s(heard.interval_s))
+            for heard in tuple(self._heard.values())
+        )
         return len(self._known), fresh
+
+
+def _patience_s(interval_s: float) -> float:
+    return FRESH_INTERVALS * min(interval_s, FRESH_INTERVAL_S_MAX)
 
 
 def job_of(frame: Frame) -> str | None:

@@ -1,20 +1,21 @@
-"""The outermost layer: frames go straight to ingest, the page is served, all else is the API's."""
+"""The outermost layer: telemetry goes straight to its takers, the page is served, all else is the API's."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 
+from eagle_eye.schema.problem import CONTENT_TYPE, problem
+from eagle_eye.server.errors import Refusal
 from eagle_eye.server.ingest import PATH, Ingest
+from eagle_eye.server.raw_http import ASGIMessage, Receive, Send, Taker, answer
+from eagle_eye.server.reload import Reload
+from eagle_eye.server.remote_write.endpoint import PATH as WRITE_PATH
+from eagle_eye.server.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.services import Services
-
-ASGIMessage = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[ASGIMessage]]
-Send = Callable[[ASGIMessage], Awaitable[None]]
 
 _FOLDER = Path(__file__).parent / "page"
 _PAGES = MappingProxyType(
@@ -35,15 +36,23 @@ _SECURITY = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+# A browser that was here once over TLS does not come back without, for a year.
+_HSTS = (b"strict-transport-security", b"max-age=31536000")
+# Whoever watches the process must hear of it when others ask too much, too.
+_UNLIMITED = frozenset({"/healthz", "/readyz"})
 
 
 class Front:
     """The server as an ASGI application."""
 
-    def __init__(self, api: FastAPI, ingest: Ingest, services: Services) -> None:
+    def __init__(
+        self, api: FastAPI, ingest: Ingest, remote_write: RemoteWrite, services: Services, reload: Reload
+    ) -> None:
         self.api = api
         self.services = services
-        self._ingest = ingest
+        self.reload = reload
+        self._headers = _SECURITY if services.certificates is None else (*_SECURITY, _HSTS)
+        self._takers: dict[str, Taker] = {PATH: ingest, WRITE_PATH: remote_write}
         self._files = {
             path: ((_FOLDER / name).read_bytes(), content_type) for path, (name, content_type) in _PAGES.items()
         }
@@ -54,12 +63,20 @@ class Front:
             await self.api(scope, receive, send)
             return
         path = scope["path"]
-        if path == PATH:
-            await self._ingest(scope, receive, send)
-        elif path in self._files and scope["method"] in ("GET", "HEAD"):
+        taker = self._takers.get(path)
+        if taker is not None:
+            await taker(scope, receive, send)
+            return
+        try:
+            if path not in _UNLIMITED and scope["client"] is not None:
+                self.services.limits.check_address(scope["client"][0])
+        except Refusal as refusal:
+            await self._refuse(refusal, send)
+            return
+        if path in self._files and scope["method"] in ("GET", "HEAD"):
             await self._page(path, scope["method"], send)
         else:
-            await self.api(scope, receive, _secured(send))
+            await self.api(scope, receive, self._secured(send))
 
     def stop(self) -> None:
         """Let the readers of /api/v1/events go; may be called from any thread or a signal handler."""
@@ -72,16 +89,20 @@ class Front:
             (b"content-type", content_type),
             (b"content-length", str(len(content)).encode()),
             (b"cache-control", b"no-cache"),
-            *_SECURITY,
+            *self._headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if method == "HEAD" else content})
 
+    async def _refuse(self, refusal: Refusal, send: Send) -> None:
+        self.services.telemetry.refused.labels(refusal.reason).inc()
+        document = msgspec.json.encode(problem(refusal.status, refusal.reason, refusal.detail))
+        await answer(self._secured(send), refusal.status, CONTENT_TYPE, document, refusal.headers)
 
-def _secured(send: Send) -> Send:
-    async def secured(message: ASGIMessage) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], *_SECURITY]
-        await send(message)
+    def _secured(self, send: Send) -> Send:
+        async def secured(message: ASGIMessage) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._headers]
+            await send(message)
 
-    return secured
+        return secured

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.metrics import MetricSpec, Scope
 
 # A frame older than this when it is sent was not sent as soon as it could be. If its node has sent a newer one it is
 # late: something for the history, and no news of how the node is.
@@ -60,6 +63,15 @@ class Recorded(NamedTuple):
     offset_s: float
 
 
+class Run(NamedTuple):
+    """Some of one series: a metric of a device, a link or (-1) a node; corrected times ascend, no value is NaN."""
+
+    node: str
+    key: int | str
+    times_s: np.ndarray[Any, np.dtype[np.float64]]
+    values: np.ndarray[Any, np.dtype[np.float64]]
+
+
 class StreamInfo(NamedTuple):
     """One stream of an agent as the history knows it; ``heard_s`` is when something new of it was last received."""
 
@@ -90,12 +102,22 @@ class History(Protocol):
     def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
         """Yield the nodes' frames (all if empty) whose corrected time is in the range.
 
-        Node by node; of each node stream by stream as they begin in the range, and in a stream by time.
+        Part by part as these begin in the range, and in a part by node and then by time. A part is what came together:
+        some minutes of some nodes, or what they sent late.
+        """
+        ...
+
+    def runs(
+        self, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
+    ) -> Iterator[Run]:
+        """Yield the metric's values in the range, in parts as ``query``; with ``job`` of frames that speak of it.
+
+        Gauges are as exact as float32, whichever part they come from.
         """
         ...
 
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
-        """Return how many frames ``query`` would read, counting no further than ``limit`` + 1."""
+        """Return how many frames ``query`` would read, counting little further than ``limit``."""
         ...
 
     def streams(self) -> list[StreamInfo]:
@@ -109,3 +131,24 @@ class History(Protocol):
     def close(self) -> None:
         """Make durable what was submitted, then release the files."""
         ...
+
+
+def speaks_of(frame: Frame, job: str) -> bool:
+    """Return whether the frame's node or a rank on it belongs to the job."""
+    return frame.job == job or any(rank.job == job for rank in frame.ranks)
+
+
+def runs_of(frame: Frame, time_s: float, metric: MetricSpec) -> Iterator[Run]:
+    """Yield what the frame says of the metric at the corrected time, a run of one value for each row."""
+    at = np.array([time_s])
+    for block in frame.blocks:
+        if block.scope is not metric.scope or metric.name not in block.metrics:
+            continue
+        first = block.metrics.index(metric.name) * len(block.keys)
+        values = np.frombuffer(block.values, "<f8", len(block.keys), 8 * first)
+        if not metric.exact:
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float32).astype(np.float64)
+        for place in np.flatnonzero(~np.isnan(values)):
+            key = block.keys[place]
+            yield Run(frame.node, str(key) if metric.scope is Scope.LINK else key, at, values[place : place + 1])

@@ -7,37 +7,38 @@ the offset beside them.
 Late frames (history.LATE_S) are what an agent kept while the server was away and sends after newer ones. They are
 kept like all others and are no news: they move neither the fleet nor the loop's view of a node. Of them the loop is
 told only what stays true, the facts of ``LASTING``.
+What a newer agent sends and this server does not know is left out, counted, and named in the log and in the answer.
+The history keeps it: a newer server can read it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from eagle_eye.schema.frame import CONTENT_TYPE, BadFrame, Frame, Rank, decode_frame, decode_request
-from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
-from eagle_eye.schema.problem import problem
+from eagle_eye.schema.frame import CONTENT_TYPE, BadFrame, Frame, Rank, decode_request, read_frame, unknown_keys
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import IngestSettings
 from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
 from eagle_eye.server.fleet import Fleet, Heard, job_of
 from eagle_eye.server.history import Appended, Batch, Entry, History
+from eagle_eye.server.raw_http import ASGIMessage, Receive, Send, answer, headers_of, read_body, refuse
 from eagle_eye.server.telemetry import Telemetry
-
-ASGIMessage = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[ASGIMessage]]
-Send = Callable[[ASGIMessage], Awaitable[None]]
 
 PATH = "/api/v1/frames"
 FUTURE_S_MAX = 300.0  # how far a frame's time may lie after its sending, both by the node's clock
 DECODE_INLINE_BYTES_MAX = 1 << 16  # larger bodies are decoded in a thread: the event loop answers others meanwhile
 RETRY_BUSY_S = 1
 RETRY_UNAVAILABLE_S = 5
+KEYS_EVERY = 64  # frames of a stream, of which one is searched for unknown keys, the first to begin with
+UNKNOWN_LOGGED_MAX = 256  # different things that the log names: a hostile agent could make up more for ever
+UNKNOWN_ANSWERED_MAX = 32  # that an answer names: an agent reads 64 KiB of it
 LATE_AT_ONCE_MAX = 4  # requests of late frames alone at a time: after an outage a whole fleet has an hour to tell
 
 # Events that are as true later: what happened to a device, a process or the node, as against the phase it was in.
@@ -60,16 +61,24 @@ class Authenticator(Protocol):
         ...
 
 
+class _Taken(NamedTuple):
+    appended: Appended
+    size: int  # of the body, in bytes
+    asked: list[dict[str, Any]]
+    unknown: list[str]
+
+
 class _Request(NamedTuple):
     sent_s: float
     frames: tuple[Frame, ...]
     raw: tuple[bytes, ...]
+    unknown: Counter[str]
 
 
 class Ingest:
     """The endpoint. ``observe(frame, received_s, offset_s)`` gets each new frame once it is durable;
     ``found(node)`` is awaited before that for each node that was never heard of. ``asked_of(node)`` returns what the
-    node's agent is asked for with the answer.
+    node's agent is asked for with the answer. ``admit(principal)`` raises Refusal 429 where requests come too often.
     """  # noqa: D205 - one thought
 
     def __init__(
@@ -83,6 +92,7 @@ class Ingest:
         observe: Callable[[Frame, float, float], None],
         found: Callable[[str], Awaitable[None]],
         asked_of: Callable[[str], list[dict[str, Any]]] = lambda _node: [],
+        admit: Callable[[Principal], None] = lambda _principal: None,
     ) -> None:
         self._settings = settings
         self._history = history
@@ -93,42 +103,48 @@ class Ingest:
         self._observe = observe
         self._found = found
         self._asked_of = asked_of
+        self._admit = admit
+        self._named: set[str] = set()  # unknown things that the log has told of
         self._late_now = 0  # requests of late frames that are being kept
 
     async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer one request."""
         started_s = self._clock.monotonic_s()
         try:
-            appended, size, asked = await self._take(scope, receive)
+            appended, size, asked, unknown = await self._take(scope, receive)
         except Refusal as refusal:
             self._telemetry.rejected.labels(refusal.reason).inc()
-            await _refuse(send, refusal)
+            await refuse(send, refusal)
             return
         except Exception:  # noqa: BLE001 - nothing stands behind this endpoint that would answer and count it
             _log.exception("frames could not be taken for a reason that was not foreseen")
             self._telemetry.rejected.labels("internal").inc()
-            await _refuse(send, Refusal(500, "internal", "the server failed; its log says why"))
+            await refuse(send, Refusal(500, "internal", "the server failed; its log says why"))
             return
         self._telemetry.frames.inc(appended.accepted)
         self._telemetry.duplicates.inc(appended.duplicates)
         self._telemetry.bytes.inc(size)
         self._telemetry.ingest_seconds.observe(self._clock.monotonic_s() - started_s)
-        answer: dict[str, Any] = {
+        said: dict[str, Any] = {
             "accepted": appended.accepted,
             "duplicates": appended.duplicates,
             "watermark": appended.watermark,
         }
         if asked:
-            answer["requests"] = asked
-        await _answer(send, 200, b"application/json", msgspec.json.encode(answer))
+            said["requests"] = asked
+        if unknown:
+            said["unknown"] = unknown
+        await answer(send, 200, "application/json", msgspec.json.encode(said))
 
-    async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[Appended, int, list[dict[str, Any]]]:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    async def _take(self, scope: ASGIMessage, receive: Receive) -> _Taken:
+        headers = headers_of(scope)
         if scope["method"] != "POST":
             raise Refusal(405, "method", f"{PATH} takes POST, not {scope['method'][:20]}", {"Allow": "POST"})
-        principal = self._auth.authenticate(Credentials.of(scope["method"], headers))
+        principal = self._auth.authenticate(Credentials.of(scope["method"], headers, scope.get("state", {})))
+        self._admit(principal)
         _check_headers(headers)
-        body = await self._read(receive, headers)
+        limit, timeout_s = self._settings.body_bytes_max, self._settings.body_timeout_s
+        body = await read_body(receive, headers, limit, timeout_s, "ingest.body_bytes_max")
         received_s = self._clock.now_s()
         if len(body) <= DECODE_INLINE_BYTES_MAX:
             request = _decode(body)
@@ -139,32 +155,20 @@ class Ingest:
             appended = await self._keep_late(request, received_s)
         else:
             appended = await self._keep(request, received_s)
-        return appended, len(body), self._asked_of(request.frames[0].node)
+        unknown = self._note_unknown(request) if request.unknown else []
+        return _Taken(appended, len(body), self._asked_of(request.frames[0].node), unknown)
 
-    async def _read(self, receive: Receive, headers: dict[str, str]) -> bytes:
-        limit = self._settings.body_bytes_max
-        declared = headers.get("content-length", "")
-        if declared.isascii() and declared.isdigit() and int(declared) > limit:
-            raise _too_large(f"{declared} bytes are announced", limit)
-        chunks: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refusal(400, "truncated", "the connection ended before the body did")
-                    chunk = message.get("body", b"")
-                    size += len(chunk)
-                    if size > limit:
-                        raise _too_large(f"more than {limit} bytes arrived", limit)
-                    chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        return b"".join(chunks)
-        except TimeoutError:
-            raise Refusal(
-                408, "slow", f"the body did not arrive within {self._settings.body_timeout_s:g} s; send less at a time"
-            ) from None
+    def _note_unknown(self, request: _Request) -> list[str]:
+        """Count what was left out of the frames, say what is new of it, and return its names."""
+        for name, times in request.unknown.items():
+            self._telemetry.unknown.labels(name.partition(" ")[0]).inc(times)
+        newest = request.frames[-1]
+        for name in request.unknown.keys() - self._named:
+            if len(self._named) < UNKNOWN_LOGGED_MAX:
+                self._named.add(name)
+                said = "node %s (agent %r) sends what this server does not know and leaves out, upgrade the server: %s"
+                _log.warning(said, newest.node, newest.agent_version[:80], name)
+        return sorted(request.unknown)[:UNKNOWN_ANSWERED_MAX]
 
     def _check_sender(self, principal: Principal, request: _Request) -> None:
         node = request.frames[0].node
@@ -220,7 +224,7 @@ class Ingest:
         except StoreUnavailable:
             # The frames are durable and must be acknowledged; /readyz tells of the store, and the node is
             # written down at the next start.
-            _log.warning("node %s could not be written down", node)
+            _log.warning("a node could not be written down", extra={"node": node})
             self._telemetry.failures.labels("node").inc()
 
 
@@ -269,9 +273,13 @@ def _decode(body: bytes) -> _Request:
     if not raws:
         raise Refusal(400, "empty", "the request has no frames; send at least one")
     frames: list[Frame] = []
+    unknown: Counter[str] = Counter()
     for index, raw in enumerate(raws):
         try:
-            frame = decode_frame(raw)
+            frame, left_out = read_frame(raw)
+            unknown.update(left_out)
+            if frame.sequence % KEYS_EVERY == 1:
+                unknown.update(unknown_keys(raw))
         except BadFrame as error:
             raise _bad(error, f"frame {index}") from None
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -286,27 +294,8 @@ def _decode(body: bytes) -> _Request:
         if (frame.node, frame.stream) != (frames[0].node, frames[0].stream) if frames else False:
             raise Refusal(400, "mixed", f"frame {index} is of another node or stream than frame 0; send one a request")
         frames.append(frame)
-    return _Request(sent_s, tuple(frames), tuple(raws))
+    return _Request(sent_s, tuple(frames), tuple(raws), unknown)
 
 
 def _bad(error: BadFrame, where: str) -> Refusal:
     return Refusal(413 if error.reason == "oversized" else 400, error.reason, f"{where}: {error}"[:2000])
-
-
-def _too_large(what: str, limit: int) -> Refusal:
-    return Refusal(413, "oversized", f"{what}; a request may have {limit} (ingest.body_bytes_max): send fewer frames")
-
-
-async def _refuse(send: Send, refusal: Refusal) -> None:
-    document = problem(refusal.status, refusal.reason, refusal.detail)
-    await _answer(send, refusal.status, PROBLEM_TYPE.encode(), msgspec.json.encode(document), refusal.headers)
-
-
-async def _answer(send: Send, status: int, content_type: bytes, body: bytes, headers: Any = ()) -> None:
-    head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    head += [(name.lower().encode(), value.encode()) for name, value in dict(headers).items()]
-    if status in (408, 413):
-        # What was not read is still on its way: the connection cannot serve another request.
-        head.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})

@@ -1,65 +1,72 @@
-"""The history in one SQLite file of raw frames, written by one thread in group commits."""
+"""The journal: what was just received, durable in SQLite, written by one thread in group commits.
+
+Frames leave it once they are in segments (see compaction.py) and no restart would replay them.
+"""
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from eagle_eye.schema.frame import BadFrame, decode_frame
 from eagle_eye.server import database
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable
-from eagle_eye.server.history import LATE_S, Appended, Batch, Recorded, StreamInfo
+from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, StoreUnavailable
+from eagle_eye.server.history import Appended, Batch, Entry, StreamInfo
+from eagle_eye.server.journal_chunks import Draft
+from eagle_eye.server.journal_reader import JournalReader
+from eagle_eye.server.journal_schema import MIGRATIONS
+from eagle_eye.server.journal_streams import Stream, Streams
 
 COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
+CHUNK_BYTES_MAX = 4 << 20  # of one row; SQLite would take a thousand million
+PAGE_BYTES = 16_384  # a page takes several frames: half the CPU of 4 KiB pages, and small fleets write little more
 IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
-RETENTION_S = 30.0  # how often old frames are looked for
-DELETE_BATCH = 500  # frames deleted in one transaction; new frames wait for no more
-READ_CHUNK = 500  # frames read in one statement; a longer one would keep the write-ahead log from being reset
-STREAMS_CACHED_MAX = 50_000  # streams kept in memory: a large fleet's; an outage leaves each node some for each minute
+RETENTION_S = 30.0  # how often old chunks are looked for
+DELETE_BATCH = 200  # chunks deleted in one transaction; new frames wait for no more
+ADOPT_FRAMES = 500  # of the first version's file, moved in one transaction
+WINDOW_S = 900.0
 
-_MIGRATIONS = (
-    """
-    CREATE TABLE streams (
-        id INTEGER PRIMARY KEY, node TEXT NOT NULL, stream TEXT NOT NULL,
-        watermark INTEGER NOT NULL, heard_s REAL NOT NULL, UNIQUE (node, stream));
-    CREATE TABLE frames (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, sequence INTEGER NOT NULL,
-        received_s REAL NOT NULL, time_s REAL NOT NULL, offset_s REAL NOT NULL, raw BLOB NOT NULL);
-    CREATE UNIQUE INDEX frames_identity ON frames (stream_id, sequence);
-    CREATE INDEX frames_time ON frames (stream_id, time_s);
-    CREATE INDEX frames_received ON frames (received_s);
-    """,
+T = TypeVar("T")
+_Work = Callable[[sqlite3.Connection], Any]
+_INSERT = (
+    "INSERT INTO chunks (shard, frames, size, received_s, first_s, last_s, directory, raw)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
 class Journal:
-    """A History in ``path``. ``time_s`` of a row is the corrected time, by the server's clock."""
+    """The newest part of a History, in ``path``. Sealed chunks stay for ``window_s``: a restart replays them."""
 
-    def __init__(self, path: Path, settings: HistorySettings, pending_bytes_max: int, clock: Clock) -> None:
+    def __init__(
+        self, path: Path, settings: HistorySettings, pending_bytes_max: int, clock: Clock, window_s: float = WINDOW_S
+    ) -> None:
+        self.path = path
         self._settings = settings
         self._pending_bytes_max = pending_bytes_max
         self._clock = clock
-        self._path = path
-        self._writer = database.connect(path)
-        database.migrate(self._writer, _MIGRATIONS, path)
-        self._reader = database.connect(path)
-        self._read_lock = threading.Lock()
-        self._waiting: deque[tuple[Batch, Future[Appended]]] = deque()
+        self._window_s = window_s
+        self._writer = database.connect(path, PAGE_BYTES)
+        database.migrate(self._writer, MIGRATIONS, path)
+        self.reader = JournalReader(path, clock)
+        self._waiting: deque[tuple[Batch | _Work, Future[Any]]] = deque()
         self._waiting_bytes = 0
         self._wake = threading.Condition()
         self._closing = False
         self._problem: str | None = None
-        self._streams: dict[tuple[str, str], tuple[int, int]] = {}  # id and watermark of those heard of lately
+        self._streams = Streams(self._writer)
+        self._commits: deque[tuple[int, int]] = deque()  # last chunk and frames of those that a restart would replay
+        self._commits_frames = 0
+        self._replay_id = 0  # chunks up to here are more than a restart would replay
         self._retained_at_s = clock.monotonic_s()
         self.dropped_by_retention = 0
+        self._open()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
@@ -70,78 +77,18 @@ class Journal:
 
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
-        size = _size(batch)
-        with self._wake:
-            if self._closing or not self._thread.is_alive():
-                raise HistoryUnavailable("the history is closed; the server is stopping")
-            if self._waiting and self._waiting_bytes + size > self._pending_bytes_max:
-                raise HistoryBusy(
-                    f"{self._waiting_bytes} bytes of frames wait for the disk, at most {self._pending_bytes_max}"
-                    " may; send again later (ingest.pending_bytes_max)"
-                )
-            future: Future[Appended] = Future()
-            self._waiting.append((batch, future))
-            self._waiting_bytes += size
-            self._wake.notify()
-        return future
+        return self._enqueue(batch, _size(batch))
 
-    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
-        """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
-        with self._read_lock:
-            low, high = self._reader.execute(
-                "SELECT (SELECT id FROM frames WHERE received_s >= ? ORDER BY received_s, id LIMIT 1),"
-                " (SELECT max(id) FROM frames)",
-                (since_s,),
-            ).fetchone()
-        if low is None:
-            return
-        position = max(low, high - frames_max + 1) - 1
-        newest: dict[str, float] = {}
-        while True:
-            rows = self._read(
-                "SELECT id, raw, received_s, offset_s FROM frames WHERE id > ? AND id <= ? ORDER BY id LIMIT ?",
-                (position, high, READ_CHUNK),
-            )
-            if not rows:
-                return
-            position = rows[-1][0]
-            for recorded in _decoded(row[1:] for row in rows):
-                time_s = recorded.frame.time_s + recorded.offset_s
-                newest_s = newest.get(recorded.frame.node, time_s)
-                if time_s >= newest_s or recorded.received_s - time_s <= LATE_S:
-                    newest[recorded.frame.node] = time_s
-                    yield recorded
-
-    def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
-        """Yield the nodes' frames (all if empty) whose corrected time is in the range; see History."""
-        for stream_id in self._stream_ids(nodes, start_s, end_s):
-            after = (start_s, -1)
-            while True:
-                rows = self._read(
-                    "SELECT time_s, id, raw, received_s, offset_s FROM frames"
-                    " WHERE stream_id = ? AND time_s <= ? AND (time_s, id) > (?, ?) ORDER BY time_s, id LIMIT ?",
-                    (stream_id, end_s, *after, READ_CHUNK),
-                )
-                if not rows:
-                    break
-                after = (rows[-1][0], rows[-1][1])
-                yield from _decoded(row[2:] for row in rows)
-
-    def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
-        """Return how many frames ``query`` would read, counting no further than ``limit`` + 1."""
-        total = 0
-        for stream_id in self._stream_ids(nodes, start_s, end_s):
-            total += self._read(
-                "SELECT count(*) FROM (SELECT 1 FROM frames WHERE stream_id = ? AND time_s BETWEEN ? AND ? LIMIT ?)",
-                (stream_id, start_s, end_s, limit + 1 - total),
-            )[0][0]
-            if total > limit:
-                break
-        return total
+    def change(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Return a future of what ``work`` returns, done in a transaction of its own. Raises HistoryUnavailable."""
+        return self._enqueue(work, 0)
 
     def streams(self) -> list[StreamInfo]:
         """Return every stream that the history knows."""
-        return [StreamInfo(*row) for row in self._read("SELECT node, stream, watermark, heard_s FROM streams", ())]
+        rows = self.reader.read(
+            "SELECT n.node, s.stream, s.sequences, s.heard_s FROM streams s JOIN nodes n ON n.id = s.node_id", ()
+        )
+        return self._streams.known(rows)
 
     def problem(self) -> str | None:
         """Return why frames cannot be made durable at the moment, or None."""
@@ -155,180 +102,231 @@ class Journal:
             self._closing = True
             self._wake.notify()
         self._thread.join()
-        with self._read_lock:
-            self._reader.close()
+        self.reader.close()
         self._writer.close()
 
     # The writer's thread
 
+    def _enqueue(self, what: Batch | _Work, size: int) -> Future[Any]:
+        with self._wake:
+            if self._closing or not self._thread.is_alive():
+                raise HistoryUnavailable("the history is closed; the server is stopping")
+            if size and self._waiting and self._waiting_bytes + size > self._pending_bytes_max:
+                raise HistoryBusy(
+                    f"{self._waiting_bytes} bytes of frames wait for the disk, at most {self._pending_bytes_max}"
+                    " may; send again later (ingest.pending_bytes_max)"
+                )
+            future: Future[Any] = Future()
+            self._waiting.append((what, future))
+            self._waiting_bytes += size
+            self._wake.notify()
+        return future
+
+    def _open(self) -> None:
+        try:
+            with database.transaction(self._writer):
+                self._streams.recover()
+            self._adopt()
+            for id_, frames in sorted(
+                self._writer.execute("SELECT id, frames FROM chunks INDEXED BY chunks_of_shard").fetchall()
+            ):
+                self._note_commit(id_, frames)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"{self.path} cannot be read: {error}") from error
+
+    def _adopt(self) -> None:
+        """Move the frames of the first version's file, which had a row for each, into chunks."""
+        while True:
+            rows = self._writer.execute(
+                "SELECT f.id, s.node, s.stream, f.received_s, f.offset_s, f.sequence, f.time_s, f.raw"
+                " FROM earlier_frames f JOIN earlier_streams s ON s.id = f.stream_id ORDER BY f.id LIMIT ?",
+                (ADOPT_FRAMES,),
+            ).fetchall()
+            if not rows:
+                return
+            touched: dict[tuple[str, str], Stream] = {}
+            with database.transaction(self._writer):
+                self._append(
+                    [
+                        Batch(node, stream, received_s, offset_s, (Entry(sequence, time_s - offset_s, raw),))
+                        for _, node, stream, received_s, offset_s, sequence, time_s, raw in rows
+                    ],
+                    touched,
+                )
+                self._writer.execute("DELETE FROM earlier_frames WHERE id <= ?", (rows[-1][0],))
+            self._streams.keep(touched)
+
     def _run(self) -> None:
         while True:
             taken = self._take()
-            if taken:
-                self._write(taken)
+            if taken and not isinstance(taken[0][0], Batch):
+                self._do(taken[0][0], taken[0][1])
+            elif taken:
+                self._write([(what, future) for what, future in taken if isinstance(what, Batch)])
             elif self._closing:
                 return
             elif self._problem is not None:
                 self._probe()
             self._retain_if_due()
 
-    def _take(self) -> list[tuple[Batch, Future[Appended]]]:
+    def _take(self) -> list[tuple[Batch | _Work, Future[Any]]]:
         # No delay is added to gather more: while one commit runs, the next group gathers by itself.
         with self._wake:
             if not self._waiting and not self._closing:
                 self._wake.wait(IDLE_S)
-            taken: list[tuple[Batch, Future[Appended]]] = []
+            taken: list[tuple[Batch | _Work, Future[Any]]] = []
             entries = 0
             while self._waiting and entries < COMMIT_ENTRIES_MAX:
-                batch, future = self._waiting.popleft()
-                self._waiting_bytes -= _size(batch)
+                what = self._waiting[0][0]
+                if taken and not isinstance(what, Batch):
+                    break
+                _, future = self._waiting.popleft()
+                if isinstance(what, Batch):
+                    self._waiting_bytes -= _size(what)
                 # From here on the waiting request can no longer cancel it.
                 if future.set_running_or_notify_cancel():
-                    entries += len(batch.entries)
-                    taken.append((batch, future))
+                    taken.append((what, future))
+                    if not isinstance(what, Batch):
+                        break
+                    entries += len(what.entries)
             return taken
 
-    def _write(self, taken: list[tuple[Batch, Future[Appended]]]) -> None:
-        # Kept apart until the commit has succeeded: a watermark that was rolled back must not be answered.
-        streams: dict[tuple[str, str], tuple[int, int]] = {}
-        results: list[Appended] = []
+    def _do(self, work: _Work, future: Future[Any]) -> None:
         try:
             with database.transaction(self._writer):
-                results.extend(self._append(batch, streams) for batch, _ in taken)
+                result = work(self._writer)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the caller hear it
+            future.set_exception(HistoryUnavailable(f"{self.path} cannot be changed: {error}"))
+        else:
+            future.set_result(result)
+
+    def _write(self, taken: list[tuple[Batch, Future[Any]]]) -> None:
+        # Kept apart until the commit has succeeded: a watermark that was rolled back must not be answered.
+        touched: dict[tuple[str, str], Stream] = {}
+        try:
+            with database.transaction(self._writer):
+                results, last_id = self._append([batch for batch, _ in taken], touched)
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the agents must hear it
-            self._problem = f"frames cannot be written to {self._path}: {error}"
+            self._problem = f"frames cannot be written to {self.path}: {error}"
             for _, future in taken:
                 future.set_exception(HistoryUnavailable(self._problem))
             return
         self._problem = None
-        self._streams.update(streams)
-        while len(self._streams) > STREAMS_CACHED_MAX:
-            del self._streams[next(iter(self._streams))]
+        self._note_commit(last_id, sum(result.accepted for result in results))
+        room_wanted = self._streams.keep(touched)
         for (_, future), result in zip(taken, results, strict=True):
             future.set_result(result)
+        if room_wanted:
+            self._note_streams()
 
-    def _append(self, batch: Batch, streams: dict[tuple[str, str], tuple[int, int]]) -> Appended:
-        name = (batch.node, batch.stream)
-        known = streams.get(name) or self._streams.get(name) or self._look_up(name)
-        if known is None:
-            cursor = self._writer.execute(
-                "INSERT INTO streams (node, stream, watermark, heard_s) VALUES (?, ?, 0, ?)",
-                (batch.node, batch.stream, batch.received_s),
-            )
-            known = (cursor.lastrowid or 0, 0)
-        stream_id, watermark = known
-        new = tuple(
-            self._writer.execute(
-                "INSERT OR IGNORE INTO frames (stream_id, sequence, received_s, time_s, offset_s, raw)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    stream_id,
-                    entry.sequence,
-                    batch.received_s,
-                    entry.time_s + batch.offset_s,
-                    batch.offset_s,
-                    entry.raw,
-                ),
-            ).rowcount
-            == 1
-            for entry in batch.entries
-        )
-        highest = max((watermark, *(entry.sequence for entry in batch.entries)))
-        if any(new):
-            self._writer.execute(
-                "UPDATE streams SET watermark = ?, heard_s = ? WHERE id = ?",
-                (highest, batch.received_s, stream_id),
-            )
-        streams[name] = (stream_id, highest)
-        return Appended(new, highest)
+    def _append(
+        self, batches: Sequence[Batch], touched: dict[tuple[str, str], Stream]
+    ) -> tuple[list[Appended], int | None]:
+        """Write what is new of the batches; return what became of each, and the last chunk's id."""
+        drafts: dict[int, Draft] = {}
+        rows: list[tuple[object, ...]] = []
+        results: list[Appended] = []
+        for batch in batches:
+            stream = self._streams.draft(batch, touched)
+            new = tuple(stream.sequences.add(entry.sequence) for entry in batch.entries)
+            for entry in compress(batch.entries, new):
+                draft = drafts.setdefault(stream.shard, Draft())
+                draft.add(stream.id, batch, entry)
+                if draft.size >= CHUNK_BYTES_MAX:
+                    rows.append(drafts.pop(stream.shard).row(stream.shard))
+            if any(new):
+                stream.heard_s = max(stream.heard_s, batch.received_s)
+            results.append(Appended(new, stream.sequences.highest))
+        rows += (draft.row(shard) for shard, draft in drafts.items())
+        last_id = None
+        for row in rows:
+            last_id = self._writer.execute(_INSERT, row).lastrowid
+        return results, last_id
 
-    def _look_up(self, name: tuple[str, str]) -> tuple[int, int] | None:
-        found: tuple[int, int] | None = self._writer.execute(
-            "SELECT id, watermark FROM streams WHERE node = ? AND stream = ?", name
-        ).fetchone()
-        return found
+    def _note_commit(self, last_id: int | None, frames: int) -> None:
+        if last_id is None:
+            return
+        self._commits.append((last_id, frames))
+        self._commits_frames += frames
+        while self._commits_frames - self._commits[0][1] >= self._settings.replay_frames_max:
+            self._replay_id, gone = self._commits.popleft()
+            self._commits_frames -= gone
+
+    def _note_streams(self) -> None:
+        try:
+            with database.transaction(self._writer):
+                self._streams.note()
+        except sqlite3.Error as error:
+            self._problem = f"streams cannot be written to {self.path}: {error}"
+        else:
+            self._streams.noted()
 
     def _probe(self) -> None:
         # Without this a full disk that has space again would count as full until an agent tries.
         try:
             with database.transaction(self._writer):
-                self._writer.execute(
-                    "INSERT INTO frames (stream_id, sequence, received_s, time_s, offset_s, raw)"
-                    " VALUES (0, 0, 0, 0, 0, zeroblob(65536))"
-                )
-                self._writer.execute("DELETE FROM frames WHERE stream_id = 0")
+                self._writer.execute(_INSERT, (-1, 0, 0, 0.0, 0.0, 0.0, b"", bytes(65_536)))
+                self._writer.execute("DELETE FROM chunks WHERE shard = -1")
         except sqlite3.Error as error:
-            self._problem = f"frames cannot be written to {self._path}: {error}"
+            self._problem = f"frames cannot be written to {self.path}: {error}"
         else:
             self._problem = None
 
     def _retain_if_due(self) -> None:
-        if self._clock.monotonic_s() - self._retained_at_s < RETENTION_S:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._retained_at_s < RETENTION_S:
             return
         try:
             if not self._retain():
-                self._retained_at_s = self._clock.monotonic_s()
+                self._retained_at_s = now_s
         except sqlite3.Error as error:
-            self._retained_at_s = self._clock.monotonic_s()
-            self._problem = f"old frames cannot be deleted from {self._path}: {error}"
+            self._retained_at_s = now_s
+            self._problem = f"old frames cannot be deleted from {self.path}: {error}"
 
     def _retain(self) -> bool:
-        """Delete one batch of frames that are too old or too many; return whether there may be more."""
-        pages, free, page_bytes = (
-            self._writer.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        too_big = (pages - free) * page_bytes > self._settings.retention_bytes
-        oldest_s = self._clock.now_s() - self._settings.retention_s
+        """Delete one batch of chunks that are in segments, too old or too many; return whether there may be more."""
+        now_s = self._clock.now_s()
+        oldest_s = now_s - self._settings.retention_s
         with database.transaction(self._writer):
-            doomed = self._writer.execute(
-                "SELECT id FROM (SELECT id, received_s FROM frames ORDER BY id LIMIT ?) WHERE ? OR received_s < ?",
-                (DELETE_BATCH, too_big, oldest_s),
+            self._streams.note()
+            doomed: list[tuple[int, int]] = self._writer.execute(
+                "SELECT c.id, 0 FROM shards s JOIN chunks c ON c.shard = s.shard AND c.id <= s.sealed_id"
+                " WHERE NOT ? AND (c.id <= ? OR c.received_s < ?) LIMIT ?",
+                (self.reader.in_use(), self._replay_id, now_s - self._window_s, DELETE_BATCH),
             ).fetchall()
-            self._writer.executemany("DELETE FROM frames WHERE id = ?", doomed)
+            if not doomed:  # nothing can go that is elsewhere and of no use, so what is here alone may have to
+                doomed = self._too_much(oldest_s)
+            self._writer.executemany("DELETE FROM chunks WHERE id = ?", [(id_,) for id_, _ in doomed])
             if not doomed:
-                self._forget_streams(oldest_s)
-        self.dropped_by_retention += len(doomed)
+                self._streams.forget(oldest_s)
+        self._streams.noted()
+        self.dropped_by_retention += sum(frames for _, frames in doomed)
         return len(doomed) == DELETE_BATCH
 
-    def _forget_streams(self, oldest_s: float) -> None:
-        gone = self._writer.execute(
-            "DELETE FROM streams WHERE heard_s < ?"
-            " AND NOT EXISTS (SELECT 1 FROM frames WHERE stream_id = streams.id) RETURNING node, stream",
-            (oldest_s,),
-        ).fetchall()
-        for node, stream in gone:
-            self._streams.pop((node, stream), None)
+    def _too_much(self, oldest_s: float) -> list[tuple[int, int]]:
+        """Return the oldest chunks that are beyond age or size, each with how many of its frames are nowhere else."""
+        surplus = self.live_bytes(self._writer) - self._settings.retention_bytes
+        doomed = []
+        for id_, size, received_s, lost in self._writer.execute(
+            "SELECT c.id, c.size, c.received_s, iif(c.id <= coalesce(s.sealed_id, 0), 0, c.frames)"
+            " FROM (SELECT id, shard, size, received_s, frames FROM chunks ORDER BY id LIMIT ?) c"
+            " LEFT JOIN shards s ON s.shard = c.shard ORDER BY c.id",
+            (DELETE_BATCH,),
+        ):
+            if surplus <= 0 and received_s >= oldest_s:
+                break
+            surplus -= size
+            doomed.append((id_, lost))
+        return doomed
 
-    # Readers
-
-    def _stream_ids(self, nodes: Sequence[str], start_s: float, end_s: float) -> list[int]:
-        """Return the nodes' streams (all if empty) that have frames in the range: by node, then as they begin in it."""
-        rows = self._read(
-            "SELECT id, (SELECT min(time_s) FROM frames WHERE stream_id = streams.id AND time_s BETWEEN ? AND ?)"
-            " AS begin_s FROM streams WHERE (? OR node IN (SELECT value FROM json_each(?)))"
-            " AND begin_s IS NOT NULL ORDER BY node, begin_s, id",
-            (start_s, end_s, not nodes, json.dumps(list(nodes))),
+    @staticmethod
+    def live_bytes(connection: sqlite3.Connection) -> int:
+        """Return how much of the file is in use: what was deleted leaves room in it for what comes."""
+        pages, free, page_bytes = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
-        return [id_ for id_, _ in rows]
-
-    def _read(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
-        with self._read_lock:
-            try:
-                return self._reader.execute(statement, values).fetchall()
-            except sqlite3.Error as error:
-                raise HistoryUnavailable(f"{self._path} cannot be read: {error}") from error
+        return int((pages - free) * page_bytes)
 
 
 def _size(batch: Batch) -> int:
     return sum(len(entry.raw) for entry in batch.entries) + 512
-
-
-def _decoded(rows: Iterator[tuple[Any, ...]]) -> Iterator[Recorded]:
-    for raw, received_s, offset_s in rows:
-        try:
-            frame = decode_frame(raw)
-        except BadFrame:
-            # Accepted by an older server with a larger catalogue; it was judged then.
-            continue
-        yield Recorded(frame, received_s, offset_s)

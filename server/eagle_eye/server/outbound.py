@@ -150,6 +150,7 @@ def incident_data(incident: Incident) -> dict[str, Any]:
         "ended": None if incident.ended_s is None else rfc3339(incident.ended_s),
         "action": incident.action,
         "hold": incident.hold,
+        "hold_rule": incident.hold_rule,
         "detectors": incident.detectors,
         "summary": incident.summary,
         "evidence": msgspec.to_builtins(incident.evidence),

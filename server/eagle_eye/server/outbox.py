@@ -135,7 +135,7 @@ class Outbox:
         try:
             return await work
         except StoreUnavailable as error:
-            _log.warning("deliveries pause for %g s: %s", PAUSE_S, error)
+            _log.warning("deliveries pause", extra={"pause_s": PAUSE_S, "error": str(error)})
             self._telemetry.failures.labels("store").inc()
         except Exception:  # noqa: BLE001 - one bug in one delivery must not end all deliveries for ever
             _log.exception("a delivery failed for a reason that was not foreseen")

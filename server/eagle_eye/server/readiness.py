@@ -90,4 +90,7 @@ class Doctor:
         if newest_s is None:
             return "no agent has sent anything yet"
         age_s = self._clock.now_s() - newest_s
-        return "ok" if age_s <= self._fresh_s else f"no agent was heard for {age_s:.0f} s (ingest.fresh_s)"
+        patience_s = self._fleet.patience_s(self._fresh_s)
+        if age_s < -patience_s:
+            return f"no agent was heard since the clock was set back by {-age_s:.0f} s or more"
+        return "ok" if age_s <= patience_s else f"no agent was heard for {age_s:.0f} s (ingest.fresh_s)"

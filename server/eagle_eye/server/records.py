@@ -31,7 +31,18 @@ DeliveryState = Literal["pending", "delivered", "failed", "expired"]
 NodeState = Literal["in_service", "excluded", "draining"]
 EvidenceKind = Literal["evidence", "bug_report"]
 EvidenceState = Literal["asked", "received", "failed", "expired", "deleted"]
-Scope = Literal["agent", "join", "read", "operate", "admin"]
+Scope = Literal["agent", "remote_write", "join", "read", "operate", "admin"]
+# What a rule of policy did: nothing, held the action or made it less, altered it, or it had nothing to judge.
+Outcome = Literal["pass", "hold", "changes", "not_applicable"]
+
+
+class RuleWord(msgspec.Struct, frozen=True):
+    """One rule's word on one incident: its stable name, a sentence for people, and the values it weighed."""
+
+    rule: str
+    outcome: Outcome
+    reason: str = ""
+    values: dict[str, float | str | None] = {}
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +50,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     ``family`` is what kinds of trouble it stands for, so that later symptoms find it. ``kinds``, ``fact``,
     ``slowdown_ratio``, ``asks`` ("" the fault's default) and ``application`` are those of the verdict. ``seen_s`` is
-    when a verdict last supported it. ``hold`` says why policy has not acted on it, "" when it has.
+    when a verdict last supported it. ``hold`` says why policy has not acted on it, "" when it has; ``hold_rule`` names
+    the rule that held.
     ``acknowledged_by`` is a person or "".
     """
 
@@ -68,11 +80,16 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     application: bool = False
     seen_s: float = 0.0
     hold: str = ""
+    hold_rule: str = ""
     acknowledged_by: str = ""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """Something asked of the subscribers because of an incident; ``reports`` keeps every answer, oldest first."""
+    """Something asked of the subscribers because of an incident; ``reports`` keeps every answer, oldest first.
+
+    ``preliminary`` marks a checkpoint that is asked for before the incident's own action. ``policy`` is what the rules
+    said when it was asked for, without those that had nothing to judge.
+    """
 
     id: str
     incident_id: str
@@ -95,6 +112,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float
     updated_s: float
     reports: list[dict[str, Any]] = []
+    preliminary: bool = False
+    policy: list[RuleWord] = []
 
 
 class OutboundEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +176,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """A bearer token, kept only as the SHA-256 of its text; an agent's is bound to ``node``.
 
+    A remote-write token speaks for nodes whose names match one of ``nodes``.
     A join token buys agents' tokens: for nodes whose names match one of ``nodes`` (glob patterns, empty: any), and,
     with ``replaces``, also for those that have one already, which is revoked then.
     """

@@ -12,10 +12,12 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.evidence import Desk
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.history import History
+from eagle_eye.server.limits import Limits
 from eagle_eye.server.notifiers.guard import Guard
 from eagle_eye.server.readiness import Doctor
 from eagle_eye.server.store import Store
 from eagle_eye.server.telemetry import Telemetry
+from eagle_eye.server.tls import Certificates
 from eagle_eye.server.watching import Outlook, Watcher
 
 
@@ -36,6 +38,8 @@ class Services:
     history: History
     fleet: Fleet
     tokens: Tokens
+    limits: Limits
+    certificates: Certificates | None  # None: plain HTTP
     telemetry: Telemetry
     watcher: Watcher
     outlook: Outlook

@@ -10,7 +10,9 @@ from prometheus_client.registry import Collector
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, Kind
+from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.records import Incident
 from eagle_eye.server.watching import Latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -30,11 +32,41 @@ class Telemetry:
         self.late = Counter(_name("ingest_late_frames"), "Frames kept that came after newer ones.", registry=registry)
         self.bytes = Counter(_name("ingest_bytes"), "Bytes of accepted requests.", registry=registry)
         self.rejected = Counter(_name("ingest_rejected"), "Requests refused, by reason.", ["reason"], registry=registry)
+        self.unknown = Counter(
+            _name("ingest_unknown"),
+            "What newer agents sent that is not known here, by kind.",
+            ["kind"],
+            registry=registry,
+        )
         self.ingest_seconds = Histogram(
             _name("ingest_seconds"),
             "From a request's first byte to its durable answer.",
             buckets=_SECONDS,
             registry=registry,
+        )
+        self.remote_write_samples = Counter(
+            _name("remote_write_samples"), "Samples that came by remote write.", registry=registry
+        )
+        self.remote_write_left_out = Counter(
+            _name("remote_write_left_out"),
+            "What came by remote write and became no value, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.remote_write_rejected = Counter(
+            _name("remote_write_rejected"), "Remote writes refused whole, by reason.", ["reason"], registry=registry
+        )
+        self.remote_write_seconds = Histogram(
+            _name("remote_write_seconds"),
+            "From a remote write's first byte to its durable answer.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.remote_write_series = Gauge(
+            _name("remote_write_series"), "Series known by remote write.", registry=registry
+        )
+        self.remote_write_lag = Gauge(
+            _name("remote_write_lag_seconds"), "Age of the newest row of the last remote write.", registry=registry
         )
         self.refused = Counter(_name("http_refused"), "API requests refused, by reason.", ["reason"], registry=registry)
         self.failures = Counter(
@@ -57,6 +89,20 @@ class Telemetry:
         )
         self.pending = Gauge(_name("webhook_pending"), "Deliveries that are due or wait.", registry=registry)
         self.streams = Gauge(_name("event_streams"), "Readers of /api/v1/events.", registry=registry)
+        self.rate_limited = Counter(
+            _name("rate_limited"), "Requests refused because they came too often.", ["by"], registry=registry
+        )
+        self.config_reload_success = Gauge(
+            _name("config_reload_success"), "1 when the newest configuration is in force.", registry=registry
+        )
+        self.config_reload_success_time = Gauge(
+            _name("config_reload_success_timestamp_seconds"),
+            "When a configuration was last taken over.",
+            registry=registry,
+        )
+        self.tls_reload_success = Gauge(
+            _name("tls_reload_success"), "1 when the newest certificate files are in use.", registry=registry
+        )
         self.ready = Gauge(_name("ready"), "1 when the server can judge.", registry=registry)
 
     def text(self) -> bytes:
@@ -86,12 +132,23 @@ class FleetCollector(Collector):
 
 
 class HistoryCollector(Collector):
-    """The history's health, read when scraped."""
+    """The history's health, read when scraped. ``segments`` returns how many there are, and their bytes."""
 
-    def __init__(self, waiting_bytes: Callable[[], int], dropped: Callable[[], int], ok: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        waiting_bytes: Callable[[], int],
+        dropped: Callable[[], int],
+        ok: Callable[[], bool],
+        segments: Callable[[], tuple[int, int]],
+        set_aside: Callable[[], int],
+        failures: Callable[[], int],
+    ) -> None:
         self._waiting_bytes = waiting_bytes
         self._dropped = dropped
         self._ok = ok
+        self._segments = segments
+        self._set_aside = set_aside
+        self._failures = failures
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
@@ -102,6 +159,17 @@ class HistoryCollector(Collector):
             _name("history_retired_frames"), "Frames deleted for their age or the size.", value=self._dropped()
         )
         yield GaugeMetricFamily(_name("history_ok"), "1 when frames can be made durable.", value=self._ok())
+        segments, size = self._segments()
+        yield GaugeMetricFamily(_name("history_segments"), "Segments of the history on disk.", value=segments)
+        yield GaugeMetricFamily(_name("history_segment_bytes"), "Their size.", value=size)
+        yield CounterMetricFamily(
+            _name("history_set_aside_segments"), "Segments found broken and read no more.", value=self._set_aside()
+        )
+        yield CounterMetricFamily(
+            _name("history_compaction_failures"),
+            "Times that the journal could not be made into segments; it keeps its frames.",
+            value=self._failures(),
+        )
 
 
 class BlindCollector(Collector):
@@ -117,6 +185,26 @@ class BlindCollector(Collector):
         )
         for detector in self._blind():
             family.add_metric([detector], 1)
+        yield family
+
+
+class HeldCollector(Collector):
+    """The open incidents that a rule of policy holds back."""
+
+    def __init__(self, open_incidents: Callable[[], list[Incident]]) -> None:
+        self._open_incidents = open_incidents
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family; nothing while the records cannot be read."""
+        family = GaugeMetricFamily(
+            _name("incidents_held"), "Open incidents that this rule of policy holds back.", labels=["rule"]
+        )
+        try:
+            rules = [incident.hold_rule for incident in self._open_incidents() if incident.hold_rule]
+        except StoreUnavailable:
+            return
+        for rule in sorted(set(rules)):
+            family.add_metric([rule], rules.count(rule))
         yield family
 
 

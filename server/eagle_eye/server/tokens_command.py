@@ -27,11 +27,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     create = verbs.add_parser("create", help="make a token; it is printed this once")
-    create.add_argument("--scope", required=True, choices=["agent", "join", "read", "operate", "admin"])
+    create.add_argument("--scope", required=True, choices=["agent", "remote_write", "join", "read", "operate", "admin"])
     create.add_argument("--node", help="the node that an agent's token is bound to")
     create.add_argument("--expires-days", type=float, metavar="N", help="default: never; a join token's: 1")
     create.add_argument(
-        "--nodes", action="append", default=[], metavar="GLOB", help="nodes that a join token enrols (any); repeatable"
+        "--nodes",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="nodes that a join token enrols (any), or that a remote_write token speaks for; repeatable",
     )
     create.add_argument(
         "--replaces", action="store_true", help="a join token also enrols nodes anew; what they had is revoked"
@@ -123,6 +127,8 @@ def _shown(token: Token) -> dict[str, object]:
 
 def _for(token: Token) -> str:
     """Return for whom the token is; empty where that is nobody in particular."""
+    if token.scope == "remote_write":
+        return ", ".join(token.nodes)
     if token.scope != "join":
         return token.node or ""
     return (", ".join(token.nodes) or "any node") + (", anew" if token.replaces else "")

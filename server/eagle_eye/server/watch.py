@@ -13,13 +13,15 @@ from eagle_eye.schema.frame import Frame
 from eagle_eye.server import outbound
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import EvidenceSettings
-from eagle_eye.server.engine.engine import Engine, Judgement
+from eagle_eye.server.engine.engine import RUNNING_STATES, Engine, Judgement
 from eagle_eye.server.engine.gathering import Gathering
-from eagle_eye.server.engine.respond import Book, Response, respond
+from eagle_eye.server.engine.policy import Weighing, weigh
+from eagle_eye.server.engine.respond import Book, Response, respond, situation_of
 from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.situation import FRUITLESS_STATES
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.records import Action, Evidence, Incident, Job, OutboundEvent
-from eagle_eye.server.store import EVIDENCE, INCIDENTS, JOBS, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.store import EVIDENCE, INCIDENTS, JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
 from eagle_eye.server.watching import Latest, Progress
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,10 @@ class Watch:
     def use_model(self, model: LearnedModel | str) -> None:
         """Judge by another learned model; a text says why there is none."""
         self._engine.use_model(model)
+
+    def use_policy(self, policy: PolicySettings) -> None:
+        """Decide by these settings from the next tick on."""
+        self._policy = policy
 
     def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
         """Rebuild the windows from the jobs on record and the (frame, received_s) of the recent past."""
@@ -142,6 +148,19 @@ class Watch:
         stepping = track.last_step is not None
         return Progress(track.last_step, track.advanced_s if stepping else None, track.pace_s)
 
+    def policy(self) -> PolicySettings:
+        """Return the settings that are in force."""
+        return self._policy
+
+    def explain(self, incident: Incident) -> Weighing | None:
+        """Return what policy says of the incident by now; None when its attempt is not judged any more."""
+        judgement = self._judged.get(incident.job)
+        if judgement is None or judgement.attempt != incident.attempt:
+            return None
+        book = self._book(judgement, self._store)
+        fleet_size, blind = len(self._engine.heard_s()), _blindness(judgement)
+        return weigh(incident, situation_of(judgement, book, book.actions, self._policy, fleet_size, blind))
+
     def _read_history(self) -> None:
         """Read now and then what has happened in the past weeks: recurrence is no matter of seconds."""
         if self._clock.monotonic_s() - self._history_read_s >= HISTORY_FRESH_S:
@@ -155,28 +174,18 @@ class Watch:
         passed_s = self._clock.monotonic_s() - self._ticked_s
         stepped_s = abs((now_s - self._ticked_wall_s) - passed_s)
         if passed_s > max(GAP_TICKS * self._engine.settings.tick_s, GAP_FLOOR_S) or stepped_s > CLOCK_STEP_S:
-            log.warning("nothing was watched for %.1f s (clock step %.1f s)", passed_s, stepped_s)
+            said = {"unwatched_s": round(passed_s, 1), "clock_step_s": round(stepped_s, 1)}
+            log.warning("nothing was watched for a time, or the clock was set", extra=said)
             self._engine.resume_watching(now_s)
 
     def _change(self, judgement: Judgement, store: Store) -> Change:
-        mine = [incident for incident in store.open_incidents() if incident.job == judgement.job]
-        dismissed = store.page(INCIDENTS, {"job": judgement.job, "state": "false"}, limit=DISMISSED_MAX).items
-        actions = store.actions_since(judgement.now_s - self._policy.window_s)
-        book = Book(
-            incidents=[*mine, *dismissed],
-            actions=actions,
-            history=self._history,
-            gathering=self._gathering(mine, actions, store),
-        )
-        blind = ""
-        if 2 * judgement.heard < judgement.members:
-            blind = f"{judgement.heard} of the job's {judgement.members} nodes are heard"
+        book = self._book(judgement, store)
         response = respond(
             judgement,
             book,
             self._policy,
             fleet_size=len(self._engine.heard_s()),
-            blind=blind,
+            blind=_blindness(judgement),
             new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
         )
         known = {incident.id: incident for incident in book.incidents}
@@ -188,12 +197,38 @@ class Watch:
             evidence=response.evidence,
         )
 
+    def _book(self, judgement: Judgement, store: Store) -> Book:
+        mine = [incident for incident in store.open_incidents() if incident.job == judgement.job]
+        dismissed = store.page(INCIDENTS, {"job": judgement.job, "state": "false"}, limit=DISMISSED_MAX).items
+        since_s = judgement.now_s - max(self._policy.window_s, self._policy.repeat_window_s)
+        actions = store.actions_since(since_s)
+        for incident in mine:
+            if incident.detected_s < since_s:  # what was asked for long ago is not asked for a second time
+                actions += [action for action in store.actions_of(incident.id) if action.created_s < since_s]
+        named = [*(verdict.node for verdict in judgement.verdicts), *(incident.node for incident in mine)]
+        accused = {node for node in named if node is not None}
+        drained = {node for a in actions if a.kind == "drain_node" and a.job == judgement.job for node in a.exclude}
+        records = (store.get(NODES, node) for node in sorted(accused | drained))
+        return Book(
+            incidents=[*mine, *dismissed],
+            actions=actions,
+            history=self._history,
+            gathering=self._gathering(mine, actions, store),
+            standing={record.node: record for record in records if record and record.state != "in_service"},
+            neighbours={node: self._neighbours(node, judgement.job) for node in accused | drained},
+        )
+
+    def _neighbours(self, node: str, job: str) -> list[str]:
+        """Return the other jobs that run on the node."""
+        judged = (self._judged.get(other) for other in self._engine.jobs_on(node) if other != job)
+        return [other.job for other in judged if other is not None and other.state in RUNNING_STATES]
+
     def _gathering(self, incidents: Iterable[Incident], actions: Iterable[Action], store: Store) -> Gathering:
         settings = self._evidence
         if settings is None or not settings.ask:
             return Gathering()
         asked: list[Evidence] = []
-        acted_on = {action.incident_id for action in actions}
+        acted_on = {a.incident_id for a in actions if a.state not in FRUITLESS_STATES and not a.preliminary}
         for incident in incidents:
             if incident.state == "open" and incident.id not in acted_on:
                 asked += store.page(EVIDENCE, {"incident_id": incident.id}, limit=PAGE_LIMIT_MAX).items
@@ -229,6 +264,13 @@ class Watch:
         if action.state == "withdrawn":
             return outbound.action_withdrawn(action, self._public_url, now_s)
         return None
+
+
+def _blindness(judgement: Judgement) -> str:
+    """Return why the server cannot judge the job, "" when it can."""
+    if 2 * judgement.heard < judgement.members:
+        return f"{judgement.heard} of the job's {judgement.members} nodes are heard"
+    return ""
 
 
 def _story(incident: Incident) -> tuple[object, ...]:

@@ -11,7 +11,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.records import Job
+from eagle_eye.server.engine.policy import Weighing
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.records import Incident, Job
 
 ResultT = TypeVar("ResultT")
 
@@ -59,6 +61,10 @@ class Watcher(Protocol):
         """Judge by this model of healthy nodes from now on; a text says why there is none."""
         ...
 
+    def use_policy(self, policy: PolicySettings) -> None:
+        """Decide by these settings from the next tick on."""
+        ...
+
     async def run(self) -> None:
         """Judge every tick until cancelled."""
         ...
@@ -81,6 +87,14 @@ class Watcher(Protocol):
 
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""
+        ...
+
+    def explain(self, incident: Incident) -> Weighing | None:
+        """Return what policy says of the incident by now, or None when its attempt is not judged any more."""
+        ...
+
+    def policy(self) -> PolicySettings:
+        """Return policy's settings that are in force."""
         ...
 
 
@@ -117,6 +131,14 @@ class Outlook:
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""
         return self._ask(lambda: self._watcher.progress(job))
+
+    def explain(self, incident: Incident) -> Weighing | None:
+        """Return what policy says of the incident by now, or None when its attempt is not judged any more."""
+        return self._ask(lambda: self._watcher.explain(incident))
+
+    def policy(self) -> PolicySettings:
+        """Return policy's settings that are in force."""
+        return self._ask(self._watcher.policy)
 
     def _ask(self, question: Callable[[], ResultT]) -> ResultT:
         loop = self._loop

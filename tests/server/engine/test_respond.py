@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from eagle_eye.detectors.types import Verdict
 from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.engine.job_terms import JobTerms
+from eagle_eye.server.engine.modes import ModeRule
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Action, Incident
@@ -35,9 +38,10 @@ class Office:
             responses.append(response)
         return responses
 
-    def report(self, state: Any) -> None:
+    def report(self, state: Any, now_s: float | None = None) -> None:
         (action,) = [a for a in self.actions.values() if a.state in ("requested", "accepted", "running")]
-        self.actions[action.id] = msgspec.structs.replace(action, state=state)
+        told_s = action.updated_s if now_s is None else now_s
+        self.actions[action.id] = msgspec.structs.replace(action, state=state, updated_s=told_s)
 
 
 def hung(office: Office) -> Fleet:
@@ -152,3 +156,92 @@ def test_a_silent_node_of_a_running_job_asks_for_nothing(mode: str) -> None:
     assert not office.actions
     (incident,) = office.incidents.values()
     assert incident.action == "notify"
+
+
+def test_a_failed_action_is_asked_for_again_where_the_site_allows_it() -> None:
+    office = Office()
+    office.settings = msgspec.structs.replace(office.settings, tries_max=2, retry_s=3)
+    fleet = hung(office)
+    office.report("failed", fleet.now_s)
+    office.take(fleet.run(2))
+    assert [(i.state, i.hold_rule) for i in office.incidents.values()] == [("open", "tries")]
+    office.take(fleet.run(3))
+    assert [a.state for a in office.actions.values()] == ["failed", "requested"]
+    office.report("failed", fleet.now_s)
+    office.take(fleet.run(10))
+    assert [a.state for a in office.actions.values()] == ["failed", "failed"]
+    assert "try 2 of 2" in next(iter(office.incidents.values())).hold
+
+
+def test_an_action_that_nobody_reports_on_is_given_to_people_until_somebody_does() -> None:
+    office = Office()
+    office.settings = msgspec.structs.replace(office.settings, report_s=5)
+    fleet = hung(office)
+    office.report("running", fleet.now_s)
+    office.take(fleet.run(7))
+    (incident,) = office.incidents.values()
+    assert (incident.state, incident.hold_rule) == ("open", "report")
+    assert len(office.actions) == 1
+    office.report("running", fleet.now_s)
+    office.take(fleet.run(1))
+    (incident,) = office.incidents.values()
+    assert (incident.state, incident.hold) == ("acting", "")
+
+
+def test_a_mode_for_one_job_overrides_the_others() -> None:
+    office = Office(mode="observe")
+    office.settings = msgspec.structs.replace(office.settings, modes=[ModeRule(jobs=["j"], mode="approve")])
+    hung(office)
+    assert [a.state for a in office.actions.values()] == ["awaiting"]
+
+
+def test_an_action_carries_what_the_rules_said() -> None:
+    office = Office()
+    office.settings = msgspec.structs.replace(office.settings, jobs=[JobTerms(jobs=["j"], may_restart=False)])
+    hung(office)
+    (action,) = office.actions.values()
+    assert (action.restart, "may not be restarted" in action.summary) == (False, True)
+    assert {word.rule for word in action.policy} >= {"fault", "evidence", "may_restart", "mode"}
+
+
+def slow(now_s: float) -> Judgement:
+    verdict = Verdict(
+        detector="pcie_degraded",
+        fault="pcie_degraded",
+        job="j",
+        nodes=("n1",),
+        node="n1",
+        device=0,
+        confidence=0.99,
+        onset_s=0.0,
+        summary="half the lanes",
+        evidence=(),
+        kinds=frozenset({"link_width", "compute_time"}),
+        slowdown_ratio=0.3,
+    )
+    return Judgement("j", 0, now_s, (verdict,), members=4, heard=4, stepping=True)
+
+
+def test_a_checkpoint_comes_before_a_planned_exclusion() -> None:
+    office = Office()
+    office.settings = msgspec.structs.replace(office.settings, checkpoint_wait_s=60)
+    office.take([slow(100.0), slow(101.0)])
+    (first,) = office.actions.values()
+    assert (first.kind, first.preliminary, first.exclude, first.restart) == ("checkpoint_now", True, [], False)
+    (incident,) = office.incidents.values()
+    assert (incident.state, incident.hold_rule) == ("open", "checkpoint_first")
+    office.report("done")
+    office.take([slow(102.0), slow(103.0)])
+    assert [(a.kind, a.state) for a in office.actions.values()][1:] == [("exclude_node", "requested")]
+
+
+def test_a_checkpoint_that_nobody_makes_holds_the_exclusion_no_longer_than_allowed() -> None:
+    office = Office()
+    office.settings = msgspec.structs.replace(office.settings, checkpoint_wait_s=60)
+    office.take([slow(100.0), slow(159.0)])
+    assert len(office.actions) == 1
+    office.take([slow(160.0)])
+    assert [(a.kind, a.state) for a in office.actions.values()] == [
+        ("checkpoint_now", "expired"),
+        ("exclude_node", "requested"),
+    ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from eagle_eye.schema import metrics as catalogue
-from eagle_eye.schema.frame import Frame, values_of
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server import recording
 from eagle_eye.server.api.requests import Parts, Reader, answer
@@ -52,23 +52,28 @@ def query_range(
             "too_much",
             f"more than {limit} frames lie in the range (history.query_frames_max); name a node or shorten it",
         )
-    series: dict[tuple[str, int | str], dict[int, float]] = {}
-    for recorded in parts.history.query(nodes, start_s, end_s):
-        frame = recorded.frame
-        if job is not None and not _speaks_of(frame, job):
-            continue
-        point = math.floor((frame.time_s + recorded.offset_s - start_s) / step)
-        for key, value in _values(frame, metric, spec.scope):
-            series.setdefault((frame.node, key), {})[point] = value
+    series: dict[tuple[str, int | str], dict[int, tuple[float, float]]] = {}
+    for run in parts.history.runs(spec, nodes, start_s, end_s, job):
+        points = np.floor((run.times_s - start_s) / step).astype(np.int64)
+        last = np.flatnonzero(np.r_[points[1:] != points[:-1], True])
+        newest = series.setdefault((run.node, run.key), {})
+        for point, time_s, value in zip(
+            points[last].tolist(), run.times_s[last].tolist(), run.values[last].tolist(), strict=True
+        ):
+            if point not in newest or newest[point][0] <= time_s:
+                newest[point] = (time_s, value)
         if len(series) > SERIES_MAX:
             raise Refusal(400, "too_much", f"more than {SERIES_MAX} series lie in the range; name a node")
+    shortest = _exact if spec.exact else _of_float32
     shown = [
         {
             "node": name,
             "device": None if spec.scope is Scope.NODE else key,
-            "points": [[rfc3339(start_s + at * step), _finite(value)] for at, value in sorted(points.items())],
+            "points": [
+                [rfc3339(start_s + at * step), _finite(shortest(value))] for at, (_, value) in sorted(newest.items())
+            ],
         }
-        for (name, key), points in sorted(series.items(), key=lambda item: (item[0][0], str(item[0][1])))
+        for (name, key), newest in sorted(series.items(), key=lambda item: (item[0][0], str(item[0][1])))
     ]
     return answer({"metric": metric, "unit": spec.unit, "step_seconds": step, "series": shown})
 
@@ -132,19 +137,13 @@ def _nodes(parts: Services, job: str | None, node: str | None) -> list[str]:
     return [] if record is not None and record.attempt > 0 else sorted(members)
 
 
-def _speaks_of(frame: Frame, job: str) -> bool:
-    return frame.job == job or any(rank.job == job for rank in frame.ranks)
+def _exact(value: float) -> float:
+    return value
 
 
-def _values(frame: Frame, metric: str, scope: Scope) -> Iterator[tuple[int | str, float]]:
-    for block in frame.blocks:
-        if block.scope is not scope or metric not in block.metrics:
-            continue
-        values = values_of(block)
-        first = block.metrics.index(metric) * len(block.keys)
-        for key, value in zip(block.keys, values[first : first + len(block.keys)], strict=True):
-            if not math.isnan(value):
-                yield key, value
+def _of_float32(value: float) -> float:
+    """Return the shortest number that float32 keeps as this one: 0.83 was sent, not 0.829999983."""
+    return float(str(np.float32(value)))
 
 
 def _finite(value: float) -> float | str:

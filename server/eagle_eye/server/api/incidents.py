@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from eagle_eye.server import ledger, outbound
 from eagle_eye.server.api import views
+from eagle_eye.server.api.policy_view import policy_view
 from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
@@ -51,6 +52,13 @@ def get_incident(parts: Parts, _: Reader, incident: str) -> Response:
     record = found(parts, INCIDENTS, incident)
     gathered = parts.store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
     return answer({**views.incident(record), "gathered": [views.evidence(item) for item in gathered]})
+
+
+@router.get("/{incident}/policy")
+def explain(parts: Parts, _: Reader, incident: str) -> Response:
+    """What policy says of the incident now, rule by rule, and what it said when something was asked for."""
+    record = found(parts, INCIDENTS, incident)
+    return answer(policy_view(record, parts.outlook.explain(record), parts.store.actions_of(incident)))
 
 
 @router.post("/{incident}/acknowledge")

@@ -22,11 +22,15 @@ from eagle_eye.server.api.requests import (
     missing,
 )
 from eagle_eye.server.auth import Principal
+from eagle_eye.server.engine.probation import probation
+from eagle_eye.server.errors import Refusal
 from eagle_eye.server.records import NodeState
 from eagle_eye.server.services import Services
-from eagle_eye.server.store import NODES, Change, Store
+from eagle_eye.server.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.timestamps import rfc3339
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
+Force = Annotated[bool, Query(description="Also while the node is on probation.")]
 Reason = Annotated[str, Query(max_length=1_000, description="Kept with the node and in the audit trail.")]
 
 
@@ -59,9 +63,26 @@ def drain(parts: Parts, principal: Operator, node: str, reason: Reason = "") -> 
 
 
 @router.post("/{node}/readmit")
-def readmit(parts: Parts, principal: Operator, node: str, reason: Reason = "") -> Response:
-    """Count the node as in service again, and tell the subscribers."""
+def readmit(parts: Parts, principal: Operator, node: str, reason: Reason = "", force: Force = False) -> Response:
+    """Count the node as in service again, and tell the subscribers. 409 while it is on probation, unless forced."""
+    if not force:
+        _refuse_on_probation(parts, node)
     return _stand(parts, principal, node, "in_service", "readmit", reason)
+
+
+def _refuse_on_probation(parts: Services, name: str) -> None:
+    record = parts.store.get(NODES, name)
+    if record is None or record.state == "in_service":
+        return
+    actions = parts.store.page(ACTIONS, {"node": name}, limit=PAGE_LIMIT_MAX).items
+    found = probation(name, actions, parts.outlook.policy(), parts.clock.now_s())
+    if found.until_s is not None:
+        raise Refusal(
+            409,
+            "probation",
+            f"{name} was excluded {found.exclusions} times lately and is on probation until {rfc3339(found.until_s)}"
+            " (policy.probation_s); check it under load (eagle-eye check), or readmit it with force=true",
+        )
 
 
 def _stand(parts: Services, principal: Principal, name: str, state: NodeState, verb: str, reason: str) -> Response:

@@ -67,7 +67,8 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
 
     async def on_bug(request: Request, error: Exception) -> Response:
         # Only the kind of error leaves the process; what it says may hold anything.
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        said = {"method": request.method, "path": request.url.path}
+        _log.error("a request failed for a reason that was not foreseen", exc_info=error, extra=said)
         telemetry.failures.labels("api").inc()
         return respond(500, "internal", "the server failed; its log says why")
 

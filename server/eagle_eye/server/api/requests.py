@@ -29,14 +29,16 @@ def services(request: Request) -> Services:
 
 def somebody(request: Request, parts: Annotated[Services, Depends(services)]) -> Principal:
     """Return who asks, whatever the scope; the endpoint judges what that may."""
-    return parts.tokens.authenticate(Credentials.of(request.method, request.headers))
+    principal = parts.tokens.authenticate(Credentials.of(request.method, request.headers, request.scope["state"]))
+    parts.limits.check_token(principal)
+    return principal
 
 
 def needs(scope: Scope) -> Callable[..., Principal]:
     """Return a dependency that lets only those pass whose scope includes ``scope``, and says who it is."""
 
     def check(request: Request, parts: Annotated[Services, Depends(services)]) -> Principal:
-        principal = parts.tokens.authenticate(Credentials.of(request.method, request.headers))
+        principal = somebody(request, parts)
         parts.tokens.authorise(principal, scope)
         return principal
 

@@ -40,8 +40,9 @@ def incident(record: Incident) -> dict[str, Any]:
 
 
 def action(record: Action, public_url: str) -> dict[str, Any]:
-    """Return an action with its reports and where to report."""
+    """Return an action with its reports and where to report; what the rules said is shown with its incident."""
     view = plain(record)
+    del view["policy"]
     view["report_to"] = outbound.report_url(public_url, record.id)
     view["reports"] = [
         {**{name: value for name, value in report.items() if name != "time_s"}, "time": rfc3339(report["time_s"])}

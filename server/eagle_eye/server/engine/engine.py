@@ -24,6 +24,8 @@ from eagle_eye.server.records import Job
 RUNNING_STATES = frozenset({"running"})
 FORGET_JOB_S = 86_400.0  # a job that nobody mentioned for this long is dropped from memory
 JOBS_MAX = 4_096
+SLOW_INTERVALS = 1.5  # of the job: a node with a longer one has a pace of its own
+PACE_S_MAX = 120.0  # whatever interval a node claims
 
 
 @dataclass(slots=True)
@@ -149,12 +151,31 @@ class Engine:
         """Return when each node was last heard."""
         return {node: track.heard_s for node, track in self._nodes.items()}
 
+    def jobs_on(self, node: str) -> list[str]:
+        """Return the jobs in memory that have the node as a member in their latest attempt, by name."""
+        names = self._jobs_of_node.get(node, ())
+        return sorted(name for name in names if name in self._jobs and self._jobs[name].is_member(node))
+
+    def _heard_by_pace_s(self, interval_s: float) -> dict[str, float]:
+        """Return when each node was last heard, for a job of this interval.
+
+        A node that reports far less often than the job's others (scraped by Prometheus, among agents) counts as heard
+        for as long as its own pace allows.
+        """
+        slow_s = SLOW_INTERVALS * interval_s
+        return {
+            node: seen.heard_s
+            if seen.interval_s <= slow_s
+            else seen.heard_s + self.settings.silent_intervals * (min(seen.interval_s, PACE_S_MAX) - interval_s)
+            for node, seen in self._nodes.items()
+        }
+
     def _judge(self, track: JobTrack, now_s: float) -> Judgement:
         declared = self._declared.get(track.job)
         state = declared.state if declared is not None and declared.attempt >= track.attempt else "running"
         verdicts: list[Verdict] = []
         blind: dict[str, str] = {}
-        heard_s = self.heard_s()
+        heard_s = self._heard_by_pace_s(track.interval_s)
         limit_s = max(self.settings.silent_floor_s, self.settings.silent_intervals * track.interval_s)
         if state in RUNNING_STATES and track.nodes:
             farewell = {node: seen.farewell for node, seen in self._nodes.items()}

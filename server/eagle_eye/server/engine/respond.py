@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,26 +12,30 @@ import msgspec
 from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Judgement
 from eagle_eye.server.engine.gathering import Gathering, reason_to_wait, wanted
-from eagle_eye.server.engine.policy import Decision, Situation, decide
+from eagle_eye.server.engine.hold_rules import OBSERVED
+from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.recurrence import recurrences
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, ActionState, Evidence, Incident
+from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age
+from eagle_eye.server.records import Action, ActionState, Evidence, Incident, Node
 
 _ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaiting", "act": "requested"}
-_FRUITLESS_STATES = ("failed", "refused", "rejected", "expired")
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
     """What is on record: incidents that are open or were marked false, the policy window's actions (oldest first).
 
-    ``history`` are all jobs' incidents of the past weeks, ``gathering`` what is known of evidence.
+    ``history`` are all jobs' incidents of the past weeks, ``gathering`` what is known of evidence. ``standing`` and
+    ``neighbours`` are as in ``Situation``.
     """
 
     incidents: Sequence[Incident]
     actions: Sequence[Action]
     history: Sequence[Incident] = ()
     gathering: Gathering = field(default_factory=Gathering)
+    standing: Mapping[str, Node] = field(default_factory=dict)
+    neighbours: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +85,9 @@ def respond(
     asked: list[Action] = []
     evidence: list[Evidence] = []
     for incident in {**known, **changed}.values():
-        latest, action, gathered = _follow(
-            incident,
-            judgement,
-            [*book.actions, *ended.values(), *asked],
-            settings,
-            fleet_size,
-            blind,
-            new_id,
-            book.gathering,
-        )
+        current = {action.id: action for action in (*book.actions, *ended.values(), *asked)}
+        situation = situation_of(judgement, book, list(current.values()), settings, fleet_size, blind)
+        latest, action, gathered = _follow(incident, judgement, situation, book.gathering, new_id)
         evidence += gathered
         if latest != known.get(incident.id):
             changed[incident.id] = latest
@@ -101,31 +98,11 @@ def respond(
     return Response(tuple(changed.values()), (*ended.values(), *asked), tuple(evidence))
 
 
-def _follow(
-    incident: Incident,
-    judgement: Judgement,
-    actions: Sequence[Action],
-    settings: PolicySettings,
-    fleet_size: int,
-    blind: str,
-    new_id: Callable[[str], str],
-    gathering: Gathering,
-) -> _Followed:
-    """Return the incident as policy leaves it, with what is asked for or withdrawn because of it."""
-    own = next((a for a in reversed(actions) if a.incident_id == incident.id), None)
-    if incident.state not in folding.OPEN_STATES:
-        # A job that has moved on may have done so because of our request, whose reports are still on their way.
-        untouched = ("awaiting", "requested") if incident.attempt == judgement.attempt else ("awaiting",)
-        withdrawn = own is not None and own.state in untouched
-        return _Followed(incident, _moved(own, "withdrawn", judgement.now_s) if own and withdrawn else None)
-    if incident.state == "acting":
-        if own is None or own.state in _FRUITLESS_STATES:
-            why = f"action {own.id} ended as {own.state}" if own else "its action is not on record"
-            return _Followed(msgspec.structs.replace(incident, state="open", hold=why, updated_s=judgement.now_s))
-        return _Followed(incident)
-    if incident.attempt != judgement.attempt:
-        return _Followed(incident)
-    situation = Situation(
+def situation_of(
+    judgement: Judgement, book: Book, actions: Sequence[Action], settings: PolicySettings, fleet_size: int, blind: str
+) -> Situation:
+    """Return what policy may know besides the incident; ``actions`` are the book's as they are by now."""
+    return Situation(
         settings=settings,
         actions=actions,
         fleet_size=fleet_size,
@@ -134,47 +111,109 @@ def _follow(
         restart_owner=judgement.restart_owner,
         blind=blind,
         now_s=judgement.now_s,
+        ranks=judgement.ranks,
+        standing=book.standing,
+        neighbours=book.neighbours,
     )
-    decision = decide(incident, situation)
-    if own is not None or decision.kind in ("notify", "none") or decision.hold:
-        kept = msgspec.structs.replace(incident, action=decision.kind, hold=decision.hold)
-        return _Followed(incident if own is not None else kept)
+
+
+def _follow(
+    incident: Incident,
+    judgement: Judgement,
+    situation: Situation,
+    gathering: Gathering,
+    new_id: Callable[[str], str],
+) -> _Followed:
+    """Return the incident as policy leaves it, with what is asked for or withdrawn because of it."""
+    now_s = judgement.now_s
+    mine = [a for a in situation.actions if a.incident_id == incident.id and not a.preliminary]
+    own = by_age(mine)[-1] if mine else None
+    if incident.state not in folding.OPEN_STATES:
+        # A job that has moved on may have done so because of our request, whose reports are still on their way.
+        untouched = ("awaiting", "requested") if incident.attempt == judgement.attempt else ("awaiting",)
+        withdrawn = own is not None and own.state in untouched
+        return _Followed(incident, _moved(own, "withdrawn", now_s) if own and withdrawn else None)
+    if incident.state == "acting" or (own is not None and own.state in ASKED_STATES):
+        return _Followed(_acted_on(incident, own, situation))
+    if incident.attempt != judgement.attempt:
+        return _Followed(incident)
+    if own is not None and own.state not in FRUITLESS_STATES:
+        return _Followed(incident)  # kept in observe mode, or taken back
+    weighing = weigh(incident, situation)
+    decision = weighing.decision
+    kept = msgspec.structs.replace(
+        incident, action=decision.kind, hold=decision.hold, hold_rule=decision.rule if decision.hold else ""
+    )
+    if decision.kind in ("notify", "none") or decision.hold:
+        return _Followed(kept)
+    if decision.first is not None:
+        action = _asked(incident, weighing, situation, new_id("act"))
+        why = next(word.reason for word in weighing.words if word.rule == "checkpoint_first")
+        return _Followed(msgspec.structs.replace(kept, hold=why, hold_rule="checkpoint_first"), action)
     evidence = wanted(incident, decision, judgement, gathering, new_id)
-    wait = reason_to_wait(incident, evidence, gathering, judgement.now_s) if settings.mode == "act" else ""
+    wait = reason_to_wait(incident, evidence, gathering, now_s) if decision.mode == "act" else ""
     if wait:
-        kept = msgspec.structs.replace(incident, action=decision.kind, hold=wait)
-        return _Followed(kept, evidence=evidence)
-    action = _asked(incident, decision, judgement, settings, new_id("act"))
-    state = "open" if action.state == "would_act" else "acting"
-    hold = "observe mode: nothing is asked of anyone" if action.state == "would_act" else ""
-    latest = msgspec.structs.replace(incident, action=decision.kind, hold=hold, state=state, updated_s=judgement.now_s)
+        return _Followed(msgspec.structs.replace(kept, hold=wait, hold_rule="evidence_first"), evidence=evidence)
+    action = _asked(incident, weighing, situation, new_id("act"))
+    if action.state == "would_act":
+        latest = msgspec.structs.replace(kept, hold=OBSERVED, hold_rule="mode", updated_s=now_s)
+    else:
+        latest = msgspec.structs.replace(kept, state="acting", updated_s=now_s)
     return _Followed(latest, action, evidence)
 
 
-def _asked(
-    incident: Incident, decision: Decision, judgement: Judgement, settings: PolicySettings, action_id: str
-) -> Action:
+def _acted_on(incident: Incident, own: Action | None, situation: Situation) -> Incident:
+    """Return the incident while its action is under way or done; it is open again once people have to look at it."""
+    now_s, report_s = situation.now_s, situation.settings.report_s
+    if own is None:
+        why, rule = "its action is not on record: look at the subscriber, then resolve it", "action_lost"
+    elif own.state in FRUITLESS_STATES:
+        why, rule = f"action {own.id} ended as {own.state}", "tries"
+    elif own.state in ("accepted", "running") and now_s - own.updated_s > report_s:
+        rule = "report"
+        why = (
+            f"action {own.id} is {own.state} and nobody reported on it for {report_s:.0f} s (policy.report_s):"
+            " look at the subscriber, and report on the action by hand"
+        )
+    elif incident.state == "open":
+        return msgspec.structs.replace(incident, state="acting", hold="", hold_rule="", updated_s=now_s)
+    else:
+        return incident
+    if (incident.state, incident.hold_rule) == ("open", rule):
+        return incident
+    return msgspec.structs.replace(incident, state="open", hold=why, hold_rule=rule, updated_s=now_s)
+
+
+def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_id: str) -> Action:
+    """Return the decision as an action, or what it wants to be asked for first."""
+    decision, now_s = weighing.decision, situation.now_s
+    first = decision.first is not None
+    lasts_s = situation.settings.expires_s
+    if first:
+        lasts_s = min(lasts_s, situation.settings.for_job(incident.job).checkpoint_wait_s)
     return Action(
         id=action_id,
         incident_id=incident.id,
-        kind=decision.kind,
+        kind=decision.first or decision.kind,
         job=incident.job,
         attempt=incident.attempt,
-        exclude=list(decision.exclude),
-        restart=decision.restart,
+        exclude=[] if first else list(decision.exclude),
+        restart=decision.restart and not first,
         fault=incident.fault,
         confidence=incident.confidence,
         onset_s=incident.onset_s,
         detected_s=incident.detected_s,
-        expires_s=judgement.now_s + settings.expires_s,
+        expires_s=now_s + lasts_s,
         repair=decision.repair,
-        summary=incident.summary,
+        summary="; ".join((incident.summary, *decision.notes)),
         evidence=incident.evidence,
-        ranks=list(judgement.ranks),
-        state=_ASKED_AS[settings.mode],
+        ranks=list(situation.ranks),
+        state=_ASKED_AS[decision.mode],
         node=incident.node,
-        created_s=judgement.now_s,
-        updated_s=judgement.now_s,
+        created_s=now_s,
+        updated_s=now_s,
+        preliminary=first,
+        policy=[word for word in weighing.words if word.outcome != "not_applicable"],
     )
 
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
+
+from eagle_eye.server.engine.job_terms import Count, JobTerms, Limit, Seconds, Terms, terms_of
+from eagle_eye.server.engine.maintenance import Maintenance
+from eagle_eye.server.engine.modes import Mode, ModeRule
+
+RULES_MAX = 1_000  # of one kind: each is looked at for every open incident at every tick
+
+RuleT = TypeVar("RuleT")
+Rules = Annotated[list[RuleT], Meta(max_length=RULES_MAX)]
+Positive = Annotated[float, Meta(gt=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 
 class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,15 +45,47 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What may be asked for. Limits count actions asked for within the last ``window_s``."""
 
-    mode: Literal["observe", "approve", "act"] = "observe"
-    expires_s: float = 600.0  # an action that nobody carried out by then is void
-    window_s: float = 86_400.0
-    exclusions_per_job: int = 4
-    exclusions_fleet_ratio: float = 0.05  # of all known nodes, but always at least exclusions_fleet_floor
-    exclusions_fleet_floor: int = 2
-    restarts_per_job: int = 10
-    confidence_min: float = 0.9  # inferences below it only notify
-    restart_cost_s: float = 600.0  # queueing, start-up and lost steps of one restart
-    remaining_s: float = 86_400.0  # how long a job is taken to run on, where nobody says
-    repeat_window_s: float = 86_400.0  # a second restart for the same node within it becomes an exclusion
-    verdict_gone_s: float = 30.0  # an incident whose verdict has been gone this long has recovered
+    mode: Mode = "observe"
+    modes: Rules[ModeRule] = []  # other modes for some jobs, faults or kinds of action
+    jobs: Rules[JobTerms] = []  # other terms for some jobs
+    maintenance: Rules[Maintenance] = []  # times in which nothing is done
+    expires_s: Positive = 600.0  # an action that nobody carried out by then is void
+    window_s: Positive = 86_400.0
+    exclusions_per_job: Limit = 4
+    exclusions_fleet_ratio: Ratio = 0.05  # of all known nodes, but always at least exclusions_fleet_floor
+    exclusions_fleet_floor: Limit = 2
+    restarts_per_job: Limit = 10
+    restarts_fleet: Limit = 50
+    breaker_actions: Count = 10  # so many exclusions and restarts of the whole fleet...
+    breaker_window_s: Positive = 600.0  # ...within this time are no single faults any more: nothing is done...
+    breaker_rest_s: Positive = 1800.0  # ...for this long
+    confidence_min: Ratio = 0.9  # inferences below it only notify
+    lost_work_s: Seconds = 300.0  # what a restart costs: work since the last checkpoint...
+    restart_s: Seconds = 240.0  # ...start-up until the first step...
+    queue_s: Seconds = 60.0  # ...and the wait for nodes
+    remaining_s: Seconds = 86_400.0  # how long a job is taken to run on, where nobody says
+    checkpoint_wait_s: Seconds = 0.0  # how long a planned exclusion waits for a checkpoint; 0: none is asked for
+    repeat_window_s: Seconds = 86_400.0  # a second restart for the same node within it becomes an exclusion
+    tries_max: Count = 1  # how often an action is asked for because of one incident
+    retry_s: Seconds = 60.0  # from a try that failed to the next
+    flapping_window_s: Positive = 28 * 86_400.0  # exclusions of one node within it count together
+    probation_s: Seconds = 1800.0  # how long a node stays out after its second exclusion; doubles with each further one
+    probation_s_max: Seconds = 7 * 86_400.0
+    report_s: Positive = 3600.0  # an action that was begun and not spoken of for this long is given to people
+    verdict_gone_s: Seconds = 30.0  # an incident whose verdict has been gone this long has recovered
+
+    def for_job(self, job: str) -> Terms:
+        """Return what holds for a job."""
+        return terms_of(
+            job,
+            self.jobs,
+            Terms(
+                exclusions_per_job=self.exclusions_per_job,
+                restarts_per_job=self.restarts_per_job,
+                lost_work_s=self.lost_work_s,
+                restart_s=self.restart_s,
+                queue_s=self.queue_s,
+                remaining_s=self.remaining_s,
+                checkpoint_wait_s=self.checkpoint_wait_s,
+            ),
+        )

@@ -36,6 +36,10 @@ class Guard:
         self._allow_private = allow_private
         self._resolve = resolve
 
+    def allow_private(self, allowed: bool) -> None:
+        """Judge by this from now on."""
+        self._allow_private = allowed
+
     async def check(self, url: str) -> Target:
         """Return the target. Raises TargetRefused, and OSError when the name does not resolve."""
         parsed = parse(url)

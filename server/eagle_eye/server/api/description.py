@@ -1,0 +1,112 @@
+"""What /openapi.json says beside what FastAPI finds: every error an endpoint may answer, what it sends, who may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any
+
+from fastapi import FastAPI
+
+from eagle_eye.schema.problem import CONTENT_TYPE
+
+OPEN = frozenset({"/healthz", "/readyz"})  # to everybody
+# Of the answers that are not JSON.
+CONTENT_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "/metrics": "text/plain",
+        "/api/v1/events": "text/event-stream",
+        "/api/v1/jobs/{job}/recording": "application/x-eagle-eye-recording",
+        "/api/v1/evidence/{evidence}/bundle": "application/gzip",
+    }
+)
+UPLOADS = frozenset({("/api/v1/evidence/{evidence}", "put")})
+_UPLOAD: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "application/gzip": {"type": "string", "format": "binary"},
+        "application/json": {
+            "type": "object",
+            "required": ["failed"],
+            "properties": {"failed": {"type": "string"}},
+        },
+    }
+)
+_PROBLEM: Mapping[str, Any] = MappingProxyType(
+    {
+        "type": "object",
+        "description": "Problem details (RFC 9457); reason is one stable word.",
+        "required": ["type", "title", "status", "detail", "reason"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string"},
+            "reason": {"type": "string"},
+        },
+    }
+)
+
+
+def describe(app: FastAPI) -> None:
+    """Have the app's OpenAPI document name what every endpoint answers."""
+    found = app.openapi
+
+    def complete() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = found()
+            components = document.setdefault("components", {})
+            schemas = components.setdefault("schemas", {})
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+            schemas["Problem"] = dict(_PROBLEM)
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            for path, methods in document["paths"].items():
+                for method, operation in methods.items():
+                    _complete(path, method, operation)
+        assert app.openapi_schema is not None  # noqa: S101 - found() keeps it
+        return app.openapi_schema
+
+    app.openapi = complete  # type: ignore[method-assign]
+
+
+def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
+    answers = operation["responses"]
+    # FastAPI says 422 for what is 400 here.
+    answers.pop("422", None)
+    if (path, method) in UPLOADS:
+        content = {kind: {"schema": dict(schema)} for kind, schema in _UPLOAD.items()}
+        operation["requestBody"] = {"required": True, "content": content}
+    if path in CONTENT_TYPES:
+        answers["200"]["content"] = {CONTENT_TYPES[path]: {"schema": {"type": "string"}}}
+    for status in _statuses(path, method, operation):
+        answers[str(status.value)] = {
+            "description": status.phrase,
+            "content": {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+    if path == "/readyz":
+        answers["503"] = {"description": "It cannot judge; the checks say why.", "content": answers["200"]["content"]}
+    if path not in OPEN:
+        operation["security"] = [{"token": []}]
+
+
+def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[HTTPStatus]:
+    if path in OPEN:
+        return []
+    statuses = [
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+    ]
+    if operation.get("parameters") or "requestBody" in operation:
+        statuses.append(HTTPStatus.BAD_REQUEST)
+    if "{" in path:
+        statuses.append(HTTPStatus.NOT_FOUND)
+    if method != "get":
+        statuses.append(HTTPStatus.CONFLICT)
+    if "requestBody" in operation:
+        statuses.append(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    if (path, method) in UPLOADS:
+        statuses += [HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE]
+    return statuses

@@ -1,0 +1,171 @@
+"""Rules that choose what is asked for: the fault's action, unless evidence, cost or terms make it less. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from eagle_eye.detectors.faults import BY_NAME
+from eagle_eye.schema.action import ActionKind
+from eagle_eye.server.engine.job_terms import OUR_RESTART_OWNERS
+from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, lowered, passed
+from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situation, terms
+from eagle_eye.server.records import Incident
+
+INDEPENDENT_KINDS_MIN = 2
+TELL = Plan("notify")
+
+
+def asked_kind(incident: Incident) -> ActionKind:
+    """Return what the incident's presentation asks for, else what its fault does."""
+    if incident.asks:
+        return cast("ActionKind", incident.asks)  # a verdict's own word, which is typed
+    if incident.fault == "hang" and incident.node is None:
+        return "restart_job"
+    return BY_NAME[incident.fault].action
+
+
+def _accused(incident: Incident, _: Situation, plan: Plan) -> Ruling:
+    if plan.kind not in NODE_KINDS:
+        return NOT_APPLICABLE
+    values: Values = {"node": incident.node, "nodes": float(len(incident.nodes))}
+    if incident.node is None:
+        return lowered(TELL, f"{len(incident.nodes)} nodes are concerned and no single one is accused", values)
+    return passed(values)
+
+
+def _evidence(incident: Incident, _: Situation, plan: Plan) -> Ruling:
+    if plan.kind != "exclude_node":
+        return NOT_APPLICABLE
+    values: Values = {
+        "kinds": ", ".join(incident.kinds),
+        "kinds_min": INDEPENDENT_KINDS_MIN,
+        "fact": str(incident.fact),
+    }
+    if not incident.fact and len(incident.kinds) < INDEPENDENT_KINDS_MIN:
+        why = f"one kind of evidence only ({', '.join(incident.kinds)}): not enough to exclude a node"
+        return lowered(TELL, why, values)
+    return passed(values)
+
+
+def _confidence(incident: Incident, situation: Situation, _: Plan) -> Ruling:
+    if incident.fact or (incident.fault == "hang" and incident.node is None):
+        return NOT_APPLICABLE
+    least = situation.settings.confidence_min
+    values: Values = {"confidence": incident.confidence, "confidence_min": least}
+    if incident.confidence < least:
+        why = f"confidence {incident.confidence:.2f} is below {least:.2f} (policy.confidence_min): look at it yourself"
+        return lowered(TELL, why, values)
+    return passed(values)
+
+
+def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    if plan.kind != "exclude_node" or BY_NAME[incident.fault].trouble != "slow":
+        return NOT_APPLICABLE
+    mine = terms(incident, situation)
+    slowdown = incident.slowdown_ratio
+    gain_s = mine.remaining_s * slowdown / (1 + slowdown) if slowdown > 0 else 0.0
+    values: Values = {
+        "slowdown_ratio": slowdown,
+        "remaining_s": mine.remaining_s,
+        "gain_s": gain_s,
+        "lost_work_s": mine.lost_work_s,
+        "restart_s": mine.restart_s,
+        "queue_s": mine.queue_s,
+    }
+    if slowdown <= 0:
+        why = "how much the job is slower for it is not known: nothing says that a restart would pay"
+        return lowered(TELL, why, values)
+    if gain_s <= mine.cost_s:
+        why = (
+            f"a restart costs {mine.cost_s:.0f} s (lost work {mine.lost_work_s:.0f}, start {mine.restart_s:.0f}, queue"
+            f" {mine.queue_s:.0f}) and would save {gain_s:.0f} s of the remaining {mine.remaining_s:.0f} s"
+            " (policy.remaining_s, also for single jobs)"
+        )
+        return lowered(TELL, why, values)
+    return passed(values)
+
+
+def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """A second restart for the same node becomes its exclusion, unless the program is to blame."""
+    if plan.kind != "restart_job" or incident.application or incident.node is None:
+        return NOT_APPLICABLE
+    times = sum(
+        action.kind == "restart_job"
+        and action.job == incident.job
+        and action.attempt < incident.attempt
+        and action.state in (*ASKED_STATES, "would_act")
+        and situation.now_s - action.created_s <= situation.settings.repeat_window_s
+        and action.node == incident.node
+        for action in situation.actions
+    )
+    values: Values = {
+        "restarts": float(times),
+        "repeat_window_s": situation.settings.repeat_window_s,
+        "node": incident.node,
+    }
+    if not times:
+        return passed(values)
+    why = f"the job was restarted {times} times because of {incident.node} already: now it is excluded"
+    return changed(Plan("exclude_node"), why, values)
+
+
+def _target(incident: Incident, _: Situation, plan: Plan) -> Ruling:
+    """Fill in whom to exclude and whether to restart."""
+    exclude = (incident.node,) if plan.kind in NODE_KINDS and incident.node is not None else ()
+    restart = plan.kind in ("exclude_node", "restart_job")
+    full = replace(plan, exclude=exclude, restart=restart)
+    return Ruling("pass", "", {"exclude": ", ".join(exclude), "restart": str(restart)}, full)
+
+
+def _may_restart(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    if not plan.restart:
+        return NOT_APPLICABLE
+    may = terms(incident, situation).may_restart
+    values: Values = {"may_restart": str(may)}
+    if may:
+        return passed(values)
+    if plan.kind == "restart_job":
+        why = f"job {incident.job} may not be restarted (policy.jobs, may_restart): restart it yourself, or allow it"
+        return lowered(TELL, why, values)
+    why = f"job {incident.job} may not be restarted (policy.jobs, may_restart): the node is excluded, no more"
+    return changed(replace(plan, restart=False, notes=(*plan.notes, why)), why, values)
+
+
+def _restart_owner(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """One owner restarts a job; where operator and job name different ones, it is not us."""
+    if not plan.restart:
+        return NOT_APPLICABLE
+    configured, told = terms(incident, situation).restart_owner, situation.restart_owner
+    owner = next((name for name in (configured, told) if name not in OUR_RESTART_OWNERS), "")
+    values: Values = {"restart_owner": owner or "eagle-eye", "policy.jobs": configured, "the job's word": told}
+    if not owner:
+        return passed(values)
+    if plan.kind == "restart_job":
+        return lowered(TELL, f"{owner} restarts job {incident.job}, not we: nothing is asked for", values)
+    why = f"{owner} restarts job {incident.job}: the node is excluded, no more"
+    return changed(replace(plan, restart=False, notes=(*plan.notes, why)), why, values)
+
+
+def _bystanders(_: Incident, situation: Situation, plan: Plan) -> Ruling:
+    if plan.kind != "exclude_node":
+        return NOT_APPLICABLE
+    others = {node: situation.neighbours.get(node, ()) for node in plan.exclude}
+    named = "; ".join(f"{node} also runs {', '.join(sorted(jobs))}" for node, jobs in sorted(others.items()) if jobs)
+    if not named:
+        return passed({"bystanders": 0})
+    why = f"{named}: these jobs are to be spared, let them end before the node is repaired"
+    return changed(replace(plan, notes=(*plan.notes, why)), why, {"bystanders": named})
+
+
+RULES = (
+    Rule("accused", _accused),
+    Rule("evidence", _evidence),
+    Rule("confidence", _confidence),
+    Rule("cost", _cost),
+    Rule("repetition", _repetition),
+    Rule("target", _target),
+    Rule("may_restart", _may_restart),
+    Rule("restart_owner", _restart_owner),
+)
+BYSTANDERS = Rule("bystanders", _bystanders)

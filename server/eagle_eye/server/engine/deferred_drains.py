@@ -1,0 +1,47 @@
+"""Drains that were put off until the job restarts anyway: now it does. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eagle_eye.server.engine.budgets import exclusions_left, nodes_left, plan_mode, spares_ready
+from eagle_eye.server.engine.modes import CAREFULNESS
+from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
+from eagle_eye.server.engine.situation import UNDER_WAY_STATES, Situation, counted, terms
+from eagle_eye.server.records import Incident
+
+
+def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """A node that is to leave when the job restarts anyway leaves now, where a known spare takes its place."""
+    if not plan.restart:
+        return NOT_APPLICABLE
+    waiting = [node for node in _draining(incident, situation) if node not in plan.exclude]
+    if not waiting:
+        return NOT_APPLICABLE
+    leaving_plan = replace(plan, kind="exclude_node")
+    mode, taken = plan_mode(incident, situation, leaving_plan), len(plan.exclude)
+    least = terms(incident, situation).nodes_min
+    room = min(
+        (spares_ready(incident, situation, mode) or 0) - taken,
+        exclusions_left(incident, situation, mode) - taken,
+        nodes_left(incident, situation, mode, taken) - least,
+    )
+    if CAREFULNESS[mode] > CAREFULNESS[plan_mode(incident, situation, plan)]:
+        room = 0  # else the restart itself would wait for whoever decides on exclusions
+    leaving = waiting[: max(room, 0)]
+    values: Values = {"waiting": ", ".join(waiting), "leaving": ", ".join(leaving), "room": room}
+    if not leaving:
+        return passed(values, f"{', '.join(waiting)} stays for now: no known spare, no budget, or another mode")
+    why = f"{', '.join(leaving)} was to leave when the job restarts anyway, and leaves now"
+    plan = replace(leaving_plan, exclude=(*plan.exclude, *leaving), notes=(*plan.notes, why))
+    return changed(plan, why, values)
+
+
+def _draining(incident: Incident, situation: Situation) -> list[str]:
+    """Return the job's nodes whose drain was asked for and that nobody has put back into service since."""
+    drains = [a for a in counted(situation, "act") if a.kind == "drain_node" and a.job == incident.job]
+    nodes = {node for a in drains for node in a.exclude if a.state in UNDER_WAY_STATES or node in situation.standing}
+    return sorted(nodes & {rank.node for rank in situation.ranks}) if nodes else []
+
+
+RULE = Rule("deferred_drains", _deferred_drains)

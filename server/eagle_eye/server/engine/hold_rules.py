@@ -1,0 +1,147 @@
+"""Rules that keep an action back: nothing is done blind, twice, in maintenance, or against people's word. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eagle_eye.detectors.faults import BY_NAME
+from eagle_eye.server.engine.budgets import plan_mode
+from eagle_eye.server.engine.maintenance import in_force, moment
+from eagle_eye.server.engine.modes import mode_of
+from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, held, passed
+from eagle_eye.server.engine.situation import (
+    ASKED_STATES,
+    DISRUPTIVE_KINDS,
+    FRUITLESS_STATES,
+    UNDER_WAY_STATES,
+    Situation,
+    by_age,
+    is_preliminary_of,
+    own_actions,
+    terms,
+)
+from eagle_eye.server.records import Action, Incident
+
+DETAIL_CHARS_MAX = 200  # of a subscriber's report in a sentence for people
+OBSERVED = "observe mode: nothing is asked of anyone"
+
+
+def _blind(_i: Incident, situation: Situation, _p: Plan) -> Ruling:
+    if situation.blind:
+        return held(f"no action while blind: {situation.blind}", {"blind": situation.blind})
+    return passed({"blind": ""})
+
+
+def _job_state(_i: Incident, situation: Situation, _p: Plan) -> Ruling:
+    values: Values = {"job_state": situation.job_state}
+    if situation.job_state != "running":
+        return held(f"the job is {situation.job_state}: it was meant to stop", values)
+    return passed(values)
+
+
+def _maintenance(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    windows = situation.settings.maintenance
+    if not windows:
+        return NOT_APPLICABLE
+    touched = {*plan.exclude, *incident.nodes}
+    if plan.kind in DISRUPTIVE_KINDS:  # stops the job on all its nodes, and may be the work's own doing
+        touched.update(rank.node for rank in situation.ranks)
+    found = in_force(windows, incident.job, touched, situation.now_s)
+    if found is None:
+        return passed({"windows": len(windows)})
+    what = found.window.reason or "maintenance"
+    whom = f" of {found.node}" if found.node else ""
+    why = (
+        f"{what}{whom} until {moment(found.window.until_s)} ({found.where}): nothing is done until then;"
+        " shorten the window if it is over"
+    )
+    return held(why, {"from": moment(found.window.from_s), "until": moment(found.window.until_s), "key": found.where})
+
+
+def _standing(_i: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """What is out already, by a person's word or an earlier action, is not drained again."""
+    if plan.kind != "drain_node":
+        return NOT_APPLICABLE
+    out = [situation.standing[node] for node in plan.exclude if node in situation.standing]
+    if not out:
+        return passed({"standing": "in_service"})
+    why = f"{out[0].node} is {out[0].state} already ({out[0].reason or 'no reason given'}) and stays as it is"
+    return held(why, {"standing": out[0].state, "reason": out[0].reason})
+
+
+def _under_way(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """Nothing is asked for beside an action that stops the job; a drain or checkpoint stands only in its own way."""
+    for action in by_age(situation.actions):
+        concerns = (action.job, action.attempt) == (incident.job, incident.attempt) and not action.preliminary
+        if concerns and action.state in ASKED_STATES and _same(action, plan):
+            why = f"action {action.id} for attempt {incident.attempt} is {action.state} already"
+            return held(why, {"action": action.id, "state": action.state, "kind": action.kind})
+    return passed({})
+
+
+def _same(action: Action, plan: Plan) -> bool:
+    if action.kind in DISRUPTIVE_KINDS:
+        return True
+    return action.kind == plan.kind and set(plan.exclude) <= set(action.exclude)
+
+
+def _tries(incident: Incident, situation: Situation, _p: Plan) -> Ruling:
+    """What failed, or nobody took up in time, is tried ``tries_max`` times and then given to people."""
+    ended = [a for a in own_actions(incident, situation) if a.state not in ASKED_STATES]
+    if not ended:
+        return NOT_APPLICABLE
+    last = ended[-1]
+    most, settings = situation.settings.tries_max, situation.settings
+    values: Values = {"tries": len(ended), "tries_max": most, "action": last.id, "state": last.state}
+    if last.state == "would_act":
+        return held(f"action {last.id} is what would have been asked for; a new mode counts for new incidents", values)
+    if last.state not in FRUITLESS_STATES or last.state == "rejected":
+        return held(f"action {last.id} for this incident ended as {last.state}: act by hand", values)
+    said = str(last.reports[-1].get("detail", ""))[:DETAIL_CHARS_MAX] if last.reports else ""
+    told = f"action {last.id} ended as {last.state}" + (f" ({said})" if said else "")
+    if len(ended) >= most:
+        return held(f"{told}, try {len(ended)} of {most} (policy.tries_max): act by hand and resolve it", values)
+    if situation.now_s - last.updated_s < settings.retry_s:
+        return held(f"{told}, try {len(ended)} of {most}: the next is {settings.retry_s:.0f} s later", values)
+    return passed(values)
+
+
+def _checkpoint_first(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """What is slow can wait for a checkpoint; what has stopped or computes wrong numbers can't make a good one."""
+    wait_s = terms(incident, situation).checkpoint_wait_s
+    planned = plan.kind == "exclude_node" and BY_NAME[incident.fault].trouble == "slow"
+    if not planned or wait_s <= 0 or plan_mode(incident, situation, plan) != "act":
+        return NOT_APPLICABLE
+    values: dict[str, float | str | None] = {"checkpoint_wait_s": wait_s}
+    asked = next((a for a in by_age(situation.actions) if is_preliminary_of(a, incident)), None)
+    if asked is None:
+        why = f"a checkpoint is asked for first, and waited for at most {wait_s:.0f} s (policy.checkpoint_wait_s)"
+        return changed(replace(plan, first="checkpoint_now"), why, values)
+    values.update({"action": asked.id, "state": asked.state})
+    if asked.state in UNDER_WAY_STATES and 0 <= situation.now_s - asked.created_s < wait_s:
+        why = f"a checkpoint comes first: action {asked.id}, for at most {wait_s:.0f} s (policy.checkpoint_wait_s)"
+        return held(why, values)
+    return passed(values)
+
+
+def _mode(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    settings = situation.settings
+    mode, where = mode_of(settings.mode, settings.modes, incident.job, incident.fault, plan.kind)
+    values: Values = {"mode": mode, "key": where}
+    if mode == "observe":
+        return Ruling("hold", f"{OBSERVED} ({where})", values)
+    if mode == "approve":
+        return Ruling("hold", f"approve mode: a person decides, eagle-eye actions approve ({where})", values)
+    return passed(values)
+
+
+BEFORE_BUDGETS = (
+    Rule("blind", _blind),
+    Rule("job_state", _job_state),
+    Rule("maintenance", _maintenance),
+    Rule("standing", _standing),
+    Rule("under_way", _under_way),
+    Rule("tries", _tries),
+)
+AFTER_BUDGETS = (Rule("checkpoint_first", _checkpoint_first),)
+MODE = Rule("mode", _mode)

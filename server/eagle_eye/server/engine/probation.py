@@ -1,0 +1,39 @@
+"""Probation: a node that is excluded again and again needs longer and longer to come back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.records import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Probation:
+    """How often a node was excluded lately, and until when it is better left out; None: it may come back at once."""
+
+    exclusions: int
+    until_s: float | None
+
+
+def probation(node: str, actions: Iterable[Action], settings: PolicySettings, now_s: float) -> Probation:
+    """Return what a node that is out needs to come back.
+
+    ``actions`` are any; those count that took the node out within ``flapping_window_s``. The first exclusion needs
+    nothing, the second ``probation_s`` from when it was done, each further one twice as much, up to
+    ``probation_s_max``. What a person excluded does not count: he knows why.
+    """
+    done_s = [
+        action.updated_s
+        for action in actions
+        if action.kind == "exclude_node"
+        and action.state == "done"
+        and node in action.exclude
+        and now_s - action.updated_s <= settings.flapping_window_s
+    ]
+    if len(done_s) < 2 or settings.probation_s <= 0:
+        return Probation(len(done_s), None)
+    doublings = min(len(done_s) - 2, 32)  # beyond it the limit holds, whatever it is
+    until_s = max(done_s) + min(settings.probation_s * 2.0**doublings, settings.probation_s_max)
+    return Probation(len(done_s), until_s if until_s > now_s else None)

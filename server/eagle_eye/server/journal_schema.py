@@ -1,0 +1,45 @@
+"""The tables of history.db: the journal's chunks, and the manifest of the segments that they become."""
+
+from __future__ import annotations
+
+# What came in chunks up to ``noted_id`` is in streams.sequences. ``sealed_id`` of a shard is the last chunk that is in
+# segments: a chunk and the segments that hold its frames change places in one transaction, so that what is read is
+# always here or there, and never twice.
+MIGRATIONS = (
+    """
+    CREATE TABLE streams (
+        id INTEGER PRIMARY KEY, node TEXT NOT NULL, stream TEXT NOT NULL,
+        watermark INTEGER NOT NULL, heard_s REAL NOT NULL, UNIQUE (node, stream));
+    CREATE TABLE frames (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, sequence INTEGER NOT NULL,
+        received_s REAL NOT NULL, time_s REAL NOT NULL, offset_s REAL NOT NULL, raw BLOB NOT NULL);
+    """,
+    """
+    ALTER TABLE streams RENAME TO earlier_streams;
+    ALTER TABLE frames RENAME TO earlier_frames;
+    CREATE TABLE journal (id TEXT NOT NULL, noted_id INTEGER NOT NULL);
+    INSERT INTO journal (id, noted_id) VALUES (lower(hex(randomblob(8))), 0);
+    CREATE TABLE nodes (id INTEGER PRIMARY KEY, node TEXT NOT NULL UNIQUE, shard INTEGER NOT NULL);
+    CREATE INDEX nodes_of_shard ON nodes (shard);
+    CREATE TABLE streams (
+        id INTEGER PRIMARY KEY, node_id INTEGER NOT NULL, stream TEXT NOT NULL,
+        sequences BLOB NOT NULL, heard_s REAL NOT NULL, UNIQUE (node_id, stream));
+    CREATE TABLE chunks (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, shard INTEGER NOT NULL, frames INTEGER NOT NULL, size INTEGER NOT NULL,
+        received_s REAL NOT NULL, first_s REAL NOT NULL, last_s REAL NOT NULL,
+        directory BLOB NOT NULL, raw BLOB NOT NULL);
+    CREATE INDEX chunks_of_shard ON chunks (shard, id, frames, size, received_s, first_s, last_s);
+    CREATE TABLE shards (shard INTEGER PRIMARY KEY, sealed_id INTEGER NOT NULL);
+    CREATE TABLE segments (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, first_node TEXT NOT NULL,
+        last_node TEXT NOT NULL, first_s REAL NOT NULL, last_s REAL NOT NULL, received_s REAL NOT NULL,
+        frames INTEGER NOT NULL, bytes INTEGER NOT NULL, problem TEXT);
+    CREATE INDEX segments_by_time ON segments (last_s, first_s);
+    """,
+)
+
+# Chunks that are in no segment yet; the index answers it without touching a frame.
+UNSEALED = (
+    "SELECT c.id, c.shard, c.frames, c.size, c.received_s, c.first_s, c.last_s FROM chunks c"
+    " LEFT JOIN shards s ON s.shard = c.shard WHERE c.id > coalesce(s.sealed_id, 0)"
+)

@@ -1,0 +1,46 @@
+"""Remote write put together from a server's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from eagle_eye.server.remote_write import mapping
+from eagle_eye.server.remote_write.endpoint import RemoteWrite
+from eagle_eye.server.remote_write.intake import Intake
+from eagle_eye.server.remote_write.keeper import Keeper, known_interval_s
+from eagle_eye.server.remote_write.membership import Membership
+from eagle_eye.server.services import Services
+
+
+def build(services: Services, found: Callable[[str], Awaitable[None]]) -> RemoteWrite:
+    """Return the endpoint; ``found(node)`` is awaited for each node that was never heard of."""
+    settings, fleet = services.config.remote_write, services.fleet
+    table = mapping.load()
+    membership = Membership(services.store, services.clock)
+    return RemoteWrite(
+        settings,
+        services.config.ingest,
+        services.tokens,
+        fleet,
+        Intake(
+            table,
+            settings.node_labels,
+            settings.job_labels,
+            settings.series_max,
+            services.config.ingest.nodes_max,
+            lambda node: known_interval_s(fleet.last(node)),
+        ),
+        Keeper(
+            services.history,
+            fleet,
+            services.telemetry,
+            services.clock,
+            services.watcher.observe,
+            found,
+            membership.job_of,
+        ),
+        membership,
+        table.wanted,
+        services.telemetry,
+        services.clock,
+    )

@@ -1,0 +1,151 @@
+"""The mapping table (``mapping.toml``) as records, checked against the catalogue. Reads that one file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import msgspec
+import tomllib
+
+from eagle_eye.schema import events as event_catalogue
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.frame import KEYS_MAX, is_name
+from eagle_eye.schema.metrics import Scope
+
+FILE = Path(__file__).with_name("mapping.toml")
+
+Combine = Literal["sum", "max", "first", "ratio", "widest"]
+
+
+class Exporter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which rows an exporter speaks of: GPUs where ``device`` names a label, ports with ``link``, else the node."""
+
+    device: str = ""
+    device_pattern: str = ""
+    without: tuple[str, ...] = ()
+    blanks: bool = False
+    link: bool = False
+
+
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A series that a metric comes from."""
+
+    series: str
+    factor: float = 1.0
+    where: dict[str, str] = {}
+    rate: bool = False
+    over: bool = False
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"origins": "from"}):
+    """How a metric of the catalogue comes about; the file's head says what the fields mean."""
+
+    to: str
+    exporter: str
+    origins: tuple[Origin, ...]
+    combine: Combine = "sum"
+    each: tuple[str, ...] = ()
+    per: str = ""
+    of: tuple[str, ...] = ()
+    complement: bool = False
+    most: float = float("inf")
+    equals: tuple[float, ...] = ()
+
+
+class EventRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A gauge of the last error's code that becomes an event when it changes; ``text`` is a label describing it."""
+
+    kind: str
+    exporter: str
+    series: str
+    text: str = ""
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    exporter: dict[str, Exporter]
+    event: tuple[EventRule, ...]
+    metric: tuple[Rule, ...]
+
+
+class Row(NamedTuple):
+    """Which row a series speaks of: of the node, a device (its index) or a link (its name)."""
+
+    scope: Scope
+    key: int | str
+
+
+class Use(NamedTuple):
+    """One metric that a series goes into; ``order`` is its place among the metric's origins."""
+
+    rule: Rule
+    scope: Scope
+    origin: Origin
+    order: int
+    exporter: Exporter
+    where: tuple[tuple[str, re.Pattern[str]], ...]
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Whether the series of these labels is meant."""
+        return all(pattern.fullmatch(labels.get(name, "")) for name, pattern in self.where)
+
+
+class Table(NamedTuple):
+    """The mapping by series' names. ``wanted`` has them all, as they are on the wire."""
+
+    metrics: Mapping[str, tuple[Use, ...]]
+    events: Mapping[str, EventRule]
+    exporters: Mapping[str, Exporter]
+    wanted: frozenset[bytes]
+
+
+TARGET_UP = "up"  # Prometheus' own word on whether it could scrape
+
+
+def load(file: Path = FILE) -> Table:
+    """Return the table. Raises ValueError, KeyError or msgspec.ValidationError for one that makes no sense."""
+    raw = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), _Table)
+    metrics: dict[str, list[Use]] = {}
+    for rule in raw.metric:
+        exporter, scope = raw.exporter[rule.exporter], catalogue.BY_NAME[rule.to].scope
+        if scope is not _scope(exporter):
+            raise ValueError(f"{rule.to} is a {scope.value} metric; {rule.exporter} has other rows")
+        if (rule.combine == "ratio") != any(origin.over for origin in rule.origins):
+            raise ValueError(f"{rule.to}: a ratio needs `over`, and nothing else does")
+        for order, origin in enumerate(rule.origins):
+            where = tuple((name, re.compile(pattern)) for name, pattern in origin.where.items())
+            use = Use(rule, scope, origin, order, exporter, where)
+            metrics.setdefault(origin.series, []).append(use)
+    for event in raw.event:
+        if event.kind not in event_catalogue.BY_KIND or not raw.exporter[event.exporter].device:
+            raise ValueError(f"{event.series} cannot become an event {event.kind!r} of a device")
+    events = {event.series: event for event in raw.event}
+    names = (*metrics, *events, TARGET_UP)
+    return Table(
+        MappingProxyType({name: tuple(uses) for name, uses in metrics.items()}),
+        MappingProxyType(events),
+        MappingProxyType(raw.exporter),
+        frozenset(name.encode() for name in names),
+    )
+
+
+def row_of(exporter: Exporter, labels: Mapping[str, str]) -> Row | None:
+    """Return the row that the exporter's series of these labels speaks of; None where its labels do not say."""
+    if exporter.device:
+        match = re.fullmatch(exporter.device_pattern, labels.get(exporter.device, ""))
+        return Row(Scope.DEVICE, int(match[1])) if match is not None and int(match[1]) < KEYS_MAX else None
+    if exporter.link:
+        device, port = labels.get("device", ""), labels.get("port", "1")
+        # As agents name ports, so that a node's links keep their names when it gets an agent.
+        name = device if port == "1" else f"{device}:{port}"
+        return Row(Scope.LINK, name) if device and is_name(name) else None
+    return Row(Scope.NODE, -1)
+
+
+def _scope(exporter: Exporter) -> Scope:
+    if exporter.device:
+        return Scope.DEVICE
+    return Scope.LINK if exporter.link else Scope.NODE

@@ -1,0 +1,167 @@
+"""What is known of one node by its samples: rows by the moments of its scrapes, the pace of these, its XIDs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import Block, block
+from eagle_eye.schema.metrics import Kind, Scope
+from eagle_eye.server.remote_write.cells import Cell
+from eagle_eye.server.remote_write.mapping import Row, Rule
+
+# Moments kept open: the rest of a scrape follows within seconds, and a node has two exporters, perhaps scraped twice.
+MOMENTS_OPEN = 6
+MOMENTS_MAX = 64  # while the history takes nothing; beyond it the oldest is lost, and counted
+LINKS_MAX = 256  # of one node; as many ports as an agent tells of
+CELLS_MAX = 16_384  # of one node: sixteen GPUs and 256 ports have 2,500
+# The longest of the newest gaps is the pace: two Prometheus servers make short ones between long ones.
+GAPS_KEPT = 3
+GAP_S_MAX = 300.0  # what is longer was an outage, not the pace
+INTERVAL_UNKNOWN_S = 60.0  # said until the pace is known: as slow as sites scrape
+# A code that was never told of a device before is news only when the device has been watched for so long; before, it
+# may be from days ago: the gauge keeps the last code.
+XID_WATCHED_S = 60.0
+XID_WATCHED_INTERVALS = 3.0
+JOB_FRESH_S = 300.0  # a job's label counts for the node's other series for so long
+TARGETS_MAX = 16  # exporters remembered of a node
+TEXT_CHARS_MAX = 200  # of an event's description
+
+
+@dataclass(slots=True, eq=False)
+class Moment:
+    """What is known of a node at one moment. ``version`` counts changes, ``kept`` is the last that is durable."""
+
+    node: NodeRows
+    time_s: float
+    job: str | None
+    values: dict[Scope, dict[int | str, dict[str, float]]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    version: int = 0
+    kept: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that is known of it is durable."""
+        return self.version == self.kept
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the rows by scope."""
+        for scope, rows in self.values.items():
+            yield block(scope, rows)  # type: ignore[arg-type]  # keys of one scope are of one type
+
+
+@dataclass(slots=True, eq=False)
+class NodeRows:
+    """One node; ``interval_s`` None: its pace is not known yet."""
+
+    name: str
+    touched_s: float = -math.inf  # by the server's clock
+    interval_s: float | None = None
+    targets: dict[str, bool] = field(default_factory=dict)  # what Prometheus scrapes there, and whether it answers
+    _cells: dict[tuple[Scope, int | str, str], Cell] = field(default_factory=dict)
+    _moments: dict[tuple[float, str | None], Moment] = field(default_factory=dict)
+    _newest_s: dict[Scope, float] = field(default_factory=dict)
+    _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
+    _devices_since_s: dict[int | str, float] = field(default_factory=dict)
+    _codes: dict[int | str, tuple[float, float]] = field(default_factory=dict)  # time and code of the last XID
+    _job: tuple[float, str] | None = None
+    lost: int = 0  # moments that were let go before they were durable
+
+    def cell(self, rule: Rule, row: Row) -> Cell | None:
+        """Return the cell of a metric in a row; None where the node has too many."""
+        key = (row.scope, row.key, rule.to)
+        found = self._cells.get(key)
+        if found is None:
+            links = sum(scope is Scope.LINK and to == rule.to for scope, _, to in self._cells)
+            if len(self._cells) >= CELLS_MAX or links >= LINKS_MAX:
+                return None
+            found = self._cells[key] = Cell(rule, catalogue.BY_NAME[rule.to].kind is Kind.COUNTER)
+        return found
+
+    def moment(self, time_s: float, job: str | None) -> Moment | None:
+        """Return what is open of a moment."""
+        return self._moments.get((time_s, job))
+
+    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float) -> Moment:
+        """Put a value into a row of a moment and return the moment."""
+        found = self._open(row.scope, time_s, job)
+        if row.scope is Scope.DEVICE:
+            self._devices_since_s.setdefault(row.key, time_s)
+        found.values.setdefault(row.scope, {}).setdefault(row.key, {})[metric] = value
+        found.version += 1
+        return found
+
+    def note_code(
+        self, kind: str, device: int, time_s: float, job: str | None, code: float, text: str
+    ) -> Moment | None:
+        """Take the code of a device's last error; return the moment that tells of it where it is news."""
+        before = self._codes.get(device)
+        if before is not None and time_s <= before[0]:
+            return None
+        self._codes[device] = (time_s, code)
+        if before is not None:
+            news = code != before[1]
+        else:
+            watched_s = time_s - self._devices_since_s.get(device, time_s)
+            news = watched_s >= max(XID_WATCHED_S, XID_WATCHED_INTERVALS * (self.interval_s or INTERVAL_UNKNOWN_S))
+        if code == 0.0 or not news:
+            return None
+        found = self._open(Scope.DEVICE, time_s, job)
+        attributes: dict[str, object] = {"code": int(code)}
+        if text:
+            attributes["text"] = text[:TEXT_CHARS_MAX]
+        found.events.append(Event(time_s, kind, device, attributes))
+        found.version += 1
+        return found
+
+    def note_target(self, target: str, up: bool) -> None:
+        """Take Prometheus' word on whether an exporter of the node answers; it says nothing about the node."""
+        if target in self.targets or len(self.targets) < TARGETS_MAX:
+            self.targets[target] = up
+
+    def note_job(self, job: str, now_s: float) -> None:
+        """Take a job's label on one of the node's series."""
+        self._job = (now_s, job)
+
+    def labelled_job(self, now_s: float) -> str | None:
+        """Return the job that labels of late name for the node."""
+        return self._job[1] if self._job is not None and now_s - self._job[0] <= JOB_FRESH_S else None
+
+    def _open(self, scope: Scope, time_s: float, job: str | None) -> Moment:
+        newest_s = self._newest_s.get(scope)
+        if newest_s is None or time_s > newest_s:
+            self._newest_s[scope] = time_s
+            if newest_s is not None and time_s - newest_s <= GAP_S_MAX:
+                self._pace(scope, time_s - newest_s)
+        found = self._moments.get((time_s, job))
+        if found is None:
+            self._let_go()
+            found = self._moments[time_s, job] = Moment(self, time_s, job)
+        return found
+
+    def _pace(self, scope: Scope, gap_s: float) -> None:
+        gaps_s = self._gaps_s.setdefault(scope, deque(maxlen=GAPS_KEPT))
+        gaps_s.append(gap_s)
+        known = [max(gaps) for gaps in self._gaps_s.values() if len(gaps) > 1]
+        if known:
+            self.interval_s = min(known)
+
+    def _let_go(self) -> None:
+        """Make room for one more moment: the oldest that is durable goes, where none is the oldest of all."""
+        if len(self._moments) < MOMENTS_OPEN:
+            return
+        durable = [key for key, moment in self._moments.items() if moment.is_kept]
+        if durable:
+            del self._moments[min(durable, key=_time)]
+        elif len(self._moments) >= MOMENTS_MAX:
+            del self._moments[min(self._moments, key=_time)]
+            self.lost += 1
+
+
+def _time(key: tuple[float, str | None]) -> float:
+    return key[0]

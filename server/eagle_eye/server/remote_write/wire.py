@@ -1,0 +1,292 @@
+"""Remote write's two messages, read without trust: series whose name is wanted, and counts of all else. Pure.
+
+A reader of exactly these messages instead of generated classes: limits bite while it reads (an empty label costs its
+sender two bytes and a receiver an object), what is not wanted is passed over at the price of a search, and a known
+series is found by the bytes of its labels, which no generated class gives. Unknown fields are passed over, as protobuf
+wants it.
+
+Specifications: https://prometheus.io/docs/specs/prw/remote_write_spec/ (prometheus.WriteRequest) and
+https://prometheus.io/docs/specs/prw/remote_write_spec_2_0/ (io.prometheus.write.v2.Request).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+SAMPLES_MAX = 200_000  # of one request; Prometheus sends 2,000
+SYMBOLS_MAX = 500_000  # of one request; 2,000 series have some thousands
+LABELS_MAX = 512  # of one series of version 2; Kubernetes adds them by the dozen
+LABEL_BYTES_MAX = 16_384  # of all labels of one series that is read
+STALE_NAN = bytes.fromhex("020000000000f07f")  # "this series has ended", little-endian
+
+_VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
+_NAME = b"\x0a\x08__name__\x12"  # how the label of the name begins in a message of version 1
+_SYMBOLS_KEY = 0xFF  # begins a key of version 2 and parts its texts: the byte is in no UTF-8
+# Fields of a series that are counted and not read.
+_BESIDE_V1: Mapping[int, str] = MappingProxyType({3: "exemplar", 4: "histogram"})
+_BESIDE_V2: Mapping[int, str] = MappingProxyType({3: "histogram", 4: "exemplar", 5: "metadata"})
+_double = struct.Struct("<d").unpack_from
+
+
+class Malformed(ValueError):  # noqa: N818 - it names the thing that is bad
+    """Bytes that are no such message; ``reason`` is one stable word."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Sample(NamedTuple):
+    """One sample of a series; ``value`` None: the series has ended (a stale marker)."""
+
+    time_ms: int
+    value: float | None
+
+
+class Series(NamedTuple):
+    """A wanted series: ``key`` stands for its labels (see ``labels``) and is the same in every request of a version."""
+
+    key: bytes
+    name: str
+    samples: list[Sample]
+
+
+@dataclass(slots=True)
+class Written:
+    """What a request holds.
+
+    ``samples`` counts all of them, ``unwanted`` those of series whose name is not wanted, ``oversized`` those of wanted
+    ones whose labels are beyond the limit. ``beside`` counts what else there is: histogram, exemplar, metadata.
+    """
+
+    series: list[Series] = field(default_factory=list)
+    series_count: int = 0
+    samples: int = 0
+    unwanted: int = 0
+    oversized: int = 0
+    beside: Counter[str] = field(default_factory=Counter)
+
+
+def read_v1(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
+    """Return what a prometheus.WriteRequest holds. Raises Malformed."""
+    written = Written()
+    at, end = 0, len(body)
+    while at < end:
+        number, kind, start, at = _field(body, at, end)
+        if number == 1 and kind == _LEN:
+            _count_series(written, series_max)
+            _series_v1(body, start, at, wanted, written)
+        elif number == 3 and kind == _LEN:
+            written.beside["metadata"] += 1
+    return written
+
+
+def read_v2(body: bytes, wanted: Container[bytes], series_max: int) -> Written:
+    """Return what an io.prometheus.write.v2.Request holds. Raises Malformed."""
+    written = Written()
+    symbols: list[bytes] = []
+    places: list[tuple[int, int]] = []
+    at, end = 0, len(body)
+    while at < end:
+        number, kind, start, at = _field(body, at, end)
+        if number == 5 and kind == _LEN:
+            _count_series(written, series_max)
+            places.append((start, at))
+        elif number == 4 and kind == _LEN:
+            symbols.append(body[start:at])
+            if len(symbols) > SYMBOLS_MAX:
+                raise Malformed("symbols", f"the request has more than {SYMBOLS_MAX} symbols; send less at a time")
+    for start, stop in places:
+        _series_v2(body, start, stop, symbols, wanted, written)
+    return written
+
+
+def labels(key: bytes) -> dict[str, str]:
+    """Return the labels that a series' key stands for. Raises Malformed: ``labels``."""
+    parts = key[1:].split(b"\xff") if key[0] == _SYMBOLS_KEY else _texts(key)
+    try:
+        texts = [part.decode() for part in parts]
+    except UnicodeDecodeError:
+        raise Malformed("labels", "a label is no UTF-8") from None
+    found = dict(zip(texts[::2], texts[1::2], strict=True))
+    if 2 * len(found) != len(texts) or "" in found:
+        raise Malformed("labels", "a label has no name, or two have the same")
+    return found
+
+
+def _count_series(written: Written, series_max: int) -> None:
+    written.series_count += 1
+    if written.series_count > series_max:
+        raise Malformed(
+            "series_limit", f"the request has more than {series_max} series (remote_write.request_series_max)"
+        )
+
+
+def _series_v1(body: bytes, start: int, end: int, wanted: Container[bytes], written: Written) -> None:
+    at = _labels_end(body, start, end)
+    key = body[start : min(at, start + LABEL_BYTES_MAX + 1)]
+    samples: list[Sample] = []
+    while at < end:
+        number, kind, inner, at = _field(body, at, end)
+        if kind == _LEN and number == 1:
+            raise Malformed("labels", "a series has labels after its samples; they come first")
+        if kind == _LEN and number == 2:
+            samples.append(_sample(body, inner, at))
+            _count_sample(written)
+        elif kind == _LEN and number in _BESIDE_V1:
+            written.beside[_BESIDE_V1[number]] += 1
+    name = _name_v1(key)
+    if name not in wanted:
+        written.unwanted += len(samples)
+    elif len(key) > LABEL_BYTES_MAX:
+        written.oversized += len(samples)
+    else:
+        written.series.append(Series(key, name.decode(), samples))
+
+
+def _labels_end(body: bytes, at: int, end: int) -> int:
+    """Return where the labels that a series begins with end."""
+    while at < end and body[at] == 0x0A:
+        at += 2 + body[at + 1] if at + 1 < end and body[at + 1] < 0x80 else _field(body, at, end)[3] - at
+    if at > end:
+        raise _cut()
+    return at
+
+
+def _name_v1(key: bytes) -> bytes:
+    """Return the metric's name, as far as a search finds it: for a name that is wanted, ``labels`` looks again."""
+    place = key.find(_NAME) + len(_NAME)
+    return key[place + 1 : place + 1 + key[place]] if len(_NAME) <= place < len(key) else b""
+
+
+def _series_v2(
+    body: bytes, at: int, end: int, symbols: list[bytes], wanted: Container[bytes], written: Written
+) -> None:
+    samples: list[Sample] = []
+    references: list[int] = []
+    while at < end:
+        number, kind, start, at = _field(body, at, end)
+        if kind == _LEN and number == 1:
+            _add_references(references, body, start, at)
+        elif kind == _LEN and number == 2:
+            samples.append(_sample(body, start, at))
+            _count_sample(written)
+        elif kind == _LEN and number in _BESIDE_V2:
+            written.beside[_BESIDE_V2[number]] += 1
+    texts = _resolved(references, symbols)
+    name = next((value for name, value in zip(texts[::2], texts[1::2], strict=True) if name == b"__name__"), b"")
+    if name not in wanted:
+        written.unwanted += len(samples)
+    elif sum(map(len, texts)) > LABEL_BYTES_MAX:  # looked at first: all could be the same, longest symbol
+        written.oversized += len(samples)
+    elif any(_SYMBOLS_KEY in text for text in texts):
+        raise Malformed("labels", "a label is no UTF-8")
+    else:
+        written.series.append(Series(b"\xff" + b"\xff".join(texts), name.decode(), samples))
+
+
+def _resolved(references: list[int], symbols: list[bytes]) -> list[bytes]:
+    if len(references) % 2:
+        raise Malformed("labels", f"a series refers to {len(references)} symbols; names and values come in pairs")
+    try:
+        return [symbols[reference] for reference in references]
+    except IndexError:
+        raise Malformed(
+            "symbols", f"a series refers to symbol {max(references)}; the request has {len(symbols)}"
+        ) from None
+
+
+def _count_sample(written: Written) -> None:
+    written.samples += 1
+    if written.samples > SAMPLES_MAX:
+        raise Malformed("samples_limit", f"the request has more than {SAMPLES_MAX} samples; send fewer at a time")
+
+
+def _sample(body: bytes, at: int, end: int) -> Sample:
+    """Return a sample; a field that is 0 is left out by its writer."""
+    value: float | None = 0.0
+    time_ms = 0
+    while at < end:
+        tag = body[at]
+        if tag == 0x09 and at + 9 <= end:
+            value = _double(body, at + 1)[0]
+            if value != value and body[at + 1 : at + 9] == STALE_NAN:
+                value = None
+            at += 9
+        elif tag == 0x10:
+            time_ms, at = _varint(body, at + 1, end)
+        else:
+            at = _field(body, at, end)[3]
+    return Sample(time_ms if time_ms < 1 << 63 else time_ms - (1 << 64), value)
+
+
+def _texts(key: bytes) -> list[bytes]:
+    """Return names and values of version 1's labels in turn."""
+    parts: list[bytes] = []
+    at, end = 0, len(key)
+    while at < end:
+        _, _, start, at = _field(key, at, end)
+        name = value = b""
+        while start < at:
+            number, kind, inner, start = _field(key, start, at)
+            if kind == _LEN and number == 1:
+                name = key[inner:start]
+            elif kind == _LEN and number == 2:
+                value = key[inner:start]
+        parts += (name, value)
+    return parts
+
+
+def _add_references(references: list[int], body: bytes, at: int, end: int) -> None:
+    while at < end:
+        number, at = _varint(body, at, end)
+        references.append(number)
+        if len(references) > 2 * LABELS_MAX:
+            raise Malformed("labels", f"a series has more than {LABELS_MAX} labels")
+
+
+def _field(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:
+    """Return a field's number, its wire type, where its content begins (a varint: its value) and where it ends."""
+    tag, at = _varint(body, at, end)
+    number, kind = tag >> 3, tag & 7
+    if number == 0:
+        raise Malformed("protobuf", "a field has number 0")
+    if kind == _LEN:
+        size, at = _varint(body, at, end)
+        if size > end - at:
+            raise _cut()
+        return number, kind, at, at + size
+    if kind == _VARINT:
+        value, at = _varint(body, at, end)
+        return number, kind, value, at
+    if kind in (_FIXED64, _FIXED32):
+        size = 8 if kind == _FIXED64 else 4
+        if size > end - at:
+            raise _cut()
+        return number, kind, at, at + size
+    raise Malformed("protobuf", f"wire type {kind} is in no message of remote write")
+
+
+def _varint(body: bytes, at: int, end: int) -> tuple[int, int]:
+    if at < end and body[at] < 0x80:
+        return body[at], at + 1
+    value = shift = 0
+    while at < end:
+        byte = body[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+        if shift > 63:
+            raise Malformed("protobuf", "a number has more than ten bytes")
+    raise _cut()
+
+
+def _cut() -> Malformed:
+    return Malformed("truncated", "the message ends within a field")

@@ -1,0 +1,74 @@
+"""Writes what a server of the version at hand keeps, and what it means, for later versions to be tested against.
+
+``python tests/compatibility/server_recording.py FOLDER``, with the folders of an earlier commit and the commit's own
+root first on PYTHONPATH, writes ``records.db.gz``, ``history.db.gz`` and ``data.json``: all of it as that version
+reads it. It imports only what every version has.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eagle_eye.schema.frame import encode_frame
+from eagle_eye.server import auth, store
+from eagle_eye.server.config import HistorySettings
+from eagle_eye.server.history import Batch, Entry
+from eagle_eye.server.journal import Journal
+from eagle_eye.server.records import AuditEntry, Job, Node
+from eagle_eye.server.sqlite_store import SqliteStore
+from tests.server.builders import NOW, FakeClock, action, event, frame, incident, subscription
+
+FRAMES = 3
+DATABASES = ("records.db", "history.db")
+UNREACHABLE = "http://127.0.0.1:9/hook"  # no test asks the network for it
+KINDS = ("INCIDENTS", "ACTIONS", "NODES", "JOBS", "SUBSCRIPTIONS", "TOKENS", "EVENTS", "DELIVERIES")
+
+
+def meaning_of(records: SqliteStore) -> dict[str, Any]:
+    """Return all that the records hold, as plain JSON."""
+    kept = {kind: msgspec.to_builtins(records.page(getattr(store, kind), {}).items) for kind in KINDS}
+    return {**kept, "audit": msgspec.to_builtins(records.audit().items)}
+
+
+def main(folder: Path) -> None:
+    """Write the recording."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        data = Path(name)
+        records = SqliteStore(data / DATABASES[0])
+        _, admin = auth.mint("admin", None, NOW, None)
+        _, agent = auth.mint("agent", "n1", NOW, 3600.0)
+        told = AuditEntry(time_s=NOW, who=admin.id, verb="acknowledge", subject="inc_1", detail="seen")
+        records.commit(store.Change(subscriptions=(subscription(url=UNREACHABLE),), tokens=(admin, agent)))
+        records.commit(
+            store.Change(
+                incidents=(incident(), incident("inc_2", state="closed", ended_s=NOW + 60)),
+                actions=(action(), action("act_2", "done", incident_id="inc_2")),
+                jobs=(Job(job="job", attempt=1, state="running", ranks=[], restart_owner="", updated_s=NOW),),
+                nodes=(Node(node="n1", state="excluded", reason="act_2", updated_s=NOW),),
+                events=(event(),),
+                audit=(told,),
+            )
+        )
+        # Later versions read their journal elsewhere, and need no recording made with this one.
+        history: Any = Journal(data / DATABASES[1], HistorySettings(), 1 << 20, FakeClock())
+        entries = tuple(Entry(n, NOW + n, encode_frame(frame(n, time_s=NOW + n))) for n in range(1, FRAMES + 1))
+        history.submit(Batch("n1", "stream-n1", NOW + FRAMES, 0.5, entries)).result(10.0)
+        frames = [[seen.frame.node, seen.frame.sequence, seen.received_s] for seen in history.replay(0.0, FRAMES)]
+        meaning = {**meaning_of(records), "frames": frames}
+        records.close()
+        history.close()
+        for database in DATABASES:
+            (folder / f"{database}.gz").write_bytes(gzip.compress((data / database).read_bytes(), mtime=0))
+    (folder / "data.json").write_text(f"{json.dumps(meaning, indent=1, sort_keys=True)}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,74 @@
+"""What earlier servers kept is there after an upgrade, and means the same; see tests/data/compatibility."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_eye.server.errors import StoreUnavailable
+from eagle_eye.server.sqlite_store import SqliteStore
+from tests.compatibility.server_recording import DATABASES, FRAMES, KINDS, meaning_of
+from tests.server.builders import NOW, FakeClock, running
+
+ROOT = Path(__file__).parent.parent / "data" / "compatibility"
+FOLDERS = sorted(path.parent for path in ROOT.glob("*/data.json"))
+
+
+@pytest.fixture(params=FOLDERS, ids=[folder.name for folder in FOLDERS])
+def earlier(request: pytest.FixtureRequest) -> Path:
+    folder: Path = request.param
+    return folder
+
+
+def upgraded(earlier: Path, data: Path) -> Path:
+    """Return a data folder as the earlier server left it."""
+    data.mkdir()
+    for database in DATABASES:
+        (data / database).write_bytes(gzip.decompress((earlier / f"{database}.gz").read_bytes()))
+    return data
+
+
+def without_news(now: Any, then: Any) -> Any:
+    """Return ``now`` without the fields that records have got since ``then``."""
+    if isinstance(then, list) and isinstance(now, list):
+        return [without_news(*pair) for pair in zip(now, then, strict=True)]
+    if isinstance(then, dict) and isinstance(now, dict):
+        return {key: without_news(now[key], then[key]) for key in then if key in now}
+    return now
+
+
+def test_every_record_means_what_it_meant(earlier: Path, tmp_path: Path) -> None:
+    then = json.loads((earlier / "data.json").read_text(encoding="utf-8"))
+    store = SqliteStore(upgraded(earlier, tmp_path / "data") / DATABASES[0])
+    now = {**meaning_of(store), "frames": then["frames"]}
+    store.close()
+    assert {kind: len(then[kind]) for kind in KINDS} == {kind: len(now[kind]) for kind in KINDS}
+    assert without_news(now, then) == then
+
+
+def test_the_upgraded_server_goes_on_where_the_earlier_one_stopped(earlier: Path, tmp_path: Path) -> None:
+    with running(upgraded(earlier, tmp_path / "data"), FakeClock(NOW + FRAMES)) as server:
+        assert server.client.get("/api/v1/incidents").status_code == 401  # its tokens are asked for still
+        assert len(server.front.services.store.open_incidents()) == 1
+        then = json.loads((earlier / "data.json").read_text(encoding="utf-8"))["frames"]
+        assert [[seen.node, seen.sequence, received_s] for seen, received_s in server.watcher.recovered] == then
+        assert [stream.watermark for stream in server.front.services.history.streams()] == [FRAMES]
+
+
+def test_a_file_of_a_newer_server_is_refused_and_left_alone(earlier: Path, tmp_path: Path) -> None:
+    data = upgraded(earlier, tmp_path / "data")
+    store = SqliteStore(data / DATABASES[0])
+    store._writer.execute("PRAGMA user_version = 9999")
+    store.close()
+    before = (data / DATABASES[0]).read_bytes()
+    with pytest.raises(StoreUnavailable, match="start the newer server"):
+        SqliteStore(data / DATABASES[0])
+    assert (data / DATABASES[0]).read_bytes() == before
+
+
+def test_there_are_recordings() -> None:
+    assert [folder.name for folder in FOLDERS] == ["851ada8", "d690683"]

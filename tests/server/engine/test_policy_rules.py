@@ -1,0 +1,194 @@
+"""Each rule of policy: when it holds, in which words, and when it lets pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eagle_eye.schema.action import MemberRank
+from eagle_eye.server.engine.budgets import breaker_until_s
+from eagle_eye.server.engine.job_terms import JobTerms
+from eagle_eye.server.engine.maintenance import Maintenance
+from eagle_eye.server.engine.modes import ModeRule
+from eagle_eye.server.engine.policy import RULE_NAMES, decide, weigh
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.records import Incident, Node
+from tests.server.engine.situations import NOW_S, incident, past, situation
+
+
+def act(**changes: Any) -> PolicySettings:
+    return PolicySettings(mode="act", **changes)
+
+
+def terms(**changes: Any) -> PolicySettings:
+    return act(jobs=[JobTerms(jobs=["j"], **changes)])
+
+
+def members(count: int) -> list[MemberRank]:
+    return [MemberRank(rank, f"n{rank}", 0) for rank in range(count)]
+
+
+LOST = incident(fault="gpu_lost", fact=True)
+CRASH = incident(fault="process_crash", fact=True)
+SLOW = incident(fault="pcie_degraded", slowdown_ratio=0.3)
+EARLY = incident(fault="recurrent_node", kinds=["history"])
+WINDOW = Maintenance(from_s=NOW_S - 60, until_s=NOW_S + 60, nodes=["n5"], reason="new cables")
+
+
+@pytest.mark.parametrize(
+    ("rule", "what", "changes", "words"),
+    [
+        ("blind", LOST, {"blind": "2 of 8 nodes are heard"}, "2 of 8 nodes"),
+        ("job_state", LOST, {"job_state": "preempted"}, "the job is preempted"),
+        ("maintenance", LOST, {"settings": act(maintenance=[WINDOW]), "ranks": members(8)}, "new cables of n5"),
+        (
+            "standing",
+            EARLY,
+            {"standing": {"n1": Node(node="n1", state="draining", reason="alice", updated_s=0)}},
+            "alice",
+        ),
+        ("under_way", LOST, {"actions": [past(attempt=1, state="accepted")]}, "action act for attempt 1 is accepted"),
+        ("tries", LOST, {"actions": [past(attempt=1, incident_id="inc", state="expired")]}, "try 1 of 1"),
+        ("tries", LOST, {"actions": [past(attempt=1, incident_id="inc", state="rejected")]}, "act by hand"),
+        ("nodes_min", LOST, {"settings": terms(nodes_min=8)}, "leave 7, fewer than 8"),
+        ("job_exclusions", LOST, {"settings": terms(exclusions_per_job=0)}, "the limit is 0"),
+        ("job_restarts", CRASH, {"settings": terms(restarts_per_job=0)}, "the limit is 0"),
+        ("fleet_exclusions", LOST, {"actions": [past(job=str(n), id=str(n)) for n in range(5)]}, "100 nodes is 5"),
+        ("fleet_restarts", CRASH, {"settings": act(restarts_fleet=0)}, "policy.restarts_fleet"),
+        ("breaker", CRASH, {"settings": act(breaker_actions=1), "actions": [past(job="k")]}, "the breaker is open"),
+    ],
+)
+def test_a_rule_holds_under_its_name_with_value_and_remedy(
+    rule: str, what: Incident, changes: dict[str, Any], words: str
+) -> None:
+    decision = decide(what, situation(**changes))
+    assert decision.rule == rule
+    assert words in decision.hold
+
+
+@pytest.mark.parametrize(
+    ("rule", "what", "changes"),
+    [
+        ("accused", incident(node=None, nodes=["n1", "n2"], fault="straggler"), {}),
+        ("evidence", incident(kinds=["one"]), {}),
+        ("confidence", incident(confidence=0.5), {}),
+        ("cost", incident(fault="straggler", slowdown_ratio=0.1), {"settings": act(lost_work_s=86_400)}),
+        ("may_restart", CRASH, {"settings": terms(may_restart=False)}),
+        ("restart_owner", CRASH, {"restart_owner": "slurm"}),
+        ("restart_owner", CRASH, {"settings": terms(restart_owner="nvrx")}),
+    ],
+)
+def test_a_rule_leaves_nothing_but_telling(rule: str, what: Incident, changes: dict[str, Any]) -> None:
+    decision = decide(what, situation(**changes))
+    assert (decision.kind, decision.rule, decision.exclude, decision.restart) == ("notify", rule, (), False)
+
+
+def test_a_job_that_may_not_be_restarted_loses_its_node_and_the_subscriber_is_told_why() -> None:
+    decision = decide(LOST, situation(settings=terms(may_restart=False)))
+    assert (decision.kind, decision.restart, decision.hold) == ("exclude_node", False, "")
+    assert "may not be restarted" in decision.notes[0]
+
+
+def test_where_operator_and_job_name_different_owners_it_is_not_us() -> None:
+    assert not decide(LOST, situation(settings=terms(restart_owner="eagle-eye"), restart_owner="slurm")).restart
+    assert decide(LOST, situation(settings=terms(restart_owner="eagle-eye"), restart_owner="eagle-eye")).restart
+
+
+def test_other_jobs_on_the_node_are_named_to_whoever_acts() -> None:
+    decision = decide(LOST, situation(neighbours={"n1": ["k"]}))
+    assert "n1 also runs k" in decision.notes[0]
+
+
+def test_known_spares_let_a_job_at_its_least_size_lose_a_node_until_they_are_used_up() -> None:
+    settings = terms(nodes_min=8, spares=1)
+    assert decide(LOST, situation(settings=settings)).hold == ""
+    assert decide(LOST, situation(settings=settings, actions=[past()])).rule == "nodes_min"
+
+
+def test_a_drain_under_way_does_not_stand_in_the_way_of_an_exclusion() -> None:
+    draining = past(attempt=1, kind="drain_node", restart=False, exclude=["n1"], state="done")
+    assert decide(LOST, situation(actions=[draining])).hold == ""
+    assert decide(EARLY, situation(actions=[draining])).rule == "under_way"
+
+
+def test_what_was_only_observed_takes_nothing_from_those_that_act() -> None:
+    observed = [past(id=str(n), state="would_act") for n in range(9)]
+    assert decide(LOST, situation(actions=observed)).hold == ""
+    assert decide(LOST, situation(actions=observed, settings=PolicySettings())).rule == "job_exclusions"
+
+
+def test_a_failed_action_is_tried_again_after_a_while_as_often_as_allowed() -> None:
+    failed = past(attempt=1, incident_id="inc", state="failed", reports=[{"state": "failed", "detail": "no quorum"}])
+    settings = act(tries_max=2, retry_s=200)
+    early = decide(LOST, situation(settings=settings, actions=[failed]))
+    assert (early.rule, "no quorum" in early.hold) == ("tries", True)
+    assert decide(LOST, situation(settings=settings, actions=[failed], now_s=NOW_S + 101)).hold == ""
+    twice = [failed, past(id="act2", attempt=1, incident_id="inc", state="failed")]
+    assert "try 2 of 2" in decide(LOST, situation(settings=settings, actions=twice, now_s=NOW_S + 500)).hold
+
+
+@pytest.mark.parametrize(
+    ("age_s", "state", "held"), [(10, "running", True), (130, "running", False), (10, "refused", False)]
+)
+def test_a_planned_exclusion_waits_for_its_checkpoint_but_not_for_ever(age_s: float, state: str, held: bool) -> None:
+    settings = act(checkpoint_wait_s=120)
+    assert decide(SLOW, situation(settings=settings)).first == "checkpoint_now"
+    asked = past(
+        kind="checkpoint_now", attempt=1, incident_id="inc", preliminary=True, exclude=[], restart=False, state=state
+    )
+    decision = decide(SLOW, situation(settings=settings, actions=[asked], now_s=asked.created_s + age_s))
+    assert (decision.rule == "checkpoint_first", decision.first) == (held, None)
+
+
+def test_what_has_stopped_waits_for_no_checkpoint() -> None:
+    assert decide(LOST, situation(settings=act(checkpoint_wait_s=120))).first is None
+
+
+def test_a_node_to_be_drained_leaves_with_a_restart_only_where_a_spare_is_known() -> None:
+    drain = past(kind="drain_node", restart=False, exclude=["n5"], attempt=1, state="accepted")
+    known = situation(settings=terms(spares=2), actions=[drain], ranks=members(8))
+    assert decide(LOST, known).exclude == ("n1", "n5")
+    assert decide(LOST, situation(actions=[drain], ranks=members(8))).exclude == ("n1",)
+    one = situation(settings=terms(spares=1), actions=[drain], ranks=members(8))
+    assert decide(LOST, one).exclude == ("n1",)
+
+
+def test_a_node_that_was_put_back_into_service_is_not_taken_out_with_a_restart() -> None:
+    drain = past(kind="drain_node", restart=False, exclude=["n5"], attempt=0, state="done")
+    back = situation(settings=terms(spares=2), actions=[drain], ranks=members(8))
+    assert decide(LOST, back).exclude == ("n1",)
+
+
+def test_the_breaker_trips_at_the_last_of_too_many_and_rests_from_there() -> None:
+    at = [past(id=str(place), created_s=time_s) for place, time_s in enumerate([0.0, 500.0, 550.0, 590.0])]
+    assert breaker_until_s(at, 3, 100.0, 1000.0) == 1590.0
+    assert breaker_until_s(at[:2], 3, 100.0, 1000.0) is None
+
+
+def test_modes_are_found_by_the_most_specific_rule() -> None:
+    rules = [
+        ModeRule(jobs=["j*"], mode="observe"),
+        ModeRule(jobs=["j"], mode="approve"),
+        ModeRule(jobs=["j"], faults=["gpu_lost"], mode="act"),
+    ]
+    settings = act(modes=rules)
+    assert decide(LOST, situation(settings=settings)).mode == "act"
+    assert decide(incident(), situation(settings=settings)).mode == "approve"
+    assert decide(incident(job="j2"), situation(settings=settings)).mode == "observe"
+    assert decide(incident(job="k"), situation(settings=settings)).mode == "act"
+
+
+def test_of_equally_specific_modes_the_more_careful_counts() -> None:
+    rules = [ModeRule(faults=["hang"], mode="act"), ModeRule(kinds=["exclude_node"], mode="approve")]
+    for order in (rules, rules[::-1]):
+        assert decide(incident(), situation(settings=act(modes=order))).mode == "approve"
+
+
+def test_every_rule_speaks_in_its_order_and_reasons_end_nowhere_empty() -> None:
+    weighing = weigh(LOST, situation(blind="dark", members=1))
+    assert tuple(word.rule for word in weighing.words) == RULE_NAMES
+    holds = [word for word in weighing.words if word.outcome == "hold"]
+    assert [word.rule for word in holds] == ["blind", "nodes_min"]
+    assert all(word.reason for word in holds)
+    assert weighing.decision.rule == "blind"

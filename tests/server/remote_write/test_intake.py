@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.config import RemoteWriteSettings
+from eagle_eye.server.remote_write import mapping, wire
+from eagle_eye.server.remote_write.intake import FORGET_S, Intake, Refused, Taken
+from tests.server.remote_write.requests import STALE, Written, series, v1
+
+T = 1_700_000_000.0
+GPU = {"gpu": "0", "UUID": "GPU-0", "Hostname": "n1", "instance": "10.0.0.1:9400", "job": "dcgm"}
+NODE = {"instance": "n1:9100", "job": "node"}
+SETTINGS = RemoteWriteSettings()
+TABLE = mapping.load()
+NODES_MAX = 3
+
+
+class Site:
+    """An intake and what it made of samples: the values of all rows, as they came to be known."""
+
+    def __init__(self, series_max: int = 1_000, interval_s: float | None = 15.0) -> None:
+        self.intake = Intake(
+            TABLE, SETTINGS.node_labels, SETTINGS.job_labels, series_max, NODES_MAX, lambda _node: interval_s
+        )
+        self.refused: dict[str, Refused] = {}
+        self.values: dict[tuple[str, int | str, str, float], float] = {}
+        self.events: list[tuple[str, int, float, object]] = []
+        self.keeps = True
+
+    def send(self, *written: Written, now_s: float | None = None) -> Taken:
+        read = wire.read_v1(v1(*written), TABLE.wanted, 1_000)
+        latest_s = max((time_s for one in written for time_s, _ in one.samples), default=T)
+        taken = Taken()
+        self.intake.take(read.series, now_s or latest_s + 1, self.refused.get, taken)
+        for moment in taken.moments if self.keeps else ():
+            for rows in moment.values.values():
+                for key, row in rows.items():
+                    for metric, value in row.items():
+                        self.values[moment.node.name, key, metric, moment.time_s - T] = value
+            self.events += [(e.kind, e.device, e.time_s - T, e.attributes["code"]) for e in moment.events]
+            moment.events.clear()
+            moment.kept = moment.version
+        return taken
+
+    def row(self, metric: str, node: str = "n1", key: int | str = -1) -> list[tuple[float, float]]:
+        """Return what is known of one series: (seconds since T, value)."""
+        return sorted((at, value) for (n, k, m, at), value in self.values.items() if (n, k, m) == (node, key, metric))
+
+
+def dcgm(name: str, value: float, at: float = 0.0, **labels: str) -> Written:
+    return series(f"DCGM_FI_{name}", value, T + at, **{**GPU, **labels})
+
+
+def node(name: str, value: float, at: float = 0.0, **labels: str) -> Written:
+    return series(f"node_{name}", value, T + at, **{**NODE, **labels})
+
+
+def test_every_rule_is_of_the_catalogue_and_makes_each_metric_once() -> None:
+    made = {(use.rule.to, use.scope) for uses in TABLE.metrics.values() for use in uses}
+    assert made == {(to, catalogue.BY_NAME[to].scope) for to, _ in made}
+    rules = {id(use.rule): use.rule.to for uses in TABLE.metrics.values() for use in uses}
+    assert len(rules) == len(set(rules.values()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "metric", "expected"),
+    [
+        ("DEV_SM_CLOCK", 1980, "gpu_sm_clock_hertz", 1.98e9),
+        ("DEV_MEM_CLOCK", 2619, "gpu_memory_clock_hertz", 2.619e9),
+        ("DEV_FB_USED", 1024, "gpu_memory_used_bytes", 2.0**30),
+        ("DEV_GPU_UTIL", 97, "gpu_utilization_ratio", 0.97),
+        ("PROF_PIPE_TENSOR_ACTIVE", 0.4, "gpu_tensor_active_ratio", 0.4),
+        ("DEV_ECC_DBE_VOL_TOTAL", 0, "gpu_ecc_uncorrected_total", 0.0),
+    ],
+)
+def test_dcgms_units_become_the_catalogues(name: str, value: float, metric: str, expected: float) -> None:
+    site = Site()
+    site.send(dcgm(name, value))
+    assert site.row(metric, key=0) == [pytest.approx((0.0, expected))]
+
+
+@pytest.mark.parametrize(
+    "value", [float(0x7FFFFFFFFFFFFFF0), 140737488355328.0, 140737488355330.0, float(0x7FFFFFF0), float(0x7FFFFFF2)]
+)
+def test_dcgms_blanks_are_not_measurements(value: float) -> None:
+    site = Site()
+    taken = site.send(dcgm("DEV_MEMORY_TEMP", value), dcgm("DEV_ECC_SBE_VOL_TOTAL", value))
+    assert (site.values, taken.left_out, taken.refused) == ({}, {"blank": 2}, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(101.0, "out_of_range"), (-1.0, "out_of_range"), (math.nan, "not_a_number")]
+)
+def test_what_cannot_be_is_left_out(value: float, reason: str) -> None:
+    site = Site()
+    assert site.send(dcgm("DEV_GPU_UTIL", value)).left_out == {reason: 1}
+    assert site.values == {}
+
+
+def test_energy_tells_of_the_power_where_nothing_else_does() -> None:
+    site = Site()
+    for at, millijoules in ((0.0, 1e6), (10.0, 8e6)):
+        site.send(dcgm("DEV_TOTAL_ENERGY_CONSUMPTION", millijoules, at))
+    assert site.row("gpu_power_watts", key=0) == [pytest.approx((10.0, 700.0))]
+    site.send(dcgm("DEV_POWER_USAGE", 650.0, 20.0), dcgm("DEV_TOTAL_ENERGY_CONSUMPTION", 15e6, 20.0))
+    assert site.row("gpu_power_watts", key=0)[-1] == (20.0, 650.0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        ({"Hostname": "a", "instance": "b:1"}, "a"),
+        ({"hostname": "a", "instance": "b:1"}, "a"),
+        ({"eagle_eye_node": "a", "Hostname": "b"}, "a"),
+        ({"instance": "a:9400"}, "a"),
+        ({"instance": "a"}, "a"),
+        ({"instance": "[fd00::7]:9400"}, "fd00::7"),
+        ({"instance": "10.1.2.3:9400"}, "10.1.2.3"),
+    ],
+)
+def test_a_node_is_named_by_the_first_label_that_does(labels: dict[str, str], name: str) -> None:
+    site = Site()
+    site.send(series("DCGM_FI_DEV_GPU_TEMP", 50.0, T, gpu="0", **labels))
+    assert [key[0] for key in site.values] == [name]
+
+
+def test_parts_of_a_gpu_and_unknown_devices_are_left_out() -> None:
+    site = Site()
+    taken = site.send(dcgm("DEV_GPU_TEMP", 50.0, GPU_I_ID="3"), dcgm("DEV_GPU_TEMP", 50.0, gpu="left"))
+    assert (site.values, taken.left_out) == ({}, {"part_of_a_gpu": 1, "no_row": 1})
+
+
+def test_processor_time_becomes_ratios_of_all_processors() -> None:
+    site = Site()
+    modes = {"idle": 4.0, "iowait": 1.0, "steal": 0.5, "user": 4.5}
+    for at in (0.0, 10.0):
+        cpus = [
+            node("cpu_seconds_total", at / 10 * grown, at, cpu=cpu, mode=mode)
+            for cpu in ("0", "1")
+            for mode, grown in modes.items()
+        ]
+        site.send(*cpus)
+    assert site.row("node_cpu_utilization_ratio") == [pytest.approx((10.0, 0.45))]
+    assert site.row("node_iowait_ratio") == [pytest.approx((10.0, 0.1))]
+    assert site.row("node_cpu_steal_ratio") == [pytest.approx((10.0, 0.05))]
+
+
+def bytes_in(at: float, **by_device: float) -> list[Written]:
+    return [node("network_receive_bytes_total", value, at, device=name) for name, value in by_device.items()]
+
+
+def test_a_sum_is_told_once_all_that_it_is_made_of_came_however_many_requests_bring_it() -> None:
+    site = Site()
+    site.send(*bytes_in(0.0, eth0=0.0, ib0=0.0, lo=0.0))
+    site.send(*bytes_in(10.0, eth0=1_000.0))
+    assert site.row("node_network_rx_bytes_per_second") == []
+    site.send(*bytes_in(20.0, eth0=2_000.0))  # another connection is ahead
+    site.send(*bytes_in(10.0, ib0=3_000.0, lo=1e9))
+    assert site.row("node_network_rx_bytes_per_second") == [pytest.approx((10.0, 400.0))]
+
+
+def test_an_interface_that_ended_is_waited_for_no_more() -> None:
+    site = Site()
+    site.send(*bytes_in(0.0, eth0=0.0, ib0=0.0))
+    site.send(*bytes_in(10.0, eth0=1_000.0, ib0=STALE))
+    site.send(*bytes_in(20.0, eth0=2_000.0))
+    assert site.row("node_network_rx_bytes_per_second")[-1] == pytest.approx((20.0, 100.0))
+
+
+def test_a_counter_that_reset_has_no_rate_until_its_next_sample() -> None:
+    site = Site()
+    reasons = [dict(site.send(*bytes_in(at, eth0=value)).left_out) for at, value in ((0, 500), (10, 100), (20, 300))]
+    assert reasons == [{}, {"counter_reset": 1}, {}]
+    assert site.row("node_network_rx_bytes_per_second") == [pytest.approx((20.0, 20.0))]
+
+
+def test_a_ratio_needs_both_of_its_parts() -> None:
+    site = Site()
+    site.send(node("memory_MemTotal_bytes", 100.0), node("memory_MemAvailable_bytes", 25.0))
+    site.send(node("memory_MemTotal_bytes", 100.0, 15.0))
+    assert site.row("node_memory_used_ratio") == []
+    site.send(node("memory_MemAvailable_bytes", 25.0, 15.0))
+    assert site.row("node_memory_used_ratio") == [(15.0, 0.75)]
+
+
+def test_ports_are_links_by_the_names_that_agents_use() -> None:
+    site = Site()
+    for at in (0.0, 15.0):
+        for port, state in (("1", 4.0), ("2", 1.0)):
+            site.send(node("infiniband_state_id", state, at, device="mlx5_0", port=port))
+            site.send(node("infiniband_link_downed_total", 3.0, at, device="mlx5_0", port=port))
+    assert site.row("link_up", key="mlx5_0")[-1] == (15.0, 1.0)
+    assert site.row("link_up", key="mlx5_0:2")[-1] == (15.0, 0.0)
+    assert site.row("node_rdma_link_downed_total")[-1] == (15.0, 6.0)
+
+
+def test_a_port_that_came_later_adds_only_what_happens_since() -> None:
+    site = Site()
+    for at in (0.0, 15.0):
+        site.send(node("infiniband_link_downed_total", 1.0, at, device="mlx5_0", port="1"))
+    for at, downed in ((30.0, 50.0), (45.0, 51.0)):
+        site.send(
+            node("infiniband_link_downed_total", 1.0, at, device="mlx5_0", port="1"),
+            node("infiniband_link_downed_total", downed, at, device="mlx5_1", port="1"),
+        )
+    assert site.row("node_rdma_link_downed_total")[-2:] == [(30.0, 1.0), (45.0, 2.0)]
+
+
+def test_a_total_stays_whole_over_an_outage() -> None:
+    site = Site()
+    for at in (0.0, 15.0, 4_000.0, 4_015.0):
+        for name, value in (("CORRECTABLE", 5.0), ("UNCORRECTABLE", 1.0)):
+            site.send(dcgm(f"DEV_{name}_REMAPPED_ROWS", value, at))
+    assert {value for at, value in site.row("gpu_remapped_rows_total", key=0) if at > 0} == {6.0}
+
+
+def test_a_series_that_vanished_without_a_word_is_waited_for_only_so_long() -> None:
+    site = Site()
+    site.send(*bytes_in(0.0, eth0=0.0, ib0=0.0))
+    for at in range(15, 400, 15):
+        site.send(*bytes_in(at, eth0=100.0 * at))
+    known = site.row("node_network_rx_bytes_per_second")
+    assert 300.0 < known[0][0] < 345.0
+    assert known[0][1] == pytest.approx(100.0)
+
+
+def test_nodes_beyond_the_limit_are_refused_also_when_they_come_in_one_request() -> None:
+    taken = Site().send(*(dcgm("DEV_GPU_TEMP", 50.0, Hostname=f"n{i}") for i in range(NODES_MAX + 2)))
+    assert (len(taken.moments), taken.refused) == (NODES_MAX, {"too_many_nodes": 2})
+
+
+def test_bus_bandwidth_is_the_mean_over_the_widest_communicators_collectives() -> None:
+    site = Site()
+    seen = ((300.0, "8", "AllReduce"), (40.0, "64", "AllReduce"), (20.0, "64", "AllGather"))
+    for at in (0.0, 30.0):
+        for gbs, ranks, kind in seen:
+            labels = {"node": "n1", "gpu": "GPU3", "nranks": ranks, "collective": kind, "comm_name": "c"}
+            site.send(series("nccl_bus_bandwidth_gbs", gbs, T + at, instance="10.0.0.1:9100", **labels))
+    assert site.row("nccl_bus_bandwidth_bytes_per_second", key=3)[-1] == pytest.approx((30.0, 30e9))
+
+
+def xids(site: Site, codes: Iterable[tuple[float, float]], **labels: str) -> list[tuple[str, int, float, object]]:
+    for at, code in codes:
+        site.send(dcgm("DEV_GPU_TEMP", 50.0, at), dcgm("DEV_XID_ERRORS", code, at, **labels))
+    return site.events
+
+
+def test_an_xid_is_an_event_when_its_gauge_changes_and_only_then() -> None:
+    assert xids(Site(), [(0, 0), (15, 79), (30, 79), (45, 0), (60, 79)]) == [
+        ("xid", 0, 15.0, 79),
+        ("xid", 0, 60.0, 79),
+    ]
+
+
+def test_an_xid_that_stood_there_at_first_sight_is_no_news() -> None:
+    assert xids(Site(), [(0, 79), (15, 79)]) == []
+
+
+def test_an_xid_that_describes_itself_by_labels_is_told_once() -> None:
+    site = Site()
+    xids(site, [(0, 0)], err_code="0")
+    assert xids(site, [(15, 79), (30, 79)], err_code="79", err_msg="lost") == [("xid", 0, 15.0, 79)]
+
+
+@pytest.mark.parametrize(("watched_s", "told"), [(30.0, 0), (90.0, 1)])
+def test_an_xid_of_a_gauge_that_appears_is_news_once_the_gpu_was_watched_long_enough(
+    watched_s: float, told: int
+) -> None:
+    site = Site()
+    for at in range(0, int(watched_s), 15):
+        site.send(dcgm("DEV_GPU_TEMP", 50.0, at))
+    assert len(xids(site, [(watched_s, 31)])) == told
+
+
+def test_a_sample_that_came_twice_or_late_changes_nothing() -> None:
+    site = Site()
+    site.send(dcgm("DEV_GPU_TEMP", 50.0, 15.0))
+    assert site.send(dcgm("DEV_GPU_TEMP", 99.0, 15.0)).left_out == {"duplicate": 1}
+    assert site.send(dcgm("DEV_GPU_TEMP", 99.0, 0.0)).left_out == {"out_of_order": 1}
+    assert site.row("gpu_temperature_celsius", key=0) == [(15.0, 50.0)]
+
+
+def test_what_could_not_be_kept_is_taken_again_with_its_events() -> None:
+    site = Site()
+    site.send(dcgm("DEV_GPU_TEMP", 50.0), dcgm("DEV_XID_ERRORS", 0.0))
+    again = [dcgm("DEV_GPU_TEMP", 51.0, 15.0), dcgm("DEV_XID_ERRORS", 79.0, 15.0)]
+    site.keeps = False
+    site.send(*again)
+    site.keeps = True
+    assert site.send(*again).left_out == {}
+    assert site.row("gpu_temperature_celsius", key=0)[-1] == (15.0, 51.0)
+    assert site.events == [("xid", 0, 15.0, 79)]
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "expected"),
+    [((15, 15), 15.0), ((60, 60), 60.0), ((1, 14, 1), 14.0), ((15, 4_000, 15, 15), 15.0), ((15,), None)],
+    ids=["15 s", "60 s", "two Prometheus servers", "an outage between", "two scrapes only"],
+)
+def test_the_pace_is_that_of_the_scrapes(gaps_s: tuple[int, ...], expected: float | None) -> None:
+    site, at = Site(interval_s=None), 0.0
+    taken = site.send(dcgm("DEV_GPU_TEMP", 50.0))
+    for gap_s in gaps_s:
+        at += gap_s
+        taken = site.send(dcgm("DEV_GPU_TEMP", 50.0, at))
+    (moment,) = taken.moments
+    assert moment.node.interval_s == expected
+
+
+def test_a_jobs_label_counts_for_the_nodes_other_series() -> None:
+    site = Site()
+    (labelled,) = site.send(dcgm("DEV_GPU_TEMP", 50.0, eagle_eye_job="llama")).moments
+    (bare,) = site.send(node("procs_blocked", 0.0)).moments
+    assert (labelled.job, bare.job, bare.node.labelled_job(T + 1)) == ("llama", None, "llama")
+
+
+def test_a_target_that_is_down_says_nothing_about_its_node() -> None:
+    site = Site()
+    assert site.send(series("up", 0.0, T, **NODE)).moments == {}
+    (moment,) = site.send(node("procs_blocked", 0.0)).moments
+    assert site.send(series("up", 0.0, T + 1, **NODE)).moments == {}
+    assert moment.node.targets == {"node n1:9100": False}
+
+
+def test_nodes_that_are_refused_are_refused_by_name_and_the_others_taken() -> None:
+    site = Site()
+    site.refused["n2"] = Refused("node", "n2 is not yours", True)
+    site.refused["n3"] = Refused("has_agent", "", False)
+    names = ("n1", "n2", "n3")
+    taken = site.send(*(dcgm("DEV_GPU_TEMP", 50.0, Hostname=name) for name in names))
+    assert ([moment.node.name for moment in taken.moments], taken.complaint) == (["n1"], "n2 is not yours")
+    assert (taken.refused, taken.left_out) == ({"node": 1}, {"has_agent": 1})
+
+
+def test_a_series_that_names_no_node_is_refused_with_the_labels_that_would() -> None:
+    taken = Site().send(series("DCGM_FI_DEV_GPU_TEMP", 50.0, T, gpu="0"))
+    assert taken.refused == {"node": 1}
+    assert "eagle_eye_node" in taken.complaint
+
+
+@pytest.mark.parametrize("at", [-T, 3_600.0])
+def test_a_time_that_cannot_be_is_refused(at: float) -> None:
+    taken = Site().send(dcgm("DEV_GPU_TEMP", 50.0, at), now_s=T)
+    assert (taken.refused, taken.moments) == ({"time": 1}, {})
+
+
+def test_beyond_the_limit_new_series_are_refused_until_others_are_forgotten() -> None:
+    site = Site(series_max=1)
+    site.send(dcgm("DEV_GPU_TEMP", 50.0))
+    assert site.send(dcgm("DEV_SM_CLOCK", 1980.0)).refused == {"series_limit": 1}
+    assert site.send(dcgm("DEV_GPU_TEMP", 50.0, 15.0)).refused == {}
+    for at in (FORGET_S, 2 * FORGET_S):
+        site.send(now_s=T + 15 + at)
+    assert site.send(dcgm("DEV_SM_CLOCK", 1980.0, 2 * FORGET_S)).refused == {}
+
+
+def test_rows_of_devices_nodes_and_links_stand_apart() -> None:
+    site = Site()
+    (moment,) = site.send(dcgm("DEV_GPU_TEMP", 50.0), node("procs_blocked", 2.0)).moments
+    assert moment.values == {
+        Scope.DEVICE: {0: {"gpu_temperature_celsius": 50.0}},
+        Scope.NODE: {-1: {"node_blocked_tasks": 2.0}},
+    }
+
+
+def test_the_document_names_every_series_and_metric_of_the_table() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "prometheus.md").read_text(encoding="utf-8")
+    metrics = {use.rule.to for uses in TABLE.metrics.values() for use in uses}
+    assert [name for name in (*TABLE.metrics, *TABLE.events, *metrics) if f"`{name}`" not in text] == []
+    (kept,) = re.findall(r'regex: "(.*)", action: keep', text)
+    assert [name for name in TABLE.wanted if not re.fullmatch(kept, name.decode())] == []

@@ -1,0 +1,80 @@
+"""What the tests of the embedded history share: one that compacts in this process, and frames of many kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import Rank, block, encode_frame
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.config import HistorySettings
+from eagle_eye.server.embedded_history import EmbeddedHistory
+from eagle_eye.server.history import Batch, Entry
+from eagle_eye.server.segments import compactor
+from eagle_eye.server.segments.facts import Step, no_step
+from tests.server.builders import NOW, FakeClock, frame
+
+WITHIN_S = 10.0
+FOREVER_S = 4e9
+
+
+@contextmanager
+def opened(folder: Path, clock: FakeClock | None = None, **settings: Any) -> Iterator[EmbeddedHistory]:
+    history = EmbeddedHistory(folder, HistorySettings(**settings), 64 << 20, clock or FakeClock(), 900.0)
+    try:
+        yield history
+    finally:
+        history.close()
+
+
+def compact(history: EmbeddedHistory, step: Step = no_step) -> None:
+    """Compact as the compactor does, without a process of its own."""
+    (through,) = history.journal.reader.read("SELECT max(id) FROM chunks", ())[0]
+    history.compaction._step = step
+    compactor.compact(history.journal.path, history.shelf.folder, through or 0, history.compaction._take, step)
+
+
+def retain(history: EmbeddedHistory) -> None:
+    """Have the journal's writer look for old chunks; the clock must have moved on since it last did."""
+    for _ in range(2):  # it looks after each change
+        history.journal.change(lambda _writer: None).result(WITHIN_S)
+
+
+def batch(raws: Iterable[bytes], received_s: float = NOW, offset_s: float = 0.0) -> Batch:
+    frames = [msgspec.msgpack.decode(raw) for raw in raws]
+    entries = tuple(Entry(one["sequence"], one["time_s"], raw) for one, raw in zip(frames, raws, strict=True))
+    return Batch(frames[0]["node"], frames[0]["stream"], received_s, offset_s, entries)
+
+
+def told(history: EmbeddedHistory, nodes: Iterable[str] = ()) -> list[tuple[str, str, int, bytes]]:
+    """Return all that the history holds, in order; frames as they would be sent again."""
+    return sorted(
+        (one.frame.node, one.frame.stream, one.frame.sequence, encode_frame(one.frame))
+        for one in history.query(list(nodes), 0.0, FOREVER_S)
+    )
+
+
+def rich(sequence: int, node: str = "n1") -> bytes:
+    """Return a frame with rows of every scope, ranks, events, and collectors."""
+    devices = {device: {"gpu_power_watts": 300.0 + sequence + device, "train_step": 2.0**40 + 1} for device in range(2)}
+    return encode_frame(
+        frame(
+            sequence,
+            node,
+            NOW + sequence,
+            ranks=[Rank("job", 3, 8, 0, attempt=1, pid=77, role="pp0", silent_s=0.5)],
+            blocks=[
+                block(Scope.DEVICE, devices),
+                block(Scope.NODE, {-1: {"node_cpu_utilization_ratio": 0.25}}),
+                block(Scope.LINK, {"mlx5_1": {"link_up": 1.0}, "mlx5_0": {"link_errors_total": 7.0}}),
+            ],
+            events=[Event(NOW + sequence, "xid", 1, {"code": 79, "text": "Grüße"})] if sequence % 2 else [],
+            collectors={"nvml": "ok"},
+            dropped={"late": 2},
+        )
+    )

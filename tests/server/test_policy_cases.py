@@ -1,0 +1,77 @@
+"""Written cases of policy, and the command that runs and explains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.cli.main import main
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "policy-cases.toml"
+ONE = """
+format = "eagle-eye-policy-cases/1"
+[[case]]
+name = "a lost GPU"
+incident = {{ fault = "gpu_lost", fact = true }}
+{more}
+expect = {{ {expect} }}
+"""
+
+
+def written(folder: Path, expect: str, more: str = "") -> str:
+    file = folder / "cases.toml"
+    file.write_text(ONE.format(expect=expect, more=more))
+    return str(file)
+
+
+def test_the_shipped_example_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "test", str(EXAMPLE)]) == 0
+    assert capsys.readouterr().out.endswith("17 of 17 cases passed\n")
+
+
+def test_a_case_that_fails_says_what_differs_and_which_rule_said_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["policy", "test", written(tmp_path, 'kind = "notify", rule = "blind"')]) == 1
+    told = capsys.readouterr().out
+    assert "FAILED  a lost GPU" in told
+    assert "kind: expected 'notify', got 'exclude_node'" in told
+    assert "rule: expected 'blind', got ''" in told
+    assert "kinds one, two" in told
+
+
+def test_cases_can_be_read_by_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "test", written(tmp_path, 'mode = "act"'), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["passed"], told["decision"]["kind"]) == ("a lost GPU", True, "exclude_node")
+
+
+def test_a_sites_own_settings_are_tried_before_they_are_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text("[policy]\nmode = 'approve'\nexclusions_per_job = 0\n")
+    file = written(tmp_path, 'mode = "approve", rule = "job_exclusions"')
+    assert main(["policy", "test", file, "--config", str(config)]) == 0
+    assert main(["policy", "test", file]) == 1
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("expect", "more", "said"),
+    [
+        ("", "", "case[0].expect: expects nothing"),
+        ('rule = "blnid"', "", "unknown rule 'blnid'; expected one of fault, accused"),
+        ('kind = "reboot"', "", "'exclude_node'"),
+        ('rule = ""', "polcy = {}", "`polcy`, known here are name, incident, expect"),
+        ('rule = ""', 'policy = { mode = "dare" }', "case[0].policy: Invalid enum value 'dare'"),
+        ('rule = ""', "actions = [{ kind = 'restart_job', age_s = -1 }]", "case[0].actions[0].age_s"),
+    ],
+)
+def test_a_mistake_is_wrong_usage_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], expect: str, more: str, said: str
+) -> None:
+    assert main(["policy", "test", written(tmp_path, expect, more)]) == 2
+    assert said in capsys.readouterr().err

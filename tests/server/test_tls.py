@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from eagle_eye.agent.server_connection import Trust, connect
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.frame import CONTENT_TYPE
+from eagle_eye.server import auth
+from eagle_eye.server.config import TlsSettings
+from eagle_eye.server.store import Change
+from eagle_eye.server.tls import Certificates, names
+from tests.server.builders import NOW, body, frame, running, settings
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="openssl is not installed (apt-get install openssl)"
+)
+
+_EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with two authorities, certificates of "old" and "new" for 127.0.0.1, and of node n1."""
+    folder = tmp_path_factory.mktemp("pki")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    for name in ("ca", "ca2"):
+        openssl("req", "-x509", *_EC, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
+    for name, authority in (("old", "ca"), ("new", "ca"), ("n1", "ca")):
+        issued = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-addext", "basicConstraints=CA:FALSE")
+        subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}.site,IP:127.0.0.1")
+        openssl("req", "-x509", *_EC, "-keyout", f"{name}.key", "-out", f"{name}.pem", *issued, *subject)
+    return folder
+
+
+def put(pki: Path, folder: Path, name: str, *kinds: str) -> None:
+    """Put the pair in use, as a renewal does; the times of files may be coarser than a test is quick."""
+    for kind in kinds or ("pem", "key"):
+        shutil.copy(pki / f"{name}.{kind}", folder / f"live.{kind}")
+        stamp = (folder / f"live.{kind}").stat().st_mtime_ns + 1_000_000_000 * len(name)
+        os.utime(folder / f"live.{kind}", ns=(stamp, stamp))
+
+
+def live(folder: Path, **more: Any) -> TlsSettings:
+    return TlsSettings(certificate_file=str(folder / "live.pem"), key_file=str(folder / "live.key"), **more)
+
+
+class Connection:
+    """A client and a server that shake hands in memory."""
+
+    def __init__(self, server: ssl.SSLContext, authority: Path, pair: Path | None = None) -> None:
+        context = ssl.create_default_context(cafile=authority)
+        if pair is not None:
+            context.load_cert_chain(pair.with_suffix(".pem"), pair.with_suffix(".key"))
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.client = context.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+        self.server = server.wrap_bio(to_server, to_client, server_side=True)
+        for _ in range(3):
+            for end in (self.client, self.server):
+                try:
+                    end.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+
+    def said(self) -> bytes:
+        """Return what the server reads of what the client writes."""
+        self.client.write(b"hello")
+        return self.server.read(5)
+
+
+def shown(connection: Connection) -> frozenset[str]:
+    certificate = connection.client.getpeercert()
+    return names(certificate)
+
+
+def test_a_changed_certificate_is_shown_to_new_connections_and_drops_none(pki: Path, tmp_path: Path) -> None:
+    put(pki, tmp_path, "old")
+    told: list[bool] = []
+    certificates = Certificates(live(tmp_path), told.append)
+    first = Connection(certificates.context, pki / "ca.pem")
+    put(pki, tmp_path, "new")
+    certificates.poll()
+    assert "old" in shown(first)
+    assert "new" in shown(Connection(certificates.context, pki / "ca.pem"))
+    assert first.said() == b"hello"
+    assert told == [True, True]
+
+
+def test_a_certificate_without_its_key_is_not_used_until_the_key_is_there(
+    pki: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(pki, tmp_path, "old")
+    told: list[bool] = []
+    certificates = Certificates(live(tmp_path), told.append)
+    put(pki, tmp_path, "new", "pem")
+    certificates.poll()
+    certificates.poll()
+    assert "old" in shown(Connection(certificates.context, pki / "ca.pem"))
+    assert len(caplog.records) == 1  # not at each poll
+    assert "live.pem" in vars(caplog.records[0])["error"]
+    put(pki, tmp_path, "new", "key")
+    certificates.poll()
+    assert "new" in shown(Connection(certificates.context, pki / "ca.pem"))
+    assert told == [True, False, False, True]
+
+
+def test_files_that_did_not_change_are_not_read_again(pki: Path, tmp_path: Path) -> None:
+    put(pki, tmp_path, "old")
+    told: list[bool] = []
+    Certificates(live(tmp_path), told.append).poll()
+    assert told == [True]
+
+
+def test_clients_of_an_authority_that_was_taken_out_are_refused(pki: Path, tmp_path: Path) -> None:
+    put(pki, tmp_path, "old")
+    shutil.copy(pki / "ca.pem", tmp_path / "clients.pem")
+    certificates = Certificates(live(tmp_path, client_ca_file=str(tmp_path / "clients.pem")))
+    connection = Connection(certificates.context, pki / "ca.pem", pki / "n1")
+    assert names(connection.server.getpeercert()) == {"n1", "n1.site"}
+    shutil.copy(pki / "ca2.pem", tmp_path / "clients.pem")
+    certificates.poll()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Connection(certificates.context, pki / "ca.pem", pki / "n1")
+
+
+def test_clients_without_a_certificate_are_refused_only_if_all_need_one(pki: Path, tmp_path: Path) -> None:
+    put(pki, tmp_path, "old")
+    asked = {"client_ca_file": str(pki / "ca.pem")}
+    assert Connection(Certificates(live(tmp_path, **asked)).context, pki / "ca.pem").said() == b"hello"
+    with pytest.raises(ssl.SSLError, match=r"(?i)peer.did.not.return.a.certificate"):
+        Connection(Certificates(live(tmp_path, client_certificates="all", **asked)).context, pki / "ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("broken", "key"),
+    [({"certificate_file": "/none.pem"}, "certificate_file"), ({"client_ca_file": "/none.pem"}, "client_ca_file")],
+)
+def test_files_of_no_use_are_a_configuration_error(pki: Path, tmp_path: Path, broken: dict[str, str], key: str) -> None:
+    put(pki, tmp_path, "old")
+    named = {"certificate_file": str(tmp_path / "live.pem"), "key_file": str(tmp_path / "live.key"), **broken}
+    with pytest.raises(ConfigurationError, match=rf"tls\.{key}: /none\.pem cannot be used: No such file"):
+        Certificates(msgspec.convert(named, TlsSettings))
+
+
+def test_a_key_without_a_certificate_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"tls\.certificate_file"):
+        settings(tmp_path, tls__key_file="/some.key")
+
+
+def test_names_are_the_common_name_and_dns_names() -> None:
+    certificate = {
+        "subject": ((("organizationName", "Site"),), (("commonName", "n1"),)),
+        "subjectAltName": (("DNS", "n1.site"), ("IP Address", "192.0.2.1"), ("DNS", "n2")),
+    }
+    assert names(certificate) == {"n1", "n1.site", "n2"}
+    assert names(None) == names({}) == frozenset()
+
+
+def agent_frames(url: str, pki: Path, token: str) -> int:
+    """Return how many frames the server takes of node n1's own agent."""
+    trust = Trust(pki / "ca.pem", pki / "n1.pem", pki / "n1.key")
+    headers = {"authorization": f"Bearer {token}", "content-type": CONTENT_TYPE}
+    with contextlib.closing(connect(url, trust, connect_s=10.0, answer_s=10.0)) as connection:
+        connection.request("POST", "/api/v1/frames", body(frame(7)), headers)
+        accepted: int = json.loads(connection.getresponse().read())["accepted"]
+        return accepted
+
+
+def test_an_agent_needs_the_certificate_of_its_node_beside_its_token(pki: Path, tmp_path: Path) -> None:
+    put(pki, tmp_path, "old")
+    keys = {f"tls__{name}": value for name, value in (("certificate_file", "live.pem"), ("key_file", "live.key"))}
+    flags: dict[str, Any] = {name: str(tmp_path / value) for name, value in keys.items()}
+    tokens = {node: auth.mint("agent", node, NOW, None) for node in ("n1", "n2")}
+    join, join_token = auth.mint("join", None, NOW, 60.0)
+    reader, reader_token = auth.mint("read", None, NOW, None)
+    anonymous = ssl.create_default_context(cafile=pki / "ca.pem")
+    certified = ssl.create_default_context(cafile=pki / "ca.pem")
+    certified.load_cert_chain(pki / "n1.pem", pki / "n1.key")
+    with running(tmp_path, verify=anonymous, tls__client_ca_file=str(pki / "ca.pem"), **flags) as server:
+        kept = (*(token for _, token in tokens.values()), join_token, reader_token)
+        server.front.services.store.commit(Change(tokens=kept))
+        refused = server.send(body(frame(1)), authorization=f"Bearer {tokens['n1'][0]}")
+        assert (refused.status_code, refused.json()["reason"]) == (403, "certificate")
+        page = server.client.get("/api/v1/nodes", headers={"authorization": f"Bearer {reader}"})
+        assert page.status_code == 200
+        assert page.headers["strict-transport-security"] == "max-age=31536000"
+        assert agent_frames(server.url, pki, tokens["n1"][0]) == 1
+        with httpx.Client(base_url=server.url, verify=certified, trust_env=False) as client:
+
+            def send(node: str) -> httpx.Response:
+                headers = {
+                    "authorization": f"Bearer {tokens[node][0]}",
+                    "content-type": CONTENT_TYPE,
+                }
+                return client.post("/api/v1/frames", content=body(frame(1, node)), headers=headers)
+
+            def enrol(node: str) -> httpx.Response:
+                headers = {"authorization": f"Bearer {join}"}
+                return client.post("/api/v1/enrol", json={"node": node}, headers=headers)
+
+            assert send("n1").status_code == 200
+            assert (send("n2").status_code, send("n2").json()["reason"]) == (403, "certificate")
+            assert enrol("n1.site").status_code == 201
+            assert (enrol("n3").status_code, enrol("n3").json()["reason"]) == (403, "certificate")
