@@ -14,6 +14,7 @@ from eagle_eye.server.errors import NO_HEADERS, Refusal
 ASGIMessage = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[ASGIMessage]]
 Send = Callable[[ASGIMessage], Awaitable[None]]
+LINGER_BYTES, LINGER_S = 4 << 20, 1.0  # of a refused body that is read on and thrown away
 Taker = Callable[[ASGIMessage, Receive, Send], Awaitable[None]]
 
 
@@ -26,6 +27,8 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, ti
     """Return a request's body. Raises Refusal 400, 408 and 413; ``key`` is the setting that a refusal names."""
     declared = headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
+        if "expect" not in headers:  # who asks first sends nothing
+            await _linger(receive)
         raise _too_large(f"{declared} bytes are announced", limit, key)
     chunks: list[bytes] = []
     size = 0
@@ -38,6 +41,8 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, ti
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
+                    if message.get("more_body", False):
+                        await _linger(receive)
                     raise _too_large(f"more than {limit} bytes arrived", limit, key)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
@@ -65,6 +70,23 @@ async def answer(
         head.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
+
+
+async def _linger(receive: Receive) -> None:
+    """Throw away what a refused request still sends, for a moment.
+
+    A connection that is closed with bytes unread is reset, and its client may never see why (RFC 9112, section 9.6).
+    """
+    size = 0
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while size < LINGER_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
 
 
 def _too_large(what: str, limit: int, key: str) -> Refusal:
