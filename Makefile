@@ -36,7 +36,7 @@ test-full: venv  ## installs the components that tests ask for (Debian, as root)
 	apt-get update --quiet
 	RUNLEVEL=1 apt-get install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
-	EAGLE_EYE_TEST_CONTAINERS=1 $(BIN)/python -m pytest
+	EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_SLURM=1 $(BIN)/python -m pytest
 
 check: venv  ## style, types and import rules
 	$(BIN)/ruff check .

@@ -14,17 +14,20 @@ from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.schema.events import EVENTS
 from eagle_eye.server.config import (
+    AccountSettings,
     EvidenceSettings,
     HistorySettings,
     IngestSettings,
     LimitSettings,
     LogSettings,
+    RemoteStoreSettings,
     RemoteWriteSettings,
     ServerConfig,
     TlsSettings,
     WebhookSettings,
 )
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
+from eagle_eye.server.job_sources.settings import JobSourceSettings, KubernetesSettings, SlurmSettings
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning")
@@ -113,17 +116,23 @@ def test_no_requirement_names_an_index() -> None:
         WebhookSettings,
         IngestSettings,
         RemoteWriteSettings,
+        RemoteStoreSettings,
         HistorySettings,
         EvidenceSettings,
         LimitSettings,
+        AccountSettings,
         LogSettings,
         TlsSettings,
+        JobSourceSettings,
+        SlurmSettings,
+        KubernetesSettings,
         AgentConfiguration,
     ],
 )
 def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     sections = {
-        "detection", "policy", "webhooks", "ingest", "remote_write", "history", "evidence", "limits", "log", "tls"
+        "detection", "policy", "webhooks", "ingest", "remote_write", "remote_store", "history", "evidence", "limits", "accounts", "log",
+        "tls", "job_sources", "slurm", "kubernetes",
     }  # fmt: skip
     assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []

@@ -50,26 +50,12 @@ def main() -> None:
 
 def measure(folder: Path, nodes: int, minutes: int) -> dict[str, float]:
     """Return the figures of one run in an empty folder."""
-    trace = folder / "trace"
-    command = [
-        "simulate",
-        str(trace),
-        "--fault",
-        "none",
-        "--seed",
-        "3",
-        "--nodes",
-        str(nodes),
-        "--minutes",
-        str(minutes),
-    ]
-    subprocess.run([sys.executable, "-m", "eagle_eye.cli.main", *command], check=True, stdout=subprocess.DEVNULL)
-    frames = [(frame, encode_frame(frame)) for frame in _frames(trace)]
-    samples = sum(_samples(frame) for frame, _ in frames)
+    frames = encoded_frames(folder / "trace", nodes, minutes)
+    samples = sum(samples_of(frame) for frame, _ in frames)
     settings = HistorySettings(segment_s=3_600.0)
     history = EmbeddedHistory(folder, settings, 1 << 30, SystemClock(), 900.0)
     try:
-        journal_s = _cpu_s(lambda: _submit(history, frames))
+        journal_s = _cpu_s(lambda: submit(history, frames))
         journal_bytes = history.journal.change(Journal.live_bytes).result()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         history.compaction.compact()
@@ -98,6 +84,14 @@ def measure(folder: Path, nodes: int, minutes: int) -> dict[str, float]:
     }
 
 
+def encoded_frames(trace: Path, nodes: int, minutes: int) -> list[tuple[Frame, bytes]]:
+    """Return the frames of a simulated fleet, in order of time; ``trace`` is a new folder for it."""
+    command = ["simulate", str(trace), "--fault", "none", "--seed", "3"]
+    command += ["--nodes", str(nodes), "--minutes", str(minutes)]
+    subprocess.run([sys.executable, "-m", "eagle_eye.cli.main", *command], check=True, stdout=subprocess.DEVNULL)
+    return [(frame, encode_frame(frame)) for frame in _frames(trace)]
+
+
 def _frames(trace: Path) -> Iterator[Frame]:
     sequences: dict[str, int] = {}
     for step in Trace(trace).steps():
@@ -108,11 +102,13 @@ def _frames(trace: Path) -> Iterator[Frame]:
             yield msgspec.structs.replace(step.frame, **own)
 
 
-def _samples(frame: Frame) -> int:
+def samples_of(frame: Frame) -> int:
+    """Return how many values the frame has."""
     return sum(int(np.count_nonzero(~np.isnan(np.frombuffer(block.values, "<f8")))) for block in frame.blocks)
 
 
-def _submit(history: EmbeddedHistory, frames: list[tuple[Frame, bytes]]) -> None:
+def submit(history: EmbeddedHistory, frames: list[tuple[Frame, bytes]]) -> None:
+    """Have the frames durable, as a fleet sends them."""
     for first in range(0, len(frames), COMMIT_FRAMES):
         waiting = [
             history.submit(

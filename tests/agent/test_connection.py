@@ -55,11 +55,11 @@ def connection(opened: list[Opened]) -> Callable[..., Connection]:
 def test_a_request_is_one_piece_and_says_what_it_is(
     connection: Callable[..., Connection], opened: list[Opened]
 ) -> None:
-    connection(OK + b"content-length: 2\r\n\r\n{}").post(b"frames", "secret")
+    connection(OK + b"content-length: 2\r\n\r\n{}").post(b"frames", "secret", "application/x-frames", "deflate")
     assert opened[0].server.recv(1 << 16) == (
         b"POST /eye/api/v1/frames HTTP/1.1\r\nHost: [::1]:8470\r\n"
-        b"Content-Type: application/x-eagle-eye-frames\r\nAccept: application/json\r\n"
-        b"Authorization: Bearer secret\r\nContent-Length: 6\r\n\r\nframes"
+        b"Accept: application/json\r\nAuthorization: Bearer secret\r\nContent-Type: application/x-frames\r\n"
+        b"Content-Encoding: deflate\r\nContent-Length: 6\r\n\r\nframes"
     )
 
 
@@ -80,20 +80,20 @@ def test_an_answer_is_read_whole_and_the_connection_kept_if_it_can_be(
     connection: Callable[..., Connection], opened: list[Opened], rest: bytes, kept: bool
 ) -> None:
     asked = connection(OK + rest, OK + rest)
-    assert asked.post(b"", "").watermark == 7
+    assert asked.post(b"", "", "text/plain").watermark == 7
     if kept:
         opened[0].server.sendall(OK + rest)
-    assert asked.post(b"", "").watermark == 7
+    assert asked.post(b"", "", "text/plain").watermark == 7
     assert len(opened) == (1 if kept else 2)
 
 
 def test_an_answer_without_a_length_ends_with_the_connection(connection: Callable[..., Connection]) -> None:
-    assert connection(OK + b"\r\n" + BODY, end=True).post(b"", "").watermark == 7
+    assert connection(OK + b"\r\n" + BODY, end=True).post(b"", "", "text/plain").watermark == 7
 
 
 def test_interim_answers_are_passed_over(connection: Callable[..., Connection]) -> None:
     answer = b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"content-length: 43\r\n\r\n" + BODY
-    assert connection(answer).post(b"", "").watermark == 7
+    assert connection(answer).post(b"", "", "text/plain").watermark == 7
 
 
 def test_a_connection_that_the_server_had_closed_is_opened_again(
@@ -101,14 +101,14 @@ def test_a_connection_that_the_server_had_closed_is_opened_again(
 ) -> None:
     answer = OK + b"content-length: 43\r\n\r\n" + BODY
     asked = connection(answer, answer)
-    asked.post(b"", "")
+    asked.post(b"", "", "text/plain")
     opened[0].server.close()
-    assert asked.post(b"", "").watermark == 7
+    assert asked.post(b"", "", "text/plain").watermark == 7
 
 
 def test_a_new_connection_that_is_closed_without_an_answer_is_an_error(connection: Callable[..., Connection]) -> None:
     with pytest.raises(ConnectionResetError, match="without an answer"):
-        connection(b"", end=True).post(b"", "")
+        connection(b"", end=True).post(b"", "", "text/plain")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_an_error(connectio
 )
 def test_what_is_no_answer_is_an_error_that_says_so(connection: Callable[..., Connection], answer: bytes) -> None:
     with pytest.raises(BadAnswer):
-        connection(answer).post(b"", "")
+        connection(answer).post(b"", "", "text/plain")
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_of_an_endless_answer_the_beginning_is_read(
     connection: Callable[..., Connection], opened: list[Opened], head: bytes
 ) -> None:
     asked = connection(OK + head + b" " * (ANSWER_BYTES_MAX + 1000), OK + b"content-length: 43\r\n\r\n" + BODY)
-    assert asked.post(b"", "").watermark is None
-    assert asked.post(b"", "").watermark == 7
+    assert asked.post(b"", "", "text/plain").watermark is None
+    assert asked.post(b"", "", "text/plain").watermark == 7
     assert len(opened) == 2
 
 
 def test_an_answer_that_stops_in_the_midst_times_out(connection: Callable[..., Connection]) -> None:
     with pytest.raises(TimeoutError):
-        connection(OK + b"content-length: 43\r\n\r\n" + BODY[:20]).post(b"", "")
+        connection(OK + b"content-length: 43\r\n\r\n" + BODY[:20]).post(b"", "", "text/plain")
 
 
 pieces = st.sampled_from(
@@ -157,7 +157,7 @@ def test_any_answer_is_read_or_refused(answer: bytes) -> None:
     opened = Opened(answer)
     asked = Connection(cast("Callable[[], object]", lambda: opened), "http://127.0.0.1:1", "/")  # type: ignore[arg-type]
     try:
-        asked.post(b"", "")
+        asked.post(b"", "", "text/plain")
     except (OSError, BadAnswer):
         pass
     finally:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +16,16 @@ from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.spool import Spool
 from eagle_eye.agent.uplink import Destination, Uplink
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, decode_frame, decode_request, encode_frame
+from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
+from eagle_eye.schema.rows import (
+    Outline,
+    decode_outline,
+    decode_rows_request,
+    is_row,
+    outline_id,
+    outline_of_row,
+    read_row,
+)
 from tests.agent.fakes import FakeClock, until
 from tests.agent.spoiled import NASTY
 
@@ -27,6 +38,7 @@ class Server:
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.requests: list[dict[str, str]] = []
+        self.outlines: dict[bytes, Outline] = {}
         self.connections: set[object] = set()
         self.sockets: list[socket.socket] = []
         self.refuse: Callable[[list[Frame], dict[str, str]], Reply | None] = lambda _frames, _headers: None
@@ -40,8 +52,7 @@ class Server:
                 outer.sockets.append(self.connection)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 outer.requests.append({"path": self.path, **headers})
-                _, raw = decode_request(self.rfile.read(int(self.headers["Content-Length"])))
-                frames = [decode_frame(each) for each in raw]
+                frames = outer.read(self.rfile.read(int(self.headers["Content-Length"])), headers)
                 status, extra, body = outer.refuse(frames, headers) or outer.take(frames)
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
@@ -57,6 +68,19 @@ class Server:
         self.http.daemon_threads = True
         self.thread = threading.Thread(target=lambda: self.http.serve_forever(0.01), daemon=True)
         self.thread.start()
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> list[Frame]:
+        """Return what a request says, whichever way; outlines are known for ever."""
+        if headers["content-type"] == CONTENT_TYPE:
+            return [decode_frame(raw) for raw in decode_request(body)[1]]
+        if headers.get("content-encoding") == "deflate":
+            body = zlib.decompress(body)
+        request = decode_rows_request(body)
+        self.outlines.update((outline_id(raw), decode_outline(raw)[0]) for raw in request.outlines)
+        return [
+            read_row(self.outlines[outline_of_row(item)], item).frame if is_row(item) else decode_frame(item)
+            for item in request.rows
+        ]
 
     def take(self, frames: list[Frame]) -> Reply:
         self.frames.extend(frames)
@@ -140,7 +164,7 @@ def test_requests_say_what_they_are_and_share_a_connection(agent: Agent, server:
         agent.put()
         agent.send()
     assert {each["path"] for each in server.requests} == {"/api/v1/frames"}
-    assert {each["content-type"] for each in server.requests} == {CONTENT_TYPE}
+    assert {each["content-type"] for each in server.requests} == {ROWS_CONTENT_TYPE}
     assert len(server.connections) == 1
 
 

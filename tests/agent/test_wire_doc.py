@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from eagle_eye.schema import frame as wire
+from eagle_eye.schema import rows
 from eagle_eye.schema.events import EVENTS, Event
 from tests.agent.fakes import REPOSITORY
 
@@ -32,8 +33,22 @@ def test_the_example_decodes_to_what_the_page_says() -> None:
     assert plain == json.loads(fenced("json"))
 
 
+def test_the_example_of_a_row_decodes_to_what_the_page_says() -> None:
+    request = rows.decode_rows_request(bytes.fromhex(fenced("hex-rows")))
+    (raw,), (row,) = request.outlines, request.rows
+    outline, unknown = rows.decode_outline(raw)
+    assert (request.sent_s, unknown, rows.outline_of_row(row)) == (1_700_000_000.25, (), rows.outline_id(raw))
+    frame = rows.read_row(outline, row).frame
+    whole = wire.decode_frame(wire.decode_request(bytes.fromhex(fenced("hex")))[1][0])
+    assert (frame.blocks[0].metrics, list(wire.values_of(frame.blocks[0]))) == (
+        ["train_step", "gpu_power_watts"],
+        [1200.0, 412.5],
+    )
+    assert msgspec.structs.replace(frame, blocks=[]) == msgspec.structs.replace(whole, blocks=[], events=[])
+
+
 def test_the_page_has_every_key_of_a_frame_and_its_parts() -> None:
-    for shape in (wire.Envelope, wire.Frame, wire.Block, wire.Rank, Event):
+    for shape in (wire.Envelope, wire.Frame, wire.Block, wire.Rank, Event, rows.Outline, rows.OutlineBlock, rows.Tail):
         for name in shape.__struct_fields__:
             assert f"`{name}`" in TEXT, f"{shape.__name__}.{name}"
 
@@ -48,6 +63,8 @@ def test_the_page_has_every_event_with_its_attributes() -> None:
     "value",
     [
         wire.CONTENT_TYPE,
+        rows.CONTENT_TYPE,
+        f"{rows.OUTLINES_PER_REQUEST_MAX} outlines",
         f"{wire.REQUEST_BYTES_MAX >> 20} MiB, {wire.FRAMES_PER_REQUEST_MAX:,} frames",
         f"{wire.FRAME_BYTES_MAX >> 20} MiB, {wire.BLOCKS_MAX} blocks, {wire.EVENTS_MAX:,} events",
         f"{wire.EVENTS_MAX:,} events, {wire.RANKS_MAX:,} ranks",

@@ -121,6 +121,8 @@ def test_gpus_that_should_be_there_are_not_replaced_by_the_cpu(lock: Path) -> No
         ["--only", "disk", "--skip", "disk"],
         ["--deadline", "1"],
         ["--deadline", "nan"],
+        ["--gemm-seconds", "0"],
+        ["--gemm-seconds", "3600"],
         ["--threshold", "disk.sync_seconds=never"],
         ["--folder", "/no/such/folder"],
         ["--gpus", "-1"],

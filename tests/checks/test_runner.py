@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,22 @@ def test_the_lock_is_no_link_and_no_pipe(tmp_path: Path) -> None:
         with pytest.raises(Taken), held(tmp_path / name):
             pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_check_that_the_site_wants_longer_gets_the_time_for_it(quick: bool) -> None:
+    given_s: list[float] = []
+
+    def run(asked: Asked) -> Result:
+        given_s.append(asked.until_s)
+        return passed("fine")
+
+    site = replace(asked().site, gemm_s=30.0)
+    heat = Check("heat", "", "", 10.0, 4.0, lambda _: "", run, longer_s=lambda site: site.gemm_s or 0.0)
+    runner.run([heat], host(), site, 200.0, [], quick=quick, unavailable=str, monotonic_s=lambda: 100.0)
+    assert given_s == [100.0 + (4.0 if quick else 10.0) + 30.0]
+
+
+def test_one_that_is_left_out_by_quick_is_left_out_however_long_it_may_take() -> None:
+    left_out = Check("long", "", "", 10.0, None, lambda _: "", lambda _: passed("fine"), longer_s=lambda _: 30.0)
+    assert states(ran(left_out, quick=True)) == {"long": "could_not_check"}

@@ -18,7 +18,7 @@ from eagle_eye.schema import metrics
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, encode_frame, encode_request, values_of
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server import ingest
+from eagle_eye.server import unknown_things
 from tests.agent.fakes import FakeClock as AgentClock
 from tests.server.builders import NOW, Running, frame, running
 
@@ -56,7 +56,7 @@ def test_each_thing_left_out_is_counted_and_logged_once(server: Running, caplog:
     server.send(encode_request([newer(3)], NOW))
     counted = {kind: server.metric("ingest_unknown_total", kind=kind) for kind in ("metric", "event", "key")}
     assert counted == {"metric": 3, "event": 3, "key": 1}  # keys are looked for in a stream's first frame
-    said = [record.getMessage() for record in caplog.records if record.name == ingest.__name__]
+    said = [record.getMessage() for record in caplog.records if record.name == unknown_things.__name__]
     assert len(said) == 3
     assert all(text.startswith("node n1 (agent '1.2') sends what this server does not know") for text in said)
     assert {text.rpartition(": ")[2] for text in said} == set(UNKNOWN)
@@ -76,9 +76,9 @@ def test_names_without_end_are_logged_and_answered_up_to_a_limit(
     for sequence in range(1, 5):
         party = [Event(NOW, f"party_{sequence}_{number}") for number in range(100)]
         answer = server.send(encode_request([encode_frame(frame(sequence, events=party))], NOW)).json()
-        assert len(answer["unknown"]) == ingest.UNKNOWN_ANSWERED_MAX
+        assert len(answer["unknown"]) == unknown_things.ANSWERED_MAX
     assert server.metric("ingest_unknown_total", kind="event") == 400
-    assert len(caplog.records) == ingest.UNKNOWN_LOGGED_MAX
+    assert len(caplog.records) == unknown_things.LOGGED_MAX
 
 
 @pytest.mark.parametrize(("version", "older"), [(2, "server"), (0, "agent")])

@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +26,13 @@ from eagle_eye.server.app import create_app
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.engine.outlined import Row
 from eagle_eye.server.engine.policy import Weighing
+from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.front import Front
 from eagle_eye.server.records import Action, Incident, Job, OutboundEvent, Subscription
-from eagle_eye.server.watching import Latest, Progress
+from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
 
 NOW = 1_700_000_000.0
 SECRET = "whsec_" + "A" * 43 + "="
@@ -60,16 +62,29 @@ class FakeWatcher:
     frames: list[tuple[Frame, float, float]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     recovered: list[tuple[Frame, float]] = field(default_factory=list)
+    words: list[SchedulerWord] = field(default_factory=list)
+    ask_schedulers: Callable[[], None] = lambda: None
     models: list[LearnedModel | str] = field(default_factory=list)
     policies: list[PolicySettings] = field(default_factory=list)
+    course: list[Course] = field(default_factory=list)
     stuck: bool = False
     weighing: Weighing | None = None
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
         self.frames.append((frame, received_s, offset_s))
 
+    def observe_rows(self, rows: Sequence[Row]) -> None:
+        for outlined, time_s, received_s, numbers in rows:
+            self.frames.append((outlined.frame(1, time_s, numbers), received_s, 0.0))
+
     def observe_job(self, job: Job) -> None:
         self.jobs.append(job)
+
+    def observe_scheduler(self, word: SchedulerWord) -> None:
+        self.words.append(word)
+
+    def call_schedulers(self, ask: Callable[[], None]) -> None:
+        self.ask_schedulers = ask
 
     def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
         self.recovered.extend(frames)
@@ -99,11 +114,17 @@ class FakeWatcher:
     def drops(self) -> dict[str, int]:
         return {"late_row": 3}
 
+    def incident_counts(self) -> IncidentCounts:
+        return IncidentCounts(2, 1)
+
     def policy(self) -> PolicySettings:
         return self.policies[-1] if self.policies else PolicySettings()
 
     def explain(self, _incident: Incident) -> Weighing | None:
         return self.weighing
+
+    def courses(self) -> list[Course]:
+        return self.course
 
     def progress(self, job: str) -> Progress | None:
         return Progress(7.0, NOW, 1.5) if job == "job" else None
@@ -143,7 +164,7 @@ def incident(id_: str = "inc_1", **more: Any) -> Incident:
         "node": "n1",
         "device": 0,
         "confidence": 0.95,
-        "state": "open",
+        "state": "confirmed",
         "onset_s": NOW - 10,
         "detected_s": NOW,
         "updated_s": NOW,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -145,6 +146,8 @@ def test_a_token_is_printed_once_listed_without_its_text_and_revoked(
     assert tokens("revoke", listed.split()[0], *data) == 0
     assert tokens("list", *data) == 0
     assert "revoked" in capsys.readouterr().out.split()[3]
+    assert tokens("revoke", listed.split()[0], "--json", *data) == 0
+    assert json.loads(capsys.readouterr().out)["revoked"] is True
     assert tokens("revoke", "tok-none", *data) == 1
 
 

@@ -23,7 +23,7 @@ from eagle_eye.server.store import EVIDENCE, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running
 from tests.server.test_end_to_end import eventually
 
-BUNDLE = gzip.compress(b"what the node knew")
+BUNDLE = gzip.compress(b"what the node knew", mtime=0)
 GZIP = {"content-type": "application/gzip"}
 
 

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
+import threading
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eagle_eye.server.errors import TargetRefused
-from eagle_eye.server.notifiers.guard import Guard, Target
+from eagle_eye.server.notifiers.guard import BAD_PORTS, Guard, Target, not_public, system_resolver
 
 
 def check(url: str, *addresses: str, allow_private: bool = False) -> Target:
@@ -22,24 +28,18 @@ def check(url: str, *addresses: str, allow_private: bool = False) -> Target:
         "10.1.2.3",
         "172.16.0.1",
         "192.168.1.1",
-        "169.254.169.254",
+        "169.254.0.1",
         "100.64.0.1",
-        "0.0.0.0",
-        "224.0.0.1",
-        "240.0.0.1",
-        "255.255.255.255",
         "192.0.2.1",
         "198.18.0.1",
         "::1",
-        "::",
         "fe80::1",
         "fc00::1",
-        "ff02::1",
         "2001:db8::1",
         "::ffff:127.0.0.1",
         "::ffff:10.0.0.1",
         "64:ff9b::7f00:1",
-        "64:ff9b::a9fe:a9fe",
+        "64:ff9b:1::808:808",
         "2002:7f00:1::",
         "fe80::1%eth0",
     ],
@@ -48,6 +48,59 @@ def test_addresses_that_are_not_public_are_refused(address: str) -> None:
     with pytest.raises(TargetRefused, match=r"webhooks\.allow_private"):
         check("https://hook.example/", address)
     assert check("https://hook.example/", address, allow_private=True).addresses == (address,)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254",
+        "169.254.170.2",
+        "fd00:ec2::254",
+        "::ffff:169.254.169.254",
+        "64:ff9b::a9fe:a9fe",
+        "0.0.0.0",
+        "::",
+        "224.0.0.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "ff02::1",
+    ],
+)
+def test_addresses_of_no_subscriber_are_refused_whatever_is_allowed(address: str) -> None:
+    with pytest.raises(TargetRefused, match="never go there"):
+        check("https://hook.example/", address, allow_private=True)
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_inside_another_counts_as_itself(inner: ipaddress.IPv4Address) -> None:
+    number = int(inner)
+    wrapped = [
+        (0xFFFF << 32) | number,  # mapped
+        (0x2002 << 112) | (number << 80) | 1,  # 6to4
+        int(ipaddress.IPv6Address("64:ff9b::")) | number,  # NAT64
+        (0x20010000 << 96) | (number ^ 0xFFFFFFFF),  # Teredo's client
+    ]
+    for outer in wrapped:
+        assert bool(not_public(ipaddress.IPv6Address(outer))) is bool(not_public(inner)), outer
+
+
+@given(st.ip_addresses())
+def test_what_python_calls_private_is_never_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    if address.is_private or address.is_loopback or address.is_link_local or address.is_multicast:
+        mapped = isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None
+        assert not_public(address) or mapped
+
+
+@given(st.text(max_size=60), st.sampled_from(["http://", "https://", "", "//", "http:\\\\"]))
+def test_whatever_a_url_looks_like_it_is_refused_or_has_a_checked_address(text: str, start: str) -> None:
+    try:
+        target = check(start + text, "8.8.8.8")
+    except TargetRefused:
+        return
+    assert target.url.scheme in ("http", "https")
+    assert target.url.host
+    assert not target.url.userinfo
+    assert all(not not_public(ipaddress.ip_address(address)) for address in target.addresses)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808"])
@@ -96,3 +149,34 @@ def test_the_message_does_not_tell_what_a_name_resolves_to() -> None:
     with pytest.raises(TargetRefused) as caught:
         check("https://hook.example/", "10.11.12.13")
     assert "10.11.12.13" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", [22, 25, 6667])
+def test_ports_of_other_protocols_are_refused(port: int) -> None:
+    assert port in BAD_PORTS
+    with pytest.raises(TargetRefused, match="expected one that serves HTTP"):
+        check(f"https://hook.example:{port}/", "8.8.8.8", allow_private=True)
+    assert check("https://hook.example:8443/", "8.8.8.8").url.port == 8443
+
+
+def test_a_dead_name_holds_one_thread_however_many_ask_and_nobody_else() -> None:
+    release, asked = threading.Event(), []
+
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        if host == "dead.example":
+            release.wait(10.0)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", port))]
+
+    async def story() -> None:
+        resolve = system_resolver(look_up)
+        stuck = [asyncio.ensure_future(resolve("dead.example", 443)) for _ in range(200)]
+        assert await asyncio.wait_for(resolve("alive.example", 443), 5.0) == ["8.8.8.8"]
+        stuck[0].cancel()
+        await asyncio.sleep(0)
+        release.set()
+        assert await asyncio.wait_for(asyncio.gather(*stuck[1:]), 5.0) == [["8.8.8.8"]] * 199
+        assert await resolve("dead.example", 443) == ["8.8.8.8"]
+
+    asyncio.run(story())
+    assert asked == ["dead.example", "alive.example", "dead.example"]

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from eagle_eye.schema.action import Report, ReportState
 from eagle_eye.server import ledger
@@ -60,9 +61,10 @@ def test_a_long_detail_is_cut() -> None:
 def test_approval_and_rejection_answer_what_awaits_one() -> None:
     assert ledger.approve(action(state="awaiting"), NOW).state == "requested"
     assert ledger.reject(action(state="awaiting"), NOW).state == "rejected"
-    requested = action(state="requested")
-    assert ledger.approve(requested, NOW) is requested
-    for state in ("would_act", "done", "expired", "rejected"):
+    for state in ("requested", "accepted", "running", "done"):  # the answer was lost and the word is repeated
+        approved = action(state=state)
+        assert ledger.approve(approved, NOW) is approved
+    for state in ("would_act", "failed", "expired", "rejected"):
         with pytest.raises(IllegalTransition):
             ledger.approve(action(state=state), NOW)
     with pytest.raises(IllegalTransition):
@@ -75,11 +77,11 @@ def test_what_is_past_its_expiry_cannot_be_approved() -> None:
 
 
 def test_what_a_subscriber_accepted_can_be_neither_withdrawn_nor_expired() -> None:
-    assert ledger.withdraw(action(), NOW).state == "withdrawn"
+    assert ledger.withdraw(action(), "over", NOW).state == "withdrawn"
     assert ledger.expire(action(), NOW).state == "expired"
     for state in ("accepted", "running", "done"):
         with pytest.raises(IllegalTransition):
-            ledger.withdraw(action(state=state), NOW)
+            ledger.withdraw(action(state=state), "over", NOW)
         with pytest.raises(IllegalTransition):
             ledger.expire(action(state=state), NOW)
 
@@ -102,4 +104,43 @@ def test_a_nodes_standing_changes_once() -> None:
     node = Node(node="n1", state="in_service", reason="", updated_s=NOW)
     out = ledger.stand(node, "excluded", "smoke", NOW + 1)
     assert (out.state, out.reason, out.updated_s) == ("excluded", "smoke", NOW + 1)
-    assert ledger.stand(out, "excluded", "again", NOW + 2) is out
+    assert ledger.stand(out, "excluded", "smoke", NOW + 2) is out
+    assert ledger.stand(out, "excluded", "", NOW + 2) is out
+    assert ledger.readmit(node, "", "tok", NOW + 2, 100.0) is node
+
+
+def out_of_service(**more: Any) -> Node:
+    fields: dict[str, Any] = {"state": "excluded", "reason": "gpu_lost: inc_1", "by": "server", "fault": "gpu_lost"}
+    return Node(node="n1", updated_s=NOW, **{**fields, **more})
+
+
+def test_another_reason_makes_a_drain_of_ours_the_one_of_who_gave_it() -> None:
+    theirs = ledger.stand(out_of_service(state="draining"), "draining", "new power supply", NOW + 1, "tok_alice")
+    assert (theirs.by, theirs.reason, theirs.fault) == ("tok_alice", "new power supply", "gpu_lost")
+    assert ledger.take_out(theirs, "hang", "hang: inc_2", "excluded", NOW + 2) is theirs
+
+
+def test_whoever_changes_a_nodes_standing_voids_the_return_that_waits_for_a_check() -> None:
+    checking = out_of_service(check_id="chk_1")
+    assert ledger.stand(checking, "excluded", "", NOW + 1, "tok").check_id == ""
+    assert ledger.stand(checking, "draining", "no", NOW + 1, "tok").check_id == ""
+    assert ledger.take_out(checking, "silent_data_corruption", "", "excluded", NOW + 1).check_id == ""
+
+
+def test_a_suspect_of_silent_corruption_stays_one_whoever_took_it_out_and_whatever_follows() -> None:
+    theirs = out_of_service(by="tok_alice", fault="", reason="new power supply")
+    suspect = ledger.take_out(theirs, "silent_data_corruption", "sdc: inc_2", "excluded", NOW + 1)
+    assert (suspect.fault, suspect.reason, suspect.by) == ("silent_data_corruption", theirs.reason, "tok_alice")
+    drained = out_of_service(fault="silent_data_corruption", state="draining")
+    assert ledger.take_out(drained, "hang", "hang: inc_3", "excluded", NOW + 2).fault == "silent_data_corruption"
+
+
+def test_a_node_that_returns_is_watched_for_its_fault_and_a_related_one_is_a_relapse() -> None:
+    back = ledger.readmit(out_of_service(), "replaced", "tok", NOW + 1, 100.0)
+    assert (back.state, back.fault, back.watched_until_s, back.by) == ("in_service", "gpu_lost", NOW + 101, "tok")
+    related, other = (ledger.take_out(back, fault, "", "excluded", NOW + 50) for fault in ("gpu_hang", "nic_degraded"))
+    assert (related.relapsed, other.relapsed) == ([NOW + 50], [])
+    assert ledger.take_out(back, "gpu_hang", "", "excluded", NOW + 101).relapsed == []
+    assert ledger.readmit(out_of_service(), "", "tok", NOW + 1, 0.0).watched_until_s is None
+    often = replace(back, relapsed=[NOW] * ledger.RELAPSES_MAX)
+    assert len(ledger.take_out(often, "gpu_hang", "", "excluded", NOW + 50).relapsed) == ledger.RELAPSES_MAX

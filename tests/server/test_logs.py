@@ -103,6 +103,7 @@ def test_a_long_value_is_cut(logged: io.StringIO) -> None:
         f"https://hooks.example.com/services/T0/{TOKEN[3:]} answered 500",
         f"https://example.com?key={TOKEN[3:]}",
     ],
+    ids=["token", "header", "bearer", "basic", "signing", "password", "path", "query"],
 )
 def test_secrets_are_masked(text: str) -> None:
     said = logs.redacted(text)

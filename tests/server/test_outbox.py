@@ -1,22 +1,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from eagle_eye.server.alert_refresh import AlertRefresh
 from eagle_eye.server.changes import Signal
+from eagle_eye.server.clock import Clock, SystemClock
 from eagle_eye.server.config import WebhookSettings
 from eagle_eye.server.errors import IllegalTransition
+from eagle_eye.server.notifiers.alertmanager_api import AlertmanagerApi
+from eagle_eye.server.notifiers.message import Message
 from eagle_eye.server.notifiers.receipts import Outcome, Receipt
+from eagle_eye.server.notifiers.targets import Targets
 from eagle_eye.server.outbox import Outbox, after, again
-from eagle_eye.server.records import Delivery, OutboundEvent, Subscription
+from eagle_eye.server.records import Delivery, OutboundEvent, Retiring, Subscription
 from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import DELIVERIES, SUBSCRIPTIONS, Change
+from eagle_eye.server.store import DELIVERIES, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change
 from eagle_eye.server.telemetry import Telemetry
-from tests.server.builders import NOW, FakeClock, action, event, subscription
+from tests.server.builders import NOW, FakeClock, action, event, incident, subscription
 
 OK = Receipt(Outcome.DELIVERED, 200)
 BUSY = Receipt(Outcome.RETRY, 503, "the target answered 503")
@@ -28,6 +35,7 @@ class FakeNotifier:
 
     answers: dict[str, list[Receipt]] = field(default_factory=dict)
     got: list[tuple[str, str, float]] = field(default_factory=list)
+    posted: list[tuple[str, list[Any]]] = field(default_factory=list)
     before: Callable[[Subscription], Awaitable[None]] | None = None
 
     async def deliver(
@@ -36,6 +44,13 @@ class FakeNotifier:
         self.got.append((subscription.id, event.id, timeout_s))
         if self.before is not None:
             await self.before(subscription)
+        return self.answer(subscription)
+
+    async def post(self, subscription: Subscription, message: Message, now_s: float, timeout_s: float) -> Receipt:
+        self.posted.append((subscription.id, json.loads(message.body)))
+        return self.answer(subscription)
+
+    def answer(self, subscription: Subscription) -> Receipt:
         script = self.answers.get(subscription.id, [])
         return script.pop(0) if script else OK
 
@@ -43,10 +58,12 @@ class FakeNotifier:
 @dataclass
 class Bench:
     store: SqliteStore
-    clock: FakeClock
+    clock: Any
     notifier: FakeNotifier
     outbox: Outbox
+    refresh: AlertRefresh
     telemetry: Telemetry
+    signal: Signal
 
     def serve(self, *names: str) -> None:
         async def all_of_them() -> None:
@@ -62,11 +79,21 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    store, clock, notifier, telemetry = SqliteStore(tmp_path / "r.db"), FakeClock(), FakeNotifier(), Telemetry()
-    settings = WebhookSettings(attempts_max=4, backoff_base_s=2.0, backoff_max_s=5.0, pending_max=5)
-    outbox = Outbox(store, notifier, settings, clock, telemetry, Signal(), 3600.0, jitter=lambda: 0.5)
-    yield Bench(store, clock, notifier, outbox, telemetry)
+    store = SqliteStore(tmp_path / "r.db")
+    settings = WebhookSettings(
+        attempts_max=4, backoff_base_s=2.0, backoff_max_s=5.0, pending_max=5, disable_after_s=7_200.0
+    )
+    yield bench_of(store, settings, FakeClock())
     store.close()
+
+
+def bench_of(store: SqliteStore, settings: WebhookSettings, clock: Clock) -> Bench:
+    notifier, telemetry, signal = FakeNotifier(), Telemetry(), Signal()
+    targets = Targets(settings, clock)
+    form = AlertmanagerApi("http://eagle.example", "", settings.alert_refresh_s)
+    refresh = AlertRefresh(store, notifier, form, targets, settings, clock, telemetry)
+    outbox = Outbox(store, notifier, settings, clock, telemetry, signal, 3600.0, targets, refresh, jitter=lambda: 0.5)
+    return Bench(store, clock, notifier, outbox, refresh, telemetry, signal)
 
 
 def test_a_delivered_event_is_recorded_as_delivered(bench: Bench) -> None:
@@ -189,7 +216,8 @@ def test_a_retry_that_would_come_too_late_is_voided_in_time_for_its_successors(b
     assert bench.delivery("a1").due_s == NOW + 20
     bench.clock.advance(20)
     bench.outbox.housekeeping()
-    assert bench.delivery("a1").state == "expired"
+    assert (bench.delivery("a1").state, bench.delivery("a1").reason) == ("expired", "expired")
+    bench.clock.advance(3600)
     bench.serve()
     assert bench.delivery("a2").state == "delivered"
 
@@ -232,17 +260,13 @@ def test_delays_stay_finite_after_many_attempts() -> None:
 
 
 def test_the_running_outbox_delivers_what_is_committed_and_comes_back_for_retries(bench: Bench) -> None:
+    bench = bench_of(bench.store, WebhookSettings(backoff_base_s=0.05), SystemClock())
     bench.notifier.answers["sub-1"] = [BUSY]
 
     async def story() -> None:
-        signal = Signal()
-        signal.attach()
-        bench.store.listen(signal.notify)
-        settings = WebhookSettings(backoff_base_s=0.05)
-        from eagle_eye.server.clock import SystemClock
-
-        outbox = Outbox(bench.store, bench.notifier, settings, SystemClock(), bench.telemetry, signal, 3e9)
-        task = asyncio.create_task(outbox.run())
+        bench.signal.attach()
+        bench.store.listen(bench.signal.notify)
+        task = asyncio.create_task(bench.outbox.run())
         bench.store.commit(Change(subscriptions=(subscription(),)))
         bench.store.commit(Change(events=(event(),)))
         for _ in range(200):
@@ -255,3 +279,170 @@ def test_the_running_outbox_delivers_what_is_committed_and_comes_back_for_retrie
     asyncio.run(story())
     assert [got[1] for got in bench.notifier.got] == ["evt-1", "evt-1"]
     assert bench.delivery().attempts == 2
+
+
+def test_a_target_that_asks_for_rest_gets_it_from_all_incidents_and_other_urls_do_not(bench: Bench) -> None:
+    bench.store.commit(Change(subscriptions=(subscription(), subscription("sub-2"))))
+    bench.store.commit(Change(events=(event("a1"),)))
+    bench.notifier.answers["sub-1"] = [BUSY._replace(retry_after_s=300.0)]
+    bench.serve("sub-1", "sub-2")
+    bench.store.commit(Change(events=(event("b1", group="inc_2"),)))
+    bench.serve("sub-1", "sub-2")
+    assert [got[:2] for got in bench.notifier.got if got[0] == "sub-1"] == [("sub-1", "a1")]
+    assert bench.delivery("b1", "sub-2").state == "delivered"
+    bench.clock.advance(300)
+    bench.serve("sub-1")
+    assert {bench.delivery(name).state for name in ("a1", "b1")} == {"delivered"}
+
+
+def test_health_tells_since_when_nothing_arrives_and_forgets_it_when_something_does(bench: Bench) -> None:
+    bench.store.commit(Change(subscriptions=(subscription(),)))
+    bench.store.commit(Change(events=(event("a1"), event("b1", group="inc_2"))))
+    bench.notifier.answers["sub-1"] = [BUSY, BUSY]
+    bench.serve()
+    sick = bench.store.get(SUBSCRIPTION_HEALTH, "sub-1")
+    assert sick is not None
+    assert (sick.failures, sick.failing_since_s, sick.delivered_s) == (2, NOW, None)
+    assert (sick.last_status, sick.last_error) == (503, "the target answered 503")
+    bench.clock.advance(60)
+    bench.serve()
+    well = bench.store.get(SUBSCRIPTION_HEALTH, "sub-1")
+    assert well is not None
+    assert (well.failures, well.failing_since_s, well.delivered_s, well.last_error) == (0, None, NOW + 60, "")
+
+
+def test_a_subscription_of_which_nothing_arrives_for_long_ends(bench: Bench) -> None:
+    bench.store.commit(Change(subscriptions=(subscription(),)))
+    bench.notifier.answers["sub-1"] = [Receipt(Outcome.REJECTED, 404, "the target answered 404")] * 3
+
+    def fail(name: str) -> Subscription:
+        bench.store.commit(Change(events=(event(name, group=name, time_s=bench.clock.now_s()),)))
+        bench.serve()
+        assert (bench.delivery(name).state, bench.delivery(name).reason) == ("failed", "rejected")
+        found = bench.store.get(SUBSCRIPTIONS, "sub-1")
+        assert found is not None
+        return found
+
+    assert fail("e1").active
+    bench.clock.advance(7_199)
+    bench.outbox.housekeeping()
+    assert fail("e2").active
+    bench.clock.advance(1)
+    ended = fail("e3")
+    assert not ended.active
+    assert "webhooks.disable_after_s" in ended.ended_reason
+    assert [entry.verb for entry in bench.store.audit().items] == ["unsubscribe"]
+
+
+def test_replaced_secrets_end_in_time_and_for_good(bench: Bench) -> None:
+    old = Retiring("whsec_" + "B" * 43 + "=", NOW + 100)
+    legacy = subscription("sub-2", secrets=["whsec_" + "C" * 43 + "=", "whsec_" + "D" * 43 + "="])
+    bench.store.commit(Change(subscriptions=(subscription(retiring=[old]), legacy)))
+    bench.outbox.housekeeping()
+
+    def kept(name: str) -> tuple[int, list[float]]:
+        found = bench.store.get(SUBSCRIPTIONS, name)
+        assert found is not None
+        return len(found.secrets), [retiring.until_s for retiring in found.retiring]
+
+    assert kept("sub-1") == (1, [NOW + 100])
+    assert kept("sub-2") == (1, [NOW + 86_400])
+    bench.clock.advance(100)
+    bench.outbox.housekeeping()
+    assert kept("sub-1") == (1, [])
+    bench.clock.advance(86_400)
+    bench.outbox.housekeeping()
+    assert kept("sub-2") == (1, [])
+
+
+def test_an_alert_of_an_incident_that_is_over_is_not_raised_by_a_late_delivery(bench: Bench) -> None:
+    bench.store.commit(
+        Change(subscriptions=(subscription(format="alertmanager_api"),), incidents=(incident(ended_s=NOW + 1),))
+    )
+    bench.store.commit(Change(events=(event("a1"), event("a2", type="eagle_eye.incident.resolved"))))
+    bench.serve()
+    assert bench.delivery("a1").state == "expired"
+    assert [got[1] for got in bench.notifier.got] == ["a2"]
+
+
+def refreshing(bench: Bench, **more: Any) -> None:
+    bench.store.commit(Change(subscriptions=(subscription(format="alertmanager_api", **more),)))
+    bench.refresh.know(bench.outbox.housekeeping())
+
+
+def told(bench: Bench) -> list[list[str]]:
+    return [[alert["labels"]["incident_id"] for alert in alerts] for _, alerts in bench.notifier.posted]
+
+
+def test_an_alertmanager_is_told_again_what_fires_and_of_nothing_that_is_over(bench: Bench) -> None:
+    refreshing(bench)
+    bench.store.commit(Change(incidents=(incident(), incident("inc_2", ended_s=NOW, state="recovered"))))
+    bench.serve()
+    bench.serve()
+    assert told(bench) == [["inc_1"]]
+    assert bench.notifier.posted[0][1][0]["endsAt"] == "2023-11-14T22:17:20.000Z"  # in four refreshes
+    bench.clock.advance(60)
+    bench.serve()
+    assert told(bench) == [["inc_1"]] * 2
+    bench.store.commit(Change(incidents=(incident(ended_s=NOW + 61, state="closed"),)))
+    bench.clock.advance(60)
+    bench.serve()
+    assert told(bench) == [["inc_1"]] * 2
+
+
+def test_many_alerts_are_told_in_requests_of_a_hundred(bench: Bench) -> None:
+    refreshing(bench)
+    bench.store.commit(Change(incidents=tuple(incident(f"inc_{number}") for number in range(201))))
+    bench.serve()
+    assert [len(names) for names in told(bench)] == [100, 100, 1]
+
+
+def test_a_refresh_obeys_filters_and_what_was_told_before(bench: Bench) -> None:
+    refreshing(bench, matchers=["severity=critical"])
+    bench.store.commit(Change(incidents=(incident(), incident("inc_2", action="notify"))))
+    bench.serve()
+    assert told(bench) == [["inc_1"]]
+    bench.store.commit(Change(events=(event(data={"fault": "hang", "action": "exclude_node"}),)))
+    bench.store.commit(Change(incidents=(incident(action="notify"),)))
+    bench.clock.advance(60)
+    bench.serve()
+    assert told(bench) == [["inc_1"]] * 2
+
+
+def test_an_end_is_never_undone_by_a_refresh_that_was_under_way(bench: Bench) -> None:
+    refreshing(bench)
+    bench.store.commit(Change(incidents=(incident(),)))
+
+    async def story() -> None:
+        release, begun = asyncio.Event(), asyncio.Event()
+        order: list[str] = []
+        post, deliver = bench.notifier.post, bench.notifier.deliver
+
+        async def slow_post(*args: Any) -> Receipt:
+            begun.set()
+            await release.wait()
+            order.append("refresh")
+            return await post(*args)
+
+        async def noted(*args: Any) -> Receipt:
+            order.append("resolved")
+            return await deliver(*args)
+
+        bench.notifier.post = slow_post  # type: ignore[assignment, method-assign]
+        bench.notifier.deliver = noted  # type: ignore[assignment, method-assign]
+        bench.signal.attach()
+        bench.store.listen(bench.signal.notify)
+        task = asyncio.create_task(bench.outbox.run())
+        await asyncio.wait_for(begun.wait(), 5.0)
+        resolved = event("a2", type="eagle_eye.incident.resolved")
+        await asyncio.to_thread(bench.store.commit, Change(incidents=(incident(ended_s=NOW),), events=(resolved,)))
+        release.set()
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if "resolved" in order:
+                break
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert order == ["refresh", "resolved"]
+
+    asyncio.run(story())

@@ -133,9 +133,9 @@ def test_lists_filter_by_columns_and_by_members(store: SqliteStore) -> None:
 
 
 def test_open_incidents_and_live_actions_leave_out_what_is_over(store: SqliteStore) -> None:
-    states = ("open", "acting", "recovered", "closed", "false")
+    states = ("suspected", "confirmed", "acting", "recovered", "closed", "false")
     store.commit(Change(incidents=tuple(incident(state, state=state) for state in states)))
-    assert [i.id for i in store.open_incidents()] == ["open", "acting", "recovered"]
+    assert [i.id for i in store.open_incidents()] == ["suspected", "confirmed", "acting", "recovered"]
     store.commit(Change(actions=(action("a", "done"), action("b", "running", created_s=NOW + 5))))
     assert [a.id for a in store.live_actions()] == ["b"]
     assert [a.id for a in store.actions_since(NOW + 1)] == ["b"]
@@ -219,3 +219,13 @@ def test_prune_forgets_settled_events_and_keeps_pending_ones(store: SqliteStore)
     assert store.get(EVENTS, "old") is None
     assert store.get(EVENTS, "pending") is not None
     assert [d.event_id for d in store.page(DELIVERIES, {}).items] == ["pending"]
+
+
+def test_jobs_that_ended_long_ago_are_deleted(store: SqliteStore) -> None:
+    def job(name: str, state: str, updated_s: float) -> Job:
+        return Job(job=name, attempt=0, state=state, ranks=[], restart_owner="", updated_s=updated_s)
+
+    old = NOW - 100.0
+    store.commit(Change(jobs=(job("old", "finished", old), job("lives", "running", old), job("new", "failed", NOW))))
+    store.prune(NOW, retention_s=50.0)
+    assert [record.job for record in store.all(JOBS)] == ["lives", "new"]

@@ -12,15 +12,18 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eagle_eye.agent.server_connection import Trust, connect
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import CONTENT_TYPE
 from eagle_eye.server import auth
+from eagle_eye.server.certificate_dates import first_to_end
 from eagle_eye.server.config import TlsSettings
 from eagle_eye.server.store import Change
 from eagle_eye.server.tls import Certificates, names
-from tests.server.builders import NOW, body, frame, running, settings
+from tests.server.builders import NOW, FakeClock, body, frame, running, settings
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="openssl is not installed (apt-get install openssl)"
@@ -39,8 +42,8 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     for name in ("ca", "ca2"):
         openssl("req", "-x509", *_EC, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
-    for name, authority in (("old", "ca"), ("new", "ca"), ("n1", "ca")):
-        issued = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-addext", "basicConstraints=CA:FALSE")
+    for name, authority, days in (("old", "ca", 30), ("new", "ca", 30), ("n1", "ca", 30), ("short", "ca", 10)):
+        issued = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-days", str(days), "-addext", "basicConstraints=CA:FALSE")
         subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}.site,IP:127.0.0.1")
         openssl("req", "-x509", *_EC, "-keyout", f"{name}.key", "-out", f"{name}.pem", *issued, *subject)
     return folder
@@ -88,46 +91,121 @@ def shown(connection: Connection) -> frozenset[str]:
 
 def test_a_changed_certificate_is_shown_to_new_connections_and_drops_none(pki: Path, tmp_path: Path) -> None:
     put(pki, tmp_path, "old")
-    told: list[bool] = []
-    certificates = Certificates(live(tmp_path), told.append)
+    certificates = Certificates(live(tmp_path), FakeClock())
     first = Connection(certificates.context, pki / "ca.pem")
     put(pki, tmp_path, "new")
     certificates.poll()
     assert "old" in shown(first)
     assert "new" in shown(Connection(certificates.context, pki / "ca.pem"))
     assert first.said() == b"hello"
-    assert told == [True, True]
+    assert certificates.current
 
 
 def test_a_certificate_without_its_key_is_not_used_until_the_key_is_there(
     pki: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(pki, tmp_path, "old")
-    told: list[bool] = []
-    certificates = Certificates(live(tmp_path), told.append)
+    certificates = Certificates(live(tmp_path), FakeClock())
     put(pki, tmp_path, "new", "pem")
     certificates.poll()
     certificates.poll()
+    assert not certificates.current
     assert "old" in shown(Connection(certificates.context, pki / "ca.pem"))
     assert len(caplog.records) == 1  # not at each poll
     assert "live.pem" in vars(caplog.records[0])["error"]
     put(pki, tmp_path, "new", "key")
     certificates.poll()
     assert "new" in shown(Connection(certificates.context, pki / "ca.pem"))
-    assert told == [True, False, False, True]
+    assert certificates.current
 
 
 def test_files_that_did_not_change_are_not_read_again(pki: Path, tmp_path: Path) -> None:
     put(pki, tmp_path, "old")
-    told: list[bool] = []
-    Certificates(live(tmp_path), told.append).poll()
-    assert told == [True]
+    certificates = Certificates(live(tmp_path), FakeClock())
+    before = certificates.validity
+    certificates.poll()
+    assert certificates.validity is before
+
+
+def test_the_end_of_the_certificate_is_the_one_that_openssl_says(pki: Path, tmp_path: Path) -> None:
+    put(pki, tmp_path, "old")
+    words = ["openssl", "x509", "-noout", "-enddate", "-in", str(pki / "old.pem")]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip().removeprefix("notAfter=")
+    found = Certificates(live(tmp_path), FakeClock()).validity
+    assert found is not None
+    assert found.ends_s == ssl.cert_time_to_seconds(said)
+
+
+def test_of_a_chain_the_certificate_that_ends_first_counts(pki: Path) -> None:
+    def ends_s(text: str) -> float:
+        found = first_to_end(text)
+        assert found is not None
+        return found.ends_s
+
+    short, long = (pki / "short.pem").read_text(), (pki / "ca.pem").read_text()
+    assert ends_s(long + short) == ends_s(short) < ends_s(long)
+    assert first_to_end("no certificate") is None
+
+
+@given(st.integers(0, 10_000), st.binary(min_size=1, max_size=4))
+def test_a_certificate_that_is_broken_has_an_end_or_none(pki: Path, place: int, other: bytes) -> None:
+    der = ssl.PEM_cert_to_DER_cert((pki / "old.pem").read_text())
+    at = place % len(der)
+    found = first_to_end(ssl.DER_cert_to_PEM_cert(der[:at] + other + der[at + len(other) :]))
+    assert found is None or found.ends_s == found.ends_s
+
+
+def test_an_end_that_is_near_is_said_once_a_day_and_is_a_note_of_readiness(
+    pki: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(pki, tmp_path, "short")
+    clock = FakeClock()
+    certificates = Certificates(live(tmp_path), clock)
+    assert certificates.validity is not None
+    begins_s, ends_s = certificates.validity
+    clock.time_s = ends_s - (ends_s - begins_s) / 3 - 1
+    certificates.poll()
+    assert (certificates.ending(), caplog.records) == ("", [])
+    clock.advance(2)
+    for _ in range(3):
+        certificates.poll()
+    assert "in 3.3 days; put a new one there" in certificates.ending()
+    assert len(caplog.records) == 1
+    clock.time_s = ends_s + 1
+    certificates.poll()
+    assert "ago: nobody" in certificates.ending()
+    assert len(caplog.records) == 2
+    put(pki, tmp_path, "old")
+    clock.time_s = begins_s
+    certificates.poll()
+    assert certificates.ending() == ""
+
+
+def test_the_certificates_end_is_on_metrics_and_readyz_tells_of_it_and_is_no_less_ready(
+    pki: Path, tmp_path: Path
+) -> None:
+    put(pki, tmp_path, "short")
+    clock = FakeClock()
+    trust = ssl.create_default_context(cafile=str(pki / "ca.pem"))
+    tls = {f"tls__{name}": getattr(live(tmp_path), name) for name in ("certificate_file", "key_file")}
+    with running(tmp_path / "data", clock, verify=trust, **tls) as server:
+        server.send(body(frame()))
+        shown_s = server.metric("tls_certificate_expires_timestamp_seconds")
+        assert server.metric("tls_reload_success") == 1
+        assert (server.client.get("/readyz").status_code, server.client.get("/readyz").json()["notes"]) == (200, {})
+        clock.time_s = shown_s - 1
+        server.send(body(frame(2), sent_s=clock.now_s()))
+        told = server.client.get("/readyz")
+        assert told.status_code == 200
+        assert "live.pem" in told.json()["notes"]["tls"]
+    with running(tmp_path / "plain") as server:
+        assert "eagle_eye_tls" not in server.client.get("/metrics").text
 
 
 def test_clients_of_an_authority_that_was_taken_out_are_refused(pki: Path, tmp_path: Path) -> None:
     put(pki, tmp_path, "old")
     shutil.copy(pki / "ca.pem", tmp_path / "clients.pem")
-    certificates = Certificates(live(tmp_path, client_ca_file=str(tmp_path / "clients.pem")))
+    certificates = Certificates(live(tmp_path, client_ca_file=str(tmp_path / "clients.pem")), FakeClock())
     connection = Connection(certificates.context, pki / "ca.pem", pki / "n1")
     assert names(connection.server.getpeercert()) == {"n1", "n1.site"}
     shutil.copy(pki / "ca2.pem", tmp_path / "clients.pem")
@@ -139,9 +217,9 @@ def test_clients_of_an_authority_that_was_taken_out_are_refused(pki: Path, tmp_p
 def test_clients_without_a_certificate_are_refused_only_if_all_need_one(pki: Path, tmp_path: Path) -> None:
     put(pki, tmp_path, "old")
     asked = {"client_ca_file": str(pki / "ca.pem")}
-    assert Connection(Certificates(live(tmp_path, **asked)).context, pki / "ca.pem").said() == b"hello"
+    assert Connection(Certificates(live(tmp_path, **asked), FakeClock()).context, pki / "ca.pem").said() == b"hello"
     with pytest.raises(ssl.SSLError, match=r"(?i)peer.did.not.return.a.certificate"):
-        Connection(Certificates(live(tmp_path, client_certificates="all", **asked)).context, pki / "ca.pem")
+        Connection(Certificates(live(tmp_path, client_certificates="all", **asked), FakeClock()).context, pki / "ca.pem")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +230,7 @@ def test_files_of_no_use_are_a_configuration_error(pki: Path, tmp_path: Path, br
     put(pki, tmp_path, "old")
     named = {"certificate_file": str(tmp_path / "live.pem"), "key_file": str(tmp_path / "live.key"), **broken}
     with pytest.raises(ConfigurationError, match=rf"tls\.{key}: /none\.pem cannot be used: No such file"):
-        Certificates(msgspec.convert(named, TlsSettings))
+        Certificates(msgspec.convert(named, TlsSettings), FakeClock())
 
 
 def test_a_key_without_a_certificate_is_a_configuration_error(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_subscribers_report_counts_at_the_next_tick(site: Site) -> None:
     site.store.commit(Change(actions=(told,)))
     site.run(1)
     (incident,) = site.store.all(INCIDENTS)
-    assert incident.state == "open"
+    assert incident.state == "confirmed"
     assert "refused" in incident.hold
 
 

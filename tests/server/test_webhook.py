@@ -3,67 +3,24 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import standardwebhooks
 from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 
-from eagle_eye.server.notifiers import webhook
+from eagle_eye.server.config import WebhookSettings
+from eagle_eye.server.notifiers import cloudevents, signing, webhook
+from eagle_eye.server.notifiers.formats import formats
 from eagle_eye.server.notifiers.guard import Guard
 from eagle_eye.server.notifiers.receipts import Outcome, Receipt
-from eagle_eye.server.records import OutboundEvent, Subscription
+from eagle_eye.server.records import OutboundEvent, Retiring, Subscription
 from tests.server.builders import NOW, event, subscription
+from tests.server.receiver import Receiver, receiver
 
 SOURCE = "http://eagle.example"
-
-
-@dataclass
-class Receiver:
-    """A target on loopback: answers with ``status`` after ``delay_s`` and keeps what it got."""
-
-    url: str = ""
-    status: int = 200
-    delay_s: float = 0.0
-    headers: dict[str, str] = field(default_factory=dict)
-    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-
-
-@contextmanager
-def receiver() -> Iterator[Receiver]:
-    state = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers["Content-Length"]))
-            state.got.append(({name.lower(): value for name, value in self.headers.items()}, content))
-            time.sleep(state.delay_s)
-            self.send_response(state.status)
-            for name, value in state.headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, request: object, client_address: object) -> None:
-            pass  # the client gave up; that is what some tests are about
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        state.url = f"http://127.0.0.1:{server.server_port}/hook?x=1"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield state
-        server.shutdown()
-        thread.join()
+FORMATS = formats(SOURCE, WebhookSettings()).by_name()
 
 
 async def no_names(_host: str, _port: int) -> list[str]:
@@ -72,7 +29,7 @@ async def no_names(_host: str, _port: int) -> list[str]:
 
 def deliver(target: Subscription, what: OutboundEvent, now_s: float = NOW, timeout_s: float = 5.0) -> Receipt:
     async def once() -> Receipt:
-        notifier = webhook.Webhook(Guard(True, no_names), SOURCE)
+        notifier = webhook.Webhook(Guard(True, no_names), FORMATS)
         try:
             return await notifier.deliver(target, what, now_s, timeout_s)
         finally:
@@ -103,16 +60,19 @@ def test_a_delivery_is_a_signed_cloudevent() -> None:
     assert parsed.get_data() == what.data
 
 
-def test_every_secret_signs_so_that_a_receiver_may_lag_a_rotation() -> None:
+def test_a_replaced_secret_signs_until_its_time_so_that_a_receiver_may_lag_a_rotation() -> None:
     now_s = time.time()
-    new, old = webhook.new_secret(), webhook.new_secret()
+    new, old = signing.new_secret(), signing.new_secret()
     with receiver() as target:
-        deliver(subscription(url=target.url, secrets=[new, old]), event(), now_s)
-    ((headers, content),) = target.got
+        deliver(subscription(url=target.url, secrets=[new], retiring=[Retiring(old, now_s + 1)]), event(), now_s)
+        deliver(subscription(url=target.url, secrets=[new], retiring=[Retiring(old, now_s)]), event(), now_s)
+    (headers, content), (later, _) = target.got
     for secret in (new, old):
         standardwebhooks.Webhook(secret).verify(content, headers)
-    with pytest.raises(standardwebhooks.WebhookVerificationError):
-        standardwebhooks.Webhook(webhook.new_secret()).verify(content, headers)
+    standardwebhooks.Webhook(new).verify(content, later)
+    for secret, received in ((signing.new_secret(), headers), (old, later)):
+        with pytest.raises(standardwebhooks.WebhookVerificationError):
+            standardwebhooks.Webhook(secret).verify(content, received)
 
 
 def test_attempts_keep_id_and_body_and_have_a_fresh_timestamp() -> None:
@@ -126,17 +86,17 @@ def test_attempts_keep_id_and_body_and_have_a_fresh_timestamp() -> None:
 
 
 def test_a_secret_is_whsec_and_32_random_bytes() -> None:
-    secret = webhook.new_secret()
+    secret = signing.new_secret()
     assert secret.startswith("whsec_")
     assert len(base64.b64decode(secret.removeprefix("whsec_"))) == 32
-    assert secret != webhook.new_secret()
-    webhook.check_secret(secret)
+    assert secret != signing.new_secret()
+    signing.check_secret(secret)
 
 
 @pytest.mark.parametrize("bad", ["", "secret", "whsec_", "whsec_c2hvcnQ=", "whsec_%%%", "whsec_" + "A" * 100])
 def test_other_secrets_are_refused_without_being_repeated(bad: str) -> None:
     with pytest.raises(ValueError, match="24 to 64") as caught:
-        webhook.check_secret(bad)
+        signing.check_secret(bad)
     assert bad in ("", "secret", "whsec_") or bad not in str(caught.value)
 
 
@@ -216,7 +176,7 @@ def test_the_checked_address_is_the_one_connected_to_and_the_name_stays_in_host(
         return ["127.0.0.1"] if len(asked) == 1 else ["192.0.2.1"]
 
     async def once(target: Receiver) -> Receipt:
-        notifier = webhook.Webhook(Guard(True, rebinding), SOURCE)
+        notifier = webhook.Webhook(Guard(True, rebinding), FORMATS)
         try:
             url = target.url.replace("127.0.0.1", "hook.example")
             return await notifier.deliver(subscription(url=url), event(), NOW, 5.0)
@@ -234,7 +194,7 @@ def test_a_target_that_became_private_is_a_final_failure() -> None:
         async def private(_host: str, _port: int) -> list[str]:
             return ["10.0.0.1"]
 
-        notifier = webhook.Webhook(Guard(False, private), SOURCE)
+        notifier = webhook.Webhook(Guard(False, private), FORMATS)
         try:
             return await notifier.deliver(subscription(), event(), NOW, 5.0)
         finally:
@@ -246,5 +206,5 @@ def test_a_target_that_became_private_is_a_final_failure() -> None:
 
 
 def test_numbers_that_json_lacks_become_null() -> None:
-    content = webhook.envelope(event(data={"value": float("nan")}), SOURCE)
+    content = cloudevents.envelope(event(data={"value": float("nan")}), SOURCE)
     assert json.loads(content)["data"] == {"value": None}

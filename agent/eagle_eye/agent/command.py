@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
 from eagle_eye.agent.clock import SystemClock, Wake
-from eagle_eye.agent.collector import CollectFailed, Observed
+from eagle_eye.agent.collector import CollectFailed, Collector, Observed
 from eagle_eye.agent.config import AgentConfiguration, read, spool_folder, token_path, trust
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.bundle import BundleStuck
@@ -33,6 +34,8 @@ from eagle_eye.agent.heap import share_heap
 from eagle_eye.agent.host_verdict import EXIT_CODES, judge, lines
 from eagle_eye.agent.loop import Loop, Sink, agent_version
 from eagle_eye.agent.metrics_server import MetricsServer
+from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
+from eagle_eye.agent.node_check.requests import NodeChecks
 from eagle_eye.agent.node_token import NodeToken
 from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
 from eagle_eye.agent.printing import Nowhere, Printer
@@ -157,15 +160,17 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
     place = Place(destination.server, token.text, destination.trust, destination.connect_s, destination.answer_s)
     try:
         processes = TrainingProcesses()
-        evidence: EvidenceRequests | None = None
-        if not once:  # a frame that says "evidence" asks to be asked
+        beside: list[Collector] = []
+        answered: Callable[[Mapping[str, object]], None] = _ignore
+        if not once:  # a frame that says "evidence" or "node_check" asks to be asked
             gatherer = _gatherer(configuration, drops)
             evidence = EvidenceRequests(gatherer, processes.all, Upload(place, clock).send, drops)
-        beside = (evidence,) if evidence is not None else ()
+            checks_send = Upload(place, clock, path=NODE_CHECK_PATH).send
+            checks = NodeChecks(configuration.node_check_command, processes.all, checks_send, drops)
+            beside = [evidence, checks] if configuration.node_check_command else [evidence]
+            answered = partial(_hand_on, (evidence.answered, checks.answered))
         assembly = Assembly(configuration, drops, clock, wake.set, folder, processes, beside)
-        uplink = Uplink(
-            destination, spool, drops, clock, token=token, answered=evidence.answered if evidence else _ignore
-        )
+        uplink = Uplink(destination, spool, drops, clock, token=token, answered=answered)
 
         def delivery() -> Delivery:
             return Delivery(spool.waiting(), spool.waiting_bytes(), uplink.delivered, uplink.is_well)
@@ -286,6 +291,11 @@ def _gatherer(configuration: AgentConfiguration, drops: Drops) -> Gatherer:
     prefixes, pipes = configuration.flight_recorder_prefixes, configuration.flight_recorder_pipe_prefixes
     dumps = FlightDumps(prefixes, pipes, drops=drops)
     return Gatherer(configuration.node, agent_version(), standard_sources(dumps))
+
+
+def _hand_on(takers: Sequence[Callable[[Mapping[str, object]], None]], fields: Mapping[str, object]) -> None:
+    for take in takers:
+        take(fields)
 
 
 def _ignore(_fields: Mapping[str, object]) -> None:

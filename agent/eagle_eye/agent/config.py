@@ -31,6 +31,8 @@ TIMEOUT_S_MIN = 0.01
 SOCKET_PATH_BYTES_MAX = 107  # the kernel's limit
 PLACES_MAX = 16  # of each kind: all are looked at again and again
 PORTS_MAX = 8
+WORDS_MAX = 32
+WORD_CHARS_MAX = 4_096
 
 _PLACES = (
     "nccl_inspector_folders",
@@ -49,7 +51,8 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     ``token_file``, or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max``
     is the longest wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts.
     ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run here, each for processes
-    that name its node. The lists add to what the training processes' own environments say.
+    that name its node. ``node_check_command`` empty: no active check is made, whoever asks. The other lists add to what
+    the training processes' own environments say.
     """
 
     server: str = "http://127.0.0.1:8470"
@@ -79,6 +82,7 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     training_logs: list[str] = []
     training_log_framework: str = ""
     tensorboard_logs: list[str] = []
+    node_check_command: list[str] = []
 
 
 def read(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> AgentConfiguration:
@@ -136,6 +140,7 @@ def _check(configuration: AgentConfiguration) -> None:
     _check_server(configuration.server)
     _check_names(configuration)
     _check_numbers(configuration)
+    _check_node_check_command(configuration)
     _check_files(configuration)
     for key, check in (("metrics_listen", metrics_server.address), ("dcgm_exporter", dcgm_exporter.address)):
         _refuse(key, check, getattr(configuration, key))
@@ -163,6 +168,17 @@ def _check_names(configuration: AgentConfiguration) -> None:
         raise ConfigurationError(
             f"training_log_framework: expected one of {', '.join(map(repr, known))}, got {framework[:80]!r}"
         )
+
+
+def _check_node_check_command(configuration: AgentConfiguration) -> None:
+    key, words = "node_check_command", configuration.node_check_command
+    if len(words) > WORDS_MAX or any(not word or len(word) > WORD_CHARS_MAX or "\0" in word for word in words):
+        raise ConfigurationError(
+            f"{key}: expected at most {WORDS_MAX} words of 1 to {WORD_CHARS_MAX} characters, got {len(words)} words"
+        )
+    # argparse takes it abbreviated, too.
+    if any(word in ("--for", "--forc", "--force") for word in words):
+        raise ConfigurationError(f"{key}: expected no --force: a check that the server asks for disturbs nobody")
 
 
 def _check_numbers(configuration: AgentConfiguration) -> None:

@@ -15,8 +15,6 @@ from io import BufferedReader
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eagle_eye.schema.frame import CONTENT_TYPE
-
 ANSWER_BYTES_MAX = 1 << 16
 LINE_BYTES_MAX = 1 << 13  # of the answer's head, and of a chunk's
 LINES_MAX = 128
@@ -51,25 +49,29 @@ class Connection:
         self._connect = connect
         self._head = (
             f"POST {path} HTTP/1.1\r\nHost: {urlsplit(server).netloc.rpartition('@')[2]}\r\n"
-            f"Content-Type: {CONTENT_TYPE}\r\nAccept: application/json\r\n"
+            "Accept: application/json\r\n"
         )
         self._http: http.client.HTTPConnection | None = None
         self._reader: BufferedReader | None = None
 
-    def post(self, body: bytes, token: str) -> Answer:
-        """Return the server's answer; ``token`` empty: none. Raises OSError, BadAnswer.
+    def post(self, body: bytes, token: str, content_type: str, encoding: str = "") -> Answer:
+        """Return the server's answer; ``token`` or ``encoding`` empty: none. Raises OSError, BadAnswer.
 
         After an error the connection is closed, and the next request opens another.
         """
         kept = self._http is not None
+        coded = f"Content-Encoding: {encoding}\r\n" if encoding else ""
+        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+        kind = f"Content-Type: {content_type}\r\n"
+        head = f"{self._head}{authorization}{kind}{coded}Content-Length: {len(body)}\r\n\r\n".encode("ascii")
         try:
             try:
-                return self._post(body, token)
+                return self._post(head + body)
             except (ConnectionResetError, BrokenPipeError):
                 if not kept:
                     raise
                 self.close()
-                return self._post(body, token)  # it was closed while nothing was sent; a frame may be sent twice
+                return self._post(head + body)  # it was closed while nothing was sent; a frame may be sent twice
         except BaseException:
             self.close()
             raise
@@ -83,13 +85,11 @@ class Connection:
         if connection is not None:
             connection.close()
 
-    def _post(self, body: bytes, token: str) -> Answer:
+    def _post(self, request: bytes) -> Answer:
         if self._http is None or self._reader is None:
             self._http = self._connect()
             self._reader = self._http.sock.makefile("rb")
-        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
-        head = f"{self._head}{authorization}Content-Length: {len(body)}\r\n\r\n"
-        self._http.sock.sendall(head.encode("ascii") + body)
+        self._http.sock.sendall(request)
         status, headers = _read_head(self._reader)
         content, whole = _read_body(self._reader, headers)
         if not whole or headers.get("connection", "").lower() == "close":

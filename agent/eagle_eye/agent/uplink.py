@@ -17,9 +17,10 @@ from eagle_eye.agent.clock import Clock
 from eagle_eye.agent.connection import Answer, BadAnswer, Connection
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.node_token import NodeToken
+from eagle_eye.agent.request_writer import RequestWriter
 from eagle_eye.agent.server_connection import SYSTEMS, Trust, connect, path_on
 from eagle_eye.agent.spool import STREAM_FRAMES_MAX, Batch, Spool
-from eagle_eye.schema.frame import WIRE_VERSION, encode_request, version_of
+from eagle_eye.schema.frame import WIRE_VERSION, version_of
 
 PATH = "/api/v1/frames"
 BYTES_PER_REQUEST = 4 << 20
@@ -94,6 +95,7 @@ class Lane:
             destination.server,
             path_on(destination.server, PATH),
         )
+        self._writer = RequestWriter(clock.monotonic_s)
         self._failures = 0
         self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
@@ -109,12 +111,14 @@ class Lane:
             self._frames_max = STREAM_FRAMES_MAX
             return None
         begin_s = self._clock.monotonic_s()
-        body = encode_request([frame for _, frame in batch.frames], self._clock.now_s())
+        written = self._writer.write([frame for _, frame in batch.frames], self._clock.now_s())
         try:
-            answer = self._connection.post(body, self._token.text())
+            answer = self._connection.post(written.body, self._token.text(), written.content_type, written.encoding)
         except (OSError, BadAnswer) as error:
             self._say(f"server {self._server} cannot be reached: {type(error).__name__}: {error}")
             return self.backoff_s()
+        if self._writer.answered(answer.status, answer.reason):
+            return 0.0
         wait_s = self._judge(answer, batch)
         return wait_s or self._rest_s(self._clock.monotonic_s() - begin_s)
 

@@ -59,7 +59,10 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What the site says beside the defaults. ``gpus_expected`` None: not known; ``torch_python``: whose torch."""
+    """What the site says beside the defaults. ``gpus_expected`` None: not known; ``torch_python``: whose torch.
+
+    ``gemm_s`` None: as long as the check likes.
+    """
 
     thresholds: Mapping[str, Threshold]
     folder: Path
@@ -67,6 +70,7 @@ class Site:
     gpus_expected: int | None = None
     dcgm_level: int = 1
     all_reduce_perf: str = "all_reduce_perf"
+    gemm_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +114,9 @@ class Result:
 class Check:
     """One check. ``needs`` is for people; ``limit_s`` and ``quick_limit_s`` are what it may take, None: left out.
 
-    ``absent`` returns at once why this host does not have what the check is about, or is made with; "" where it has.
-    ``run`` returns, whatever the host does. ``loads_gpus``: it would disturb whoever computes there.
+    ``longer_s`` is how much more than that it may take at this site. ``absent`` returns at once why this host does not
+    have what the check is about, or is made with; "" where it has. ``run`` returns, whatever the host does.
+    ``loads_gpus``: it would disturb whoever computes there.
     """
 
     name: str
@@ -122,6 +127,7 @@ class Check:
     absent: Callable[[Asked], str]
     run: Callable[[Asked], Result]
     loads_gpus: bool = False
+    longer_s: Callable[[Site], float] = lambda _site: 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

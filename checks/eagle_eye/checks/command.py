@@ -29,6 +29,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 DEADLINE_S = 110.0  # with what starting and ending take, under two minutes
 QUICK_DEADLINE_S = 18.0  # under 20 s
 DEADLINE_S_MIN, DEADLINE_S_MAX = 5.0, 3_600.0
+GEMM_S_MIN, GEMM_S_MAX = 1.0, 60.0  # as much as is looked at meanwhile (child.py, LINES_BYTES_MAX)
 LOOK_RATIO = 0.3  # of the deadline at most for the first look at the GPUs
 FOLDER = Path("/var/tmp")  # noqa: S108 - on a disk where /tmp may be memory; our file there has no name
 
@@ -50,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threshold", action="append", metavar="NAME=VALUE", default=[], help="judge by this figure")
     parser.add_argument("--dcgm-level", type=int, choices=LEVELS, default=1, help="dcgmi diag -r (1)")
     parser.add_argument("--all-reduce-perf", metavar="PATH", default="all_reduce_perf", help="of nccl-tests (on PATH)")
+    parser.add_argument("--gemm-seconds", type=float, metavar="S", help="how long gemm loads (8): heat takes a minute")
     parser.add_argument("--torch-python", metavar="PATH", default=sys.executable, help="a Python with torch (this one)")
     parser.add_argument("--force", action="store_true", help="even while a process computes on the GPUs: disturbs it")
     parser.add_argument("--list", action="store_true", help="say what there is to check, and check nothing")
@@ -134,6 +136,10 @@ def _chosen(args: argparse.Namespace) -> list[Check]:
 def _site(args: argparse.Namespace) -> Site:
     if args.gpus is not None and args.gpus < 0:
         raise ConfigurationError(f"--gpus: expected 0 or more, got {args.gpus}")
+    if args.gemm_seconds is not None and not GEMM_S_MIN <= args.gemm_seconds <= GEMM_S_MAX:
+        raise ConfigurationError(
+            f"--gemm-seconds: expected {GEMM_S_MIN:g} to {GEMM_S_MAX:g}, got {args.gemm_seconds:g}"
+        )
     folder = args.folder or (FOLDER if FOLDER.is_dir() else Path(tempfile.gettempdir()))
     if not folder.is_dir():
         raise ConfigurationError(f"--folder: expected a folder, got {printable(str(folder))}")
@@ -148,6 +154,7 @@ def _site(args: argparse.Namespace) -> Site:
         gpus_expected=args.gpus,
         dcgm_level=args.dcgm_level,
         all_reduce_perf=args.all_reduce_perf,
+        gemm_s=args.gemm_seconds,
     )
 
 

@@ -28,7 +28,7 @@ def run(asked: Asked) -> Result:
     if reason := devices.unable(asked.host):
         return could_not_check(reason)
     names = devices.names(asked.host)
-    seconds = QUICK_WORK_S if asked.quick else WORK_S
+    seconds = asked.site.gemm_s or (QUICK_WORK_S if asked.quick else WORK_S)
     looks: Sequence[Host] = ()
     try:
         if asked.host.gpus:
@@ -127,4 +127,5 @@ CHECK = Check(
     absent=lambda _asked: "",
     run=run,
     loads_gpus=True,
+    longer_s=lambda site: site.gemm_s or 0.0,
 )

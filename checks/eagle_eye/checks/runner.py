@@ -34,6 +34,7 @@ def run(
         begins(check)
         begin_s = monotonic_s()
         limit_s = check.quick_limit_s if quick else check.limit_s
+        limit_s = limit_s and limit_s + check.longer_s(site)
         passed = frozenset(outcome.name for outcome in outcomes if outcome.state == "passed")
         until_s = min(deadline_s, begin_s + (limit_s or 0.0))
         asked = Asked(host=host, site=site, quick=quick, until_s=until_s, passed=passed)

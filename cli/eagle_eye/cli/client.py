@@ -31,13 +31,13 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Client:
-    """Speaks to one server. ``token`` "": none is sent."""
+    """Speaks to one server, a URL without a slash at its end. ``token`` "": none is sent."""
 
     def __init__(self, server: str, token: str = "") -> None:
         if not server.startswith(("http://", "https://")):
             raise ServerSaidNo(f"--server: expected a URL such as {DEFAULT_SERVER}, got {server!r}")
-        self._server = server.rstrip("/")
-        self._token = token
+        self.server = server.rstrip("/")
+        self.token = token
         # No proxy from the environment: it would get the token, and loopback would not be reached.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
@@ -55,10 +55,10 @@ class Client:
     @contextlib.contextmanager
     def _answer(self, method: str, path: str, query: Mapping[str, Any] | None, body: Any) -> Iterator[Any]:
         given = {name: value for name, value in (query or {}).items() if value is not None}
-        url = f"{self._server}{path}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+        url = f"{self.server}{path}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
         data = None if body is None else msgspec.json.encode(body)
         request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 - the scheme was checked
         try:
@@ -68,12 +68,12 @@ class Client:
                 raise ServerSaidNo(_reason(error)) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or error
-            raise ServerSaidNo(f"{self._server} cannot be reached: {why}; is --server right?") from None
+            raise ServerSaidNo(f"{self.server} cannot be reached: {why}; is --server right?") from None
         with answer:
             try:
                 yield answer
             except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
-                raise ServerSaidNo(f"{self._server} stopped in the middle of its answer: {error}") from None
+                raise ServerSaidNo(f"{self.server} stopped in the middle of its answer: {error}") from None
 
     def pages(self, path: str, query: Mapping[str, Any], items_max: int) -> tuple[list[dict[str, Any]], bool]:
         """Return at most ``items_max`` items of a list, and whether there are more. Raises ServerSaidNo."""

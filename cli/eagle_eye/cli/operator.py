@@ -1,4 +1,4 @@
-"""The operator's view and verbs: ``eagle-eye nodes|jobs|incidents|actions|deliveries|subscriptions``."""
+"""The operator's view and verbs: ``eagle-eye jobs|incidents|actions|deliveries``."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ class Noun:
     columns: tuple[Column, ...]
     filters: tuple[str, ...] = ()
     verbs: tuple[Verb, ...] = ()
-    addable: bool = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the noun's verbs and flags; without a verb it lists."""
         common = argparse.ArgumentParser(add_help=False)
         # Flags count before and after the verb; SUPPRESS keeps the second parser from undoing the first.
-        _add_common(common, argparse.SUPPRESS)
-        _add_common(parser, None)
+        add_common(common, argparse.SUPPRESS)
+        add_common(parser, None)
         self._add_filters(parser, None, LIST_MAX)
         verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
         listing = verbs.add_parser("list", parents=[common], help=f"list {self.name}, newest first (default)")
@@ -62,15 +61,12 @@ class Noun:
             one.add_argument("id", metavar=self.singular.upper())
             if "state" in verb.body:
                 one.add_argument("state", choices=["accepted", "running", "done", "failed", "refused"])
-            if "force" in verb.query:
-                one.add_argument("--force", action="store_const", const="true", default="", help="against advice too")
-            for flag in (name for name in (*verb.query, *verb.body) if name not in ("state", "force")):
+            for flag in (name for name in (*verb.query, *verb.body) if name != "state"):
                 one.add_argument(f"--{flag}", default="", help=f"{flag} to keep with it")
-        if self.addable:
-            add = verbs.add_parser("add", parents=[common], help="make one; its secret is shown this once")
-            add.add_argument("url", metavar="URL")
-            add.add_argument("--type", action="append", default=[], dest="types", help="only events of this type")
-            add.add_argument("--job", action="append", default=[], dest="jobs", help="only events of this job")
+        self._add_verbs(verbs, common)
+
+    def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
+        """Add verbs that are more than a request and its answer; there are none."""
 
     def _add_filters(self, parser: argparse.ArgumentParser, default: Any, limit: Any) -> None:
         parser.add_argument("--limit", type=int, default=limit, help=f"how many at most (default {LIST_MAX})")
@@ -87,17 +83,15 @@ class Noun:
             if args.json:
                 print_json(items)
                 return 0
-            _print_table(self.columns, items)
+            print_table(self.columns, items)
             if more:
                 sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
             return 0
-        if args.verb == "add":
-            answer = client.call("POST", path, body={"url": args.url, "types": args.types, "jobs": args.jobs})
-        elif args.verb == "show":
+        if args.verb == "show":
             answer = client.call("GET", f"{path}/{quote(args.id, safe='')}")
         else:
             answer = self._do(client.call, path, args)
-        if args.json or args.verb in ("show", "add", "rotate"):
+        if args.json or args.verb == "show":
             print_json(answer)
         else:
             sys.stdout.write(f"{args.verb} {printable(args.id)}: done\n")
@@ -129,7 +123,8 @@ def field(record: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _add_common(parser: argparse.ArgumentParser, default: Any) -> None:
+def add_common(parser: argparse.ArgumentParser, default: Any) -> None:
+    """Add the flags that every one of these commands has; ``default`` None, or SUPPRESS in a second parser."""
     parser.add_argument("--server", metavar="URL", default=default, help=f"default {DEFAULT_SERVER}")
     parser.add_argument("--token-file", type=Path, metavar="FILE", default=default, help="file with a bearer token")
     parser.add_argument("--json", action="store_true", default=default or False, help="print JSON")
@@ -141,7 +136,8 @@ def print_json(value: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-def _print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -> None:
+def print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -> None:
+    """Write the items to standard output as a table."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -154,26 +150,6 @@ def _print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) 
     Console().print(table if items else Text("none"))
 
 
-_NODE_REASON = ("reason",)
-
-NODES = Noun(
-    "nodes",
-    "node",
-    (
-        Column("node", "node"),
-        Column("state", "state"),
-        Column("job", "agent.job"),
-        Column("heard", "agent.heard"),
-        Column("agent", "agent.version"),
-        Column("reason", "reason"),
-    ),
-    filters=("state",),
-    verbs=(
-        Verb("exclude", "count it as out of service until it is readmitted", query=_NODE_REASON),
-        Verb("drain", "count it as leaving once its job ends or restarts", query=_NODE_REASON),
-        Verb("readmit", "count it as in service again", query=(*_NODE_REASON, "force")),
-    ),
-)
 JOBS = Noun(
     "jobs",
     "job",
@@ -183,7 +159,10 @@ JOBS = Noun(
         Column("state", "state"),
         Column("step", "progress.step"),
         Column("progressed", "progress.progressed"),
+        Column("source", "source"),
+        Column("scheduled as", "scheduled_as"),
         Column("restarted by", "restart_owner"),
+        Column("conflict", "conflict"),
     ),
     filters=("state", "node"),
 )
@@ -235,27 +214,10 @@ DELIVERIES = Noun(
         Column("state", "state"),
         Column("attempts", "attempts"),
         Column("status", "last_status"),
+        Column("reason", "reason"),
         Column("error", "last_error"),
         Column("updated", "updated"),
     ),
     filters=("state", "subscription", "event", "type"),
     verbs=(Verb("redeliver", "deliver it again, now"),),
-)
-SUBSCRIPTIONS = Noun(
-    "subscriptions",
-    "subscription",
-    (
-        Column("subscription", "id"),
-        Column("url", "url"),
-        Column("types", "types"),
-        Column("jobs", "jobs"),
-        Column("active", "active"),
-        Column("ended", "ended_reason"),
-    ),
-    verbs=(
-        Verb("delete", "end it", method="DELETE"),
-        Verb("ping", "send it a ping"),
-        Verb("rotate", "make a new secret; the old one signs too until the next rotation"),
-    ),
-    addable=True,
 )

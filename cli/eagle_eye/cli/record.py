@@ -22,8 +22,7 @@ JOBS_SHOWN = 20
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    # Otherwise argparse takes "-15m" for an option.
-    parser._negative_number_matcher = re.compile(rf"^-\d+$|^-\d*\.\d+$|^{_AGO.pattern}$")
+    accept_ages(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="the trace folder to write; must not exist")
     parser.add_argument("--job", required=True, help="the job to record")
     when = "RFC 3339, Unix seconds, or how long ago: -15m"
@@ -32,6 +31,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="URL", help=f"default {DEFAULT_SERVER}")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with a bearer token of scope read")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+def accept_ages(parser: argparse.ArgumentParser) -> None:
+    """Have the parser take "-15m" for a time; otherwise argparse takes it for an option."""
+    parser._negative_number_matcher = re.compile(rf"^-\d+$|^-\d*\.\d+$|^{_AGO.pattern}$")
 
 
 def run(args: argparse.Namespace) -> int:

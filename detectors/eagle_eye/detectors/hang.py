@@ -78,7 +78,7 @@ class Hang:
         """Return the one node that stands out, as its index, and by which kinds of evidence; None where none does."""
         worst = np.nanmax(lag) if np.isfinite(lag).any() else 0.0
         lagging = {int(n) for n in np.unique(window.node_of[lag == worst])} if worst > 0 else set()
-        odd = activity_outliers(window, since_s=state.advanced_s)
+        odd = activity_outliers(window, state.advanced_s)
         evidence = [("rank_silence", silent), ("collective_sequence", lagging), ("gpu_activity", odd)]
         suspects: set[int] | None = None
         kinds: set[str] = set()

@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.learned_features import FEATURES, Nodes, look
 from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.detectors.signs.progress import QUIET_PHASES
+from eagle_eye.detectors.signs.progress import quiet_phase
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 NO_MODEL = "no model: run eagle-eye train"
@@ -90,7 +90,7 @@ class Learned:
         times_s = window.times_s if len(window.times_s) else window.node_times_s
         if not len(times_s):
             raise Blind("no rows yet")
-        if any(phase in window.phase for phase in QUIET_PHASES):
+        if quiet_phase(window):
             raise Blind("a rank evaluates or writes a checkpoint: nodes differ then by nature")
         until_s = float(times_s[-1])
         still_s = until_s - window.advanced_s

@@ -107,24 +107,21 @@ class Straggler:
         """Return (stretch, rank) of ranks whose plain mean is high enough to look closely, short stretches first."""
         found: list[tuple[int, int]] = []
         noise = _screening_noise(relative)
-        total = np.zeros(relative.shape[1])
-        seen = np.zeros(relative.shape[1])
-        taken = 0
-        for length in STRETCHES:
-            if taken == len(relative):
-                break
-            lines = relative[max(len(relative) - length, 0) : len(relative) - taken]
-            known = np.isfinite(lines)
-            total += np.where(known, lines, 0.0).sum(axis=0)
-            seen += known.sum(axis=0)
-            taken += len(lines)
-            ratio = self.ratio if taken < MILD_STEPS_TOLD else self.mild_ratio
-            least = SCREEN_RATIO * max(ratio - 1, SCREEN_SIGMAS * noise / math.sqrt(taken))
-            excess = total - seen * (1 + least)
-            high = np.flatnonzero((excess > 0) & (2 * seen >= taken) & (seen >= STEPS_TOLD))
+        lengths = sorted({min(length, len(relative)) for length in STRETCHES})
+        total, seen = _sums(relative, lengths)
+        ratios = (self.ratio if length < MILD_STEPS_TOLD else self.mild_ratio for length in lengths)
+        least = [
+            SCREEN_RATIO * max(ratio - 1, SCREEN_SIGMAS * noise / math.sqrt(length))
+            for ratio, length in zip(ratios, lengths, strict=True)
+        ]
+        excess = total - seen * (1 + np.array(least)[:, None])
+        suspect = excess > 0
+        for place in np.flatnonzero(suspect.any(axis=1)).tolist():
+            length, own = lengths[place], np.broadcast_to(seen[place], excess[place].shape)
+            high = np.flatnonzero(suspect[place] & (2 * own >= length) & (own >= STEPS_TOLD))
             if len(high) > SUSPECTS_MAX:
-                high = high[np.argpartition(-excess[high] / seen[high], SUSPECTS_MAX)[:SUSPECTS_MAX]]
-            found.extend((taken, int(index)) for index in high)
+                high = high[np.argpartition(-excess[place][high] / own[high], SUSPECTS_MAX)[:SUSPECTS_MAX]]
+            found.extend((length, index) for index in high.tolist())
         return found
 
     def _judge(self, window: Window, index: int, length: int) -> Verdict | None:
@@ -294,6 +291,24 @@ def _noise(relative: Floats, steps: int) -> tuple[float, float]:
     error = TRIM_EFFICIENCY * max(noise, tails, NOISE_FLOOR_RATIO) / math.sqrt(max(steps, 1))
     few = 1 + FEW_PEERS / values.shape[1]  # a spread taken from few is not well known
     return max(noise, tails), few * max(error, between, NOISE_FLOOR_RATIO)
+
+
+def _sums(relative: Floats, lengths: list[int]) -> tuple[Floats, Floats]:
+    """Return for each length the sum over so many newest lines (lengths, S), and of how many (lengths, S or 1)."""
+    known = np.isfinite(relative[-lengths[-1] :])
+    complete = bool(known.all())  # the usual case
+    filled = relative[-lengths[-1] :] if complete else np.where(known, relative[-lengths[-1] :], 0.0)
+    total = np.empty((len(lengths), relative.shape[1]))
+    seen = np.array(lengths, dtype=np.float64)[:, None] if complete else np.empty_like(total)
+    longest, before = lengths[-1], 0
+    for place, length in enumerate(lengths):
+        fresh = slice(longest - length, longest - before)
+        np.add.reduce(filled[fresh], axis=0, out=total[place])
+        if not complete:
+            np.add.reduce(known[fresh], axis=0, out=seen[place])
+        before = length
+    np.cumsum(total, axis=0, out=total)
+    return total, seen if complete else np.cumsum(seen, axis=0)
 
 
 def _screening_noise(relative: Floats) -> float:

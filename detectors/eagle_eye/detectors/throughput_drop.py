@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.changepoint import cusum, excursion_start, run_lengths, smoothed
 from eagle_eye.detectors.signs.course import course
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.signs.progress import QUIET_PHASES
+from eagle_eye.detectors.signs.progress import quiet_phase
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 DROP_RATIO = 1.10  # of the step time: what Greyhound verifies a change point by (Wu et al., ATC 2025)
@@ -94,7 +94,7 @@ class ThroughputDrop:
         usual = float(np.partition(pace, int(USUAL_QUANTILE * len(pace)))[int(USUAL_QUANTILE * len(pace))])
         if float(np.sort(pace[-LASTED_MIN:])[LASTED_MIN // 2]) - usual < math.log(self.ratio):
             return []
-        if any(phase in QUIET_PHASES for phase in window.phase):
+        if quiet_phase(window):
             return []
         tokens = window.curve.values.get("train_tokens_per_second")
         if tokens is not None and _as_quick_as_ever(tokens[-HISTORY:], "train_tokens_per_second", self.ratio):

@@ -107,6 +107,8 @@ class Window:
     exists. ``watching_since_s`` is since when the observer itself has been watching without a gap: no silence
     is older than that. ``phase`` (one for each series) is what the rank said it is doing ("" unknown),
     ``phase_since_s`` (S,) since when (-inf unknown), ``pauses`` the job's own earlier times without a step.
+    ``memo`` holds what detectors have worked out of this window, ``members_memo`` what of its members alone; a window
+    of the same members may share the latter (``signs/once.py``). Neither tells anything that the window does not.
     """
 
     now_s: float
@@ -140,6 +142,8 @@ class Window:
     link_times_s: Floats = field(default_factory=lambda: np.zeros(0))
     pauses: tuple[Pause, ...] = ()
     events: tuple[Happening, ...] = ()
+    members_memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    memo: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.role_medians import Roles, medians, roles_of
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
@@ -57,7 +58,7 @@ class WorkloadImbalance:
             return []
         newest = compute[-SCREEN_LINES:]
         low, high = np.fmin.reduce(newest, axis=None), np.fmax.reduce(newest, axis=None)
-        if not float(high - low) > BEGUN_RATIO * _middle(seconds[-1]):
+        if not float(high - low) > BEGUN_RATIO * _middles(seconds[-1:])[0]:
             return []
         roles = roles_of(window.role_of, 1)
         found = [v for v in (self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)) if v]
@@ -106,7 +107,8 @@ class WorkloadImbalance:
         """Return the verdict when a whole role computes far longer than the mean of the roles."""
         if len(roles.size) < 2 or len(roles.size) == len(window.series) or len(np.unique(roles.size)) > 1:
             return None  # pipeline stages have equally many ranks; kinds of hardware mostly have not
-        levels, step_s = _levels(compute, seconds, roles)
+        older = max(len(compute) - STEPS_MIN, 0)
+        levels, step_s = _levels(compute[older:], seconds[older:], roles)
         for lines, least in ((STEPS_MIN, self.ratio), (BEGUN_STEPS, BEGUN_RATIO)):
             newest, newest_s = levels[-lines:], step_s[-lines:]
             complete = np.isfinite(newest).all(axis=1) & (newest_s > 0)
@@ -118,7 +120,10 @@ class WorkloadImbalance:
             share = float(np.median(loss))
             if share < least or float(np.quantile(loss, LONGER_QUANTILE)) < least / 2:
                 continue
-            earlier = (levels[:-lines, longest] - levels[:-lines].mean(axis=1)) / step_s[:-lines]
+            stride = max(older // USUAL_LINES, 1)
+            past, past_s = _levels(compute[:older:stride], seconds[:older:stride], roles)
+            past, past_s = np.concatenate([past, levels[:-lines]]), np.concatenate([past_s, step_s[:-lines]])
+            earlier = (past[:, longest] - past.mean(axis=1)) / past_s
             earlier = earlier[np.isfinite(earlier)]
             before = float(np.median(earlier)) if len(earlier) >= USUAL_MIN else float("inf")
             # Stages are unequal by design: what began is what they are more unequal by.
@@ -166,11 +171,8 @@ class WorkloadImbalance:
 
 
 def _levels(compute: Floats, seconds: Floats, roles: Roles) -> tuple[Floats, Floats]:
-    """Return each role's median compute (lines, roles) and the steps' length (lines,), of a sample of older steps."""
-    older = max(len(compute) - STEPS_MIN, 0)
-    stride = max(older // USUAL_LINES, 1)
-    chosen = np.concatenate([np.arange(0, older, stride), np.arange(older, len(compute))])
-    return medians(compute[chosen], roles, 1), _middles(seconds[chosen])
+    """Return each role's median compute (lines, roles) and the steps' length (lines,)."""
+    return medians(compute, roles, 1), _middles(seconds)
 
 
 def _changing(compute: Floats, seconds: Floats, roles: Roles) -> float:
@@ -204,12 +206,12 @@ def _excess(compute: Floats, seconds: Floats, roles: Roles) -> tuple[Floats, NDA
 
 
 def _middles(values: Floats) -> Floats:
-    return np.array([_middle(line) for line in values])
+    """Return each line's median of what is known, of a sample where there are many: (lines,), NaN where nothing is."""
+    ranks = values.shape[1]
+    sampled = values[:, :: ranks // RANKS_SAMPLED] if ranks > RANKS_SAMPLED else values
+    return median_over_rows(sampled.T).astype(np.float64)
 
 
 def _middle(values: Floats) -> float:
-    """Return the median of what is known, of a sample where there are many; NaN where nothing is."""
-    if len(values) > RANKS_SAMPLED:
-        values = values[:: len(values) // RANKS_SAMPLED]
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else float("nan")

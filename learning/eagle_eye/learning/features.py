@@ -21,7 +21,8 @@ from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 from eagle_eye.schema.metrics import METRICS, Kind, MetricSpec, Scope
 from eagle_eye.server.backtest.trace import Trace
-from eagle_eye.server.engine.engine import Engine, Judgement
+from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import DetectionSettings
 
 # The least difference that may mean something, by unit: sensors' resolution and the jitter of healthy, identical nodes.

@@ -1,8 +1,8 @@
 """Configuration of every command: a TOML file, overridden by the environment, overridden by flags.
 
 The shape is a msgspec Struct whose fields are keys and whose Struct fields are sections. Unknown keys and
-wrong types are errors that name the key. ``Secret`` fields are masked when a configuration is printed. A date-time
-becomes Unix seconds, and has to say its offset from UTC.
+wrong types are errors that name the key. ``SECRET_FIELDS`` are masked when a configuration is printed, and refused as
+they are printed. A date-time becomes Unix seconds, and has to say its offset from UTC.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ else:
     import tomli as tomllib
 
 ENVIRONMENT_PREFIX = "EAGLE_EYE_"
-SECRET_FIELDS = frozenset({"token", "secret", "secrets"})
+SECRET_FIELDS = frozenset({"token", "secret", "secrets", "headers"})
+MASK = "********"
 
 ConfigurationT = TypeVar("ConfigurationT", bound=msgspec.Struct)
 
@@ -57,6 +58,7 @@ def load(
         if value is not None:
             _put(merged, key, value)
     _refuse_unknown(merged, known, file)
+    _refuse_masked(merged)
     try:
         return msgspec.convert(merged, shape, strict=True)
     except msgspec.ValidationError as error:
@@ -72,16 +74,30 @@ def load(
 
 
 def masked(configuration: msgspec.Struct) -> dict[str, Any]:
-    """Return the configuration as plain data with secrets replaced by asterisks."""
+    """Return the configuration as plain data of the same shape, with each secret's text replaced by asterisks."""
 
-    def mask(value: Any) -> Any:
+    def mask(value: Any, secret: bool = False) -> Any:
         if isinstance(value, dict):
-            return {k: "********" if k in SECRET_FIELDS and v else mask(v) for k, v in value.items()}
-        return [mask(v) for v in value] if isinstance(value, list) else value
+            return {k: mask(v, secret or k in SECRET_FIELDS) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [mask(v, secret) for v in value]
+        return MASK if secret and value else value
 
     plain = mask(msgspec.to_builtins(configuration))
     assert isinstance(plain, dict)  # noqa: S101 - a Struct becomes a dict
     return plain
+
+
+def _refuse_masked(value: Any, key: str = "") -> None:
+    """Refuse a secret that is only what was printed in its place: it would be sent, and fail far from here."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_masked(inner, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            _refuse_masked(inner, f"{key}[{place}]")
+    elif value == MASK and SECRET_FIELDS & set(re.split(r"[.\[\]]", key)):
+        raise ConfigurationError(f"{key}: expected the secret itself, got {MASK}, which --print-config shows for it")
 
 
 def _read(file: Path | None) -> dict[str, Any]:

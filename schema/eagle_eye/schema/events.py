@@ -31,6 +31,11 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec("link_down", ("link",), "A link went down."),
     EventSpec("link_up", ("link",), "A link came up."),
     EventSpec("gpu_lost", ("uuid",), "A GPU left the bus."),
+    EventSpec(
+        "inventory",
+        ("uuid", "model"),
+        "Which GPU is the device: one for each, when the agent starts, when one comes or goes, and every hour.",
+    ),
     EventSpec("machine_check", ("text",), "A machine check exception."),
     EventSpec("kernel_panic", ("text",), "The kernel panicked before the last boot."),
     EventSpec("checkpoint_begin", ("step",), "A rank began to write a checkpoint."),

@@ -136,7 +136,7 @@ class _Keys(msgspec.Struct):
     events: list[dict[str, msgspec.Raw]] = []
 
 
-_NO_NAME = "key that is no name"
+NO_NAME = "key that is no name"
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(Frame)
 _envelope_decoder = msgspec.msgpack.Decoder(Envelope)
@@ -222,6 +222,11 @@ def read_frame(raw: bytes) -> Reading:
         _check_version(version_of(raw), "the frame")
         raise BadFrame("truncated", f"the frame is not a complete frame of version {WIRE_VERSION}: {error}") from None
     _check_version(frame.version, "the frame")
+    return check_frame(frame)
+
+
+def check_frame(frame: Frame) -> Reading:
+    """Return the frame, and what was left out of it, as ``read_frame`` does of one that is decoded. Raises BadFrame."""
     for text in (frame.node, frame.stream, frame.boot_id):
         _check_name(text)
     _check_header(frame)
@@ -253,9 +258,9 @@ def unknown_keys(raw: bytes) -> tuple[str, ...]:
             (Event, parts.events),
         )
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return (_NO_NAME,)
+        return (NO_NAME,)
     found = {
-        f"key {shape.__name__.lower()}.{name}" if is_name(name) else _NO_NAME
+        f"key {shape.__name__.lower()}.{name}" if is_name(name) else NO_NAME
         for shape, items in shapes
         for item in items
         for name in item.keys() - set(shape.__struct_fields__)

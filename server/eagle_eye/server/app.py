@@ -8,15 +8,21 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server import outbound, telemetry
+from eagle_eye.server import ingest_assembly, outbound, telemetry
+from eagle_eye.server.accounts.archive import Archive
+from eagle_eye.server.accounts.bookkeeper import Bookkeeper
+from eagle_eye.server.accounts.exposition import AccountsCollector
+from eagle_eye.server.alert_refresh import AlertRefresh
 from eagle_eye.server.api import (
+    accounts,
     actions,
+    audit,
     deliveries,
     description,
     enrolment,
@@ -25,6 +31,8 @@ from eagle_eye.server.api import (
     history,
     incidents,
     jobs,
+    node_checks,
+    node_history,
     nodes,
     problems,
     stream,
@@ -35,26 +43,37 @@ from eagle_eye.server.bundles import EVIDENCE_FOLDER, Bundles
 from eagle_eye.server.changes import Signal
 from eagle_eye.server.clock import Clock, SystemClock
 from eagle_eye.server.config import ServerConfig, is_loopback
+from eagle_eye.server.delivery_metrics import DeliveryCollector
 from eagle_eye.server.embedded_history import EmbeddedHistory
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.evidence import SWEEP_S, Desk
+from eagle_eye.server.filters import wants
 from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.frame_rules import corrected
 from eagle_eye.server.front import Front
-from eagle_eye.server.ingest import Ingest, corrected
+from eagle_eye.server.job_sources import assembly as job_sources
 from eagle_eye.server.limits import Limits
 from eagle_eye.server.model_file import POLL_S, ModelFile
+from eagle_eye.server.node_checks import SWEEP_S as NODE_CHECKS_SWEEP_S
+from eagle_eye.server.node_checks import NodeChecks
+from eagle_eye.server.notifiers.formats import formats
 from eagle_eye.server.notifiers.guard import Guard, Resolve, system_resolver
+from eagle_eye.server.notifiers.targets import Targets
 from eagle_eye.server.notifiers.webhook import Webhook
 from eagle_eye.server.outbox import Outbox
+from eagle_eye.server.outlines import Outlines
 from eagle_eye.server.readiness import Doctor
 from eagle_eye.server.records import Node
 from eagle_eye.server.reload import Reload
+from eagle_eye.server.remote_store.remote_store import RemoteStore
 from eagle_eye.server.remote_write import assembly as remote_write
 from eagle_eye.server.remote_write.keeper import judged
+from eagle_eye.server.segments.exposition import LevelsCollector
 from eagle_eye.server.services import Services
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store import NODES, SUBSCRIPTIONS, Change, Store
 from eagle_eye.server.tls import Certificates
+from eagle_eye.server.tls_metrics import CertificateCollector
 from eagle_eye.server.topology_file import read_topology
 from eagle_eye.server.watching import Outlook, Watcher
 
@@ -111,28 +130,22 @@ def create_app(
     )
     api.state.services = services
     problems.install(api, services.telemetry)
-    for module in (jobs, nodes, incidents, evidence, actions, deliveries, subscriptions, enrolment):
+    for module in (jobs, nodes, node_checks, incidents, evidence, actions, deliveries, subscriptions, enrolment):
         api.include_router(module.router)
-    for module in (history, stream, health):
+    for module in (accounts, node_history, audit, history, stream, health):
         api.include_router(module.router)
     description.describe(api)
 
-    async def found(node: str) -> None:
-        await asyncio.to_thread(_write_down, services, [node])
+    async def found(nodes: list[str]) -> None:
+        await asyncio.to_thread(_write_down, services, nodes)
 
-    ingest = Ingest(
-        config.ingest,
-        services.history,
-        services.fleet,
-        services.tokens,
-        services.telemetry,
-        clock,
-        services.watcher.observe,
-        found,
-        services.desk.asked_of,
-        services.limits.check_frames,
-    )
-    return Front(api, ingest, remote_write.build(services, found), services, reload)
+    def asked_of(node: str) -> list[dict[str, Any]]:
+        return services.desk.asked_of(node) + services.node_checks.asked_of(node)
+
+    outlines = Outlines(services.history.outline)
+    parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
+    ingest = ingest_assembly.build(services, outlines, found, asked_of)
+    return Front(api, ingest, remote_write.build(services, lambda node: found([node])), services, reload)
 
 
 def _build(
@@ -152,10 +165,17 @@ def _build(
     watching = watcher(config, store, clock)
     outlook = Outlook(watching)
     guard = Guard(config.webhooks.allow_private, resolve)
-    webhook = Webhook(guard, config.public_url)
+    shapes = formats(config.public_url, config.webhooks)
+    webhook = Webhook(guard, shapes.by_name())
+    targets = Targets(config.webhooks, clock)
+    refresh = AlertRefresh(store, webhook, shapes.alertmanager_api, targets, config.webhooks, clock, counters)
     retention_s = config.history.records_retention_s
-    outbox = Outbox(store, webhook, config.webhooks, clock, counters, signal, retention_s, jitter)
+    outbox = Outbox(store, webhook, config.webhooks, clock, counters, signal, retention_s, targets, refresh, jitter)
     tick_s, fresh_s = config.detection.tick_s, config.ingest.fresh_s
+    sources = job_sources.build(config.job_sources, store, clock, fleet, watching, counters)
+    archive = Archive(store, clock, config.accounts.hindsight_s)
+    certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
+    notes = {} if certificates is None else {"tls": certificates.ending}
     services = Services(
         config=config,
         clock=clock,
@@ -164,14 +184,23 @@ def _build(
         fleet=fleet,
         tokens=Tokens(store, clock, is_loopback(config.listen), certified=bool(config.tls.client_ca_file)),
         limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
-        certificates=Certificates(config.tls, counters.tls_reload_success.set) if config.tls.certificate_file else None,
+        certificates=certificates,
         telemetry=counters,
         watcher=watching,
         outlook=outlook,
-        doctor=Doctor(store, kept, watching, outlook, fleet, counters, clock, tick_s, fresh_s),
+        doctor=Doctor(store, kept, watching, outlook, fleet, counters, clock, tick_s, fresh_s, sources.problem, notes),
         guard=guard,
         signal=signal,
+        remote_store=RemoteStore(folder, config.remote_store, clock, counters.registry),
         desk=Desk(store, Bundles(folder / EVIDENCE_FOLDER), config.evidence, clock),
+        node_checks=NodeChecks(
+            store, clock, lambda: outlook.policy().watch_s, lambda state: counters.node_checks.labels(state).inc()
+        ),
+        bookkeeper=Bookkeeper(
+            store, watching, fleet, clock, config.accounts, lambda why: counters.accounts_dropped.labels(why).inc()
+        ),
+        archive=archive,
+        job_sources=sources,
     )
     for collector in (
         telemetry.FleetCollector(fleet, clock.now_s, fresh_s),
@@ -183,12 +212,17 @@ def _build(
             lambda: kept.shelf.set_aside_total,
             lambda: kept.compaction.failures,
         ),
+        LevelsCollector(kept.shelf, kept.upkeep),
         telemetry.BlindCollector(outlook.blind),
-        telemetry.HeldCollector(store.open_incidents),
+        telemetry.IncidentCollector(store.open_incidents, outlook.incident_counts),
+        DeliveryCollector(store, clock),
         telemetry.DropsCollector(outlook.drops),
         telemetry.LatestCollector(lambda: outlook.latest(config.series_max)),
+        AccountsCollector(archive),
     ):
         counters.registry.register(collector)
+    if certificates is not None:
+        counters.registry.register(CertificateCollector(certificates))
     return _Parts(services, store, kept, webhook, outbox)
 
 
@@ -199,6 +233,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
         services.signal.attach()
         services.outlook.attach()
         await asyncio.to_thread(_recover, services)
+        services.remote_store.start()
         tasks = [
             asyncio.create_task(_kept_running(services, name, work), name=name)
             for name, work in (
@@ -207,7 +242,10 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("heartbeat", lambda: _beat(services)),
                 ("model", lambda: keep_model(services)),
                 ("evidence", lambda: _sweep_evidence(services)),
+                ("node checks", lambda: _sweep_node_checks(services)),
+                ("accounts", services.bookkeeper.run),
                 ("reload", reload.run),
+                ("job_sources", services.job_sources.run),
                 ("certificates", lambda: _follow_certificates(services)),
             )
         ]
@@ -219,6 +257,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             await asyncio.gather(*tasks, return_exceptions=True)
             services.signal.detach()
             await parts.webhook.close()
+            await asyncio.to_thread(services.remote_store.close)
             await asyncio.to_thread(parts.history.close)
             parts.store.close()
 
@@ -250,7 +289,7 @@ def _write_down(services: Services, names: list[str]) -> None:
         now_s = services.clock.now_s()
         return Change(
             nodes=tuple(
-                Node(node=name, state="in_service", reason="", updated_s=now_s)
+                Node(node=name, state="in_service", reason="", updated_s=now_s, known_since_s=now_s)
                 for name in names
                 if store.get(NODES, name) is None
             )
@@ -286,6 +325,16 @@ async def _sweep_evidence(services: Services) -> None:
         await asyncio.sleep(SWEEP_S)
 
 
+async def _sweep_node_checks(services: Services) -> None:
+    """End checks that nobody answered in time, now and then."""
+    while True:
+        try:
+            await asyncio.to_thread(services.node_checks.sweep)
+        except StoreUnavailable:
+            _log.warning("node checks are not swept: the records cannot be written")
+        await asyncio.sleep(NODE_CHECKS_SWEEP_S)
+
+
 async def _follow_certificates(services: Services) -> None:
     if services.certificates is not None:
         await services.certificates.follow()
@@ -308,7 +357,7 @@ def beat(services: Services, interval_s: float) -> None:
     """Commit one heartbeat, if the server can judge and somebody subscribed to it. Raises StoreUnavailable."""
     event = outbound.heartbeat(services.clock.now_s(), interval_s, services.config.public_url)
     subscriptions = services.store.all(SUBSCRIPTIONS)
-    if any(known.active and outbound.wants(known, event) for known in subscriptions) and services.doctor.check().ready:
+    if any(known.active and wants(known, event) for known in subscriptions) and services.doctor.check().ready:
         services.store.commit(Change(events=(event,)))
 
 

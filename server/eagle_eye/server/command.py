@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,11 +26,13 @@ from eagle_eye.server import logs
 from eagle_eye.server.app import create_app
 from eagle_eye.server.config import ConfigurationError, ServerConfig
 from eagle_eye.server.errors import StoreUnavailable
+from eagle_eye.server.frame_protocol import protocol_of
 from eagle_eye.server.front import Front
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.tls import PeerProtocol
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD = 100_000, 50, 100  # of gc.set_threshold
 BACKLOG = 2_048  # connections that wait to be accepted: a fleet's agents come back all at once
 
 
@@ -113,6 +117,9 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     logging.getLogger(__name__).info(
         "serving %s", config.public_url, extra={"data_dir": config.data_dir, "policy_mode": config.policy.mode}
     )
+    # Frames live for seconds and go by their reference counts; looking through all that a fleet's agents have said for
+    # rings of garbage, some times a second, would cost as much as taking what they say.
+    gc.set_threshold(GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD)
     server.run(sockets=[bound])
     return 0 if server.started else 1
 
@@ -131,10 +138,11 @@ def on_port(config: ServerConfig, found: int) -> ServerConfig:
 
 def connection_options(front: Front) -> dict[str, Any]:
     """Return what uvicorn is told of how connections begin."""
+    protocol = protocol_of(front.taker)
     certificates = front.services.certificates
     if certificates is None:
-        return {}
-    return {"http": PeerProtocol, "ssl_context_factory": lambda *_: certificates.context}
+        return {"http": protocol}
+    return {"http": protocol, "ssl_context_factory": lambda *_: certificates.context}
 
 
 class _Server(uvicorn.Server):
@@ -167,17 +175,35 @@ class _Server(uvicorn.Server):
 
 
 def as_toml(plain: dict[str, Any]) -> str:
-    """Return nested plain data as TOML."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items() if not isinstance(value, dict)]
-    for key, section in plain.items():
-        if isinstance(section, dict):
-            tables = {name: value for name, value in section.items() if _is_tables(value)}
-            settings = {name: value for name, value in section.items() if name not in tables}
-            lines += ["", f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
-            for name, value in tables.items():
-                for table in value:
-                    lines += ["", f"[[{key}.{name}]]", *(f"{inner} = {json.dumps(it)}" for inner, it in table.items())]
-    return "\n".join(lines) + "\n"
+    """Return nested plain data as TOML: text, numbers, truth, lists of these, tables and lists of tables."""
+    return "\n".join(_table(plain, "")).lstrip("\n") + "\n"
+
+
+def _table(plain: dict[str, Any], above: str) -> Iterator[str]:
+    """Yield the lines of one table, then those of the tables in it."""
+    for name, value in plain.items():
+        if not isinstance(value, dict) and not _is_tables(value):
+            yield f"{_key(name)} = {_value(value)}"
+    for name, value in plain.items():
+        if isinstance(value, dict):
+            yield from ("", f"[{above}{_key(name)}]", *_table(value, f"{above}{_key(name)}."))
+        elif _is_tables(value):
+            for table in value:
+                yield from ("", f"[[{above}{_key(name)}]]", *_table(table, f"{above}{_key(name)}."))
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _value(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for the one control character that JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    # Of floats TOML knows all that Python writes: 1e+16, inf, nan.
+    return repr(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _is_tables(value: Any) -> bool:

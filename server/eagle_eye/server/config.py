@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,8 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import REQUEST_BYTES_MAX
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.job_sources import settings as job_sources
+from eagle_eye.server.job_sources.settings import JobSourceSettings
 from eagle_eye.server.topology_file import read_topology
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -33,8 +36,15 @@ class WebhookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     backoff_max_s: Positive = 3600.0
     heartbeat_s: NotNegative = 60.0  # 0: no heartbeat
     concurrency_per_subscription: Count = 4
+    target_concurrency: Count = 8  # of all subscriptions to one host and port
+    target_requests_per_s: Positive = 50.0  # likewise
+    target_burst: Count = 100  # what may go there at once after a rest
     pending_max: Count = 10_000  # per subscription; beyond it the oldest fail with "backlog"
     subscriptions_max: Count = 100
+    rotation_overlap_s: NotNegative = 86_400.0  # how long a replaced secret still signs
+    disable_after_s: NotNegative = 0.0  # a subscription of which nothing arrived for so long ends; 0: never
+    alert_refresh_s: Annotated[float, Meta(ge=1, le=3_600)] = 60.0  # how often an Alertmanager is told what still fires
+    runbook_url: str = ""  # the runbook_url of alerts, "{fault}" is replaced; "": none
 
 
 class IngestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,12 +75,38 @@ class RemoteWriteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     series_max: Count = 1_000_000  # known at a time, half a kilobyte each
 
 
+class RemoteStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A Prometheus-compatible store that keeps the long history; ``write_url`` or ``read_url`` "": not used for that.
+
+    Credentials go with both URLs.
+    """
+
+    write_url: str = ""  # where remote write goes: http://prometheus:9090/api/v1/write
+    read_url: str = ""  # what stands before /api/v1/query: http://prometheus:9090
+    headers: dict[str, str] = {}
+    bearer_token_file: str = ""
+    basic_auth_user: str = ""
+    basic_auth_password_file: str = ""
+    ca_file: str = ""  # whose certificates are trusted; "": those that the system trusts
+    external_labels: dict[str, str] = {}  # on every series that is written, and asked for when reading
+    metrics: tuple[str, ...] = ("*",)  # globs of the metrics that are written
+    interval_s: Annotated[float, Meta(ge=0, le=3_600)] = 15.0  # one sample of each series in it, the last; 0: all
+    request_samples_max: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
+    timeout_s: Annotated[float, Meta(gt=0, le=600)] = 30.0  # for one request
+    answer_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 30)] = 64 << 20  # of one answer that is read
+
+
 class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How much of the past is kept: at most ``retention_s`` and at most ``retention_bytes``."""
+    """How much of the past is kept: at most ``retention_s`` and at most ``retention_bytes``, of each level its own."""
 
     segment_s: Annotated[float, Meta(ge=10, le=3_600)] = 300.0  # what was received in this time becomes segments
     retention_s: Positive = 7 * 86_400.0
     retention_bytes: Annotated[int, Meta(ge=1 << 20)] = 20 << 30
+    minutes_retention_s: Positive = 90 * 86_400.0  # downsampled to a minute
+    minutes_retention_bytes: Annotated[int, Meta(ge=1 << 20)] = 10 << 30
+    hours_retention_s: Positive = 730 * 86_400.0  # downsampled to an hour
+    hours_retention_bytes: Annotated[int, Meta(ge=1 << 20)] = 5 << 30
+    merge_below_bytes: Annotated[int, Meta(ge=0, le=64 << 20)] = 4 << 20  # smaller segments are merged; 0: none
     replay_frames_max: Count = 500_000  # newest frames read back into the window at start
     query_frames_max: Count = 100_000  # frames that one query may read
     records_retention_s: Positive = 90 * 86_400.0  # delivered events and their deliveries
@@ -99,6 +135,15 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     token_burst: Count = 500
     address_requests_per_s: Positive = 200.0  # of each client's address, but for frames: a proxy has one for a fleet
     address_burst: Count = 2_000
+
+
+class AccountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the past is counted, and how long what is counted is kept."""
+
+    # How long after what would have been done it is looked at what happened.
+    hindsight_s: Annotated[float, Meta(ge=3_600, le=30 * 86_400)] = 2 * 86_400.0
+    # Attempts, tickets, driver errors, and GPUs that are no longer heard of.
+    retention_s: Annotated[float, Meta(ge=60 * 86_400)] = 400 * 86_400.0
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -132,10 +177,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ingest: IngestSettings = IngestSettings()
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
     history: HistorySettings = HistorySettings()
+    remote_store: RemoteStoreSettings = RemoteStoreSettings()
     evidence: EvidenceSettings = EvidenceSettings()
     limits: LimitSettings = LimitSettings()
+    accounts: AccountSettings = AccountSettings()
     log: LogSettings = LogSettings()
     tls: TlsSettings = TlsSettings()
+    job_sources: JobSourceSettings = JobSourceSettings()
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> ServerConfig:
@@ -146,12 +194,30 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
         raise ConfigurationError(f"public_url: expected an http:// or https:// URL, got {config.public_url!r}")
     if config.topology_file:
         read_topology(Path(config.topology_file))
+    job_sources.check(config.job_sources)
     data_dir = str(Path(config.data_dir).expanduser() if config.data_dir else default_data_dir(environ))
     if not config.tls.certificate_file and (config.tls.key_file or config.tls.client_ca_file):
         raise ConfigurationError("tls.certificate_file: expected a file, since other keys of [tls] are set; got none")
+    _check_remote_store(config.remote_store)
     scheme = "https" if config.tls.certificate_file else "http"
     public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")
     return msgspec.structs.replace(config, data_dir=data_dir, public_url=public_url)
+
+
+def _check_remote_store(store: RemoteStoreSettings) -> None:
+    """Return if the keys make sense together. Raises ConfigurationError."""
+    for key, url in (("write_url", store.write_url), ("read_url", store.read_url)):
+        if url and not url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"remote_store.{key}: expected an http:// or https:// URL, got {url!r}")
+    if store.bearer_token_file and store.basic_auth_user:
+        raise ConfigurationError("remote_store.basic_auth_user: expected none beside bearer_token_file, got both")
+    if store.basic_auth_password_file and not store.basic_auth_user:
+        raise ConfigurationError("remote_store.basic_auth_user: expected a name beside basic_auth_password_file")
+    for name in store.external_labels:
+        if not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name in ("__name__", "job", "node", "device", "link"):
+            raise ConfigurationError(
+                f"remote_store.external_labels: expected labels beside job, node, device and link, got {name!r}"
+            )
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
@@ -179,12 +245,14 @@ def is_loopback(listen: str) -> bool:
 
 
 __all__ = [
+    "AccountSettings",
     "ConfigurationError",
     "EvidenceSettings",
     "HistorySettings",
     "IngestSettings",
     "LimitSettings",
     "LogSettings",
+    "RemoteStoreSettings",
     "RemoteWriteSettings",
     "ServerConfig",
     "TlsSettings",

@@ -6,6 +6,7 @@ ServerError
   StoreUnavailable      the records cannot be written or read at the moment
   BadCursor             a page was asked for with a cursor that this server did not give
   IllegalTransition     a record is in a state from which the change is not allowed
+  RemoteStoreSilent     the Prometheus-compatible store gave no answer that can be used
   TargetRefused         a webhook's URL leads where deliveries may not go
   BackupFailed          no backup was made; what was there is as it was
   Refusal               an HTTP request is refused; carries its status and reason
@@ -16,6 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
+from eagle_eye.schema.problem import problem
+
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -25,6 +30,10 @@ class ServerError(Exception):
 
 class HistoryUnavailable(ServerError):  # noqa: N818 - it names what happened
     """The history could not make frames durable; nothing of the request was kept."""
+
+
+class HistoryMoved(HistoryUnavailable):
+    """What was to be read is not there any more; asked again, the history answers from what is."""
 
 
 class HistoryBusy(HistoryUnavailable):
@@ -47,6 +56,14 @@ class TargetRefused(ServerError):  # noqa: N818 - it names what happened
     """A URL that deliveries may not go to; the message says which rule and which setting."""
 
 
+class RemoteStoreSilent(ServerError):  # noqa: N818 - it names what happened
+    """A Prometheus gave no answer that can be used; ``too_large``: it may, for less at a time."""
+
+    def __init__(self, detail: str, too_large: bool = False) -> None:
+        super().__init__(detail)
+        self.too_large = too_large
+
+
 class BackupFailed(ServerError):  # noqa: N818 - it names what happened
     """No backup was made; the message says of what and why."""
 
@@ -60,3 +77,7 @@ class Refusal(ServerError):  # noqa: N818 - it names what happened
         self.reason = reason
         self.detail = detail
         self.headers = headers
+
+    def document(self) -> bytes:
+        """Return the problem document that answers the request (RFC 9457)."""
+        return msgspec.json.encode(problem(self.status, self.reason, self.detail))

@@ -49,8 +49,11 @@ class Desk:
         """
         if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
             self._read()
+        known = self._by_node.get(node)
+        if not known:
+            return []
         now_s = self._clock.now_s()
-        asked = [evidence for evidence in self._by_node.get(node, ()) if now_s < evidence.expires_s]
+        asked = [evidence for evidence in known if now_s < evidence.expires_s]
         return [self._request(evidence) for evidence in asked[:REQUESTS_PER_ANSWER_MAX]]
 
     def _request(self, evidence: Evidence) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
+from eagle_eye.server.engine.outlined import Outlined
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.history import LATE_S
 
@@ -58,6 +62,15 @@ class Heard:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
+class Voice(NamedTuple):
+    """What a node's agent last said of who runs there."""
+
+    node: str
+    job: str | None
+    ranks: Sequence[Rank]
+    agent_version: str
+
+
 class Fleet:
     """All nodes that were ever heard of, at most ``nodes_max``. Used on the event loop and read by others."""
 
@@ -65,9 +78,11 @@ class Fleet:
         self._nodes_max = nodes_max
         self._offsets: dict[str, _Offset] = {}
         self._heard: dict[str, Heard] = {}
+        # Of nodes that went on as before: outline, time and receipt of their newest row; see last().
+        self._rows: dict[str, tuple[Outlined, float, float]] = {}
         self._known: set[str] = set()
         self._newest_s: float | None = None
-        self._newest_patience_s = 0.0
+        self._newest_interval_s = 0.0
 
     def know(self, node: str) -> None:
         """Count the node as known, from the records of an earlier run."""
@@ -102,40 +117,48 @@ class Fleet:
 
         ``sent_s`` is by the node's clock, as the frame's time: a clock that was set back makes nothing late.
         """
-        newest = self._heard.get(frame.node)
-        return newest is not None and frame.time_s < newest.time_s and sent_s - frame.time_s > LATE_S
+        return self.is_time_late(frame.node, frame.time_s, sent_s)
+
+    def is_time_late(self, node: str, time_s: float, sent_s: float) -> bool:
+        """Return whether a frame of the node and time is late; see ``is_late``."""
+        if sent_s - time_s <= LATE_S:
+            return False
+        newest = self.last(node)
+        return newest is not None and time_s < newest.time_s
 
     def heard(self, frame: Frame, received_s: float) -> bool:
         """Take note of a durable frame that is not late; return whether its node is new."""
         new = frame.node not in self._known
         self._known.add(frame.node)
+        self._rows.pop(frame.node, None)
         # Not the highest: after the clock was set back that one would hide a silence until it is reached again.
         self._newest_s = received_s
-        self._newest_patience_s = _patience_s(frame.interval_s)
-        troubles = [(name, said) for name, said in frame.collectors.items() if said != "ok"]
-        self._heard[frame.node] = Heard(
-            received_s=received_s,
-            time_s=frame.time_s,
-            job=job_of(frame),
-            boot_id=frame.boot_id,
-            agent_version=frame.agent_version,
-            interval_s=frame.interval_s,
-            farewell=any(event.kind == "agent_stop" for event in frame.events),
-            ranks=tuple(frame.ranks),
-            collectors=dict(list(frame.collectors.items())[:_TROUBLES_MAX]),
-            troubles=dict(troubles[:_TROUBLES_MAX]),
-            dropped=dict(list(frame.dropped.items())[:_TROUBLES_MAX]),
-        )
+        self._newest_interval_s = frame.interval_s
+        self._heard[frame.node] = _heard(frame, received_s)
+        return new
+
+    def heard_row(self, outlined: Outlined, time_s: float, received_s: float) -> bool:
+        """Take note of a durable row without a tail that is not late; return whether its node is new."""
+        node = outlined.node
+        new = node not in self._known
+        self._known.add(node)
+        self._newest_s = received_s
+        self._newest_interval_s = outlined.outline.interval_s
+        self._rows[node] = (outlined, time_s, received_s)
         return new
 
     def last(self, node: str) -> Heard | None:
         """Return the last that the node's agent said, or None if it said nothing since the server started."""
-        return self._heard.get(node)
+        row = self._rows.get(node)
+        if row is None:
+            return self._heard.get(node)
+        outlined, time_s, received_s = row
+        return _heard(replace(outlined.hollow, time_s=time_s), received_s)
 
     def jobs(self) -> dict[str, tuple[int, list[MemberRank]]]:
         """Return the jobs that agents speak of, each with its newest attempt and that attempt's ranks."""
         found: dict[str, tuple[int, list[MemberRank]]] = {}
-        for node, heard in tuple(self._heard.items()):
+        for node, heard in self._all():
             if heard.job is not None:
                 found.setdefault(heard.job, (0, []))
             for rank in heard.ranks:
@@ -147,13 +170,34 @@ class Fleet:
                 found[rank.job] = (attempt, members)
         return found
 
+    def _all(self) -> Iterator[tuple[str, Heard]]:
+        for node in {**self._heard, **self._rows}:
+            heard = self.last(node)
+            if heard is not None:
+                yield node, heard
+
+    def names(self) -> frozenset[str]:
+        """Return the names of all nodes that were ever heard of."""
+        return frozenset(self._known.copy())
+
+    def voices(self, since_s: float) -> Iterator[Voice]:
+        """Yield what each node heard at ``since_s`` or later last said of who runs there."""
+        rows = self._rows.copy()
+        for node, (outlined, _, received_s) in rows.items():
+            if received_s >= since_s:
+                frame = outlined.hollow
+                yield Voice(node, job_of(frame), frame.ranks, frame.agent_version)
+        for node, heard in self._heard.copy().items():
+            if node not in rows and heard.received_s >= since_s:
+                yield Voice(node, heard.job, heard.ranks, heard.agent_version)
+
     def newest_s(self) -> float | None:
         """Return when the last frame of any node was received, or None."""
         return self._newest_s
 
     def patience_s(self, fresh_s: float) -> float:
         """Return for how long nobody need be heard: ``fresh_s``, or longer where the last heard is slower than that."""
-        return max(fresh_s, self._newest_patience_s)
+        return max(fresh_s, _patience_s(self._newest_interval_s))
 
     def offsets(self) -> dict[str, float]:
         """Return each node's estimated clock offset: the server's clock minus the node's."""
@@ -161,11 +205,31 @@ class Fleet:
 
     def counts(self, now_s: float, fresh_s: float) -> tuple[int, int]:
         """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
+        heard = {node: (heard.received_s, heard.interval_s) for node, heard in self._heard.copy().items()}
+        for node, (outlined, _, received_s) in self._rows.copy().items():
+            heard[node] = (received_s, outlined.outline.interval_s)
         fresh = sum(
-            abs(now_s - heard.received_s) <= max(fresh_s, _patience_s(heard.interval_s))
-            for heard in tuple(self._heard.values())
+            abs(now_s - received_s) <= max(fresh_s, _patience_s(interval_s))
+            for received_s, interval_s in heard.values()
         )
         return len(self._known), fresh
+
+
+def _heard(frame: Frame, received_s: float) -> Heard:
+    troubles = [(name, said) for name, said in frame.collectors.items() if said != "ok"]
+    return Heard(
+        received_s=received_s,
+        time_s=frame.time_s,
+        job=job_of(frame),
+        boot_id=frame.boot_id,
+        agent_version=frame.agent_version,
+        interval_s=frame.interval_s,
+        farewell=any(event.kind == "agent_stop" for event in frame.events),
+        ranks=tuple(frame.ranks),
+        collectors=dict(list(frame.collectors.items())[:_TROUBLES_MAX]),
+        troubles=dict(troubles[:_TROUBLES_MAX]),
+        dropped=dict(list(frame.dropped.items())[:_TROUBLES_MAX]),
+    )
 
 
 def _patience_s(interval_s: float) -> float:

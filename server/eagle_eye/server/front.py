@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from types import MappingProxyType
 
-import msgspec
 from fastapi import FastAPI
 
-from eagle_eye.schema.problem import CONTENT_TYPE, problem
+from eagle_eye.schema.problem import CONTENT_TYPE
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.frame_protocol import Heads
+from eagle_eye.server.frame_protocol import Taker as FrameTaker
 from eagle_eye.server.ingest import PATH, Ingest
+from eagle_eye.server.principals import Principals
 from eagle_eye.server.raw_http import ASGIMessage, Receive, Send, Taker, answer
 from eagle_eye.server.reload import Reload
 from eagle_eye.server.remote_write.endpoint import PATH as WRITE_PATH
@@ -52,6 +54,17 @@ class Front:
         self.services = services
         self.reload = reload
         self._headers = _SECURITY if services.certificates is None else (*_SECURITY, _HSTS)
+        config = services.config.ingest
+        self.taker = FrameTaker(
+            ingest.rows,
+            Principals(services.tokens, services.store, services.clock),
+            services.limits.check_frames,
+            services.telemetry,
+            services.clock,
+            config.body_bytes_max,
+            config.body_timeout_s,
+            Heads(),
+        )
         self._takers: dict[str, Taker] = {PATH: ingest, WRITE_PATH: remote_write}
         self._files = {
             path: ((_FOLDER / name).read_bytes(), content_type) for path, (name, content_type) in _PAGES.items()
@@ -96,8 +109,7 @@ class Front:
 
     async def _refuse(self, refusal: Refusal, send: Send) -> None:
         self.services.telemetry.refused.labels(refusal.reason).inc()
-        document = msgspec.json.encode(problem(refusal.status, refusal.reason, refusal.detail))
-        await answer(self._secured(send), refusal.status, CONTENT_TYPE, document, refusal.headers)
+        await answer(self._secured(send), refusal.status, CONTENT_TYPE, refusal.document(), refusal.headers)
 
     def _secured(self, send: Send) -> Send:
         async def secured(message: ASGIMessage) -> None:

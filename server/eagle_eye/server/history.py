@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.metrics import MetricSpec, Scope
+from eagle_eye.server.segments.downsampling import Course
 
 # A frame older than this when it is sent was not sent as soon as it could be. If its node has sent a newer one it is
 # late: something for the history, and no news of how the node is.
@@ -25,13 +27,17 @@ class Entry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Frames of one node and stream that came in one request; ``offset_s`` is added to their times on reading."""
+    """Frames of one node and stream that came in one request; ``offset_s`` is added to their times on reading.
+
+    ``outlines`` are those, by id, that entries are rows of and that may not be durable yet.
+    """
 
     node: str
     stream: str
     received_s: float
     offset_s: float
     entries: tuple[Entry, ...]
+    outlines: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Appended(NamedTuple):
@@ -72,6 +78,25 @@ class Run(NamedTuple):
     values: np.ndarray[Any, np.dtype[np.float64]]
 
 
+class Span(NamedTuple):
+    """A part of a query's time, and how long the buckets are that answer for it; 0: the values as they were sent."""
+
+    start_s: float
+    end_s: float
+    bucket_s: int
+
+
+class Reading(NamedTuple):
+    """What a query with a step reads: about how many frames, and buckets of nodes; in which resolution; its values.
+
+    ``courses`` are read as they are taken: runs of values as sent, and of buckets, each value in one of them.
+    """
+
+    frames: int
+    spans: list[Span]
+    courses: Iterator[Run | Course]
+
+
 class StreamInfo(NamedTuple):
     """One stream of an agent as the history knows it; ``heard_s`` is when something new of it was last received."""
 
@@ -90,6 +115,14 @@ class History(Protocol):
         The future fails with HistoryUnavailable when nothing of the batch was kept. Raises HistoryBusy when
         too much waits already.
         """
+        ...
+
+    def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
+        """Return a future of what became of each of them; all are durable then, or none. Raises as ``submit``."""
+        ...
+
+    def outline(self, id_: bytes) -> bytes | None:
+        """Return the outline of a durable row by its id; None: it is not known (any more)."""
         ...
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
@@ -116,8 +149,28 @@ class History(Protocol):
         """
         ...
 
+    def courses(
+        self,
+        metric: MetricSpec,
+        nodes: Sequence[str],
+        start_s: float,
+        end_s: float,
+        job: str | None,
+        step_s: float,
+        limit: int,
+    ) -> AbstractContextManager[Reading]:
+        """Give the metric's course in the range, as fine as ``step_s`` asks for and as there still is.
+
+        Buckets that lie in the range as a whole are in it. Frames are counted little further than ``limit``.
+        """
+        ...
+
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
         """Return how many frames ``query`` would read, counting little further than ``limit``."""
+        ...
+
+    def begins_s(self) -> float | None:
+        """Return since when all that came in time is here; None: nothing is. What came late may be older."""
         ...
 
     def streams(self) -> list[StreamInfo]:

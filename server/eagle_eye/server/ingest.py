@@ -6,7 +6,8 @@ added to the times of the frames that the detection loop gets. The history keeps
 the offset beside them.
 Late frames (history.LATE_S) are what an agent kept while the server was away and sends after newer ones. They are
 kept like all others and are no news: they move neither the fleet nor the loop's view of a node. Of them the loop is
-told only what stays true, the facts of ``LASTING``.
+told only what stays true, the facts of ``frame_rules.LASTING``.
+Frames come whole, as version 1 of the wire has them, or as rows, version 2, which ``rows_ingest`` takes.
 What a newer agent sends and this server does not know is left out, counted, and named in the log and in the answer.
 The history keeps it: a newer server can read it.
 """
@@ -16,49 +17,40 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
-from eagle_eye.schema.frame import CONTENT_TYPE, BadFrame, Frame, Rank, decode_request, read_frame, unknown_keys
+from eagle_eye.schema.frame import CONTENT_TYPE, BadFrame, Frame, decode_request, read_frame, unknown_keys
+from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
+from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import IngestSettings
 from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
-from eagle_eye.server.fleet import Fleet, Heard, job_of
+from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.frame_rules import (
+    KEYS_EVERY,
+    LATE_AT_ONCE_MAX,
+    RETRY_BUSY_S,
+    RETRY_UNAVAILABLE_S,
+    Authenticator,
+    belated,
+    check_time,
+    corrected,
+    refusal_of,
+)
 from eagle_eye.server.history import Appended, Batch, Entry, History
 from eagle_eye.server.raw_http import ASGIMessage, Receive, Send, answer, headers_of, read_body, refuse
+from eagle_eye.server.rows_ingest import RowsIngest
 from eagle_eye.server.telemetry import Telemetry
+from eagle_eye.server.unknown_things import UnknownThings
 
 PATH = "/api/v1/frames"
-FUTURE_S_MAX = 300.0  # how far a frame's time may lie after its sending, both by the node's clock
 DECODE_INLINE_BYTES_MAX = 1 << 16  # larger bodies are decoded in a thread: the event loop answers others meanwhile
-RETRY_BUSY_S = 1
-RETRY_UNAVAILABLE_S = 5
-KEYS_EVERY = 64  # frames of a stream, of which one is searched for unknown keys, the first to begin with
-UNKNOWN_LOGGED_MAX = 256  # different things that the log names: a hostile agent could make up more for ever
-UNKNOWN_ANSWERED_MAX = 32  # that an answer names: an agent reads 64 KiB of it
-LATE_AT_ONCE_MAX = 4  # requests of late frames alone at a time: after an outage a whole fleet has an hour to tell
-
-# Events that are as true later: what happened to a device, a process or the node, as against the phase it was in.
-LASTING = frozenset(
-    {"xid", "sxid", "gpu_lost", "machine_check", "kernel_panic", "oom_kill", "process_exit", "training_error"}
-)
 
 _log = logging.getLogger(__name__)
-
-
-class Authenticator(Protocol):
-    """Who is asking; see auth.py."""
-
-    def authenticate(self, credentials: Credentials) -> Principal:
-        """Return who it is. Raises Refusal 401 or 403."""
-        ...
-
-    def authorise_frames(self, principal: Principal, node: str) -> None:
-        """Return if the principal may send the node's frames. Raises Refusal 403."""
-        ...
 
 
 class _Taken(NamedTuple):
@@ -93,7 +85,14 @@ class Ingest:
         found: Callable[[str], Awaitable[None]],
         asked_of: Callable[[str], list[dict[str, Any]]] = lambda _node: [],
         admit: Callable[[Principal], None] = lambda _principal: None,
+        *,
+        rows: RowsIngest,
+        inflated: Callable[[bytes], bytes],
+        unknown: UnknownThings,
     ) -> None:
+        self.rows = rows
+        self._inflated = inflated
+        self._unknown = unknown
         self._settings = settings
         self._history = history
         self._fleet = fleet
@@ -104,14 +103,18 @@ class Ingest:
         self._found = found
         self._asked_of = asked_of
         self._admit = admit
-        self._named: set[str] = set()  # unknown things that the log has told of
         self._late_now = 0  # requests of late frames that are being kept
 
     async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer one request."""
         started_s = self._clock.monotonic_s()
         try:
-            appended, size, asked, unknown = await self._take(scope, receive)
+            headers = headers_of(scope)
+            principal, body = await self._admitted(scope, headers, receive)
+            if _is_of_rows(headers):
+                await self._take_rows(principal, headers, body, started_s, send)
+                return
+            appended, size, asked, unknown = await self._take(principal, body)
         except Refusal as refusal:
             self._telemetry.rejected.labels(refusal.reason).inc()
             await refuse(send, refusal)
@@ -136,15 +139,32 @@ class Ingest:
             said["unknown"] = unknown
         await answer(send, 200, "application/json", msgspec.json.encode(said))
 
-    async def _take(self, scope: ASGIMessage, receive: Receive) -> _Taken:
-        headers = headers_of(scope)
+    async def _admitted(self, scope: ASGIMessage, headers: dict[str, str], receive: Receive) -> tuple[Principal, bytes]:
+        """Return who sends what. Raises Refusal."""
         if scope["method"] != "POST":
             raise Refusal(405, "method", f"{PATH} takes POST, not {scope['method'][:20]}", {"Allow": "POST"})
         principal = self._auth.authenticate(Credentials.of(scope["method"], headers, scope.get("state", {})))
         self._admit(principal)
         _check_headers(headers)
         limit, timeout_s = self._settings.body_bytes_max, self._settings.body_timeout_s
-        body = await read_body(receive, headers, limit, timeout_s, "ingest.body_bytes_max")
+        return principal, await read_body(receive, headers, limit, timeout_s, "ingest.body_bytes_max")
+
+    async def _take_rows(
+        self, principal: Principal, headers: dict[str, str], body: bytes, started_s: float, send: Send
+    ) -> None:
+        answered: asyncio.Future[tuple[int, bytes, Mapping[str, str]]] = asyncio.get_running_loop().create_future()
+        if headers.get("content-encoding", "identity").strip().lower() == "deflate":
+            body = self._inflated(body)
+
+        def reply(status: int, document: bytes, extra: Mapping[str, str]) -> None:
+            if not answered.done():  # else whoever waited has gone
+                answered.set_result((status, document, extra))
+
+        self.rows.take(principal, body, started_s, reply)
+        status, document, extra = await answered
+        await answer(send, status, "application/json" if status == 200 else PROBLEM_TYPE, document, extra)
+
+    async def _take(self, principal: Principal, body: bytes) -> _Taken:
         received_s = self._clock.now_s()
         if len(body) <= DECODE_INLINE_BYTES_MAX:
             request = _decode(body)
@@ -159,16 +179,8 @@ class Ingest:
         return _Taken(appended, len(body), self._asked_of(request.frames[0].node), unknown)
 
     def _note_unknown(self, request: _Request) -> list[str]:
-        """Count what was left out of the frames, say what is new of it, and return its names."""
-        for name, times in request.unknown.items():
-            self._telemetry.unknown.labels(name.partition(" ")[0]).inc(times)
         newest = request.frames[-1]
-        for name in request.unknown.keys() - self._named:
-            if len(self._named) < UNKNOWN_LOGGED_MAX:
-                self._named.add(name)
-                said = "node %s (agent %r) sends what this server does not know and leaves out, upgrade the server: %s"
-                _log.warning(said, newest.node, newest.agent_version[:80], name)
-        return sorted(request.unknown)[:UNKNOWN_ANSWERED_MAX]
+        return self._unknown.note(newest.node, newest.agent_version, request.unknown)
 
     def _check_sender(self, principal: Principal, request: _Request) -> None:
         node = request.frames[0].node
@@ -228,46 +240,26 @@ class Ingest:
             self._telemetry.failures.labels("node").inc()
 
 
-def belated(frame: Frame, newest: Heard) -> Frame | None:
-    """Return what the loop is told of a late frame: its lasting facts, as if the node's newest frame had told them.
-
-    None: nothing. A fact that does not say itself which attempt it is of counts only while the same attempts run.
-    """
-    same = job_of(frame) == newest.job and _attempts(frame.ranks) == _attempts(newest.ranks)
-    events = [event for event in frame.events if event.kind in LASTING and (same or "attempt" in event.attributes)]
-    if not events or newest.farewell:
-        return None
-    standing = {"job": newest.job, "ranks": list(newest.ranks), "collectors": dict(newest.collectors)}
-    return msgspec.structs.replace(frame, **standing, blocks=[], events=events)
+def _is_of_rows(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == ROWS_CONTENT_TYPE
 
 
-def _attempts(ranks: Sequence[Rank]) -> set[tuple[str, int]]:
-    return {(rank.job, rank.attempt) for rank in ranks}
-
-
-def corrected(frame: Frame, offset_s: float) -> Frame:
-    """Return the frame with its times and its events' times moved by ``offset_s``."""
-    if offset_s == 0.0:
-        return frame
-    replace = msgspec.structs.replace
-    events = [replace(event, time_s=event.time_s + offset_s) for event in frame.events]
-    return replace(frame, time_s=frame.time_s + offset_s, events=events)
-
-
-def _check_headers(headers: dict[str, str]) -> None:
+def _check_headers(headers: Mapping[str, str]) -> None:
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != CONTENT_TYPE:
-        raise Refusal(415, "content_type", f"content type {content_type[:80]!r} is not read; send {CONTENT_TYPE}")
+    if content_type not in (CONTENT_TYPE, ROWS_CONTENT_TYPE):
+        detail = f"content type {content_type[:80]!r} is not read; send {ROWS_CONTENT_TYPE} or {CONTENT_TYPE}"
+        raise Refusal(415, "content_type", detail)
     encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise Refusal(415, "content_encoding", f"content encoding {encoding[:80]!r} is not read; send none")
+    if encoding != "identity" and not (encoding == "deflate" and content_type == ROWS_CONTENT_TYPE):
+        detail = f"content encoding {encoding[:80]!r} is not read; send none, or deflate with {ROWS_CONTENT_TYPE}"
+        raise Refusal(415, "content_encoding", detail)
 
 
 def _decode(body: bytes) -> _Request:
     try:
         sent_s, raws = decode_request(body)
     except BadFrame as error:
-        raise _bad(error, "the request") from None
+        raise refusal_of(error, "the request") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Refusal(400, "malformed", f"the request cannot be decoded: {type(error).__name__}") from None
     if not raws:
@@ -281,21 +273,11 @@ def _decode(body: bytes) -> _Request:
             if frame.sequence % KEYS_EVERY == 1:
                 unknown.update(unknown_keys(raw))
         except BadFrame as error:
-            raise _bad(error, f"frame {index}") from None
+            raise refusal_of(error, f"frame {index}") from None
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Refusal(400, "malformed", f"frame {index} cannot be decoded: {type(error).__name__}") from None
-        if frame.time_s > sent_s + FUTURE_S_MAX:
-            raise Refusal(
-                400,
-                "time",
-                f"frame {index} is dated {frame.time_s - sent_s:.0f} s after its sending; at most"
-                f" {FUTURE_S_MAX:.0f} s are believed. Drop it: the node's clock was set back since",
-            )
+        check_time(frame.time_s, sent_s, f"frame {index}")
         if (frame.node, frame.stream) != (frames[0].node, frames[0].stream) if frames else False:
             raise Refusal(400, "mixed", f"frame {index} is of another node or stream than frame 0; send one a request")
         frames.append(frame)
     return _Request(sent_s, tuple(frames), tuple(raws), unknown)
-
-
-def _bad(error: BadFrame, where: str) -> Refusal:
-    return Refusal(413 if error.reason == "oversized" else 400, error.reason, f"{where}: {error}"[:2000])

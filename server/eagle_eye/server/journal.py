@@ -10,9 +10,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from eagle_eye.server import database
 from eagle_eye.server.clock import Clock
@@ -20,6 +20,7 @@ from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.history import Appended, Batch, Entry, StreamInfo
 from eagle_eye.server.journal_chunks import Draft
+from eagle_eye.server.journal_outlines import JournalOutlines
 from eagle_eye.server.journal_reader import JournalReader
 from eagle_eye.server.journal_schema import MIGRATIONS
 from eagle_eye.server.journal_streams import Stream, Streams
@@ -29,16 +30,25 @@ CHUNK_BYTES_MAX = 4 << 20  # of one row; SQLite would take a thousand million
 PAGE_BYTES = 16_384  # a page takes several frames: half the CPU of 4 KiB pages, and small fleets write little more
 IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
 RETENTION_S = 30.0  # how often old chunks are looked for
+INSERT_ROWS_MAX = 1_000  # chunks in one statement: SQLite takes 32,766 values
 DELETE_BATCH = 200  # chunks deleted in one transaction; new frames wait for no more
 ADOPT_FRAMES = 500  # of the first version's file, moved in one transaction
 WINDOW_S = 900.0
 
 T = TypeVar("T")
+
+
+class _Group(NamedTuple):
+    """Batches that are written in one transaction; ``alone``: one, whose future has its result and no list."""
+
+    batches: Sequence[Batch]
+    size: int  # in bytes
+    alone: bool
+
+
 _Work = Callable[[sqlite3.Connection], Any]
-_INSERT = (
-    "INSERT INTO chunks (shard, frames, size, received_s, first_s, last_s, directory, raw)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
+_INSERT = "INSERT INTO chunks (shard, frames, size, received_s, first_s, last_s, directory, raw) VALUES "
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Journal:
@@ -55,12 +65,13 @@ class Journal:
         self._writer = database.connect(path, PAGE_BYTES)
         database.migrate(self._writer, MIGRATIONS, path)
         self.reader = JournalReader(path, clock)
-        self._waiting: deque[tuple[Batch | _Work, Future[Any]]] = deque()
+        self._waiting: deque[tuple[_Group | _Work, Future[Any]]] = deque()
         self._waiting_bytes = 0
         self._wake = threading.Condition()
         self._closing = False
         self._problem: str | None = None
         self._streams = Streams(self._writer)
+        self.outlines = JournalOutlines(self._writer)
         self._commits: deque[tuple[int, int]] = deque()  # last chunk and frames of those that a restart would replay
         self._commits_frames = 0
         self._replay_id = 0  # chunks up to here are more than a restart would replay
@@ -77,7 +88,13 @@ class Journal:
 
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
-        return self._enqueue(batch, _size(batch))
+        size = _size(batch)
+        return self._enqueue(_Group((batch,), size, alone=True), size)
+
+    def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
+        """Return a future that is done once all batches are durable. Raises HistoryBusy, HistoryUnavailable."""
+        size = sum(map(_size, batches))
+        return self._enqueue(_Group(batches, size, alone=False), size)
 
     def change(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Return a future of what ``work`` returns, done in a transaction of its own. Raises HistoryUnavailable."""
@@ -107,7 +124,7 @@ class Journal:
 
     # The writer's thread
 
-    def _enqueue(self, what: Batch | _Work, size: int) -> Future[Any]:
+    def _enqueue(self, what: _Group | _Work, size: int) -> Future[Any]:
         with self._wake:
             if self._closing or not self._thread.is_alive():
                 raise HistoryUnavailable("the history is closed; the server is stopping")
@@ -159,36 +176,36 @@ class Journal:
     def _run(self) -> None:
         while True:
             taken = self._take()
-            if taken and not isinstance(taken[0][0], Batch):
+            if taken and not isinstance(taken[0][0], _Group):
                 self._do(taken[0][0], taken[0][1])
             elif taken:
-                self._write([(what, future) for what, future in taken if isinstance(what, Batch)])
+                self._write([(what, future) for what, future in taken if isinstance(what, _Group)])
             elif self._closing:
                 return
             elif self._problem is not None:
                 self._probe()
             self._retain_if_due()
 
-    def _take(self) -> list[tuple[Batch | _Work, Future[Any]]]:
+    def _take(self) -> list[tuple[_Group | _Work, Future[Any]]]:
         # No delay is added to gather more: while one commit runs, the next group gathers by itself.
         with self._wake:
             if not self._waiting and not self._closing:
                 self._wake.wait(IDLE_S)
-            taken: list[tuple[Batch | _Work, Future[Any]]] = []
+            taken: list[tuple[_Group | _Work, Future[Any]]] = []
             entries = 0
             while self._waiting and entries < COMMIT_ENTRIES_MAX:
                 what = self._waiting[0][0]
-                if taken and not isinstance(what, Batch):
+                if taken and not isinstance(what, _Group):
                     break
                 _, future = self._waiting.popleft()
-                if isinstance(what, Batch):
-                    self._waiting_bytes -= _size(what)
+                if isinstance(what, _Group):
+                    self._waiting_bytes -= what.size
                 # From here on the waiting request can no longer cancel it.
                 if future.set_running_or_notify_cancel():
                     taken.append((what, future))
-                    if not isinstance(what, Batch):
+                    if not isinstance(what, _Group):
                         break
-                    entries += len(what.entries)
+                    entries += sum([len(batch.entries) for batch in what.batches])
             return taken
 
     def _do(self, work: _Work, future: Future[Any]) -> None:
@@ -200,12 +217,12 @@ class Journal:
         else:
             future.set_result(result)
 
-    def _write(self, taken: list[tuple[Batch, Future[Any]]]) -> None:
+    def _write(self, taken: list[tuple[_Group, Future[Any]]]) -> None:
         # Kept apart until the commit has succeeded: a watermark that was rolled back must not be answered.
         touched: dict[tuple[str, str], Stream] = {}
         try:
             with database.transaction(self._writer):
-                results, last_id = self._append([batch for batch, _ in taken], touched)
+                results, last_id = self._append([batch for group, _ in taken for batch in group.batches], touched)
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the agents must hear it
             self._problem = f"frames cannot be written to {self.path}: {error}"
             for _, future in taken:
@@ -214,8 +231,11 @@ class Journal:
         self._problem = None
         self._note_commit(last_id, sum(result.accepted for result in results))
         room_wanted = self._streams.keep(touched)
-        for (_, future), result in zip(taken, results, strict=True):
-            future.set_result(result)
+        at = 0
+        for group, future in taken:
+            mine = results[at : at + len(group.batches)]
+            at += len(group.batches)
+            future.set_result(mine[0] if group.alone else mine)
         if room_wanted:
             self._note_streams()
 
@@ -227,20 +247,29 @@ class Journal:
         rows: list[tuple[object, ...]] = []
         results: list[Appended] = []
         for batch in batches:
+            if batch.outlines:
+                self.outlines.write(batch.outlines, batch.received_s)
             stream = self._streams.draft(batch, touched)
-            new = tuple(stream.sequences.add(entry.sequence) for entry in batch.entries)
+            new = tuple([stream.sequences.add(entry.sequence) for entry in batch.entries])
             for entry in compress(batch.entries, new):
-                draft = drafts.setdefault(stream.shard, Draft())
+                draft = drafts.get(stream.shard)
+                if draft is None:
+                    draft = drafts[stream.shard] = Draft()
                 draft.add(stream.id, batch, entry)
                 if draft.size >= CHUNK_BYTES_MAX:
                     rows.append(drafts.pop(stream.shard).row(stream.shard))
-            if any(new):
-                stream.heard_s = max(stream.heard_s, batch.received_s)
+            if True in new and batch.received_s > stream.heard_s:
+                stream.heard_s = batch.received_s
             results.append(Appended(new, stream.sequences.highest))
         rows += (draft.row(shard) for shard, draft in drafts.items())
-        last_id = None
-        for row in rows:
-            last_id = self._writer.execute(_INSERT, row).lastrowid
+        if not rows:
+            return results, None
+        # In one statement: the lock of the interpreter is let go and waited for with each.
+        last_id: int | None = None
+        for first in range(0, len(rows), INSERT_ROWS_MAX):
+            part = rows[first : first + INSERT_ROWS_MAX]
+            statement = _INSERT + ", ".join([_ROW] * len(part))
+            last_id = self._writer.execute(statement, list(chain.from_iterable(part))).lastrowid
         return results, last_id
 
     def _note_commit(self, last_id: int | None, frames: int) -> None:
@@ -265,7 +294,7 @@ class Journal:
         # Without this a full disk that has space again would count as full until an agent tries.
         try:
             with database.transaction(self._writer):
-                self._writer.execute(_INSERT, (-1, 0, 0, 0.0, 0.0, 0.0, b"", bytes(65_536)))
+                self._writer.execute(_INSERT + _ROW, (-1, 0, 0, 0.0, 0.0, 0.0, b"", bytes(65_536)))
                 self._writer.execute("DELETE FROM chunks WHERE shard = -1")
         except sqlite3.Error as error:
             self._problem = f"frames cannot be written to {self.path}: {error}"
@@ -299,7 +328,9 @@ class Journal:
             self._writer.executemany("DELETE FROM chunks WHERE id = ?", [(id_,) for id_, _ in doomed])
             if not doomed:
                 self._streams.forget(oldest_s)
+            self.outlines.keep_used(now_s)
         self._streams.noted()
+        self.outlines.kept()
         self.dropped_by_retention += sum(frames for _, frames in doomed)
         return len(doomed) == DELETE_BATCH
 
@@ -329,4 +360,4 @@ class Journal:
 
 
 def _size(batch: Batch) -> int:
-    return sum(len(entry.raw) for entry in batch.entries) + 512
+    return sum([len(entry.raw) for entry in batch.entries]) + 512

@@ -9,10 +9,23 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from eagle_eye.server.history import Batch, Entry
 
 # One line of a directory: stream id, sequence, corrected time, time of receipt, clock offset, size of the frame.
 _LINE = struct.Struct("<iqdddI")
+# The same for numpy, which reads a directory at once.
+DIRECTORY = np.dtype(
+    [
+        ("stream_id", "<i4"),
+        ("sequence", "<i8"),
+        ("time_s", "<f8"),
+        ("received_s", "<f8"),
+        ("offset_s", "<f8"),
+        ("size", "<u4"),
+    ]
+)
 
 
 class Line(NamedTuple):

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from eagle_eye.schema.frame import BadFrame, decode_frame
+from eagle_eye.schema.frame import BadFrame, Frame, decode_frame
+from eagle_eye.schema.rows import Outline, decode_outline, is_row, outline_of_row, read_row
 from eagle_eye.server import database
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import HistoryUnavailable
@@ -19,6 +20,7 @@ from eagle_eye.server.journal_chunks import Line, lines
 from eagle_eye.server.journal_schema import UNSEALED
 
 FRAMES_AT_ONCE = 200  # read under one lock; a longer read would keep the write-ahead log from being reset
+OUTLINES_MAX = 4_096  # kept in memory for the next frames
 PIN_S_MAX = 3_600.0  # a reader that takes longer no longer keeps chunks from being deleted
 
 T = TypeVar("T")
@@ -45,6 +47,7 @@ class JournalReader:
         self._connection = database.connect(path)
         self._lock = threading.Lock()
         self._pins: dict[object, float] = {}
+        self._outlines: dict[bytes, Outline] = {}
 
     def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
         """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
@@ -142,6 +145,27 @@ class JournalReader:
             except sqlite3.Error as error:
                 raise HistoryUnavailable(f"{self._path} cannot be read: {error}") from error
 
+    def outline(self, id_: bytes) -> bytes | None:
+        """Return an outline by its id; None: it is not here. Raises HistoryUnavailable."""
+        rows = self.read("SELECT raw FROM outlines WHERE id = ?", (id_,))
+        return rows[0][0] if rows else None
+
+    def whole(self, raw: bytes) -> Frame:
+        """Return a frame that is kept whole or as a row. Raises BadFrame, HistoryUnavailable."""
+        if not is_row(raw):
+            return decode_frame(raw)
+        id_ = outline_of_row(raw)
+        outline = self._outlines.get(id_)
+        if outline is None:
+            encoded = self.outline(id_)
+            if encoded is None:
+                raise BadFrame("outline", f"the outline {id_.hex()} of a row is not here")
+            outline = decode_outline(encoded)[0]
+            if len(self._outlines) >= OUTLINES_MAX:
+                self._outlines.clear()
+            self._outlines[id_] = outline
+        return read_row(outline, raw).frame
+
     def close(self) -> None:
         """Release the file."""
         with self._lock:
@@ -169,7 +193,7 @@ class JournalReader:
                 self._check_retired()
                 continue
             try:
-                frame = decode_frame(raw)
+                frame = self.whole(raw)
             except BadFrame:
                 # Of another wire version, accepted by a server of that version; it was judged then.
                 continue

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 # What came in chunks up to ``noted_id`` is in streams.sequences. ``sealed_id`` of a shard is the last chunk that is in
 # segments: a chunk and the segments that hold its frames change places in one transaction, so that what is read is
-# always here or there, and never twice.
+# always here or there, and never twice. ``outlines`` has those of the rows in chunks; ``used_s`` is, a minute or so
+# behind, when a row of it came last.
 MIGRATIONS = (
     """
     CREATE TABLE streams (
@@ -35,6 +36,9 @@ MIGRATIONS = (
         last_node TEXT NOT NULL, first_s REAL NOT NULL, last_s REAL NOT NULL, received_s REAL NOT NULL,
         frames INTEGER NOT NULL, bytes INTEGER NOT NULL, problem TEXT);
     CREATE INDEX segments_by_time ON segments (last_s, first_s);
+    """,
+    """
+    CREATE TABLE outlines (id BLOB PRIMARY KEY, raw BLOB NOT NULL, used_s REAL NOT NULL);
     """,
 )
 

@@ -15,7 +15,7 @@ from eagle_eye.server.journal_chunks import lines
 from eagle_eye.server.sequences import Sequences
 
 STREAMS_CACHED_MAX = 50_000  # kept in memory: a large fleet's; an outage leaves each node some for each minute
-NODES_PER_SHARD = 64  # whose frames share chunks and segments: few enough to be sorted in memory, 5 min at a time
+NODES_PER_SHARD = 256  # whose frames share chunks and segments: few enough to be sorted in memory, 5 min at a time
 
 _Name = tuple[str, str]
 

@@ -5,16 +5,20 @@ Every function returns the new record, or the same object when the change was ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import Report
+from eagle_eye.server.engine.check_suites import related
+from eagle_eye.server.engine.standing import BY_HAND, SERVER, fault_of, is_ours, is_watched
 from eagle_eye.server.errors import IllegalTransition
 from eagle_eye.server.records import Action, ActionState, Incident, Node, NodeState
 
 REPORTS_MAX = 100  # of one action; what a subscriber says in a loop must not grow the record for ever
 REPORT_CHARS_MAX = 4_096
+RELAPSES_MAX = 32  # of one node that are remembered
 
 # From each state, the reports that a subscriber may make.
 _REPORTABLE = MappingProxyType(
@@ -27,6 +31,9 @@ _REPORTABLE = MappingProxyType(
     }
 )
 _OVER = ("closed", "false")
+_STANDS: Mapping[NodeState, str] = MappingProxyType(
+    {"in_service": "readmitted", "excluded": "excluded", "draining": "drained"}
+)
 
 
 def report_action(action: Action, report: Report, who: str, now_s: float) -> Action:
@@ -52,8 +59,11 @@ def report_action(action: Action, report: Report, who: str, now_s: float) -> Act
 
 
 def approve(action: Action, now_s: float) -> Action:
-    """Return the action as requested, on a person's word. Raises IllegalTransition unless it awaits one in time."""
-    if action.state == "requested":
+    """Return the action as requested, on a person's word; one that a subscriber has taken up since stays as it is.
+
+    Raises IllegalTransition unless it awaits a person's word in time.
+    """
+    if action.state in ("requested", "accepted", "running", "done"):
         return action
     if action.state == "awaiting" and action.expires_s <= now_s:
         raise IllegalTransition(f"action {action.id} is past its expiry and can no longer be approved")
@@ -65,9 +75,10 @@ def reject(action: Action, now_s: float) -> Action:
     return _moved(action, "rejected", ("awaiting",), now_s)
 
 
-def withdraw(action: Action, now_s: float) -> Action:
+def withdraw(action: Action, reason: str, now_s: float) -> Action:
     """Return the action as taken back. Raises IllegalTransition once a subscriber has accepted it."""
-    return _moved(action, "withdrawn", ("awaiting", "requested"), now_s)
+    taken = _moved(action, "withdrawn", ("awaiting", "requested"), now_s)
+    return taken if taken is action else replace(taken, reason=reason)
 
 
 def expire(action: Action, now_s: float) -> Action:
@@ -103,11 +114,60 @@ def is_over(incident: Incident) -> bool:
     return incident.state in _OVER
 
 
-def stand(node: Node, state: NodeState, reason: str, now_s: float) -> Node:
-    """Return the node in its new state; the same object if it is in that state already."""
-    if node.state == state:
+def stand(node: Node, state: NodeState, reason: str, now_s: float, by: str = "") -> Node:
+    """Return the node in its new state, on the word of ``by``; the same object if it stands so already.
+
+    A node that is out already and gets another reason is theirs who gave it: what waited for its return is void, and
+    nothing of ours touches it any more.
+    """
+    if node.state == state and (state == "in_service" or reason in ("", node.reason)):
+        return replace(node, check_id="", updated_s=now_s) if node.check_id else node  # it is to stay out, he says
+    out = node.state != "in_service" and state != "in_service"
+    return replace(
+        node,
+        state=state,
+        reason=reason or f"{_STANDS[state]} by {by}",
+        updated_s=now_s,
+        by=by,
+        fault=fault_of(node) if out else "",
+        check_id="",
+        watched_until_s=None,
+    )
+
+
+def take_out(node: Node, fault: str, reason: str, state: NodeState, now_s: float) -> Node:
+    """Return the node as an action of ours has left it; one that somebody else took out stays as he left it.
+
+    That it is a suspect of silent corruption is remembered all the same, and until it has returned.
+    """
+    out = node.state != "in_service"
+    suspected = next(iter(BY_HAND & {fault, fault_of(node) if out else ""}), fault)
+    if out and (not is_ours(node) or node.state in ("excluded", state)):
+        news = suspected in BY_HAND and node.fault != suspected
+        return replace(node, fault=suspected, check_id="") if news else node
+    relapsed = node.relapsed
+    if is_watched(node, now_s) and related(node.fault, fault):
+        relapsed = [*relapsed, now_s][-RELAPSES_MAX:]
+    return replace(
+        node,
+        state=state,
+        reason=reason,
+        updated_s=now_s,
+        by=SERVER,
+        fault=suspected,
+        check_id="",
+        watched_until_s=None,
+        relapsed=relapsed,
+    )
+
+
+def readmit(node: Node, reason: str, by: str, now_s: float, watch_s: float) -> Node:
+    """Return the node in service, watched for ``watch_s`` for the fault that took it out, if one did."""
+    if node.state == "in_service":
         return node
-    return replace(node, state=state, reason=reason, updated_s=now_s)
+    fault = fault_of(node)
+    back = stand(node, "in_service", reason, now_s, by)
+    return replace(back, fault=fault, watched_until_s=now_s + watch_s) if fault and watch_s > 0 else back
 
 
 def _moved(action: Action, state: ActionState, sources: tuple[ActionState, ...], now_s: float) -> Action:

@@ -1,4 +1,4 @@
-"""The events that leave the server: what each carries, and which subscriptions want it. Pure."""
+"""The events that leave the server, and what each carries. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,7 @@ from eagle_eye.schema import action as schema
 from eagle_eye.server.records import Action, Incident, Node, OutboundEvent, Subscription
 from eagle_eye.server.timestamps import rfc3339
 
-# Sent only to those who ask for it by name: everybody else would find little but heartbeats in his log.
-_ON_REQUEST = frozenset({schema.HEARTBEAT})
-
-
-def wants(subscription: Subscription, event: OutboundEvent) -> bool:
-    """Return whether the event is delivered to the subscription.
-
-    Empty ``types`` means all but heartbeats; empty ``jobs`` means all. Events of no job pass every job filter.
-    A ping goes to the subscription that is its subject and to nobody else.
-    """
-    if event.type == schema.PING:
-        return event.subject == subscription.id
-    if subscription.types:
-        if event.type not in subscription.types:
-            return False
-    elif event.type in _ON_REQUEST:
-        return False
-    return not subscription.jobs or not event.job or event.job in subscription.jobs
+_WAS = ("fault", "nodes", "state", "action", "escalated")  # what is told again of an incident when it changes
 
 
 def report_url(public_url: str, action_id: str) -> str:
@@ -36,19 +19,22 @@ def report_url(public_url: str, action_id: str) -> str:
 
 
 def incident_opened(incident: Incident, now_s: float) -> OutboundEvent:
-    """Return the event that announces a new incident."""
-    return _incident_event(schema.INCIDENT_OPENED, f"{incident.id}-opened", incident, now_s)
+    """Return the event that announces a new incident, or one that has come back."""
+    return _incident_event(schema.INCIDENT_OPENED, f"{incident.id}-opened{_time(incident)}", incident, now_s)
 
 
-def incident_updated(incident: Incident, now_s: float) -> OutboundEvent:
-    """Return the event that announces a change of an incident; one per ``updated_s``."""
+def incident_updated(incident: Incident, before: Incident, now_s: float) -> OutboundEvent:
+    """Return the event that announces a change of an incident; one per ``updated_s``. ``was``: what it said before."""
     stamp = round(incident.updated_s * 1000)
-    return _incident_event(schema.INCIDENT_UPDATED, f"{incident.id}-updated-{stamp}", incident, now_s)
+    event = _incident_event(schema.INCIDENT_UPDATED, f"{incident.id}-updated-{stamp}", incident, now_s)
+    former = incident_data(before)
+    return msgspec.structs.replace(event, data={**event.data, "was": {name: former[name] for name in _WAS}})
 
 
 def incident_resolved(incident: Incident, now_s: float) -> OutboundEvent:
     """Return the event that announces the end of an incident: recovered, closed or false."""
-    return _incident_event(schema.INCIDENT_RESOLVED, f"{incident.id}-resolved-{incident.state}", incident, now_s)
+    name = f"{incident.id}-resolved-{incident.state}{_time(incident)}"
+    return _incident_event(schema.INCIDENT_RESOLVED, name, incident, now_s)
 
 
 def action_requested(action: Action, public_url: str, now_s: float) -> OutboundEvent:
@@ -62,8 +48,9 @@ def action_expired(action: Action, public_url: str, now_s: float) -> OutboundEve
 
 
 def action_withdrawn(action: Action, public_url: str, now_s: float) -> OutboundEvent:
-    """Return the event that takes a request back."""
-    return _action_event(schema.ACTION_WITHDRAWN, "withdrawn", action, public_url, now_s, None)
+    """Return the event that takes a request back; ``reason`` says why."""
+    event = _action_event(schema.ACTION_WITHDRAWN, "withdrawn", action, public_url, now_s, None)
+    return msgspec.structs.replace(event, data={**event.data, "reason": action.reason})
 
 
 def node_readmitted(node: Node, now_s: float) -> OutboundEvent:
@@ -155,7 +142,19 @@ def incident_data(incident: Incident) -> dict[str, Any]:
         "summary": incident.summary,
         "evidence": msgspec.to_builtins(incident.evidence),
         "acknowledged_by": incident.acknowledged_by,
+        "escalated": bool(incident.escalation),
+        "escalation": incident.escalation,
+        "flaps": incident.flaps,
+        "flapping": incident.flapping,
+        "merged": incident.merged,
+        "merged_into": incident.merged_into,
+        "split_from": incident.split_from,
     }
+
+
+def _time(incident: Incident) -> str:
+    """Return what tells the events of an incident's returns apart; nothing the first time."""
+    return f"-{incident.flaps}" if incident.flaps else ""
 
 
 def _incident_event(type_: str, id_: str, incident: Incident, now_s: float) -> OutboundEvent:

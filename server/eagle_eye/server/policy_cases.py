@@ -21,6 +21,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.engine.job_terms import Limit, Seconds
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.policy import RULE_NAMES, Decision, Weighing, weigh
+from eagle_eye.server.engine.scheduler_word import Hearing
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import Situation
 from eagle_eye.server.records import Action, ActionState, Incident, Node, NodeState
@@ -51,6 +52,7 @@ class IncidentCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     slowdown_ratio: Seconds = 0.0
     asks: Literal["", "exclude_node", "restart_job", "drain_node", "checkpoint_now", "notify", "none"] = ""
     application: bool = False
+    age_s: Seconds = 0.0  # since it began
 
     def __post_init__(self) -> None:
         """Refuse a fault that does not exist. Raises ValueError."""
@@ -65,6 +67,10 @@ class JobCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     nodes: Annotated[int, Meta(ge=0, le=NODES_MAX)] = 8
     names: Names = []
     restart_owner: str = ""
+    scheduler: str = ""  # whose job it is; "": nobody is asked about it
+    scheduler_age_s: Seconds | None = None  # since it was last heard; None: never
+    ends_in_s: Seconds | None = None  # until its time limit; None: not known
+    crashed: bool = False  # the scheduler says that it failed
 
 
 class FleetCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -185,8 +191,8 @@ def _incident(case: Case) -> Incident:
         node=node,
         device=None,
         confidence=said.confidence,
-        state="open",
-        onset_s=case.now,
+        state="confirmed",
+        onset_s=case.now - said.age_s,
         detected_s=case.now,
         updated_s=case.now,
         ended_s=None,
@@ -217,7 +223,15 @@ def _situation(case: Case, settings: PolicySettings) -> Situation:
         ranks=[MemberRank(rank, node, 0) for rank, node in enumerate(names)],
         standing={node: _standing(node, state) for node, state in case.fleet.standing.items()},
         neighbours=case.fleet.neighbours,
+        crashed=case.job.crashed,
+        hearing=_hearing(case),
+        ends_s=None if case.job.ends_in_s is None else case.now + case.job.ends_in_s,
     )
+
+
+def _hearing(case: Case) -> Hearing:
+    age_s = case.job.scheduler_age_s
+    return Hearing(case.job.scheduler, None if age_s is None else case.now - age_s)
 
 
 def _standing(node: str, state: NodeState) -> Node:

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-import msgspec
-
-from eagle_eye.schema.problem import CONTENT_TYPE, problem
+from eagle_eye.schema.problem import CONTENT_TYPE
 from eagle_eye.server.errors import NO_HEADERS, Refusal
 
 ASGIMessage = MutableMapping[str, Any]
@@ -53,8 +51,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, ti
 
 async def refuse(send: Send, refusal: Refusal) -> None:
     """Answer with the problem document of a refusal."""
-    document = problem(refusal.status, refusal.reason, refusal.detail)
-    await answer(send, refusal.status, CONTENT_TYPE, msgspec.json.encode(document), refusal.headers)
+    await answer(send, refusal.status, CONTENT_TYPE, refusal.document(), refusal.headers)
 
 
 async def answer(

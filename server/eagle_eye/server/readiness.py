@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from eagle_eye.server.clock import Clock
@@ -22,17 +23,21 @@ LOOP_FLOOR_S = 10.0
 class Readiness(NamedTuple):
     """``checks`` maps storage, detection and agents to "ok" or to what is wrong; all must be ok to be ready.
 
+    Where schedulers are asked about jobs, ``job_sources`` is one more: without them nobody can tell a fault from an
+    end.
+
     ``blind`` names detectors that could judge nothing, with the reason; a site may lack what one of them needs,
-    so they alone do not make the server unready.
+    so they alone do not make the server unready. ``notes`` is what people have to look after before it does harm.
     """
 
     ready: bool
     checks: Mapping[str, str]
     blind: Mapping[str, str]
+    notes: Mapping[str, str]
 
 
 class Doctor:
-    """Judges the judge. ``check`` may be called from any thread."""
+    """Judges the judge. ``check`` may be called from any thread. A note that is "" is not shown."""
 
     def __init__(
         self,
@@ -45,6 +50,8 @@ class Doctor:
         clock: Clock,
         tick_s: float,
         fresh_s: float,
+        job_sources: Callable[[], str | None] = lambda: None,
+        notes: Mapping[str, Callable[[], str]] = MappingProxyType({}),
     ) -> None:
         self._store = store
         self._history = history
@@ -55,6 +62,8 @@ class Doctor:
         self._clock = clock
         self._loop_s = max(LOOP_TICKS * tick_s, LOOP_FLOOR_S)
         self._fresh_s = fresh_s
+        self._job_sources = job_sources
+        self._notes = notes
         self._storage = "ok"
         self._probed_s: float | None = None
         self._lock = threading.Lock()
@@ -62,9 +71,13 @@ class Doctor:
     def check(self) -> Readiness:
         """Return whether the server can judge at the moment, and what is missing."""
         checks = {"storage": self._check_storage(), "detection": self._check_loop(), "agents": self._check_agents()}
+        schedulers = self._job_sources()
+        if schedulers is not None:
+            checks["job_sources"] = schedulers
         ready = all(said == "ok" for said in checks.values())
         self._telemetry.ready.set(ready)
-        return Readiness(ready, checks, self._outlook.blind())
+        notes = {name: said for name, note in self._notes.items() if (said := note())}
+        return Readiness(ready, checks, self._outlook.blind(), notes)
 
     def _check_storage(self) -> str:
         with self._lock:

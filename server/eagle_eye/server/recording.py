@@ -17,8 +17,8 @@ import numpy as np
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import FRAME_BYTES_MAX, Block, Frame, encode_frame
 from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.frame_rules import corrected
 from eagle_eye.server.history import Recorded
-from eagle_eye.server.ingest import corrected
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import JOBS
 from eagle_eye.server.topology_file import read_topology
@@ -68,12 +68,25 @@ def stream(parts: Services, job: str, nodes: Sequence[str], start_s: float, end_
     observed = parts.fleet.jobs().get(job)
     members = {rank.node for rank in opening.ranks} | {rank.node for rank in (observed[1] if observed else [])}
     chunk = bytearray(_message(msgspec.msgpack.encode(opening)))
-    for frame in frames_of(parts.history.query(nodes, start_s, end_s), job, members):
+    for frame in frames_of(_recorded(parts, job, nodes, start_s, end_s), job, members):
         chunk += _message(encode_frame(frame))
         if len(chunk) >= CHUNK_BYTES:
             yield bytes(chunk)
             chunk.clear()
     yield bytes(chunk) + _message(b"")
+
+
+def _recorded(parts: Services, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
+    """Yield the frames of the embedded history, after what a remote store has of the time before that begins.
+
+    Raises RemoteStoreSilent: the recording would lack what nobody knows of.
+    """
+    past, begins_s = parts.remote_store.past, parts.history.begins_s()
+    if past is not None and (begins_s is None or begins_s > start_s):
+        seam_s = end_s if begins_s is None else min(begins_s, end_s)
+        yield from past.frames(job, start_s, seam_s)
+        start_s = seam_s
+    yield from parts.history.query(nodes, start_s, end_s)
 
 
 def frames_of(recorded: Iterable[Recorded], job: str, members: set[str]) -> Iterator[Frame]:
@@ -140,9 +153,9 @@ def _states(parts: Services, job: str, start_s: float, end_s: float) -> list[Sta
     found: list[Stated] = []
     cursor: str | None = None
     for _ in range(AUDIT_PAGES_MAX):
-        page = parts.store.audit(cursor, AUDIT_PAGE)
+        page = parts.store.audit(cursor, AUDIT_PAGE, subject=job, verb="job")
         for entry in page.items:
-            match = _JOB_DETAIL.match(entry.detail) if (entry.verb, entry.subject) == ("job", job) else None
+            match = _JOB_DETAIL.match(entry.detail)
             if match and entry.time_s <= end_s:
                 found.append(Stated(entry.time_s, int(match[1]), match[2]))
                 if entry.time_s < start_s:

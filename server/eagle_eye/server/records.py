@@ -12,7 +12,9 @@ import msgspec
 
 from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank
 
-IncidentState = Literal["open", "acting", "recovered", "closed", "false"]
+# suspected: too little evidence to act on; confirmed: enough; acting: something was asked for; recovered: gone for now;
+# closed: over for good, or merged into another; false: a false alarm, on a person's word.
+IncidentState = Literal["suspected", "confirmed", "acting", "recovered", "closed", "false"]
 # would_act: observe mode kept it; awaiting: approve mode, nobody answered yet.
 ActionState = Literal[
     "would_act",
@@ -28,9 +30,15 @@ ActionState = Literal[
     "withdrawn",
 ]
 DeliveryState = Literal["pending", "delivered", "failed", "expired"]
+# A CloudEvent; what Alertmanager sends to its webhooks; what Alertmanager itself is sent.
+WebhookFormat = Literal["cloudevents", "alertmanager", "alertmanager_api"]
 NodeState = Literal["in_service", "excluded", "draining"]
 EvidenceKind = Literal["evidence", "bug_report"]
 EvidenceState = Literal["asked", "received", "failed", "expired", "deleted"]
+# asked: not yet taken up; running: the agent has begun it. The others are the three answers.
+NodeCheckState = Literal["asked", "running", "healthy", "sick", "cannot_tell"]
+# What a check is for: the node's return to service once it has passed, or somebody's curiosity.
+NodeCheckPurpose = Literal["readmit", "look"]
 Scope = Literal["agent", "remote_write", "join", "read", "operate", "admin"]
 # What a rule of policy did: nothing, held the action or made it less, altered it, or it had nothing to judge.
 Outcome = Literal["pass", "hold", "changes", "not_applicable"]
@@ -51,8 +59,15 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     ``family`` is what kinds of trouble it stands for, so that later symptoms find it. ``kinds``, ``fact``,
     ``slowdown_ratio``, ``asks`` ("" the fault's default) and ``application`` are those of the verdict. ``seen_s`` is
     when a verdict last supported it. ``hold`` says why policy has not acted on it, "" when it has; ``hold_rule`` names
-    the rule that held.
+    the rule that held, ``held_by`` all rules that ever did.
     ``acknowledged_by`` is a person or "".
+
+    ``since_s`` is when it was opened or came back last. ``flaps`` counts how often it came back, ``flap_times`` when of
+    late, ``flapping`` whether that is so often that nobody is told any more. ``merged`` are the incidents that turned
+    out to be this one, ``families`` theirs; ``merged_into`` the one that this turned out to be, ``split_from`` the one
+    that it was taken for, each "" for none. ``escalation`` says why people have to look at it, "" while they need not,
+    and ``escalated_s`` since when. ``told_times`` is when subscribers heard of changes of late, ``untold`` whether one
+    was kept from them.
     """
 
     id: str
@@ -81,14 +96,27 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     seen_s: float = 0.0
     hold: str = ""
     hold_rule: str = ""
+    held_by: list[str] = []
     acknowledged_by: str = ""
+    since_s: float = 0.0
+    flaps: int = 0
+    flap_times: list[float] = []
+    flapping: bool = False
+    merged: list[str] = []
+    families: list[str] = []
+    merged_into: str = ""
+    split_from: str = ""
+    escalation: str = ""
+    escalated_s: float | None = None
+    told_times: list[float] = []
+    untold: bool = False
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something asked of the subscribers because of an incident; ``reports`` keeps every answer, oldest first.
 
     ``preliminary`` marks a checkpoint that is asked for before the incident's own action. ``policy`` is what the rules
-    said when it was asked for, without those that had nothing to judge.
+    said when it was asked for, without those that had nothing to judge. ``reason`` is why it was taken back, or "".
     """
 
     id: str
@@ -114,6 +142,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     reports: list[dict[str, Any]] = []
     preliminary: bool = False
     policy: list[RuleWord] = []
+    reason: str = ""
 
 
 class OutboundEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +164,8 @@ class OutboundEvent(msgspec.Struct, frozen=True, kw_only=True):
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """One event on its way to one subscription; ``attempts`` were made, the next one is due at ``due_s``.
 
+    ``reason`` is why it failed or expired, in one stable word; "" while it is pending and once it is delivered.
+
     ``group``, ``sequence`` and ``expires_s`` are the event's. Within a subscription, the deliveries of one group
     go out in the order of ``sequence``; group "" is bound to no order.
     """
@@ -151,26 +182,52 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float | None = None
     last_status: int | None = None
     last_error: str = ""
+    reason: str = ""
     created_s: float = 0.0
     updated_s: float = 0.0
 
 
-class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Where events go. ``types`` and ``jobs`` filter ([]: all).
+class Retiring(msgspec.Struct, frozen=True):
+    """A signing secret that was replaced; it signs beside the new one until ``until_s``."""
 
-    ``secrets`` sign, newest first; they leave the server once, when they are made. ``ended_reason`` says why an
-    inactive one is.
+    secret: str
+    until_s: float
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """Where events go. ``types``, ``jobs``, ``faults`` and ``matchers`` filter ([]: all); see ``filters``.
+
+    ``secrets`` sign, newest first, and so do those that retire; they leave the server once, when they are made.
+    ``ended_reason`` says why an inactive one is; one that has no secrets was deleted and stays so.
     """
 
     id: str
     url: str
-    format: Literal["cloudevents"]
+    format: WebhookFormat
     types: list[str]
     jobs: list[str]
     secrets: list[str]
     active: bool
     created_s: float
     ended_reason: str = ""
+    faults: list[str] = []
+    matchers: list[str] = []
+    retiring: list[Retiring] = []
+
+
+class SubscriptionHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How deliveries to one subscription fare; ``failures`` are the attempts that failed since the last success.
+
+    ``delivered_s`` is when something last arrived, ``failing_since_s`` when the first of the ``failures`` was; None:
+    never, or not failing. ``last_status`` and ``last_error`` are those of the last attempt.
+    """
+
+    subscription_id: str
+    delivered_s: float | None = None
+    failures: int = 0
+    failing_since_s: float | None = None
+    last_status: int | None = None
+    last_error: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +250,16 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as its scheduler or launcher described it last."""
+    """A job as its launcher or scheduler described it last.
+
+    ``source`` is whose word its attempt and members are: "launcher", or a scheduler's name. ``nodes`` are its members
+    where the source knows nodes and no ranks. ``scheduled_as`` is the scheduler's job that it is or runs in
+    ("slurm:17"), "" where no scheduler knows it. ``state`` is what follows from ``declared_state``, the launcher's word,
+    and ``scheduled_state``, the scheduler's, each "" where there is none; ``said`` is the latter in the scheduler's own
+    words. ``since_s`` is when the state began to be known, ``ends_s`` when its time limit ends it, None where nobody
+    said.
+    ``conflict`` is in what launcher, scheduler and agents differ, "" where they do not.
+    """
 
     job: str
     attempt: int
@@ -201,15 +267,86 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[MemberRank]
     restart_owner: str
     updated_s: float
+    source: str = "launcher"
+    nodes: list[str] = []
+    scheduled_as: str = ""
+    declared_state: str = ""
+    scheduled_state: str = ""
+    said: str = ""
+    since_s: float | None = None
+    ends_s: float | None = None
+    conflict: str = ""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's standing in the fleet; ``reason`` names the incident or person behind it."""
+    """A node's standing in the fleet; ``reason`` names the incident or person behind it.
+
+    ``by`` is whose word it is: "server" for an action of ours, else a token's id, "local", or a scheduler's name; ""
+    on records from before it was kept. ``fault`` is what took the node out, "" where a person did; once the node is
+    back it is what the node is watched for until ``watched_until_s``. ``check_id`` is the check that its return waits
+    for, "" for none. ``relapsed`` are the latest times at which it went out again while it was watched.
+    """
 
     node: str
     state: NodeState
     reason: str
     updated_s: float
+    known_since_s: float | None = None  # None: from before it was kept
+    by: str = ""
+    fault: str = ""
+    check_id: str = ""
+    watched_until_s: float | None = None
+    relapsed: list[float] = []
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure of a check; ``value`` None: it was not finite, ``threshold`` None: it judges nothing."""
+
+    name: str
+    value: float | None
+    unit: str = ""
+    device: str = ""
+    threshold: float | None = None
+    source: str = ""
+
+
+class CheckOutcome(msgspec.Struct, frozen=True):
+    """What one check of a report says: "passed", "sick" or "could_not_check"."""
+
+    name: str
+    state: str
+    reason: str = ""
+    duration_s: float = 0.0
+    expected: bool = True
+    values: list[Figure] = []
+
+
+class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """An active check that a node's agent was asked to make, and what came of it.
+
+    ``fault`` is what it is to rule out, "" for nothing in particular; ``checks`` names what is run, [] for everything;
+    ``gemm_seconds`` 0: as long as the check itself likes. ``expires_s`` is when it counts as not answered. ``run`` is
+    the agent's own mark of the one run that it began. ``detail`` says why it is sick or nobody can tell, or what has
+    passed. ``outcomes`` are the report's, [] where there is none or it was too old to be kept.
+    """
+
+    id: str
+    node: str
+    purpose: NodeCheckPurpose
+    fault: str
+    state: NodeCheckState
+    asked_by: str
+    reason: str
+    checks: list[str]
+    deadline_seconds: float
+    created_s: float
+    updated_s: float
+    expires_s: float
+    gemm_seconds: float = 0.0
+    began_s: float | None = None
+    run: str = ""
+    detail: str = ""
+    outcomes: list[CheckOutcome] = []
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from eagle_eye.server.accounts.archive import Archive
+from eagle_eye.server.accounts.bookkeeper import Bookkeeper
 from eagle_eye.server.auth import Tokens
 from eagle_eye.server.changes import Signal
 from eagle_eye.server.clock import Clock
@@ -12,9 +14,12 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.evidence import Desk
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.history import History
+from eagle_eye.server.job_sources.keeper import JobSources
 from eagle_eye.server.limits import Limits
+from eagle_eye.server.node_checks import NodeChecks
 from eagle_eye.server.notifiers.guard import Guard
 from eagle_eye.server.readiness import Doctor
+from eagle_eye.server.remote_store.remote_store import RemoteStore
 from eagle_eye.server.store import Store
 from eagle_eye.server.telemetry import Telemetry
 from eagle_eye.server.tls import Certificates
@@ -47,6 +52,11 @@ class Services:
     guard: Guard
     signal: Signal
     desk: Desk
+    remote_store: RemoteStore
+    node_checks: NodeChecks
+    bookkeeper: Bookkeeper
+    archive: Archive
+    job_sources: JobSources
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     open_recordings: OpenStreams = field(default_factory=OpenStreams)
     open_uploads: OpenStreams = field(default_factory=OpenStreams)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,31 +15,27 @@ import msgspec
 from eagle_eye.schema.action import HEARTBEAT
 from eagle_eye.server import database
 from eagle_eye.server.errors import BadCursor, StoreUnavailable
-from eagle_eye.server.outbound import wants
 from eagle_eye.server.records import (
     Action,
     AuditEntry,
     Delivery,
     Incident,
-    OutboundEvent,
-    Subscription,
     Token,
 )
+from eagle_eye.server.sqlite_write import marks, told, write
 from eagle_eye.server.store import (
     ACTIONS,
     DELIVERIES,
-    EVENTS,
-    EVIDENCE,
     INCIDENTS,
-    JOBS,
     LIVE_ACTION_STATES,
-    NODES,
     OPEN_INCIDENT_STATES,
+    OVER_JOB_STATES,
     PAGE_LIMIT_MAX,
-    SUBSCRIPTIONS,
     TOKENS,
+    Backlog,
     Change,
     Changed,
+    Filters,
     Kind,
     Page,
     Store,
@@ -81,7 +77,7 @@ class SqliteStore:
         if change.empty:
             return
         with self._writing():
-            _write(self._writer, change)
+            write(self._writer, change)
         with self._listener_lock:
             listeners = tuple(self._listeners)
         for callback in listeners:
@@ -99,9 +95,7 @@ class SqliteStore:
         found = self._records(kind, f'"{kind.key}" = ?', (key,))
         return found[0] if found else None
 
-    def page(
-        self, kind: Kind[RecordT], filters: Mapping[str, str], cursor: str | None = None, limit: int = 100
-    ) -> Page[RecordT]:
+    def page(self, kind: Kind[RecordT], filters: Filters, cursor: str | None = None, limit: int = 100) -> Page[RecordT]:
         """Return the newest records that match, at most ``limit``; the next page through its cursor."""
         limit = min(limit, PAGE_LIMIT_MAX)
         where, values = _where(kind, filters)
@@ -121,12 +115,12 @@ class SqliteStore:
         return self._records(kind, "1")
 
     def open_incidents(self) -> list[Incident]:
-        """Return the incidents in state open, acting or recovered, oldest first."""
-        return self._records(INCIDENTS, f"state IN {_marks(OPEN_INCIDENT_STATES)}", OPEN_INCIDENT_STATES)
+        """Return the incidents in state suspected, confirmed, acting or recovered, oldest first."""
+        return self._records(INCIDENTS, f"state IN {marks(OPEN_INCIDENT_STATES)}", OPEN_INCIDENT_STATES)
 
     def live_actions(self) -> list[Action]:
         """Return the actions that are awaiting, requested, accepted or running, oldest first."""
-        return self._records(ACTIONS, f"state IN {_marks(LIVE_ACTION_STATES)}", LIVE_ACTION_STATES)
+        return self._records(ACTIONS, f"state IN {marks(LIVE_ACTION_STATES)}", LIVE_ACTION_STATES)
 
     def actions_since(self, since_s: float) -> list[Action]:
         """Return the actions created at ``since_s`` or later, oldest first."""
@@ -159,6 +153,25 @@ class SqliteStore:
         """Return pending deliveries whose event is stale."""
         return self._records(DELIVERIES, "state = 'pending' AND expires_s <= ?", (now_s,), limit=limit)
 
+    def failed_deliveries(self, subscription_id: str, since_s: float, now_s: float, limit: int) -> list[Delivery]:
+        """Return a subscription's failed deliveries of events since ``since_s`` that are not stale, oldest first."""
+        where = "state = 'failed' AND subscription_id = ? AND created_s >= ? AND (expires_s IS NULL OR expires_s > ?)"
+        return self._records(DELIVERIES, where, (subscription_id, since_s, now_s), order="sequence", limit=limit)
+
+    def backlog(self) -> list[Backlog]:
+        """Return how much waits for each subscription for which something does."""
+        with self._reading() as reader:
+            rows = reader.execute(
+                "SELECT subscription_id, count(*), min(created_s) FROM deliveries WHERE state = 'pending'"
+                " GROUP BY subscription_id"
+            ).fetchall()
+        return [Backlog(*row) for row in rows]
+
+    def told(self, subscription_id: str, group: str) -> bool:
+        """Return whether an event of this group, an incident's id, went to the subscription."""
+        with self._reading() as reader:
+            return told(reader, subscription_id, group)
+
     def token_by_sha256(self, sha256: str) -> Token | None:
         """Return the token with this hash, also when it is revoked or has expired."""
         with self._reading(self._token_reader, self._token_lock) as reader:
@@ -169,6 +182,12 @@ class SqliteStore:
         """Return whether a token was ever made; revoked and expired ones count."""
         with self._reading(self._token_reader, self._token_lock) as reader:
             return reader.execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
+
+    def tokens_version(self) -> int:
+        """Return a number that grows with every change of any token, whoever makes it."""
+        with self._reading(self._token_reader, self._token_lock) as reader:
+            version: int = reader.execute("SELECT total FROM token_changes").fetchone()[0]
+        return version
 
     def changes_since(self, sequence: int, limit: int) -> list[Changed]:
         """Return what changed after ``sequence``, oldest first."""
@@ -185,17 +204,50 @@ class SqliteStore:
             oldest, newest = reader.execute("SELECT min(sequence), max(sequence) FROM changes").fetchone()
         return (oldest or 0, newest or 0)
 
-    def audit(self, cursor: str | None = None, limit: int = 100) -> Page[AuditEntry]:
-        """Return the audit trail, newest first."""
+    def audit(
+        self,
+        cursor: str | None = None,
+        limit: int = 100,
+        subject: str | Sequence[str] | None = None,
+        who: str | None = None,
+        verb: str | None = None,
+        since_s: float | None = None,
+    ) -> Page[AuditEntry]:
+        """Return the audit trail, newest first; what is given must match, one of several subjects."""
         limit = min(limit, PAGE_LIMIT_MAX)
-        before = _position(cursor, "audit") if cursor is not None else 1 << 62
+        subjects = (subject,) if isinstance(subject, str) else subject
+        given = (("who", "=", who), ("verb", "=", verb), ("time_s", ">=", since_s))
+        terms = [
+            f"json_extract(record, '$.{name}') {compared} ?" for name, compared, value in given if value is not None
+        ]
+        values: list[str | float] = [value for _, _, value in given if value is not None]
+        if subjects is not None:
+            terms.append(f"json_extract(record, '$.subject') IN {marks(subjects)}")
+            values += subjects
+        terms.append("sequence < ?")
+        values += [_position(cursor, "audit") if cursor is not None else 1 << 62, limit + 1]
         with self._reading() as reader:
             rows = reader.execute(
-                "SELECT sequence, record FROM audit WHERE sequence < ? ORDER BY sequence DESC LIMIT ?",
-                (before, limit + 1),
+                f"SELECT sequence, record FROM audit WHERE {' AND '.join(terms)} ORDER BY sequence DESC LIMIT ?",  # noqa: S608
+                values,
             ).fetchall()
         items = [msgspec.json.decode(record, type=AuditEntry) for _, record in rows[:limit]]
         return Page(items, _cursor("audit", rows[limit - 1][0]) if len(rows) > limit else None)
+
+    def count(self, kind: Kind[RecordT]) -> int:
+        """Return how many records of a kind there are."""
+        with self._reading() as reader:
+            found: int = reader.execute(f"SELECT count(*) FROM {kind.name}").fetchone()[0]  # noqa: S608
+        return found
+
+    def retire(self, kind: Kind[RecordT], column: str, before_s: float, limit: int) -> int:
+        """Delete at most ``limit`` records of a kind whose time in ``column`` is older; return how many."""
+        if column not in kind.columns:
+            raise KeyError(f"{kind.name} has no column {column}; only {', '.join(kind.columns)}")
+        old = f'SELECT rowid FROM {kind.name} WHERE "{column}" < ? LIMIT ?'  # noqa: S608
+        with self._writing():
+            done = self._writer.execute(f"DELETE FROM {kind.name} WHERE rowid IN ({old})", (before_s, limit))  # noqa: S608
+            return done.rowcount
 
     def prune(self, now_s: float, retention_s: float) -> int:
         """Delete settled events older than ``retention_s``, old heartbeats and changes; return how many events."""
@@ -207,6 +259,12 @@ class SqliteStore:
             ).fetchall()
             self._writer.executemany("DELETE FROM deliveries WHERE event_id = ?", doomed)
             self._writer.executemany("DELETE FROM events WHERE id = ?", doomed)
+            # A scheduler names thousands of jobs a day; those that are over are kept as long as events are.
+            self._writer.execute(
+                f"DELETE FROM jobs WHERE rowid IN (SELECT rowid FROM jobs WHERE state IN {marks(OVER_JOB_STATES)}"  # noqa: S608
+                " AND json_extract(record, '$.updated_s') < ? LIMIT ?)",
+                (*OVER_JOB_STATES, now_s - retention_s, PRUNE_BATCH),
+            )
             self._writer.execute(
                 "DELETE FROM changes WHERE sequence <= (SELECT max(sequence) FROM changes) - ?", (CHANGES_KEPT,)
             )
@@ -259,95 +317,25 @@ class SqliteStore:
                 raise StoreUnavailable(f"the records cannot be written: {error}") from error
 
 
-def _write(writer: sqlite3.Connection, change: Change) -> None:
-    _put(writer, SUBSCRIPTIONS, change.subscriptions)
-    _put(writer, TOKENS, change.tokens, announce=False)
-    _put(writer, NODES, change.nodes)
-    _put(writer, JOBS, change.jobs)
-    _put(writer, INCIDENTS, change.incidents)
-    _put(writer, ACTIONS, change.actions)
-    _put(writer, DELIVERIES, change.deliveries)
-    _put(writer, EVIDENCE, change.evidence, announce=False)
-    if change.events:
-        _announce(writer, change.events)
-    writer.executemany("INSERT INTO audit (record) VALUES (?)", [(_encode(entry),) for entry in change.audit])
-
-
-def _put(writer: sqlite3.Connection, kind: Kind[RecordT], records: Sequence[RecordT], announce: bool = True) -> None:
-    columns = (*dict.fromkeys((kind.key, *kind.columns)), "record")
-    names = ", ".join(f'"{name}"' for name in columns)
-    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name != kind.key)
-    statement = (
-        f"INSERT INTO {kind.name} ({names}) VALUES {_marks(columns)}"  # noqa: S608 - names come from Kind
-        f' ON CONFLICT ("{kind.key}") DO UPDATE SET {changes}'
-    )
-    for record in records:
-        writer.execute(statement, (*(getattr(record, name) for name in columns[:-1]), _encode(record)))
-        if announce:
-            writer.execute('INSERT INTO changes (kind, "key") VALUES (?, ?)', (kind.name, getattr(record, kind.key)))
-
-
-def _announce(writer: sqlite3.Connection, events: Sequence[OutboundEvent]) -> None:
-    rows = writer.execute("SELECT record FROM subscriptions WHERE active = 1 ORDER BY rowid").fetchall()
-    subscriptions = [msgspec.json.decode(record, type=Subscription) for (record,) in rows]
-    for event in events:
-        if writer.execute("SELECT 1 FROM events WHERE id = ?", (event.id,)).fetchone():
-            continue
-        _put(writer, EVENTS, (event,))
-        sequence = writer.execute("SELECT rowid FROM events WHERE id = ?", (event.id,)).fetchone()[0]
-        numbered = msgspec.structs.replace(event, sequence=sequence)
-        writer.execute("UPDATE events SET record = ? WHERE id = ?", (_encode(numbered), event.id))
-        _put(
-            writer,
-            DELIVERIES,
-            [_delivery(numbered, subscription) for subscription in subscriptions if wants(subscription, event)],
-        )
-
-
-def _delivery(event: OutboundEvent, subscription: Subscription) -> Delivery:
-    return Delivery(
-        id=f"dlv-{event.sequence}-{subscription.id}",
-        event_id=event.id,
-        subscription_id=subscription.id,
-        type=event.type,
-        state="pending",
-        attempts=0,
-        due_s=event.time_s,
-        group=event.group,
-        sequence=event.sequence,
-        expires_s=event.expires_s,
-        created_s=event.time_s,
-        updated_s=event.time_s,
-    )
-
-
-def _where(kind: Kind[Any], filters: Mapping[str, str]) -> tuple[str, list[str | int]]:
-    paths = dict(kind.lists)
+def _where(kind: Kind[Any], filters: Filters) -> tuple[str, list[str | int]]:
     terms = ["1"]
     values: list[str | int] = []
     for name, value in filters.items():
-        if name in paths:
-            path, _, inside = paths[name].partition("[*].")
-            terms.append(
-                "EXISTS (SELECT 1 FROM json_each(record, ?) WHERE json_extract(value, ?) = ?)"
-                if inside
-                else "EXISTS (SELECT 1 FROM json_each(record, ?) WHERE value = ?)"
-            )
-            values += [path, f"$.{inside}", value] if inside else [path, value]
+        paths = [path for known, path in kind.lists if known == name]
+        if paths:
+            contained = []
+            for path, _, inside in (path.partition("[*].") for path in paths):
+                element = "json_extract(value, ?)" if inside else "value"
+                contained.append(f"EXISTS (SELECT 1 FROM json_each(record, ?) WHERE {element} = ?)")  # noqa: S608
+                values += [path, f"$.{inside}", str(value)] if inside else [path, str(value)]
+            terms.append(f"({' OR '.join(contained)})")
         elif name in kind.columns:
-            terms.append(f'"{name}" = ?')
-            values.append(value)
+            several = (value,) if isinstance(value, str) else value
+            terms.append(f'"{name}" IN {marks(several)}')
+            values += several
         else:
             raise KeyError(f"{kind.name} cannot be filtered by {name}; only by {', '.join(kind.filters)}")
     return " AND ".join(terms), values
-
-
-def _marks(values: Sequence[Any]) -> str:
-    return f"({', '.join('?' * len(values))})"
-
-
-def _encode(record: msgspec.Struct) -> str:
-    return msgspec.json.encode(record).decode()
 
 
 def _cursor(list_name: str, position: int) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from eagle_eye.server.accounts.records import Attempt, DriverError, Gpu, Membership, Ticket
 from eagle_eye.server.records import (
     Action,
     AuditEntry,
@@ -16,18 +17,24 @@ from eagle_eye.server.records import (
     Incident,
     Job,
     Node,
+    NodeCheck,
     OutboundEvent,
     Subscription,
+    SubscriptionHealth,
     Token,
 )
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+Filters = Mapping[str, str | Sequence[str]]  # by name; of several values of a column any one
 
 PAGE_LIMIT_MAX = 1_000
 # States in which somebody may still act on an action.
 LIVE_ACTION_STATES = ("awaiting", "requested", "accepted", "running")
 # States in which an incident still concerns the detection loop.
-OPEN_INCIDENT_STATES = ("open", "acting", "recovered")
+OPEN_INCIDENT_STATES = ("suspected", "confirmed", "acting", "recovered")
+
+# States of a job that has come to its end.
+OVER_JOB_STATES = ("cancelled", "preempted", "timeout", "failed", "finished")
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Kind(Generic[RecordT]):
     """One kind of record: its table, the field that identifies it, and the fields that lists are filtered by.
 
     ``lists`` maps a filter's name to the path of a list that must contain the value; "$.ranks[*].node" looks
-    into the list's objects.
+    into the list's objects. Of several lists of one name it is enough that one does.
     """
 
     name: str
@@ -47,14 +54,15 @@ class Kind(Generic[RecordT]):
     @property
     def filters(self) -> tuple[str, ...]:
         """The names that a list of this kind may be filtered by."""
-        return (*self.columns, *(name for name, _ in self.lists))
+        return (*self.columns, *dict.fromkeys(name for name, _ in self.lists))
 
 
 INCIDENTS = Kind("incidents", Incident, "id", ("job", "state", "fault"), (("node", "$.nodes"),))
 ACTIONS = Kind("actions", Action, "id", ("incident_id", "job", "kind", "state", "created_s"), (("node", "$.exclude"),))
 NODES = Kind("nodes", Node, "node", ("state",))
-JOBS = Kind("jobs", Job, "job", ("state",), (("node", "$.ranks[*].node"),))
+JOBS = Kind("jobs", Job, "job", ("state",), (("node", "$.ranks[*].node"), ("node", "$.nodes")))
 SUBSCRIPTIONS = Kind("subscriptions", Subscription, "id", ("active",))
+SUBSCRIPTION_HEALTH = Kind("subscription_health", SubscriptionHealth, "subscription_id", ())
 DELIVERIES = Kind(
     "deliveries",
     Delivery,
@@ -64,8 +72,31 @@ DELIVERIES = Kind(
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 EVIDENCE = Kind("evidence", Evidence, "id", ("incident_id", "job", "node", "state"))
+NODE_CHECKS = Kind("node_checks", NodeCheck, "id", ("node", "state"))
+ATTEMPTS = Kind("attempts", Attempt, "id", ("job", "run", "end", "started_s"))
+MEMBERSHIPS = Kind("memberships", Membership, "id", ("job", "started_s"))
+GPUS = Kind("gpus", Gpu, "uuid", ("node", "seen_s", "moved"), (("seat", "$.moves[*].node"),))
+DRIVER_ERRORS = Kind("driver_errors", DriverError, "id", ("node", "uuid", "last_s"))
+TICKETS = Kind("tickets", Ticket, "id", ("node", "opened_s"))
 
-KINDS = (INCIDENTS, ACTIONS, NODES, JOBS, SUBSCRIPTIONS, DELIVERIES, TOKENS, EVENTS, EVIDENCE)
+KINDS = (
+    INCIDENTS,
+    ACTIONS,
+    NODES,
+    JOBS,
+    SUBSCRIPTIONS,
+    DELIVERIES,
+    TOKENS,
+    EVENTS,
+    EVIDENCE,
+    NODE_CHECKS,
+    SUBSCRIPTION_HEALTH,
+    ATTEMPTS,
+    MEMBERSHIPS,
+    GPUS,
+    DRIVER_ERRORS,
+    TICKETS,
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +117,13 @@ class Change:
     deliveries: tuple[Delivery, ...] = ()
     tokens: tuple[Token, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    node_checks: tuple[NodeCheck, ...] = ()
+    subscription_health: tuple[SubscriptionHealth, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    memberships: tuple[Membership, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    driver_errors: tuple[DriverError, ...] = ()
+    tickets: tuple[Ticket, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -108,6 +146,14 @@ class Changed(NamedTuple):
     key: str
 
 
+class Backlog(NamedTuple):
+    """What waits for one subscription: how many deliveries, and when the event of the oldest was."""
+
+    subscription_id: str
+    pending: int
+    oldest_s: float
+
+
 class Store(Protocol):
     """Durable records. Every method may be called from any thread and raises StoreUnavailable when the disk fails."""
 
@@ -127,9 +173,7 @@ class Store(Protocol):
         """Return the record, or None if there is none of that id."""
         ...
 
-    def page(
-        self, kind: Kind[RecordT], filters: Mapping[str, str], cursor: str | None = None, limit: int = 100
-    ) -> Page[RecordT]:
+    def page(self, kind: Kind[RecordT], filters: Filters, cursor: str | None = None, limit: int = 100) -> Page[RecordT]:
         """Return the newest records that match, at most ``limit``; the next page through its cursor.
 
         Raises BadCursor for a cursor that no page gave.
@@ -141,7 +185,7 @@ class Store(Protocol):
         ...
 
     def open_incidents(self) -> list[Incident]:
-        """Return the incidents in state open, acting or recovered, oldest first."""
+        """Return the incidents in state suspected, confirmed, acting or recovered, oldest first."""
         ...
 
     def live_actions(self) -> list[Action]:
@@ -172,12 +216,28 @@ class Store(Protocol):
         """Return pending deliveries whose event is stale."""
         ...
 
+    def failed_deliveries(self, subscription_id: str, since_s: float, now_s: float, limit: int) -> list[Delivery]:
+        """Return a subscription's failed deliveries of events since ``since_s`` that are not stale, oldest first."""
+        ...
+
+    def backlog(self) -> list[Backlog]:
+        """Return how much waits for each subscription for which something does."""
+        ...
+
+    def told(self, subscription_id: str, group: str) -> bool:
+        """Return whether an event of this group, an incident's id, went to the subscription."""
+        ...
+
     def token_by_sha256(self, sha256: str) -> Token | None:
         """Return the token with this hash, also when it is revoked or has expired."""
         ...
 
     def any_token(self) -> bool:
         """Return whether a token was ever made; revoked and expired ones count."""
+        ...
+
+    def tokens_version(self) -> int:
+        """Return a number that grows with every change of any token, whoever makes it."""
         ...
 
     def changes_since(self, sequence: int, limit: int) -> list[Changed]:
@@ -188,8 +248,24 @@ class Store(Protocol):
         """Return the sequences of the oldest change kept and of the newest; (0, 0) when nothing ever changed."""
         ...
 
-    def audit(self, cursor: str | None = None, limit: int = 100) -> Page[AuditEntry]:
-        """Return the audit trail, newest first."""
+    def audit(
+        self,
+        cursor: str | None = None,
+        limit: int = 100,
+        subject: str | Sequence[str] | None = None,
+        who: str | None = None,
+        verb: str | None = None,
+        since_s: float | None = None,
+    ) -> Page[AuditEntry]:
+        """Return the audit trail, newest first; what is given must match, one of several subjects."""
+        ...
+
+    def count(self, kind: Kind[RecordT]) -> int:
+        """Return how many records of a kind there are."""
+        ...
+
+    def retire(self, kind: Kind[RecordT], column: str, before_s: float, limit: int) -> int:
+        """Delete at most ``limit`` records of a kind whose time in ``column`` is older; return how many."""
         ...
 
     def prune(self, now_s: float, retention_s: float) -> int:

@@ -57,4 +57,76 @@ CREATE INDEX evidence_incident ON evidence (incident_id);
 CREATE INDEX evidence_state ON evidence (state);
 """
 
-MIGRATIONS: tuple[str, ...] = (_RECORDS + _TRAILS, _TOKENS_BY_NODE, _EVIDENCE)
+_NODE_CHECKS = """
+CREATE TABLE node_checks (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    node TEXT NOT NULL, state TEXT NOT NULL, record TEXT NOT NULL);
+CREATE INDEX node_checks_node ON node_checks (node);
+CREATE INDEX node_checks_state ON node_checks (state);
+"""
+
+_SUBSCRIPTION_HEALTH = """
+CREATE TABLE subscription_health (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, subscription_id TEXT NOT NULL UNIQUE, record TEXT NOT NULL);
+CREATE INDEX deliveries_told ON deliveries ("group", subscription_id);
+CREATE INDEX deliveries_failed ON deliveries (subscription_id, sequence) WHERE state = 'failed';
+"""
+
+_ACCOUNTS = """
+CREATE TABLE attempts (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    job TEXT NOT NULL, run TEXT NOT NULL, "end" TEXT NOT NULL, started_s REAL NOT NULL, record TEXT NOT NULL);
+CREATE INDEX attempts_job ON attempts (job);
+CREATE INDEX attempts_end ON attempts ("end") WHERE "end" = '';
+CREATE INDEX attempts_started ON attempts (started_s);
+CREATE TABLE memberships (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    job TEXT NOT NULL, started_s REAL NOT NULL, record TEXT NOT NULL);
+CREATE TABLE gpus (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, uuid TEXT NOT NULL UNIQUE,
+    node TEXT NOT NULL, seen_s REAL NOT NULL, moved INTEGER NOT NULL, record TEXT NOT NULL);
+CREATE INDEX gpus_node ON gpus (node);
+CREATE INDEX gpus_moved ON gpus (moved) WHERE moved = 1;
+CREATE TABLE driver_errors (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    node TEXT NOT NULL, uuid TEXT NOT NULL, last_s REAL NOT NULL, record TEXT NOT NULL);
+CREATE INDEX driver_errors_node ON driver_errors (node);
+CREATE INDEX driver_errors_uuid ON driver_errors (uuid) WHERE uuid <> '';
+CREATE TABLE tickets (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    node TEXT NOT NULL, opened_s REAL NOT NULL, record TEXT NOT NULL);
+CREATE INDEX tickets_node ON tickets (node);
+CREATE INDEX audit_subject ON audit (json_extract(record, '$.subject'));
+"""
+
+_INCIDENT_STATES = """
+UPDATE incidents SET state = CASE
+    WHEN json_extract(record, '$.fact') OR json_extract(record, '$.hold_rule') IN ('tries', 'report', 'mode')
+        OR (json_array_length(record, '$.kinds') >= 2 AND json_extract(record, '$.confidence') >= 0.9)
+    THEN 'confirmed' ELSE 'suspected' END
+WHERE state = 'open';
+UPDATE incidents SET record =
+    json_set(record, '$.state', state, '$.since_s', json_extract(record, '$.detected_s'));
+CREATE INDEX audit_time ON audit (json_extract(record, '$.time_s'));
+CREATE INDEX audit_who ON audit (json_extract(record, '$.who'));
+"""
+
+# What an agent's token allows is remembered from request to request, until this count says that a token changed.
+_CHANGES_OF_TOKENS = """
+CREATE TABLE token_changes (total INTEGER NOT NULL);
+INSERT INTO token_changes VALUES (0);
+CREATE TRIGGER token_made AFTER INSERT ON tokens BEGIN UPDATE token_changes SET total = total + 1; END;
+CREATE TRIGGER token_changed AFTER UPDATE ON tokens BEGIN UPDATE token_changes SET total = total + 1; END;
+CREATE TRIGGER token_deleted AFTER DELETE ON tokens BEGIN UPDATE token_changes SET total = total + 1; END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    _RECORDS + _TRAILS,
+    _TOKENS_BY_NODE,
+    _EVIDENCE,
+    _NODE_CHECKS,
+    _SUBSCRIPTION_HEALTH,
+    _ACCOUNTS,
+    _INCIDENT_STATES,
+    _CHANGES_OF_TOKENS,
+)

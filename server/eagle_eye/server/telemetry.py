@@ -12,8 +12,9 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, Kind
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.latencies import Latencies
 from eagle_eye.server.records import Incident
-from eagle_eye.server.watching import Latest
+from eagle_eye.server.watching import IncidentCounts, Latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -38,12 +39,10 @@ class Telemetry:
             ["kind"],
             registry=registry,
         )
-        self.ingest_seconds = Histogram(
-            _name("ingest_seconds"),
-            "From a request's first byte to its durable answer.",
-            buckets=_SECONDS,
-            registry=registry,
+        self.ingest_seconds = Latencies(
+            _name("ingest_seconds"), "From a request's first byte to its durable answer.", _SECONDS
         )
+        registry.register(self.ingest_seconds)
         self.remote_write_samples = Counter(
             _name("remote_write_samples"), "Samples that came by remote write.", registry=registry
         )
@@ -87,7 +86,21 @@ class Telemetry:
         self.evidence = Counter(
             _name("evidence"), "Requests for evidence that agents answered, by state.", ["state"], registry=registry
         )
-        self.pending = Gauge(_name("webhook_pending"), "Deliveries that are due or wait.", registry=registry)
+        self.node_checks = Counter(
+            _name("node_checks"),
+            "Active checks that ended, by what came of them.",
+            ["state"],
+            registry=registry,
+        )
+        self.delivery_failures = Counter(
+            _name("webhook_failures"), "Deliveries that failed or expired, by reason.", ["reason"], registry=registry
+        )
+        self.refreshes = Counter(
+            _name("webhook_refreshes"),
+            "Requests that told an Alertmanager what still fires, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
         self.streams = Gauge(_name("event_streams"), "Readers of /api/v1/events.", registry=registry)
         self.rate_limited = Counter(
             _name("rate_limited"), "Requests refused because they came too often.", ["by"], registry=registry
@@ -100,8 +113,23 @@ class Telemetry:
             "When a configuration was last taken over.",
             registry=registry,
         )
-        self.tls_reload_success = Gauge(
-            _name("tls_reload_success"), "1 when the newest certificate files are in use.", registry=registry
+        self.accounts_dropped = Counter(
+            _name("accounts_dropped"),
+            "GPUs and driver errors that agents told of and a limit kept out, by limit.",
+            ["reason"],
+            registry=registry,
+        )
+        self.job_source_answers = Counter(
+            _name("job_source_answers"),
+            "Questions to schedulers, by what came of them; ok: an answer.",
+            ["source", "outcome"],
+            registry=registry,
+        )
+        self.job_source_left_out = Counter(
+            _name("job_source_left_out"),
+            "What schedulers said and could not be used, by reason.",
+            ["source", "reason"],
+            registry=registry,
         )
         self.ready = Gauge(_name("ready"), "1 when the server can judge.", registry=registry)
 
@@ -188,24 +216,68 @@ class BlindCollector(Collector):
         yield family
 
 
-class HeldCollector(Collector):
-    """The open incidents that a rule of policy holds back."""
+class IncidentCollector(Collector):
+    """What is open, what a rule of policy holds back, and what was kept from subscribers, read when scraped."""
 
-    def __init__(self, open_incidents: Callable[[], list[Incident]]) -> None:
-        self._open_incidents = open_incidents
+    def __init__(self, known: Callable[[], list[Incident]], counts: Callable[[], IncidentCounts]) -> None:
+        self._known = known
+        self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family; nothing while the records cannot be read."""
-        family = GaugeMetricFamily(
-            _name("incidents_held"), "Open incidents that this rule of policy holds back.", labels=["rule"]
+        """Yield the families; of the incidents none while the records cannot be read."""
+        kept_back, escalations = self._counts()
+        yield CounterMetricFamily(
+            _name("incident_events_suppressed"),
+            "Events about incidents that come and go, or change their story, too often.",
+            value=kept_back,
+        )
+        yield CounterMetricFamily(
+            _name("incident_escalations"), "Times that people had to look at an incident.", value=escalations
         )
         try:
-            rules = [incident.hold_rule for incident in self._open_incidents() if incident.hold_rule]
+            incidents = [incident for incident in self._known() if incident.state != "recovered"]
         except StoreUnavailable:
             return
-        for rule in sorted(set(rules)):
-            family.add_metric([rule], rules.count(rule))
-        yield family
+        for name, text, label, values in (
+            ("incidents", "Open incidents, by state.", "state", [str(one.state) for one in incidents]),
+            (
+                "incidents_held",
+                "Open incidents that this rule of policy holds back.",
+                "rule",
+                [incident.hold_rule for incident in incidents if incident.hold_rule],
+            ),
+        ):
+            family = GaugeMetricFamily(_name(name), text, labels=[label])
+            for value in sorted(set(values)):
+                family.add_metric([value], values.count(value))
+            yield family
+        escalated = sum(bool(incident.escalation) for incident in incidents)
+        yield GaugeMetricFamily(_name("incidents_escalated"), "Open incidents that people have to look at.", escalated)
+        flapping = sum(incident.flapping for incident in incidents)
+        yield GaugeMetricFamily(_name("incidents_flapping"), "Open incidents that come and go.", flapping)
+
+
+class JobSourceCollector(Collector):
+    """The schedulers that are asked about jobs."""
+
+    def __init__(self, ages_s: Callable[[], dict[str, float]], counts: Callable[[], dict[str, int]]) -> None:
+        self._ages_s = ages_s
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield two families; a scheduler that never answered has no age."""
+        ages = GaugeMetricFamily(
+            _name("job_source_age_seconds"), "Time since this scheduler last answered.", labels=["source"]
+        )
+        for source, age_s in self._ages_s().items():
+            ages.add_metric([source], age_s)
+        yield ages
+        jobs = GaugeMetricFamily(
+            _name("job_source_jobs"), "Jobs of ours that this scheduler speaks for.", labels=["source"]
+        )
+        for source, count in self._counts().items():
+            jobs.add_metric([source], count)
+        yield jobs
 
 
 class DropsCollector(Collector):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.auth import CERTIFICATE_NAMES
+from eagle_eye.server.certificate_dates import Validity, first_to_end
+from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import TlsSettings
+from eagle_eye.server.timestamps import rfc3339
 
 POLL_S = 10.0  # how often a running server looks whether the files changed
+DAY_S = 86_400.0
+# The end of a certificate is told of so long before, and of one that lives short, in the last third of its life:
+# renewal is due then, and has failed.
+WARN_S = 14 * DAY_S
+WARN_SHARE = 1 / 3
 
 _log = logging.getLogger(__name__)
 
@@ -27,24 +35,53 @@ _log = logging.getLogger(__name__)
 class Certificates:
     """The files as contexts. ``context`` is the one to listen with; it hands each handshake to the newest.
 
-    ``told(usable)`` is called after each reading. Raises ConfigurationError when the files are of no use.
+    ``current`` is whether the newest files are in use, ``validity`` from when until when the certificate in use is
+    good, None where its file does not say so. Raises ConfigurationError when the files are of no use.
     """
 
-    def __init__(self, settings: TlsSettings, told: Callable[[bool], None] = lambda _: None) -> None:
+    def __init__(self, settings: TlsSettings, clock: Clock) -> None:
         self._settings = settings
-        self._told = told
+        self._clock = clock
+        self._warned_s = -math.inf
         self._files = [
             Path(name) for name in (settings.certificate_file, settings.key_file, settings.client_ca_file) if name
         ]
         self._seen = self._look()
         self._newest = read(settings)
         self._problem = ""
+        self.validity = _validity(settings)
         self.context = read(settings)
         self.context.sni_callback = self._hand_over
-        told(True)
+
+    @property
+    def current(self) -> bool:
+        """Whether the newest files are in use."""
+        return not self._problem
+
+    def ending(self) -> str:
+        """Return that the certificate in use has ended or is soon to end, "" where neither is so."""
+        if self.validity is None:
+            return ""
+        begins_s, ends_s = self.validity
+        left_s = ends_s - self._clock.now_s()
+        if left_s >= min(WARN_S, WARN_SHARE * (ends_s - begins_s)):
+            return ""
+        when = f"in {left_s / DAY_S:.1f} days" if left_s > 0 else "ago: nobody who checks it connects any more"
+        file = self._settings.certificate_file
+        return f"the certificate in {file}, or one of its chain, ends {rfc3339(ends_s)}, {when}; put a new one there"
 
     def poll(self) -> None:
-        """Read the files again if they changed; those that are of no use change nothing and are said in the log."""
+        """Read the files again if they changed; those that are of no use change nothing and are said in the log.
+
+        So is once a day that the certificate in use is soon to end.
+        """
+        self._read_changed()
+        ending, now_s = self.ending(), self._clock.monotonic_s()
+        if ending and now_s - self._warned_s >= DAY_S:
+            self._warned_s = now_s
+            _log.warning("the server's certificate has to be renewed", extra={"why": ending})
+
+    def _read_changed(self) -> None:
         seen = self._look()
         if seen == self._seen and not self._problem:
             return
@@ -55,11 +92,10 @@ class Certificates:
             if str(error) != self._problem:
                 self._problem = str(error)
                 _log.error("the changed certificate is not used, the one before stays", extra={"error": str(error)})
-            self._told(False)
             return
         self._seen, self._problem = seen, ""
+        self.validity, self._warned_s = _validity(self._settings), -math.inf
         _log.info("the certificate was read", extra={"certificate_file": self._settings.certificate_file})
-        self._told(True)
 
     async def follow(self, poll_s: float = POLL_S) -> None:
         """Poll until cancelled."""
@@ -112,6 +148,13 @@ def names(certificate: dict[str, Any] | None) -> frozenset[str]:
         return frozenset()
     common = {value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"}
     return frozenset(common | {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"})
+
+
+def _validity(settings: TlsSettings) -> Validity | None:
+    try:
+        return first_to_end(Path(settings.certificate_file).read_text(encoding="latin-1"))
+    except OSError:  # it was there a moment ago; the next poll sees what came of it
+        return None
 
 
 def _unusable(key: str, file: str, error: Exception) -> ConfigurationError:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
         if args.verb == "create":
             return _create(store, args, clock)
         if args.verb == "revoke":
-            return _revoke(store, args.id, clock)
+            return _revoke(store, args.id, clock, as_json=args.json)
         return _list(store, args.json)
     finally:
         store.close()
@@ -83,13 +83,16 @@ def _create(store: Store, args: argparse.Namespace, clock: Clock) -> int:
     return 0
 
 
-def _revoke(store: Store, token_id: str, clock: Clock) -> int:
+def _revoke(store: Store, token_id: str, clock: Clock, *, as_json: bool) -> int:
     token = store.get(TOKENS, token_id)
     if token is None:
         sys.stderr.write(f"eagle-eye tokens: no token is called {token_id}; eagle-eye tokens list shows them\n")
         return 1
+    revoked = replace(token, revoked=True)
     if not token.revoked:
-        _commit(store, replace(token, revoked=True), "token revoke", "", clock)
+        _commit(store, revoked, "token revoke", "", clock)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(_shown(revoked)).decode() + "\n")
     sys.stderr.write(f"token {token_id} is revoked\n")
     return 0
 

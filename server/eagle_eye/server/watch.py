@@ -6,23 +6,27 @@ import asyncio
 import functools
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server import outbound
+from eagle_eye.server import closing
+from eagle_eye.server.announcing import Announcement, announcement
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import EvidenceSettings
-from eagle_eye.server.engine.engine import RUNNING_STATES, Engine, Judgement
+from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.gathering import Gathering
+from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.outlined import Row
 from eagle_eye.server.engine.policy import Weighing, weigh
-from eagle_eye.server.engine.respond import Book, Response, respond, situation_of
+from eagle_eye.server.engine.respond import Book, respond, situation_of
+from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import FRUITLESS_STATES
 from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.records import Action, Evidence, Incident, Job, OutboundEvent
+from eagle_eye.server.records import Action, Evidence, Incident, Job
 from eagle_eye.server.store import EVIDENCE, INCIDENTS, JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
-from eagle_eye.server.watching import Latest, Progress
+from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +35,9 @@ GAP_FLOOR_S = 2.0
 DISMISSED_MAX = 100  # newest false alarms of a job that are remembered, so as not to be raised again
 HISTORY_FRESH_S = 60.0
 HISTORY_MAX = 1_000  # newest incidents in which recurrence is looked for
+WAITING_MAX = 65_536  # rows that wait for the next tick
 CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
 GATHERS = "evidence"  # the collector by which an agent says that it may be asked to gather
-SEEN_GRAIN_RATIO = 0.25  # of the time after which an incident is gone: how stale its seen_s on record may get
 
 
 class Watch:
@@ -60,23 +64,58 @@ class Watch:
         self._public_url = public_url
         self._evidence = evidence
         self._gatherers: dict[str, float] = {}  # nodes whose agents gather evidence, and when each was last heard
+        self._waiting: list[Row] = []
+        self._waiting_nodes: set[str] = set()
         self._judged: dict[str, Judgement] = {}
+        self._ask_schedulers: Callable[[], None] = lambda: None
         self._history: list[Incident] = []
         self._history_read_s = -HISTORY_FRESH_S
+        self._told = Announcement(Change())  # of the judgement that was looked at last
+        self._kept_back = 0
+        self._escalations = 0
         self._ticked_s: float | None = None
         self._ticked_wall_s = clock.now_s()
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:  # noqa: ARG002 - applied already
         """Take a durable frame."""
-        if frame.collectors.get(GATHERS) == "ok":
-            self._gatherers[frame.node] = received_s
-        else:
-            self._gatherers.pop(frame.node, None)
+        if frame.node in self._waiting_nodes:
+            self._take_in()
+        self._note_gatherer(frame.node, frame.collectors, received_s)
         self._engine.observe(frame, received_s)
+
+    def observe_rows(self, rows: Sequence[Row]) -> None:
+        """Take durable rows of numbers."""
+        # Until something is asked: many nodes' rows of one moment are placed together at a fraction of the cost.
+        self._waiting.extend(rows)
+        self._waiting_nodes.update([row.outlined.node for row in rows])
+        if len(self._waiting) >= WAITING_MAX:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Show the engine the rows that wait."""
+        rows, self._waiting = self._waiting, []
+        self._waiting_nodes.clear()
+        for outlined, _, received_s, _ in rows:
+            self._note_gatherer(outlined.node, outlined.outline.collectors, received_s)
+        self._engine.observe_rows(rows)
+
+    def _note_gatherer(self, node: str, collectors: Mapping[str, str], received_s: float) -> None:
+        if collectors.get(GATHERS) == "ok":
+            self._gatherers[node] = received_s
+        else:
+            self._gatherers.pop(node, None)
 
     def observe_job(self, job: Job) -> None:
         """Take what a job's scheduler or launcher said."""
         self._engine.observe_job(job)
+
+    def observe_scheduler(self, word: SchedulerWord) -> None:
+        """Take when a scheduler was heard, and of which jobs."""
+        self._engine.observe_scheduler(word)
+
+    def call_schedulers(self, ask: Callable[[], None]) -> None:
+        """Call ``ask`` whenever a fault waits for a scheduler's word."""
+        self._ask_schedulers = ask
 
     def use_model(self, model: LearnedModel | str) -> None:
         """Judge by another learned model; a text says why there is none."""
@@ -106,13 +145,17 @@ class Watch:
     def tick(self, now_s: float) -> None:
         """Judge once and write down what follows."""
         self._notice_gap(now_s)
-        self._read_history()
+        self._read_history(now_s)
         judgements = self._engine.tick(now_s)
         self._judged = {judgement.job: judgement for judgement in judgements}
+        if any(judgement.awaiting for judgement in judgements):
+            self._ask_schedulers()
         for judgement in judgements:
             if not self._change(judgement, self._store).empty:
                 # Computed again inside the transaction: what a person or subscriber did meanwhile counts.
                 self._store.update(functools.partial(self._change, judgement))
+                self._kept_back += self._told.kept_back
+                self._escalations += self._told.escalations
         self._ticked_s = self._clock.monotonic_s()
         self._ticked_wall_s = now_s
 
@@ -136,6 +179,10 @@ class Watch:
         everywhere = set.intersection(*(set(j.blind) for j in running))
         return {name: running[0].blind[name] for name in sorted(everywhere)}
 
+    def incident_counts(self) -> IncidentCounts:
+        """Return how many events about incidents were kept back, and how many escalations there were."""
+        return IncidentCounts(self._kept_back, self._escalations)
+
     def drops(self) -> dict[str, int]:
         """Return how much the windows of the jobs in memory left out, by reason."""
         return self._engine.drops()
@@ -148,6 +195,31 @@ class Watch:
         stepping = track.last_step is not None
         return Progress(track.last_step, track.advanced_s if stepping else None, track.pace_s)
 
+    def courses(self) -> list[Course]:
+        """Return how far each job has come that was judged in the last tick."""
+        found = []
+        for track in self._engine.tracks():
+            judged = self._judged.get(track.job)
+            if judged is None or judged.attempt != track.attempt:
+                continue  # its state is not known before it was judged
+            stepping = track.last_step is not None
+            found.append(
+                Course(
+                    job=track.job,
+                    attempt=track.attempt,
+                    state=judged.state,
+                    declared=track.declared,
+                    started_s=track.started_s,
+                    first_step=track.first_step,
+                    step=track.last_step,
+                    progressed_s=track.advanced_s if stepping else None,
+                    step_s=track.pace_s,
+                    nodes=track.nodes,
+                    gpus=(len(track.ranks) if track.ranked else len(track.series)) or None,
+                )
+            )
+        return found
+
     def policy(self) -> PolicySettings:
         """Return the settings that are in force."""
         return self._policy
@@ -158,12 +230,21 @@ class Watch:
         if judgement is None or judgement.attempt != incident.attempt:
             return None
         book = self._book(judgement, self._store)
-        fleet_size, blind = len(self._engine.heard_s()), _blindness(judgement)
+        fleet_size, blind = self._engine.node_count, _blindness(judgement)
         return weigh(incident, situation_of(judgement, book, book.actions, self._policy, fleet_size, blind))
 
-    def _read_history(self) -> None:
+    def _close(self, now_s: float) -> None:
+        """Close what will not come back. Not before the first tick: until then no job has been judged."""
+        if self._ticked_s is None:
+            return
+        work = functools.partial(closing.closed, policy=self._policy, judged=self._judged.keys(), now_s=now_s)
+        if not work(self._store).empty:
+            self._store.update(work)
+
+    def _read_history(self, now_s: float) -> None:
         """Read now and then what has happened in the past weeks: recurrence is no matter of seconds."""
         if self._clock.monotonic_s() - self._history_read_s >= HISTORY_FRESH_S:
+            self._close(now_s)
             self._history = self._store.page(INCIDENTS, {}, limit=HISTORY_MAX).items
             self._history_read_s = self._clock.monotonic_s()
 
@@ -184,18 +265,12 @@ class Watch:
             judgement,
             book,
             self._policy,
-            fleet_size=len(self._engine.heard_s()),
+            fleet_size=self._engine.node_count,
             blind=_blindness(judgement),
             new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
         )
-        known = {incident.id: incident for incident in book.incidents}
-        incidents = tuple(i for i in response.incidents if self._worth_writing(known.get(i.id), i))
-        return Change(
-            incidents=incidents,
-            actions=response.actions,
-            events=tuple(self._events(incidents, response, known, judgement.now_s)),
-            evidence=response.evidence,
-        )
+        self._told = announcement(response, book, self._policy, self._public_url, judgement.now_s)
+        return self._told.change
 
     def _book(self, judgement: Judgement, store: Store) -> Book:
         mine = [incident for incident in store.open_incidents() if incident.job == judgement.job]
@@ -230,40 +305,9 @@ class Watch:
         asked: list[Evidence] = []
         acted_on = {a.incident_id for a in actions if a.state not in FRUITLESS_STATES and not a.preliminary}
         for incident in incidents:
-            if incident.state == "open" and incident.id not in acted_on:
+            if incident.state in ("suspected", "confirmed") and incident.id not in acted_on:
                 asked += store.page(EVIDENCE, {"incident_id": incident.id}, limit=PAGE_LIMIT_MAX).items
         return Gathering(self._gatherers, asked, settings.wait_s, settings.within_s, settings.nodes_max)
-
-    def _worth_writing(self, old: Incident | None, new: Incident) -> bool:
-        """Whether anything changed but that the verdict was seen once more."""
-        if old is None or _story(old) != _story(new) or (old.hold, old.action) != (new.hold, new.action):
-            return True
-        return new.seen_s - old.seen_s > SEEN_GRAIN_RATIO * self._policy.verdict_gone_s
-
-    def _events(
-        self, incidents: Iterable[Incident], response: Response, known: dict[str, Incident], now_s: float
-    ) -> Iterator[OutboundEvent]:
-        for incident in incidents:
-            old = known.get(incident.id)
-            if old is None:
-                yield outbound.incident_opened(incident, now_s)
-            elif incident.state == "recovered":
-                yield outbound.incident_resolved(incident, now_s)
-            elif _story(old) != _story(incident):
-                yield outbound.incident_updated(incident, now_s)
-        for action in response.actions:
-            event = self._action_event(action, now_s)
-            if event is not None:
-                yield event
-
-    def _action_event(self, action: Action, now_s: float) -> OutboundEvent | None:
-        if action.state == "requested":
-            return outbound.action_requested(action, self._public_url, now_s)
-        if action.state == "expired":
-            return outbound.action_expired(action, self._public_url, now_s)
-        if action.state == "withdrawn":
-            return outbound.action_withdrawn(action, self._public_url, now_s)
-        return None
 
 
 def _blindness(judgement: Judgement) -> str:
@@ -271,8 +315,3 @@ def _blindness(judgement: Judgement) -> str:
     if 2 * judgement.heard < judgement.members:
         return f"{judgement.heard} of the job's {judgement.members} nodes are heard"
     return ""
-
-
-def _story(incident: Incident) -> tuple[object, ...]:
-    """Return what subscribers are told of again when it changes."""
-    return incident.fault, incident.nodes, incident.state, incident.kinds, incident.action

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
+from eagle_eye.server.engine.outlined import Row
 from eagle_eye.server.engine.policy import Weighing
+from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Incident, Job
 
@@ -38,6 +40,33 @@ class Progress(NamedTuple):
     step_s: float | None  # what a step typically takes
 
 
+class Course(NamedTuple):
+    """How far the latest attempt of a job has come, and who takes part; None: not observed.
+
+    ``state`` is the scheduler's word, "running" where nobody ``declared`` the job. ``gpus`` counts device rows, of
+    ranks where those are known.
+    """
+
+    job: str
+    attempt: int
+    state: str
+    declared: bool
+    started_s: float
+    first_step: float | None  # the first one that was seen to finish
+    step: float | None
+    progressed_s: float | None  # when its last step was seen to finish
+    step_s: float | None
+    nodes: tuple[str, ...]
+    gpus: int | None
+
+
+class IncidentCounts(NamedTuple):
+    """What the loop did about incidents since the start: events kept back because they came too often, escalations."""
+
+    events_kept_back: int
+    escalations: int
+
+
 class Watcher(Protocol):
     """The detection loop: fed with frames and the schedulers' words, it judges on its own and writes to the store.
 
@@ -49,8 +78,20 @@ class Watcher(Protocol):
         """Take a durable frame. Its times are corrected already, by ``offset_s``."""
         ...
 
+    def observe_rows(self, rows: Sequence[Row]) -> None:
+        """Take durable rows of numbers, their times corrected already."""
+        ...
+
     def observe_job(self, job: Job) -> None:
         """Take what a job's scheduler or launcher said."""
+        ...
+
+    def observe_scheduler(self, word: SchedulerWord) -> None:
+        """Take when a scheduler was heard, and of which jobs."""
+        ...
+
+    def call_schedulers(self, ask: Callable[[], None]) -> None:
+        """Call ``ask`` whenever a fault waits for a scheduler's word."""
         ...
 
     def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
@@ -85,8 +126,16 @@ class Watcher(Protocol):
         """Return how much was left out of what detectors see, by reason, since the start."""
         ...
 
+    def incident_counts(self) -> IncidentCounts:
+        """Return what was done about incidents since the start."""
+        ...
+
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""
+        ...
+
+    def courses(self) -> list[Course]:
+        """Return how far each job has come that was judged in the last tick."""
         ...
 
     def explain(self, incident: Incident) -> Weighing | None:
@@ -127,6 +176,10 @@ class Outlook:
     def drops(self) -> dict[str, int]:
         """Return how much was left out of what detectors see, by reason, since the start."""
         return self._ask(self._watcher.drops)
+
+    def incident_counts(self) -> IncidentCounts:
+        """Return what was done about incidents since the start."""
+        return self._ask(self._watcher.incident_counts)
 
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""

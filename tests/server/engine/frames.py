@@ -8,7 +8,8 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.engine.engine import Engine, Judgement
+from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.records import Job
 

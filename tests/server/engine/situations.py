@@ -24,7 +24,7 @@ def incident(**changes: Any) -> Incident:
         "node": "n1",
         "device": 0,
         "confidence": 0.97,
-        "state": "open",
+        "state": "confirmed",
         "onset_s": NOW_S - 5,
         "detected_s": NOW_S,
         "updated_s": NOW_S,

@@ -11,7 +11,7 @@ from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
-from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.engine.judgement import Judgement
 from tests.server.engine.frames import START_S, Fleet
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagle_eye.server.engine.engine import Judgement
 from eagle_eye.server.engine.gathering import Gathering
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Action, Evidence, EvidenceState, Incident
@@ -35,7 +35,7 @@ class Office:
     def take(self, judgements: list[Judgement]) -> list[Response]:
         responses = []
         for judgement in judgements:
-            known = [i for i in self.incidents.values() if i.state in ("open", "acting")]
+            known = [i for i in self.incidents.values() if i.state in ("suspected", "confirmed", "acting", "recovered")]
             heard_s = {node: self.heard_s.get(node, judgement.now_s) for node in self.able}
             gathering = Gathering(heard_s, list(self.evidence.values()), self.wait_s, nodes_max=self.nodes_max)
             book = Book(known, list(self.actions.values()), gathering=gathering)

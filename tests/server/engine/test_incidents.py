@@ -8,10 +8,13 @@ from itertools import count
 import pytest
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.engine.engine import Judgement
 from eagle_eye.server.engine.incidents import fold
+from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Incident
 from tests.server.engine.test_fusion import verdict
+
+POLICY = PolicySettings(verdict_gone_s=30.0)
 
 
 def told(*rounds: list[Verdict]) -> dict[str, Incident]:
@@ -20,7 +23,7 @@ def told(*rounds: list[Verdict]) -> dict[str, Incident]:
     known: dict[str, Incident] = {}
     for second, verdicts in enumerate(rounds):
         judgement = Judgement("j", 0, 100.0 + second, tuple(verdicts))
-        for incident in fold(known.values(), judgement, (), 30.0, lambda: f"i{next(number)}"):
+        for incident in fold(known.values(), judgement, (), POLICY, lambda: f"i{next(number)}"):
             known[incident.id] = incident
     return known
 

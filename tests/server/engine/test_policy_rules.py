@@ -31,6 +31,7 @@ def members(count: int) -> list[MemberRank]:
 
 LOST = incident(fault="gpu_lost", fact=True)
 CRASH = incident(fault="process_crash", fact=True)
+SPARES = [JobTerms(jobs=["j"], spares=2)]
 SLOW = incident(fault="pcie_degraded", slowdown_ratio=0.3)
 EARLY = incident(fault="recurrent_node", kinds=["history"])
 WINDOW = Maintenance(from_s=NOW_S - 60, until_s=NOW_S + 60, nodes=["n5"], reason="new cables")
@@ -88,6 +89,21 @@ def test_a_job_that_may_not_be_restarted_loses_its_node_and_the_subscriber_is_to
     decision = decide(LOST, situation(settings=terms(may_restart=False)))
     assert (decision.kind, decision.restart, decision.hold) == ("exclude_node", False, "")
     assert "may not be restarted" in decision.notes[0]
+
+
+@pytest.mark.parametrize("settings", [terms(restarts_per_job=0), act(restarts_fleet=0)])
+def test_without_a_restart_left_the_node_goes_alone_and_the_subscriber_is_told_why(settings: PolicySettings) -> None:
+    decision = decide(LOST, situation(settings=settings))
+    assert (decision.kind, decision.exclude, decision.restart, decision.hold) == ("exclude_node", ("n1",), False, "")
+    assert "the limit is 0" in decision.notes[0]
+
+
+@pytest.mark.parametrize("settings", [terms(restarts_per_job=0, spares=2), act(restarts_fleet=0, jobs=SPARES)])
+def test_no_drain_joins_a_restart_that_no_budget_allows(settings: PolicySettings) -> None:
+    draining = past(kind="drain_node", restart=False, exclude=["n9"], state="accepted")
+    decision = decide(CRASH, situation(settings=settings, actions=[draining], ranks=members(10)))
+    assert (decision.kind, decision.exclude) == ("restart_job", ())
+    assert decision.hold
 
 
 def test_where_operator_and_job_name_different_owners_it_is_not_us() -> None:
@@ -158,6 +174,18 @@ def test_a_node_that_was_put_back_into_service_is_not_taken_out_with_a_restart()
     drain = past(kind="drain_node", restart=False, exclude=["n5"], attempt=0, state="done")
     back = situation(settings=terms(spares=2), actions=[drain], ranks=members(8))
     assert decide(LOST, back).exclude == ("n1",)
+
+
+@pytest.mark.parametrize("state", ["accepted", "done"])
+def test_a_drain_of_ours_whose_reason_somebody_changed_is_not_ours_to_make_leave(state: str) -> None:
+    drain = past(kind="drain_node", restart=False, exclude=["n5"], attempt=1, state=state)
+    ours = Node(node="n5", state="draining", reason="recurrent_node: inc_1", updated_s=0, by="server")
+    theirs = Node(node="n5", state="draining", reason="new power supply", updated_s=0, by="tok_alice")
+    left = [
+        decide(LOST, situation(settings=terms(spares=2), actions=[drain], ranks=members(8), standing={"n5": node}))
+        for node in (ours, theirs)
+    ]
+    assert [decision.exclude for decision in left] == [("n1", "n5"), ("n1",)]
 
 
 def test_the_breaker_trips_at_the_last_of_too_many_and_rests_from_there() -> None:

@@ -52,6 +52,7 @@ def loaded(folder: Path, text: str) -> ServerConfig:
             r"policy\.maintenance\[0\]\.from: expected a date-time",
         ),
         ("[[policy.maintenance]]\nfrom = 10\nuntil = 10", "is not after from"),
+        ("[[policy.maintenance]]\nfrom = 10\nuntil = inf", r"policy\.maintenance\[0\]\.until: .*253402300799"),
         ("[policy]\nbreaker_actions = 0", "policy.breaker_actions"),
     ],
 )

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.recurrence import HISTORY_S, recurrences
 from eagle_eye.server.records import Incident
 from tests.server.builders import incident

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.engine.engine import Judgement
 from eagle_eye.server.engine.job_terms import JobTerms
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.modes import ModeRule
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
@@ -30,7 +30,7 @@ class Office:
     def take(self, judgements: list[Judgement], blind: str = "") -> list[Response]:
         responses = []
         for judgement in judgements:
-            known = [i for i in self.incidents.values() if i.state in ("open", "acting")]
+            known = [i for i in self.incidents.values() if i.state in ("suspected", "confirmed", "acting", "recovered")]
             book = Book(known, list(self.actions.values()))
             response = respond(judgement, book, self.settings, 10, blind, lambda p: f"{p}{next(self._ids)}")
             self.incidents.update({i.id: i for i in response.incidents})
@@ -164,7 +164,7 @@ def test_a_failed_action_is_asked_for_again_where_the_site_allows_it() -> None:
     fleet = hung(office)
     office.report("failed", fleet.now_s)
     office.take(fleet.run(2))
-    assert [(i.state, i.hold_rule) for i in office.incidents.values()] == [("open", "tries")]
+    assert [(i.state, i.hold_rule) for i in office.incidents.values()] == [("confirmed", "tries")]
     office.take(fleet.run(3))
     assert [a.state for a in office.actions.values()] == ["failed", "requested"]
     office.report("failed", fleet.now_s)
@@ -180,7 +180,7 @@ def test_an_action_that_nobody_reports_on_is_given_to_people_until_somebody_does
     office.report("running", fleet.now_s)
     office.take(fleet.run(7))
     (incident,) = office.incidents.values()
-    assert (incident.state, incident.hold_rule) == ("open", "report")
+    assert (incident.state, incident.hold_rule) == ("confirmed", "report")
     assert len(office.actions) == 1
     office.report("running", fleet.now_s)
     office.take(fleet.run(1))
@@ -229,7 +229,7 @@ def test_a_checkpoint_comes_before_a_planned_exclusion() -> None:
     (first,) = office.actions.values()
     assert (first.kind, first.preliminary, first.exclude, first.restart) == ("checkpoint_now", True, [], False)
     (incident,) = office.incidents.values()
-    assert (incident.state, incident.hold_rule) == ("open", "checkpoint_first")
+    assert (incident.state, incident.hold_rule) == ("confirmed", "checkpoint_first")
     office.report("done")
     office.take([slow(102.0), slow(103.0)])
     assert [(a.kind, a.state) for a in office.actions.values()][1:] == [("exclude_node", "requested")]

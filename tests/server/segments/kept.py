@@ -15,7 +15,7 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.embedded_history import EmbeddedHistory
 from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.segments import compactor
+from eagle_eye.server.segments import compactor, worker
 from eagle_eye.server.segments.facts import Step, no_step
 from tests.server.builders import NOW, FakeClock, frame
 
@@ -37,6 +37,12 @@ def compact(history: EmbeddedHistory, step: Step = no_step) -> None:
     (through,) = history.journal.reader.read("SELECT max(id) FROM chunks", ())[0]
     history.compaction._step = step
     compactor.compact(history.journal.path, history.shelf.folder, through or 0, history.compaction._take, step)
+
+
+def keep_up(history: EmbeddedHistory, step: Step = no_step) -> None:
+    """Downsample and merge what is due, without a process of its own."""
+    history.upkeep._step = step
+    history.upkeep.work(lambda task: worker.perform(history.shelf.folder.parent, task, step))
 
 
 def retain(history: EmbeddedHistory) -> None:

@@ -134,7 +134,7 @@ def test_late_frames_have_segments_of_their_own(tmp_path: Path) -> None:
 def test_a_query_of_one_node_reads_only_the_row_groups_and_columns_that_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.segments.compactor.GROUP_FRAMES", 4)
+    monkeypatch.setattr("eagle_eye.server.segments.gathering.GROUP_FRAMES", 4)
     with opened(tmp_path) as history:
         for node in "abcdefgh":
             history.submit(batch([rich(n, node) for n in range(1, 5)])).result(WITHIN_S)

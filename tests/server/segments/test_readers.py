@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.segments.kept import WITHIN_S, batch, compact, opened, rich
+from eagle_eye.server.segments.levels import MINUTES
+from tests.server.builders import FakeClock
+from tests.server.segments.kept import WITHIN_S, batch, compact, keep_up, opened, rich
+from tests.server.segments.test_levels import START_S, add, sample
 
 HOW = "is not installed: make test-full installs it"
 
@@ -39,3 +42,35 @@ def test_polars_reads_all_segments_at_once(raw: Path) -> None:
     polars = pytest.importorskip("polars", reason=f"polars {HOW}")
     table = polars.scan_parquet(raw / "*" / "samples.parquet").filter(polars.col("device") == -1).collect()
     assert table["node_cpu_utilization_ratio"].to_list() == [0.25] * 3
+
+
+@pytest.fixture(scope="module")
+def minutes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return segments of minutes: three of one GPU, whose counter goes from 1 to 6, by one within each and between."""
+    clock = FakeClock()
+    with opened(tmp_path_factory.mktemp("levels"), clock) as history:
+        for minute in (0, 1, 2):
+            add(history, *(sample(2 * minute + n, START_S + 60 * minute + n) for n in (1, 2)))
+        clock.advance(86_400)
+        keep_up(history)
+        return history.shelf.levels.folder(MINUTES)
+
+
+def test_pandas_reads_minutes(minutes: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason=f"pandas {HOW}")
+    (folder,) = minutes.iterdir()
+    table = pandas.read_parquet(folder / "series.parquet", filters=[("metric", "==", "gpu_power_watts")])
+    assert table[["time", "count", "mean"]].to_numpy().tolist() == [[START_S + 60 * n, 2, 300.0] for n in (0, 1, 2)]
+
+
+def test_duckdb_adds_up_increases_as_the_document_says(minutes: Path) -> None:
+    duckdb = pytest.importorskip("duckdb", reason=f"duckdb {HOW}")
+    text = (Path(__file__).parents[3] / "docs" / "history.md").read_text()
+    statement = text[text.index("SELECT node, device, sum(increase") :].split(";")[0]
+    assert duckdb.sql(statement.replace("history/1m", str(minutes))).fetchall() == [("n1", 0, 5.0)]
+
+
+def test_polars_reads_minutes(minutes: Path) -> None:
+    polars = pytest.importorskip("polars", reason=f"polars {HOW}")
+    table = polars.scan_parquet(minutes / "*" / "series.parquet").filter(polars.col("link").is_null()).collect()
+    assert set(table["metric"]) == {"gpu_power_watts", "gpu_ecc_corrected_total"}

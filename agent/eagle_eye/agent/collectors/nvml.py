@@ -15,6 +15,7 @@ from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
 from eagle_eye.agent.nvml.connection import Connection
 from eagle_eye.agent.nvml.device import Answer, Device
 from eagle_eye.agent.nvml.guard import GuardedCalls
+from eagle_eye.agent.nvml.inventory import Inventory, Seat
 from eagle_eye.agent.nvml.library import Library
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
@@ -62,6 +63,7 @@ class NvmlCollector:
         self._gone: set[str] = set()  # UUIDs of those that have left the bus; set in a guarded call
         self._told_lost: set[str] = set()
         self._told_left_out: set[tuple[str, Failure]] = set()
+        self._inventory = Inventory()
 
     def collect(self, now_s: float) -> Observed:
         """Return the GPUs' rows. Raises Unsupported without the library, CollectFailed while it cannot be opened.
@@ -91,6 +93,9 @@ class NvmlCollector:
         stale = self._is_stale(library, answers)
         self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
         observed.events = [*self._lost(now_s), *self._xids(library, now_s)]
+        if not library.simulated:  # those have the same UUIDs on every node
+            seats = (Seat(device.index, device.uuid, device.name) for device in self._devices)
+            observed.events += self._inventory.news(seats, now_s, begin_s)
         self._map_instances()
         self._log_left_out(answers)
         return observed

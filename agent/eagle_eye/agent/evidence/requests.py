@@ -31,6 +31,7 @@ DEADLINE_S_MAX: Mapping[str, float] = {EVIDENCE: 60.0, BUG_REPORT: 900.0}
 UPLOAD_S = 120.0  # evidence that comes after the restart is still evidence
 REPORT_S = 10.0  # that there is none is of use only while somebody waits
 ANSWER_KEY = "requests"
+NODE_CHECK = "node_check"  # a kind that others serve
 
 # Brings something to the server, as ``Upload.send`` does: id, content, content type, seconds, when to give up.
 Send = Callable[[str, bytes, str, float, threading.Event], str]
@@ -91,6 +92,8 @@ class EvidenceRequests:
                 request = msgspec.convert(item, _Request)
             except msgspec.ValidationError:
                 self._drops.count("evidence_malformed")
+                continue
+            if request.kind == NODE_CHECK:
                 continue
             with self._lock:
                 if request.id not in self._seen:

@@ -41,8 +41,12 @@ class _Answer(NamedTuple):
 class Upload:
     """Tries again, ever more slowly, until the server has it, refuses it for good, or the time is over."""
 
-    def __init__(self, place: Place, clock: Clock, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, place: Place, clock: Clock, jitter: Callable[[], float] = random.random, path: str = PATH
+    ) -> None:
+        """``path`` and a request's id are where something is brought to."""
         self._place = place
+        self._path = path
         self._clock = clock
         self._jitter = jitter
 
@@ -75,7 +79,9 @@ class Upload:
                 headers["Authorization"] = f"Bearer {token}"
             # A server that refuses answers before it has read everything, and closes: its answer says why.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.request("PUT", path_on(place.server, f"{PATH}/{request_id}"), body=content, headers=headers)
+                connection.request(
+                    "PUT", path_on(place.server, f"{self._path}/{request_id}"), body=content, headers=headers
+                )
             connection.sock.settimeout(place.answer_s)
             response = connection.getresponse()
             return _Answer(response.status, _detail(response.read(ANSWER_BYTES_MAX)))

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.attributes import text, whole
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.types import Happening, Window
 
 # What the survivors of a collective print when a peer is gone. Seen from Gloo, NCCL and TCPStore.
@@ -74,6 +75,7 @@ class Exit:
         return f"ended with exit code {self.exit_code}"
 
 
+@once
 def unplanned_exits(window: Window) -> list[Exit]:
     """Return the ends of this attempt's ranks that nobody planned, oldest first."""
     errors: dict[tuple[str | None, int], str] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import standing
 from eagle_eye.detectors.types import Floats, Window
 
@@ -38,6 +39,7 @@ def waiting(window: Window, since_s: float) -> Floats | None:
     return np.where(np.isfinite(level), (level >= BUSY_UTILIZATION).astype(np.float64), np.nan)
 
 
+@once
 def activity_outliers(window: Window, since_s: float) -> set[int]:
     """Return the nodes, as indexes, with a GPU that does something else than its peers since a moment; {} when alike.
 

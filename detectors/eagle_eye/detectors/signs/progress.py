@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.without_hook import most_freed, work
 from eagle_eye.detectors.types import Blind, Evidence, Window
 
@@ -89,6 +90,7 @@ class Patience:
     warmup_steps: int
 
 
+@once
 def progress(window: Window, patience: Patience) -> Progress:
     """Return the job's progress.
 
@@ -102,7 +104,7 @@ def progress(window: Window, patience: Patience) -> Progress:
     done = window.last_step - window.first_step
     if done < patience.warmup_steps and newest_s - window.started_s < patience.start_deadline_s:
         raise Blind(f"{done + 1:.0f} steps of this attempt seen; its pace is not known yet")
-    phase = _phase(window)
+    phase = quiet_phase(window)
     due_s = _own_pauses_s(window, patience, phase, patience.typical_steps * max(typical_s, window.interval_s))
     return Progress(
         advanced_s=window.advanced_s,
@@ -114,6 +116,7 @@ def progress(window: Window, patience: Patience) -> Progress:
     )
 
 
+@once
 def typical_step_s(window: Window) -> float:
     """Return the median of the newest steps' durations; the interval where no rank reports them."""
     seconds = window.curve.values.get("train_step_seconds")
@@ -125,6 +128,7 @@ def typical_step_s(window: Window) -> float:
     return float(np.median(known)) if len(known) else window.interval_s
 
 
+@once
 def hooked(window: Window) -> bool:
     """Whether the job's ranks say anything themselves."""
     return "train_step" in window.device or "nccl_sequence" in window.device or any(window.phase)
@@ -183,8 +187,9 @@ def _never_stepped(window: Window, patience: Patience) -> Progress:
     )
 
 
-def _phase(window: Window) -> str:
-    """Return the phase in which no step is due when any rank is in one: the others then wait for it."""
+@once
+def quiet_phase(window: Window) -> str:
+    """Return the phase in which no step is due when any rank is in one, "" in none: the others then wait for it."""
     return next((name for name in QUIET_PHASES if name in window.phase), "")
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
 from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
 from eagle_eye.detectors.signs.under_load import (
@@ -66,6 +67,17 @@ class SlowClock:
     peers: Integers
 
 
+class _Grouping(NamedTuple):
+    """Groups of comparable series: each series' (S,), and for each group of which columns its median is taken.
+
+    ``table`` (groups, M) are the same columns where all groups are equally large.
+    """
+
+    group: Integers
+    members: tuple[Integers | slice, ...]
+    table: Integers | None
+
+
 class _Reference(NamedTuple):
     """What a GPU is compared with: peers, their median clock in each row, the relative spread of their levels."""
 
@@ -74,6 +86,7 @@ class _Reference(NamedTuple):
     sigma: float
 
 
+@once
 def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float = MILD_DEFICIT) -> list[SlowClock]:
     """Return the GPUs whose clock is ``least`` or more below their peers', worst first.
 
@@ -87,7 +100,7 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
     if len(clock) < ROWS_MIN:
         return []
     groups = comparable(window)
-    screened = _screen(window, clock, groups, least)
+    screened = _screen(window, clock, least)
     if not len(screened):
         return []
     rows = loaded_rows(window, min(lines_within(window.times_s, HISTORY_S), HISTORY_ROWS))
@@ -115,7 +128,7 @@ def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
     """
     if slow.chronic:
         return []
-    clock, groups = window.device[metric], comparable(window)
+    clock, groups = window.device[metric], _grouping(window)
     together_s = max(TOGETHER_S, TOGETHER_ROWS * window.interval_s)
     lines = lines_within(window.times_s, LARGE_LASTS_S)
     rows = loaded_rows(window, min(lines_within(window.times_s, HISTORY_S), HISTORY_ROWS))
@@ -144,7 +157,7 @@ def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_h
     return [Struck(node, slow.onset_s, depth) for node, depth in sorted(deepest.items()) if node != own]
 
 
-def _deficits(rows: Floats, groups: Integers) -> Floats:
+def _deficits(rows: Floats, groups: _Grouping) -> Floats:
     """Return by what share each series' mean over some rows is below its group's median; 0 within its spread."""
     level = _mean(rows[:: max(len(rows) // SCREEN_ROWS, 1)])
     centre, sigma = _centres(level, groups)
@@ -162,12 +175,12 @@ def _mean(rows: Floats) -> Floats:
     return level
 
 
-def _screen(window: Window, clock: Floats, groups: Integers, least: float) -> list[int]:
+def _screen(window: Window, clock: Floats, least: float) -> list[int]:
     """Return the series whose mean over a few rows is low, worst first."""
     lines = lines_within(window.times_s, LARGE_LASTS_S)
     few = clock[-lines :: max(lines // SCREEN_ROWS, 1)]
     level = _mean(few)
-    centre, sigma = _centres(level, groups)
+    centre, sigma = _centres(level, _grouping(window))
     with np.errstate(invalid="ignore"):
         low = np.flatnonzero(level < centre - np.maximum(least * centre, DISTANCE_MIN * sigma))
     if not len(low):
@@ -176,23 +189,48 @@ def _screen(window: Window, clock: Floats, groups: Integers, least: float) -> li
     return [int(index) for index in low[np.argsort(-deficit, kind="stable")[:SUSPECTS_MAX]]]
 
 
-def _centres(level: Floats, groups: Integers) -> tuple[Floats, Floats]:
-    """Return median and spread of each series' group: (S,) each. Of a large fleet, a sample is enough."""
-    stride = len(level) // SAMPLED + 1
-    if (groups == groups[0]).all():
-        centre, sigma = _centre(level[::stride])
-        return np.full(len(level), centre), np.full(len(level), sigma)
+@once
+def _grouping(window: Window) -> _Grouping:
+    """Return the groups of comparable series; those of the roles alone are worked out once for the members."""
+    groups = comparable(window)
+    return _roles(window) if groups is window.role_of else _grouped(groups)
+
+
+@once_for_members
+def _roles(window: Window) -> _Grouping:
+    return _grouped(window.role_of)
+
+
+def _grouped(groups: Integers) -> _Grouping:
+    stride = len(groups) // SAMPLED + 1
+    if not len(groups) or (groups == groups[0]).all():
+        return _Grouping(np.zeros(len(groups), dtype=np.intp), (slice(None, None, stride),), None)
     if int(groups.max()) > len(groups):
         groups = np.unique(groups, return_inverse=True)[1]
-    result = np.full((int(groups.max()) + 1, 2), np.nan)
     sampled = groups[::stride]
-    seen = np.bincount(sampled, minlength=len(result))
-    for members in group_members(sampled):
-        result[sampled[members[0]]] = _centre(level[::stride][members])
+    members: list[Integers | slice] = [np.zeros(0, dtype=np.intp)] * (int(groups.max()) + 1)
+    for found in group_members(sampled):
+        members[int(sampled[found[0]])] = found * stride
     if stride > 1:
-        for group in np.flatnonzero((seen < SAMPLE_MIN) & (np.bincount(groups) > seen)).tolist():
-            result[group] = _centre(level[groups == group])
-    return result[groups, 0], result[groups, 1]
+        seen, there = np.bincount(sampled, minlength=len(members)), np.bincount(groups)
+        for group in np.flatnonzero((seen < SAMPLE_MIN) & (there > seen)).tolist():
+            members[group] = np.flatnonzero(groups == group)
+    alike = len({len(own) for own in members if isinstance(own, np.ndarray)}) == 1
+    return _Grouping(groups, tuple(members), np.array(members, dtype=np.intp) if alike else None)
+
+
+def _centres(level: Floats, grouping: _Grouping) -> tuple[Floats, Floats]:
+    """Return median and spread of each series' group: (S,) each. Of a large fleet, a sample is enough."""
+    if grouping.table is not None:
+        values = level[grouping.table]
+        if np.isfinite(values).all():
+            half, quarter = values.shape[1] // 2, (values.shape[1] - 1) // 4
+            centre = np.partition(values, half, axis=1)[:, half]
+            near = np.partition(np.abs(values - centre[:, None]), quarter, axis=1)[:, quarter]
+            sigma = SIGMA_PER_QUARTER * near.astype(np.float64)
+            return centre.astype(np.float64)[grouping.group], sigma[grouping.group]
+    result = np.array([_centre(level[members]) for members in grouping.members])
+    return result[grouping.group, 0], result[grouping.group, 1]
 
 
 def _centre(values: Floats) -> tuple[float, float]:

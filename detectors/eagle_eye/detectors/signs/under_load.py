@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
-from eagle_eye.detectors.signs.progress import QUIET_PHASES, typical_step_s
+from eagle_eye.detectors.signs.progress import quiet_phase, typical_step_s
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
 
 # What shows load, best first; the least level that is load at all, and the share of its usual level that still is.
@@ -72,11 +73,12 @@ def carried(values: Floats) -> Floats:
 
 def require_training(window: Window) -> None:
     """Raise Blind while a rank is in a phase without load: nothing can be compared then."""
-    for phase in QUIET_PHASES:
-        if phase in window.phase:
-            raise Blind(f"a rank is in phase {phase}: without load GPUs cannot be compared")
+    phase = quiet_phase(window)
+    if phase:
+        raise Blind(f"a rank is in phase {phase}: without load GPUs cannot be compared")
 
 
+@once
 def loaded_rows(window: Window, lines: int) -> Rows:
     """Return which of the newest ``lines`` device rows were under load, as indexes into all rows."""
     lines = min(lines, len(window.times_s))
@@ -100,6 +102,7 @@ def loaded_rows(window: Window, lines: int) -> Rows:
     return rows
 
 
+@once
 def comparable(window: Window) -> Integers:
     """Return (S,) groups of comparable series: the roles, split where many nodes have a power limit of their own."""
     limits = window.device.get("gpu_power_limit_watts")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 WORK_METRICS = ("gpu_power_watts", "gpu_tensor_active_ratio", "gpu_dram_active_ratio")
@@ -53,6 +54,7 @@ class Freed(NamedTuple):
     since_s: float
 
 
+@once
 def work(window: Window) -> Work | None:
     """Return how most of the job's GPUs work, of those that are heard; None where nobody says, or too few rows do."""
     for metric in WORK_METRICS:
@@ -134,6 +136,7 @@ def _seen(columns: Floats, times_s: Floats) -> Work | None:
     )
 
 
+@once
 def freed_memory(window: Window) -> list[Freed]:
     """Return the devices whose process has ended, by their memory: in use before, free in the newest two rows."""
     values = window.device.get(MEMORY_METRIC)

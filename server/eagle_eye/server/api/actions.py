@@ -27,7 +27,7 @@ from eagle_eye.server.api.requests import (
     missing,
 )
 from eagle_eye.server.auth import Principal
-from eagle_eye.server.records import Action, Node, OutboundEvent
+from eagle_eye.server.records import Action, Node, NodeState, OutboundEvent
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import ACTIONS, NODES, Change, Store
 
@@ -112,7 +112,11 @@ def _changed(
             return Change()
         entry = audited(parts, principal, verb, action_id, detail)
         out = _taken_out(store, new, parts.clock.now_s())
-        return Change(actions=(new,), nodes=out, events=announce(new), audit=(entry,))
+        moved = (
+            audited(parts, principal, "drain" if node.state == "draining" else "exclude", node.node, node.reason)
+            for node in out
+        )
+        return Change(actions=(new,), nodes=out, events=announce(new), audit=(entry, *moved))
 
     parts.store.update(change)
     return _shown(parts, found(parts, ACTIONS, action_id))
@@ -127,7 +131,9 @@ def _taken_out(store: Store, action: Action, now_s: float) -> tuple[Node, ...]:
         store.get(NODES, name) or Node(node=name, state="in_service", reason="", updated_s=now_s)
         for name in action.exclude
     )
-    return tuple(ledger.stand(node, "excluded", reason, now_s) for node in known)
+    state: NodeState = "draining" if action.kind == "drain_node" else "excluded"
+    taken = ((node, ledger.take_out(node, action.fault, reason, state, now_s)) for node in known)
+    return tuple(new for old, new in taken if new is not old or store.get(NODES, new.node) is None)
 
 
 def _shown(parts: Services, record: Action) -> Response:

@@ -1,12 +1,11 @@
-"""/healthz, /readyz, /metrics, and the audit trail."""
+"""/healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from eagle_eye.server.api import views
-from eagle_eye.server.api.requests import Admin, Cursor, Limit, Parts, Reader, answer, listing
+from eagle_eye.server.api.requests import Parts, Reader, answer
 
 router = APIRouter(tags=["health"])
 
@@ -31,9 +30,3 @@ def readyz(parts: Parts) -> Response:
 def metrics(parts: Parts, _: Reader) -> Response:
     """Prometheus' text format: the server's own metrics and the newest value of each series."""
     return Response(parts.telemetry.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-@router.get("/api/v1/audit")
-def audit(parts: Parts, _: Admin, cursor: Cursor = None, limit: Limit = 100) -> Response:
-    """Who did what, newest first."""
-    return listing(parts.store.audit(cursor, limit), views.audit)

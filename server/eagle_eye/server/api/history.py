@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from eagle_eye.schema import metrics as catalogue
-from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server import recording
 from eagle_eye.server.api.requests import Parts, Reader, answer
-from eagle_eye.server.errors import Refusal
+from eagle_eye.server.errors import HistoryMoved, Refusal
+from eagle_eye.server.history import Span
+from eagle_eye.server.remote_store.merging import with_past
+from eagle_eye.server.remote_store.past import Asked
 from eagle_eye.server.services import Services
+from eagle_eye.server.steps import SeriesKey, Statistic, Steps, TooManySeries, has, in_steps
 from eagle_eye.server.store import JOBS
 from eagle_eye.server.timestamps import rfc3339, unix_seconds
 
@@ -26,6 +30,16 @@ RECORDINGS_MAX = 2  # at a time: each reads as much of the disk as it can
 
 router = APIRouter(prefix="/api/v1", tags=["history"])
 Moment = Annotated[str, Query(max_length=64, description="RFC 3339, or Unix seconds.")]
+
+
+class _Range(NamedTuple):
+    """Which part of the history a query is about; no nodes: all."""
+
+    nodes: tuple[str, ...]
+    start_s: float
+    end_s: float
+    step_s: float
+    job: str | None
 
 
 @router.get("/query_range")
@@ -38,44 +52,50 @@ def query_range(
     step: Annotated[float, Query(gt=0, le=86_400, description="Seconds between points.")] = 1.0,
     job: str | None = None,
     node: str | None = None,
+    statistic: Annotated[Statistic, Query(description="Of the values in a step; increase: of counters.")] = "last",
 ) -> Response:
-    """The last value in each step, by series. Steps in which nothing was observed have no point."""
+    """The last value in each step, or another statistic of the step, by series.
+
+    Steps in which nothing was observed have no point. ``resolutions`` says which buckets answered for which time.
+    """
     spec = catalogue.BY_NAME.get(metric)
     if spec is None:
         raise Refusal(400, "metric", f"metric {metric[:80]!r} is not in the catalogue")
+    if not has(statistic, spec):
+        raise Refusal(400, "statistic", f"a {spec.kind.value} such as {metric} has no {statistic}")
     start_s, end_s = _range(start, end, step)
     nodes = _nodes(parts, job, node)
-    limit = parts.config.history.query_frames_max
-    if parts.history.count(nodes, start_s, end_s, limit) > limit:
-        raise Refusal(
-            400,
-            "too_much",
-            f"more than {limit} frames lie in the range (history.query_frames_max); name a node or shorten it",
-        )
-    series: dict[tuple[str, int | str], dict[int, tuple[float, float]]] = {}
-    for run in parts.history.runs(spec, nodes, start_s, end_s, job):
-        points = np.floor((run.times_s - start_s) / step).astype(np.int64)
-        last = np.flatnonzero(np.r_[points[1:] != points[:-1], True])
-        newest = series.setdefault((run.node, run.key), {})
-        for point, time_s, value in zip(
-            points[last].tolist(), run.times_s[last].tolist(), run.values[last].tolist(), strict=True
-        ):
-            if point not in newest or newest[point][0] <= time_s:
-                newest[point] = (time_s, value)
-        if len(series) > SERIES_MAX:
-            raise Refusal(400, "too_much", f"more than {SERIES_MAX} series lie in the range; name a node")
+    spans, series = _read(parts, spec, statistic, _Range(tuple(nodes), start_s, end_s, step, job))
     shortest = _exact if spec.exact else _of_float32
     shown = [
         {
             "node": name,
             "device": None if spec.scope is Scope.NODE else key,
             "points": [
-                [rfc3339(start_s + at * step), _finite(shortest(value))] for at, (_, value) in sorted(newest.items())
+                [rfc3339(start_s + at * step), _finite(shortest(value))]
+                for at, value in zip(found.steps, found.values, strict=True)
             ],
         }
-        for (name, key), newest in sorted(series.items(), key=lambda item: (item[0][0], str(item[0][1])))
+        for (name, key), found in sorted(series.items(), key=lambda item: (item[0][0], str(item[0][1])))
     ]
-    return answer({"metric": metric, "unit": spec.unit, "step_seconds": step, "series": shown})
+    body = {
+        "metric": metric,
+        "unit": spec.unit,
+        "step_seconds": step,
+        "statistic": statistic,
+        "resolutions": [
+            {"start": rfc3339(span.start_s), "end": rfc3339(span.end_s), "resolution_seconds": span.bucket_s}
+            for span in spans
+        ],
+        "series": shown,
+    }
+    asked = Asked(spec, node, job, start_s, step)
+    steps = max(1, math.ceil((end_s - start_s) / step))
+    # The store has last values only; and what is downsampled here needs not to be asked of it.
+    past = parts.remote_store.past if statistic == "last" else None
+    raw_s = parts.history.begins_s()
+    begins_s = min([span.start_s for span in spans if span.bucket_s] + ([] if raw_s is None else [raw_s]), default=None)
+    return answer(with_past(body, past, begins_s, asked, steps, lambda value: _finite(shortest(value))))
 
 
 @router.get("/jobs/{job}/recording")
@@ -102,6 +122,31 @@ async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) 
             open_now.count -= 1
 
     return StreamingResponse(body(), media_type=recording.CONTENT_TYPE, headers={"Cache-Control": "no-store"})
+
+
+def _read(
+    parts: Services, spec: MetricSpec, statistic: Statistic, of: _Range
+) -> tuple[list[Span], dict[SeriesKey, Steps]]:
+    """Return in which resolution the history answers, and what. Raises Refusal, HistoryUnavailable."""
+    limit = parts.config.history.query_frames_max
+    for last in (False, False, True):
+        try:
+            with parts.history.courses(spec, of.nodes, of.start_s, of.end_s, of.job, of.step_s, limit) as reading:
+                if reading.frames > limit:
+                    raise Refusal(
+                        400,
+                        "too_much",
+                        f"more than {limit} frames lie in the range (history.query_frames_max); name a node, shorten"
+                        " it, or ask for steps of a minute or an hour: those are kept apart",
+                    )
+                found = in_steps(reading.courses, spec, statistic, of.start_s, of.step_s, SERIES_MAX)
+                return reading.spans, found
+        except TooManySeries:
+            raise Refusal(400, "too_much", f"more than {SERIES_MAX} series lie in the range; name a node") from None
+        except HistoryMoved:  # something was found broken; what is left answers
+            if last:
+                raise
+    raise AssertionError  # for the type checker
 
 
 def _moments(start: str, end: str) -> tuple[float, float]:

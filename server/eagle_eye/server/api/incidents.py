@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fastapi import APIRouter, Response
 
@@ -29,6 +30,11 @@ from eagle_eye.server.store import EVIDENCE, INCIDENTS, PAGE_LIMIT_MAX, Change, 
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 
+OPEN = "open"  # what suspected and confirmed incidents were called together
+UNTREATED_STATES = ("suspected", "confirmed")
+HISTORY_MAX = 200  # entries that are shown with an incident; GET /api/v1/audit has all
+ACTIONS_TOLD_MAX = 100
+
 
 @router.get("")
 def list_incidents(
@@ -41,17 +47,30 @@ def list_incidents(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
-    """Incidents, newest first; ``node`` finds those that concern it."""
-    page = parts.store.page(INCIDENTS, given(job=job, node=node, state=state, fault=fault), cursor, limit)
-    return listing(page, views.incident)
+    """Incidents, newest first; ``node`` finds those that concern it, state ``open`` those suspected or confirmed."""
+    filters: dict[str, str | Sequence[str]] = {**given(job=job, node=node, state=state, fault=fault)}
+    if state == OPEN:
+        filters["state"] = UNTREATED_STATES
+    return listing(parts.store.page(INCIDENTS, filters, cursor, limit), views.incident)
 
 
 @router.get("/{incident}")
 def get_incident(parts: Parts, _: Reader, incident: str) -> Response:
-    """One incident with its evidence; ``gathered`` is what agents were asked for because of it, newest first."""
+    """One incident with its evidence; ``gathered`` is what agents were asked for because of it, newest first.
+
+    ``history`` is what became of it and of its actions, oldest first: the newest entries of the audit trail.
+    """
     record = found(parts, INCIDENTS, incident)
     gathered = parts.store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
-    return answer({**views.incident(record), "gathered": [views.evidence(item) for item in gathered]})
+    about = [incident, *(action.id for action in parts.store.actions_of(incident)[-ACTIONS_TOLD_MAX:])]
+    history = parts.store.audit(limit=HISTORY_MAX, subject=about).items[::-1]
+    return answer(
+        {
+            **views.incident(record),
+            "gathered": [views.evidence(item) for item in gathered],
+            "history": [views.audit(entry) for entry in history],
+        }
+    )
 
 
 @router.get("/{incident}/policy")
@@ -102,17 +121,17 @@ def _changed(
         entry = audited(parts, principal, verb, incident_id)
         if not ledger.is_over(new):
             return Change(incidents=(new,), audit=(entry,))
-        return _ended(parts, store, old, new, Change(incidents=(new,), audit=(entry,)))
+        return _ended(parts, principal, store, old, new, Change(incidents=(new,), audit=(entry,)))
 
     parts.store.update(change)
     return answer(views.incident(found(parts, INCIDENTS, incident_id)))
 
 
-def _ended(parts: Services, store: Store, old: Incident, new: Incident, change: Change) -> Change:
+def _ended(parts: Services, principal: Principal, store: Store, old: Incident, new: Incident, change: Change) -> Change:
     """Return the change with the incident's open requests withdrawn and both announced."""
     now_s = parts.clock.now_s()
     open_requests = [a for a in store.actions_of(new.id) if a.state in ("awaiting", "requested")]
-    withdrawn = [ledger.withdraw(action, now_s) for action in open_requests]
+    withdrawn = [ledger.withdraw(action, f"the incident is {new.state}", now_s) for action in open_requests]
     events = [
         outbound.action_withdrawn(action, parts.config.public_url, now_s)
         for action, before in zip(withdrawn, open_requests, strict=True)
@@ -121,4 +140,5 @@ def _ended(parts: Services, store: Store, old: Incident, new: Incident, change: 
     ]
     if old.ended_s is None:
         events.append(outbound.incident_resolved(new, now_s))
-    return Change(incidents=change.incidents, audit=change.audit, actions=tuple(withdrawn), events=tuple(events))
+    entries = (audited(parts, principal, "withdraw", action.id, action.reason) for action in withdrawn)
+    return replace(change, audit=(*change.audit, *entries), actions=tuple(withdrawn), events=tuple(events))

@@ -24,13 +24,14 @@ from eagle_eye.server.api.requests import (
     missing,
 )
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.job_sources.reconcile import declared_job
 from eagle_eye.server.records import Job
 from eagle_eye.server.services import Services
-from eagle_eye.server.store import JOBS, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.store import JOBS, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 
 STATES = ("running", "completing", "cancelled", "preempted", "timeout", "maintenance", "failed", "finished")
-OVER = ("cancelled", "preempted", "timeout", "failed", "finished")
 OBSERVED = "observed"  # agents speak of the job, no scheduler does
+AGENTS = "agents"  # whose word such a job is
 RANKS_MAX = 200_000
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
@@ -65,30 +66,26 @@ def get_job(parts: Parts, _: Reader, job: str) -> Response:
 
 @router.put("/{job}", openapi_extra=body_of(JobUpdate))
 async def put_job(parts: Parts, principal: Operator, job: str, body: Body) -> Response:
-    """Take the membership, attempt and state of a job from whoever schedules it. 409 for an old attempt."""
+    """Take the membership, attempt and state of a job from its launcher. 409 for an old attempt.
+
+    Its state stays another where the job's scheduler says that it was stopped.
+    """
     update = decoded(body, JobUpdate)
     _check(job, update)
     now_s = parts.clock.now_s()
-    record = Job(
-        job=job,
-        attempt=update.attempt,
-        state=update.state,
-        ranks=update.ranks,
-        restart_owner=update.restart_owner,
-        updated_s=now_s,
-    )
 
     def put(store: Store) -> Change:
         known = store.get(JOBS, job)
-        if known is not None and update.attempt < known.attempt and known.state not in OVER:
+        if known is not None and update.attempt < known.attempt and known.state not in OVER_JOB_STATES:
             raise Refusal(409, "attempt", f"job {job} is at attempt {known.attempt}; {update.attempt} is an old one")
-        same_story = known is not None and (known.attempt, known.state) == (update.attempt, update.state)
-        detail = f"attempt {update.attempt} {update.state}, {len(update.ranks)} ranks"
+        record = declared_job(job, update, known, now_s)
+        same_story = known is not None and (known.attempt, known.state) == (record.attempt, record.state)
+        detail = f"attempt {record.attempt} {record.state}, {len(record.ranks)} ranks"
         # A launcher repeats itself; the audit trail keeps what changed.
         entries = () if same_story else (audited(parts, principal, "job", job, detail),)
         return Change(jobs=(record,), audit=entries)
 
-    await asyncio.to_thread(parts.store.update, put)
+    (record,) = (await asyncio.to_thread(parts.store.update, put)).jobs
     # On the event loop, as the watcher wants it, and only once it is durable.
     parts.watcher.observe_job(record)
     return answer(views.job(record, parts.outlook))
@@ -114,6 +111,7 @@ def _observed(parts: Services) -> list[Job]:
             ranks=sorted(ranks, key=lambda rank: rank.rank),
             restart_owner="",
             updated_s=parts.clock.now_s(),
+            source=AGENTS,
         )
         for name, (attempt, ranks) in sorted(parts.fleet.jobs().items())
         if parts.store.get(JOBS, name) is None

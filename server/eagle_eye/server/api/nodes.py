@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from msgspec.structs import replace
 
 from eagle_eye.server import ledger, outbound
 from eagle_eye.server.api import views
+from eagle_eye.server.api.node_checks import new_check, under_way
+from eagle_eye.server.api.node_history import memory
 from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
@@ -22,15 +25,16 @@ from eagle_eye.server.api.requests import (
     missing,
 )
 from eagle_eye.server.auth import Principal
-from eagle_eye.server.engine.probation import probation
+from eagle_eye.server.engine.standing import Asking, fault_of, returning
 from eagle_eye.server.errors import Refusal
-from eagle_eye.server.records import NodeState
+from eagle_eye.server.node_checks import offer_of
+from eagle_eye.server.records import Node, NodeState
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change, Store
-from eagle_eye.server.timestamps import rfc3339
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
-Force = Annotated[bool, Query(description="Also while the node is on probation.")]
+Force = Annotated[bool, Query(description="At once, whatever stands against it.")]
+Checked = Annotated[bool, Query(description="Only after a passed check, whatever policy.readmit_check says.")]
 Reason = Annotated[str, Query(max_length=1_000, description="Kept with the node and in the audit trail.")]
 
 
@@ -39,9 +43,10 @@ def list_nodes(
     parts: Parts, _: Reader, state: str | None = None, cursor: Cursor = None, limit: Limit = 100
 ) -> Response:
     """Nodes, the newest to be heard of first."""
-    offsets = parts.fleet.offsets()
+    offsets, now_s = parts.fleet.offsets(), parts.clock.now_s()
     page = parts.store.page(NODES, given(state=state), cursor, limit)
-    return listing(page, lambda record: views.node(record, parts.fleet, offsets))
+    scores = parts.archive.scores()
+    return listing(page, lambda n: {**views.node(n, parts.fleet, offsets, now_s), "memory": memory(scores, n.node)})
 
 
 @router.get("/{node}")
@@ -62,44 +67,69 @@ def drain(parts: Parts, principal: Operator, node: str, reason: Reason = "") -> 
     return _stand(parts, principal, node, "draining", "drain", reason)
 
 
-@router.post("/{node}/readmit")
-def readmit(parts: Parts, principal: Operator, node: str, reason: Reason = "", force: Force = False) -> Response:
-    """Count the node as in service again, and tell the subscribers. 409 while it is on probation, unless forced."""
-    if not force:
-        _refuse_on_probation(parts, node)
-    return _stand(parts, principal, node, "in_service", "readmit", reason)
+@router.post("/{node}/readmit", responses={202: {"description": "It returns once its check has passed."}})
+def readmit(
+    parts: Parts, principal: Operator, node: str, reason: Reason = "", check: Checked = False, force: Force = False
+) -> Response:
+    """Count the node as in service again, and tell the subscribers.
+
+    202: its agent checks it first, and the node returns once that has passed (``check_id``). 409: what stands against
+    it (``probation``, ``by_hand``, ``not_ours``, ``cannot_check``); with force it returns at once.
+    """
+    asking = Asking(principal.who, reason, check, force)
+
+    def change(store: Store) -> Change:
+        old = _known(store, node)
+        if old.state == "in_service" or (under_way(store, node) is not None and old.check_id and not force):
+            return Change()
+        now_s = parts.clock.now_s()
+        settings = parts.outlook.policy()
+        actions = store.page(ACTIONS, {"node": node}, limit=PAGE_LIMIT_MAX).items
+        found = returning(old, asking, offer_of(parts.fleet, node, now_s), actions, settings, now_s)
+        if found.way == "refuse":
+            raise Refusal(409, found.word, found.detail)
+        if found.way == "check":
+            return _checked_first(parts, principal, store, old, reason)
+        new = ledger.readmit(old, reason, principal.who, now_s, settings.watch_s)
+        forced = "forced: " if force else ""
+        entry = audited(parts, principal, "readmit", node, f"{forced}{reason}")
+        return Change(nodes=(new,), events=(outbound.node_readmitted(new, now_s),), audit=(entry,))
+
+    parts.store.update(change)
+    record = found(parts, NODES, node)
+    return answer(
+        views.node(record, parts.fleet, parts.fleet.offsets(), parts.clock.now_s()), 202 if record.check_id else 200
+    )
 
 
-def _refuse_on_probation(parts: Services, name: str) -> None:
-    record = parts.store.get(NODES, name)
-    if record is None or record.state == "in_service":
-        return
-    actions = parts.store.page(ACTIONS, {"node": name}, limit=PAGE_LIMIT_MAX).items
-    found = probation(name, actions, parts.outlook.policy(), parts.clock.now_s())
-    if found.until_s is not None:
-        raise Refusal(
-            409,
-            "probation",
-            f"{name} was excluded {found.exclusions} times lately and is on probation until {rfc3339(found.until_s)}"
-            " (policy.probation_s); check it under load (eagle-eye check), or readmit it with force=true",
-        )
+def _checked_first(parts: Services, principal: Principal, store: Store, node: Node, reason: str) -> Change:
+    """Return the request for a check on which the node's return waits; a mere look that is under way is no such."""
+    looking = under_way(store, node.node)
+    if looking is not None:
+        raise Refusal(409, "busy", f"{node.node} is being checked ({looking.id}): ask again once that is over")
+    check = new_check(parts, principal, node.node, "readmit", fault_of(node), reason)
+    entry = audited(parts, principal, "readmit after check", node.node, f"{check.id}: {reason}" if reason else check.id)
+    return Change(nodes=(replace(node, check_id=check.id),), node_checks=(check,), audit=(entry,))
 
 
 def _stand(parts: Services, principal: Principal, name: str, state: NodeState, verb: str, reason: str) -> Response:
     def change(store: Store) -> Change:
-        old = store.get(NODES, name)
-        if old is None:
-            raise missing("nodes", name)
-        now_s = parts.clock.now_s()
-        new = ledger.stand(old, state, reason or f"{verb} by {principal.who}", now_s)
-        if new is old:
-            return Change()
-        events = (outbound.node_readmitted(new, now_s),) if state == "in_service" else ()
-        return Change(nodes=(new,), events=events, audit=(audited(parts, principal, verb, name, reason),))
+        old = _known(store, name)
+        new = ledger.stand(old, state, reason, parts.clock.now_s(), principal.who)
+        return Change() if new is old else Change(nodes=(new,), audit=(audited(parts, principal, verb, name, reason),))
 
     parts.store.update(change)
     return _shown(parts, name)
 
 
+def _known(store: Store, name: str) -> Node:
+    node = store.get(NODES, name)
+    if node is None:
+        raise missing("nodes", name)
+    return node
+
+
 def _shown(parts: Services, name: str) -> Response:
-    return answer(views.node(found(parts, NODES, name), parts.fleet, parts.fleet.offsets()))
+    record = found(parts, NODES, name)
+    view = views.node(record, parts.fleet, parts.fleet.offsets(), parts.clock.now_s())
+    return answer({**view, "memory": memory(parts.archive.scores(), name)})

@@ -75,11 +75,11 @@ def decoded(body: bytes, shape: type[StructT]) -> StructT:
         raise Refusal(400, "body", f"the body is not as expected: {error}"[:2000]) from None
 
 
-def body_of(shape: type[Struct]) -> dict[str, Any]:
+def body_of(shape: type[Struct], required: bool = True) -> dict[str, Any]:
     """Return what makes OpenAPI describe an endpoint's JSON body."""
     schema = msgspec.json.schema(shape, ref_template="#/components/schemas/{name}")
     plain = _inlined(schema, schema.get("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": plain}}}}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": plain}}}}
 
 
 def answer(value: Any, status: int = 200) -> Response:

@@ -123,7 +123,7 @@ def _shown(parts: Services, change: Changed) -> tuple[str, dict[str, Any]] | Non
             return None if record is None else ("job", views.job(record, parts.outlook))
         case NODES.name:
             record = store.get(NODES, change.key)
-            return None if record is None else ("node", views.node(record, parts.fleet, offsets))
+            return None if record is None else ("node", views.node(record, parts.fleet, offsets, parts.clock.now_s()))
         case DELIVERIES.name:
             record = store.get(DELIVERIES, change.key)
             return None if record is None else ("delivery", views.delivery(record))

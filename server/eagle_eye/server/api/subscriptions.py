@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Response
 from msgspec.structs import replace
 
-from eagle_eye.schema.action import EVENT_TYPES
-from eagle_eye.schema.frame import NAME_CHARS_MAX
 from eagle_eye.server import outbound
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
@@ -26,75 +23,114 @@ from eagle_eye.server.api.requests import (
     body_of,
     decoded,
     found,
-    listing,
     missing,
 )
+from eagle_eye.server.api.subscription_bodies import (
+    SIGNING_MAX,
+    NewSubscription,
+    Redelivery,
+    Rotation,
+    SubscriptionChange,
+    check_filters,
+    check_overlap,
+    usable_secret,
+)
 from eagle_eye.server.errors import IllegalTransition, Refusal
-from eagle_eye.server.notifiers import webhook
-from eagle_eye.server.records import Subscription
+from eagle_eye.server.notifiers import signing
+from eagle_eye.server.outbox import again
+from eagle_eye.server.records import Subscription, SubscriptionHealth
 from eagle_eye.server.services import Services
-from eagle_eye.server.store import SUBSCRIPTIONS, Change, Store
+from eagle_eye.server.store import SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change, Store
+from eagle_eye.server.timestamps import rfc3339, unix_seconds
 
-JOBS_MAX = 1_000
 RESOLVE_S = 10.0
+PAUSED = "paused"
+REDELIVER_MAX = 1_000  # at a time
 
 router = APIRouter(prefix="/api/v1/subscriptions", tags=["subscriptions"])
 
 
-class NewSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``types`` and ``jobs`` filter, empty means all (heartbeats only by name). ``secret`` "": the server makes one."""
-
-    url: str
-    types: list[str] = []
-    jobs: list[str] = []
-    format: Literal["cloudevents"] = "cloudevents"
-    secret: str = ""
-
-
 @router.get("")
 def list_subscriptions(parts: Parts, _: Reader, cursor: Cursor = None, limit: Limit = 100) -> Response:
-    """Subscriptions, newest first, ended ones too; ``secrets`` is how many sign."""
-    return listing(parts.store.page(SUBSCRIPTIONS, {}, cursor, limit), views.subscription)
+    """Subscriptions, newest first, ended ones too; ``secrets`` is how many sign, ``health`` how deliveries fare."""
+    page = parts.store.page(SUBSCRIPTIONS, {}, cursor, limit)
+    pending = _pending(parts)
+    return answer({"items": [_shown(parts, record, pending) for record in page.items], "next": page.next})
 
 
 @router.get("/{subscription}")
 def get_subscription(parts: Parts, _: Reader, subscription: str) -> Response:
     """One subscription."""
-    return answer(views.subscription(found(parts, SUBSCRIPTIONS, subscription)))
+    return answer(_shown(parts, found(parts, SUBSCRIPTIONS, subscription), _pending(parts)))
 
 
 @router.post("", status_code=201, openapi_extra=body_of(NewSubscription))
 async def subscribe(parts: Parts, principal: Operator, body: Body) -> Response:
-    """Make a subscription. The answer holds the signing secret, this once."""
+    """Make a subscription. The answer holds the signing secret, this once.
+
+    Who sends a secret of his own may repeat the request: an active subscription that is the same in all is answered.
+    """
     wanted = decoded(body, NewSubscription)
-    _check_filters(wanted)
-    await _check_url(parts, wanted.url)
-    try:
-        secret = wanted.secret or webhook.new_secret()
-        webhook.check_secret(secret)
-    except ValueError as error:
-        raise Refusal(400, "secret", str(error)) from None
     record = Subscription(
         id=f"sub-{secrets.token_hex(6)}",
         url=wanted.url,
         format=wanted.format,
         types=wanted.types,
         jobs=wanted.jobs,
-        secrets=[secret],
+        faults=wanted.faults,
+        matchers=wanted.matchers,
+        secrets=[],
         active=True,
         created_s=parts.clock.now_s(),
     )
+    check_filters(record)
+    await _check_url(parts, wanted.url)
+    record = replace(record, secrets=[usable_secret(wanted.secret)])
 
     def made(store: Store) -> Change:
-        limit = parts.config.webhooks.subscriptions_max
-        if sum(known.active for known in store.all(SUBSCRIPTIONS)) >= limit:
-            raise Refusal(
-                409, "limit", f"{limit} subscriptions are active, which is the most (webhooks.subscriptions_max)"
-            )
+        active = [known for known in store.all(SUBSCRIPTIONS) if known.active]
+        same = [one for one in active if replace(one, id=record.id, created_s=record.created_s, retiring=[]) == record]
+        if wanted.secret and same:
+            return Change(subscriptions=(same[0],))
+        _check_room(parts, len(active))
         return Change(subscriptions=(record,), audit=(audited(parts, principal, "subscribe", record.id, wanted.url),))
 
-    await asyncio.to_thread(parts.store.update, made)
-    return answer({**views.subscription(record), "secret": secret}, 201)
+    change = await asyncio.to_thread(parts.store.update, made)
+    made_or_known = change.subscriptions[0]
+    return answer({**_shown(parts, made_or_known, _pending(parts)), "secret": record.secrets[0]}, 201)
+
+
+@router.patch("/{subscription}", openapi_extra=body_of(SubscriptionChange))
+async def change(parts: Parts, principal: Operator, subscription: str, body: Body) -> Response:
+    """Change where events go or which, pause or go on. What waits goes to the new URL; pausing fails it.
+
+    Filters count for later events; incidents that were told of already are told of to their end. 409 for a
+    subscription that was deleted.
+    """
+    wanted = decoded(body, SubscriptionChange)
+    given = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not msgspec.UNSET}
+    if isinstance(wanted.url, str):
+        await _check_url(parts, wanted.url)
+
+    def changed(store: Store) -> Change:
+        old = _not_deleted(store, subscription)
+        new = replace(old, **given)
+        health: tuple[SubscriptionHealth, ...] = ()
+        if new.active and not old.active:
+            _check_room(parts, sum(known.active for known in store.all(SUBSCRIPTIONS)))
+            new = replace(new, ended_reason="")
+            fared = store.get(SUBSCRIPTION_HEALTH, old.id) or SubscriptionHealth(subscription_id=old.id)
+            health = (replace(fared, failures=0, failing_since_s=None),)
+        elif old.active and not new.active:
+            new = replace(new, ended_reason=PAUSED)
+        check_filters(new)
+        if new == old:
+            return Change()
+        entry = audited(parts, principal, "change subscription", subscription, ", ".join(sorted(given)))
+        return Change(subscriptions=(new,), subscription_health=health, audit=(entry,))
+
+    await asyncio.to_thread(parts.store.update, changed)
+    return answer(_shown(parts, found(parts, SUBSCRIPTIONS, subscription), _pending(parts)))
 
 
 @router.delete("/{subscription}", status_code=204)
@@ -103,9 +139,10 @@ def unsubscribe(parts: Parts, principal: Operator, subscription: str) -> Respons
 
     def ended(store: Store) -> Change:
         old = _subscription(store, subscription)
-        if not old.active:
+        if not old.active and not old.secrets:
             return Change()
-        new = replace(old, active=False, ended_reason="deleted", secrets=[])
+        reason = "deleted" if old.active else old.ended_reason
+        new = replace(old, active=False, ended_reason=reason, secrets=[], retiring=[])
         return Change(subscriptions=(new,), audit=(audited(parts, principal, "unsubscribe", subscription),))
 
     parts.store.update(ended)
@@ -122,32 +159,61 @@ def ping(parts: Parts, principal: Operator, subscription: str) -> Response:
         event = outbound.ping(old, nonce, parts.clock.now_s())
         return Change(events=(event,), audit=(audited(parts, principal, "ping", subscription),))
 
-    change = parts.store.update(pinged)
-    return answer({"event_id": change.events[0].id}, 202)
+    done = parts.store.update(pinged)
+    return answer({"event_id": done.events[0].id}, 202)
 
 
-@router.post("/{subscription}/rotate")
-def rotate(parts: Parts, principal: Operator, subscription: str) -> Response:
-    """Make a new secret, shown this once. Both sign until the next rotation, so that a receiver can follow."""
-    secret = webhook.new_secret()
+@router.post("/{subscription}/rotate", openapi_extra=body_of(Rotation, required=False))
+def rotate(parts: Parts, principal: Operator, subscription: str, body: Body) -> Response:
+    """Have a new secret, shown this once. The one before signs too until ``overlap_seconds`` are over.
+
+    Who sends a secret of his own may repeat the request. 409 when so many secrets sign already.
+    """
+    wanted = decoded(body, Rotation)
+    secret = usable_secret(wanted.secret)
+    seconds = wanted.overlap_seconds
+    overlap_s = parts.config.webhooks.rotation_overlap_s if seconds is None else check_overlap(seconds)
 
     def rotated(store: Store) -> Change:
+        now_s = parts.clock.now_s()
         old = _active(store, subscription)
-        new = replace(old, secrets=[secret, *old.secrets[:1]])
+        if old.secrets[:1] == [secret]:
+            return Change(subscriptions=(old,))
+        new = signing.without_expired(signing.rotated(old, secret, now_s + overlap_s), now_s, overlap_s)
+        if len(signing.signing_secrets(new, now_s)) > SIGNING_MAX:
+            raise Refusal(
+                409, "limit", f"{SIGNING_MAX} secrets would sign beside the new one; wait until one ends (retiring)"
+            )
         return Change(subscriptions=(new,), audit=(audited(parts, principal, "rotate", subscription),))
 
-    change = parts.store.update(rotated)
-    return answer({**views.subscription(change.subscriptions[0]), "secret": secret})
+    done = parts.store.update(rotated)
+    return answer({**_shown(parts, done.subscriptions[0], _pending(parts)), "secret": secret})
 
 
-def _check_filters(wanted: NewSubscription) -> None:
-    for name in wanted.types:
-        if name not in EVENT_TYPES:
-            raise Refusal(400, "types", f"type {name[:80]!r} is unknown; expected some of {', '.join(EVENT_TYPES)}")
-    if len(wanted.jobs) > JOBS_MAX or any(not 0 < len(job) <= NAME_CHARS_MAX for job in wanted.jobs):
-        raise Refusal(
-            400, "jobs", f"jobs may hold {JOBS_MAX} names of 1 to {NAME_CHARS_MAX} characters; leave it out for all"
-        )
+@router.post("/{subscription}/redeliver", openapi_extra=body_of(Redelivery))
+def redeliver(parts: Parts, principal: Operator, subscription: str, body: Body) -> Response:
+    """Deliver again what failed of the events since a time, oldest first; at most 1000 (``more``: ask again).
+
+    Events that have expired are not sent any more.
+    """
+    try:
+        since_s = unix_seconds(decoded(body, Redelivery).since)
+    except ValueError as error:
+        raise Refusal(400, "time", f"since: {error}") from None
+    more = False
+
+    def redelivered(store: Store) -> Change:
+        nonlocal more
+        _active(store, subscription)
+        now_s = parts.clock.now_s()
+        failed = store.failed_deliveries(subscription, since_s, now_s, REDELIVER_MAX + 1)
+        more = len(failed) > REDELIVER_MAX
+        due = tuple(again(one, now_s) for one in failed[:REDELIVER_MAX])
+        entry = audited(parts, principal, "redeliver", subscription, f"{len(due)} since {rfc3339(since_s)}")
+        return Change(deliveries=due, audit=(entry,) if due else ())
+
+    done = parts.store.update(redelivered)
+    return answer({"redelivered": len(done.deliveries), "more": more})
 
 
 async def _check_url(parts: Services, url: str) -> None:
@@ -157,6 +223,24 @@ async def _check_url(parts: Services, url: str) -> None:
     except (OSError, UnicodeError):
         # TimeoutError is an OSError: the name server did not answer either.
         raise Refusal(400, "target", "the URL's host does not resolve; check its name") from None
+
+
+def _check_room(parts: Services, active: int) -> None:
+    limit = parts.config.webhooks.subscriptions_max
+    if active >= limit:
+        raise Refusal(409, "limit", f"{limit} subscriptions are active, which is the most (webhooks.subscriptions_max)")
+
+
+def _shown(parts: Services, record: Subscription, pending: dict[str, int]) -> dict[str, object]:
+    health = parts.store.get(SUBSCRIPTION_HEALTH, record.id) or SubscriptionHealth(subscription_id=record.id)
+    return {
+        **views.subscription(record),
+        "health": {**views.subscription_health(health), "pending": pending.get(record.id, 0)},
+    }
+
+
+def _pending(parts: Services) -> dict[str, int]:
+    return {backlog.subscription_id: backlog.pending for backlog in parts.store.backlog()}
 
 
 def _subscription(store: Store, key: str) -> Subscription:
@@ -170,4 +254,11 @@ def _active(store: Store, key: str) -> Subscription:
     record = _subscription(store, key)
     if not record.active:
         raise IllegalTransition(f"subscription {key} has ended ({record.ended_reason}); make a new one")
+    return record
+
+
+def _not_deleted(store: Store, key: str) -> Subscription:
+    record = _subscription(store, key)
+    if not record.secrets:
+        raise IllegalTransition(f"subscription {key} was deleted and has no secret any more; make a new one")
     return record

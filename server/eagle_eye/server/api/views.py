@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from eagle_eye.server import outbound
+from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.records import (
     Action,
@@ -16,8 +17,10 @@ from eagle_eye.server.records import (
     Incident,
     Job,
     Node,
+    NodeCheck,
     OutboundEvent,
     Subscription,
+    SubscriptionHealth,
 )
 from eagle_eye.server.timestamps import rfc3339
 from eagle_eye.server.watching import Outlook
@@ -35,8 +38,12 @@ def plain(record: msgspec.Struct) -> dict[str, Any]:
 
 
 def incident(record: Incident) -> dict[str, Any]:
-    """Return an incident."""
-    return plain(record)
+    """Return an incident; ``escalated`` is whether people have to look at it."""
+    view = plain(record)
+    for name in ("families", "held_by", "flap_times", "told_times", "untold"):
+        del view[name]  # the detection loop's own book
+    view["escalated"] = bool(record.escalation)
+    return view
 
 
 def action(record: Action, public_url: str) -> dict[str, Any]:
@@ -74,9 +81,14 @@ def job(record: Job, outlook: Outlook) -> dict[str, Any]:
     return view
 
 
-def node(record: Node, fleet: Fleet, offsets: dict[str, float]) -> dict[str, Any]:
-    """Return a node with what its agent said last; ``agent`` is null when it said nothing since the server started."""
+def node(record: Node, fleet: Fleet, offsets: dict[str, float], now_s: float) -> dict[str, Any]:
+    """Return a node with what its agent said last; ``agent`` is null when it said nothing since the server started.
+
+    ``phase`` is its standing together with where it is on its way back.
+    """
     view = plain(record)
+    view["phase"] = phase(record, now_s)
+    view["relapsed"] = [rfc3339(time_s) for time_s in record.relapsed]
     heard = fleet.last(record.node)
     view["agent"] = (
         None
@@ -95,15 +107,30 @@ def node(record: Node, fleet: Fleet, offsets: dict[str, float]) -> dict[str, Any
     return view
 
 
+def node_check(record: NodeCheck) -> dict[str, Any]:
+    """Return an active check with its report; the agent's mark of the run is its own business."""
+    view = plain(record)
+    del view["run"]
+    return view
+
+
 def delivery(record: Delivery) -> dict[str, Any]:
     """Return a delivery."""
     return plain(record)
 
 
 def subscription(record: Subscription) -> dict[str, Any]:
-    """Return a subscription without its secrets."""
+    """Return a subscription without its secrets; ``retiring`` is when each of those that were replaced ends."""
     view = plain(record)
-    view["secrets"] = len(record.secrets)
+    view["secrets"] = len(record.secrets) + len(record.retiring)
+    view["retiring"] = [rfc3339(old.until_s) for old in record.retiring]
+    return view
+
+
+def subscription_health(record: SubscriptionHealth) -> dict[str, Any]:
+    """Return how deliveries to a subscription fare."""
+    view = plain(record)
+    del view["subscription_id"]
     return view
 
 

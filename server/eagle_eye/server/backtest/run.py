@@ -13,7 +13,8 @@ from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.action import ActionKind, EvidenceItem
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine import incidents as folding
-from eagle_eye.server.engine.engine import Engine, Judgement
+from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Situation, decide
 from eagle_eye.server.engine.recurrence import DISRUPTIVE, recurrences
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
@@ -84,10 +85,10 @@ class Backtest:
         past = [*self._ended, *self._incidents.values()]
         recurrent = recurrences(judgement, past, len(self.trace.header.nodes))
         judgement = dataclasses.replace(judgement, verdicts=(*judgement.verdicts, *recurrent))
-        changed = folding.fold(self._incidents.values(), judgement, (), self.policy.verdict_gone_s, self._next_id)
+        changed = folding.fold(self._incidents.values(), judgement, (), self.policy, self._next_id)
         for incident in changed:
             known = self._incidents.get(incident.id)
-            if incident.state == "recovered":
+            if incident.state not in folding.OPEN_STATES:
                 self._ended.append(self._incidents.pop(incident.id))
                 continue
             decided = self._decided(incident, judgement)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from eagle_eye.server.engine.modes import Mode, mode_of
-from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, held, passed
+from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, held, passed
 from eagle_eye.server.engine.situation import (
     DISRUPTIVE_KINDS,
     NODE_KINDS,
@@ -34,6 +36,13 @@ def exclusions_left(incident: Incident, situation: Situation, mode: Mode) -> int
     """Return how many more nodes the budgets of job and fleet allow to exclude."""
     mine = terms(incident, situation).exclusions_per_job - _excluded(counted(situation, mode), incident.job)
     return min(mine, _fleet_limit(situation) - _excluded(counted(situation, mode)))
+
+
+def restarts_left(incident: Incident, situation: Situation, mode: Mode) -> int:
+    """Return how many more restarts the budgets of job and fleet allow."""
+    actions = [action for action in counted(situation, mode) if action.restart]
+    mine = terms(incident, situation).restarts_per_job - sum(action.job == incident.job for action in actions)
+    return min(mine, situation.settings.restarts_fleet - len(actions))
 
 
 def nodes_left(incident: Incident, situation: Situation, mode: Mode, excluded: int) -> int:
@@ -104,10 +113,9 @@ def _job_restarts(incident: Incident, situation: Situation, plan: Plan) -> Rulin
     if count < limit:
         return passed(values)
     why = (
-        f"this job was restarted {count} times within {window_s:.0f} s; the limit is {limit}"
-        " (policy.restarts_per_job): restart it by hand, or raise it"
+        f"this job was restarted {count} times within {window_s:.0f} s; the limit is {limit} (policy.restarts_per_job)"
     )
-    return held(why, values)
+    return _without_restart(plan, why, "restart it by hand, or raise it", values)
 
 
 def _fleet_restarts(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
@@ -118,11 +126,19 @@ def _fleet_restarts(incident: Incident, situation: Situation, plan: Plan) -> Rul
     values = {"restarts": count, "restarts_fleet": limit, "window_s": window_s}
     if count < limit:
         return passed(values)
-    why = (
-        f"jobs were restarted {count} times within {window_s:.0f} s; the limit is {limit} (policy.restarts_fleet):"
-        " look for a common cause, restart by hand, or raise it"
-    )
-    return held(why, values)
+    why = f"jobs were restarted {count} times within {window_s:.0f} s; the limit is {limit} (policy.restarts_fleet)"
+    return _without_restart(plan, why, "look for a common cause, restart by hand, or raise it", values)
+
+
+def _without_restart(plan: Plan, why: str, remedy: str, values: Values) -> Ruling:
+    """Say what becomes of a plan when no restart is left: as where a job may not be restarted, the node goes alone.
+
+    To hold the exclusion back would make ``may_restart = false``, the more careful setting, the one that does more.
+    """
+    if plan.kind == "restart_job":
+        return held(f"{why}: {remedy}", values)
+    told = f"{why}: the node is excluded, no more; {remedy}"
+    return changed(replace(plan, restart=False, notes=(*plan.notes, told)), told, values)
 
 
 def _breaker(incident: Incident, situation: Situation, plan: Plan) -> Ruling:

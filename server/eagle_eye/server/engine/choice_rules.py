@@ -25,6 +25,23 @@ def asked_kind(incident: Incident) -> ActionKind:
     return BY_NAME[incident.fault].action
 
 
+def is_supported(incident: Incident, confidence_min: float) -> bool:
+    """Return whether there is evidence enough to act on: the rules evidence and confidence have nothing against it."""
+    return not (_lacks_kinds(incident, asked_kind(incident)) or _lacks_confidence(incident, confidence_min))
+
+
+def _lacks_kinds(incident: Incident, kind: ActionKind) -> bool:
+    return kind == "exclude_node" and not incident.fact and len(incident.kinds) < INDEPENDENT_KINDS_MIN
+
+
+def _lacks_confidence(incident: Incident, confidence_min: float) -> bool:
+    return not _needs_no_confidence(incident) and incident.confidence < confidence_min
+
+
+def _needs_no_confidence(incident: Incident) -> bool:
+    return incident.fact or (incident.fault == "hang" and incident.node is None)
+
+
 def _accused(incident: Incident, _: Situation, plan: Plan) -> Ruling:
     if plan.kind not in NODE_KINDS:
         return NOT_APPLICABLE
@@ -42,18 +59,18 @@ def _evidence(incident: Incident, _: Situation, plan: Plan) -> Ruling:
         "kinds_min": INDEPENDENT_KINDS_MIN,
         "fact": str(incident.fact),
     }
-    if not incident.fact and len(incident.kinds) < INDEPENDENT_KINDS_MIN:
+    if _lacks_kinds(incident, plan.kind):
         why = f"one kind of evidence only ({', '.join(incident.kinds)}): not enough to exclude a node"
         return lowered(TELL, why, values)
     return passed(values)
 
 
 def _confidence(incident: Incident, situation: Situation, _: Plan) -> Ruling:
-    if incident.fact or (incident.fault == "hang" and incident.node is None):
+    if _needs_no_confidence(incident):
         return NOT_APPLICABLE
     least = situation.settings.confidence_min
     values: Values = {"confidence": incident.confidence, "confidence_min": least}
-    if incident.confidence < least:
+    if _lacks_confidence(incident, least):
         why = f"confidence {incident.confidence:.2f} is below {least:.2f} (policy.confidence_min): look at it yourself"
         return lowered(TELL, why, values)
     return passed(values)
@@ -64,10 +81,13 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         return NOT_APPLICABLE
     mine = terms(incident, situation)
     slowdown = incident.slowdown_ratio
-    gain_s = mine.remaining_s * slowdown / (1 + slowdown) if slowdown > 0 else 0.0
+    remaining_s = mine.remaining_s
+    if situation.ends_s is not None:  # its time limit
+        remaining_s = min(remaining_s, max(situation.ends_s - situation.now_s, 0.0))
+    gain_s = remaining_s * slowdown / (1 + slowdown) if slowdown > 0 else 0.0
     values: Values = {
         "slowdown_ratio": slowdown,
-        "remaining_s": mine.remaining_s,
+        "remaining_s": remaining_s,
         "gain_s": gain_s,
         "lost_work_s": mine.lost_work_s,
         "restart_s": mine.restart_s,
@@ -79,7 +99,7 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     if gain_s <= mine.cost_s:
         why = (
             f"a restart costs {mine.cost_s:.0f} s (lost work {mine.lost_work_s:.0f}, start {mine.restart_s:.0f}, queue"
-            f" {mine.queue_s:.0f}) and would save {gain_s:.0f} s of the remaining {mine.remaining_s:.0f} s"
+            f" {mine.queue_s:.0f}) and would save {gain_s:.0f} s of the remaining {remaining_s:.0f} s"
             " (policy.remaining_s, also for single jobs)"
         )
         return lowered(TELL, why, values)

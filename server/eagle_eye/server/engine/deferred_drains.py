@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eagle_eye.server.engine.budgets import exclusions_left, nodes_left, plan_mode, spares_ready
+from eagle_eye.server.engine.budgets import exclusions_left, nodes_left, plan_mode, restarts_left, spares_ready
 from eagle_eye.server.engine.modes import CAREFULNESS
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
 from eagle_eye.server.engine.situation import UNDER_WAY_STATES, Situation, counted, terms
+from eagle_eye.server.engine.standing import is_ours
 from eagle_eye.server.records import Incident
 
 
@@ -26,6 +27,8 @@ def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ru
         exclusions_left(incident, situation, mode) - taken,
         nodes_left(incident, situation, mode, taken) - least,
     )
+    if restarts_left(incident, situation, mode) <= 0:
+        room = 0  # there is no restart with which they could leave
     if CAREFULNESS[mode] > CAREFULNESS[plan_mode(incident, situation, plan)]:
         room = 0  # else the restart itself would wait for whoever decides on exclusions
     leaving = waiting[: max(room, 0)]
@@ -40,7 +43,9 @@ def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ru
 def _draining(incident: Incident, situation: Situation) -> list[str]:
     """Return the job's nodes whose drain was asked for and that nobody has put back into service since."""
     drains = [a for a in counted(situation, "act") if a.kind == "drain_node" and a.job == incident.job]
-    nodes = {node for a in drains for node in a.exclude if a.state in UNDER_WAY_STATES or node in situation.standing}
+    out = {node for node, record in situation.standing.items() if is_ours(record)}
+    nodes = {node for a in drains for node in a.exclude if node in out or a.state in UNDER_WAY_STATES}
+    nodes -= situation.standing.keys() - out  # somebody has drained it himself since: no longer ours
     return sorted(nodes & {rank.node for rank in situation.ranks}) if nodes else []
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from eagle_eye.detectors.learned import NO_MODEL
@@ -15,17 +17,23 @@ from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.engine.routing import Route
+from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.outlined import Layout, Outlined, Row
+from eagle_eye.server.engine.routing import Route, place_rows
+from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, hearing
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.records import Job
 
 # What the scheduler may say of a job that is meant to make steps. Any other word: the engine says nothing about it.
 RUNNING_STATES = frozenset({"running"})
+# In which a job has the nodes that its scheduler names.
+HELD_STATES = frozenset({"running", "suspended", "completing", "maintenance"})
 FORGET_JOB_S = 86_400.0  # a job that nobody mentioned for this long is dropped from memory
 JOBS_MAX = 4_096
 SLOW_INTERVALS = 1.5  # of the job: a node with a longer one has a pace of its own
 PACE_S_MAX = 120.0  # whatever interval a node claims
+WINDOW_BYTES_MAX = 5 << 29  # of all jobs' rows in view: a larger fleet is remembered for a shorter time
 
 
 @dataclass(slots=True)
@@ -33,30 +41,6 @@ class _NodeTrack:
     heard_s: float
     interval_s: float
     farewell: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What the detectors said of one job at one moment.
-
-    ``blind`` maps a detector that could not tell to the reason. ``state`` is the scheduler's word on the job,
-    "running" where nobody said. ``heard`` of ``members`` nodes were heard lately: coverage. ``stepping`` says
-    whether this attempt has made a step yet, ``advanced_s`` when the last one finished.
-    """
-
-    job: str
-    attempt: int
-    now_s: float
-    verdicts: tuple[Verdict, ...]
-    blind: dict[str, str] = field(default_factory=dict)
-    state: str = "running"
-    restart_owner: str = ""
-    members: int = 0
-    heard: int = 0
-    stepping: bool = False
-    advanced_s: float = 0.0
-    ranks: tuple[MemberRank, ...] = ()
-    watching_since_s: float = 0.0
 
 
 class Engine:
@@ -75,9 +59,12 @@ class Engine:
         self._nodes: dict[str, _NodeTrack] = {}
         self._jobs: dict[str, JobTrack] = {}
         self._declared: dict[str, Job] = {}
+        self._assigned: dict[str, frozenset[str]] = {}  # the nodes that jobs' schedulers gave them
+        self._words: dict[str, SchedulerWord] = {}
         self._jobs_of_node: dict[str, set[str]] = {}
         self._topology: Topology | None = None
         self._routes: dict[str, Route] = {}
+        self._lines_max = sys.maxsize  # of each job's rows, for want of memory
         self._epoch = 0  # grows whenever a job begins, ends or gets members
         self.stale_rows_total = 0  # rows of an attempt that is over
         self.strangers_total = 0  # rows of a later attempt from nodes that are no members of a declared job
@@ -108,12 +95,39 @@ class Engine:
                 if self._concerns(happening, job):
                     job.add_event(happening)
 
+    def observe_rows(self, rows: Iterable[Row]) -> None:
+        """Take in rows of numbers as ``observe`` does frames; those of one layout and moment are placed together."""
+        together: dict[tuple[Layout, float, JobTrack], tuple[list[tuple[int, ...]], list[bytes]]] = {}
+        for row in rows:
+            outlined = row.outlined
+            track = self._nodes.get(outlined.node)
+            if track is None:
+                track = self._nodes[outlined.node] = _NodeTrack(row.received_s, outlined.outline.interval_s)
+            if outlined.outline.blocks:
+                track.interval_s = outlined.outline.interval_s
+            track.heard_s = max(track.heard_s, row.received_s)
+            track.farewell = False
+            route = self._routes.get(outlined.node)
+            if route is None or not route.carries(outlined, self._epoch):
+                route = self._route_of(outlined, row.time_s, track.interval_s)
+            if not route.tracks:
+                continue
+            if outlined.layout is None or route.columns is None:
+                route.place(outlined.frame(1, row.time_s, row.numbers))
+                continue
+            columns, numbers = together.setdefault((outlined.layout, row.time_s, route.tracks[0]), ([], []))
+            columns.append(route.columns)
+            numbers.append(row.numbers)
+        for (layout, time_s, job), (columns, numbers) in together.items():
+            place_rows(layout, time_s, columns, numbers, job)
+
     def observe_job(self, job: Job) -> None:
         """Take in the scheduler's or launcher's word on a job; an older attempt than known changes nothing."""
         known = self._jobs.get(job.job)
         if known is not None and job.attempt < known.attempt:
             return
         self._declared[job.job] = job
+        self._assign(job)
         if known is None or job.attempt > known.attempt:
             if not job.ranks:
                 return
@@ -124,6 +138,10 @@ class Engine:
             for rank in job.ranks:
                 self._jobs_of_node.setdefault(rank.node, set()).add(job.job)
 
+    def observe_scheduler(self, word: SchedulerWord) -> None:
+        """Take in when a scheduler was heard and of which jobs."""
+        self._words[word.source] = word
+
     def observe_topology(self, topology: Topology) -> None:
         """Take in which switch each node and port hangs on; what was known before is forgotten."""
         self._topology = topology
@@ -131,7 +149,15 @@ class Engine:
     def tick(self, now_s: float) -> list[Judgement]:
         """Judge every job."""
         self._forget(now_s)
-        return [self._judge(track, now_s) for track in self._jobs.values()]
+        self._bound_memory()
+        farewell = {node: seen.farewell for node, seen in self._nodes.items()}
+        heard_s: dict[float, dict[str, float]] = {}  # by interval, of which all jobs together have few
+        judgements: list[Judgement] = []
+        for track in self._jobs.values():
+            if track.interval_s not in heard_s:
+                heard_s[track.interval_s] = self._heard_by_pace_s(track.interval_s)
+            judgements.append(self._judge(track, now_s, heard_s[track.interval_s], farewell))
+        return judgements
 
     def tracks(self) -> Iterator[JobTrack]:
         """Yield what is known of each job, for the API and metrics."""
@@ -146,6 +172,11 @@ class Engine:
             "late_row": sum(track.late_total for track in tracks),
             "event_overflow": sum(track.events_dropped_total for track in tracks),
         }
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes were ever heard."""
+        return len(self._nodes)
 
     def heard_s(self) -> dict[str, float]:
         """Return when each node was last heard."""
@@ -170,22 +201,26 @@ class Engine:
             for node, seen in self._nodes.items()
         }
 
-    def _judge(self, track: JobTrack, now_s: float) -> Judgement:
+    def _judge(
+        self, track: JobTrack, now_s: float, heard_s: Mapping[str, float], farewell: Mapping[str, bool]
+    ) -> Judgement:
         declared = self._declared.get(track.job)
         state = declared.state if declared is not None and declared.attempt >= track.attempt else "running"
         verdicts: list[Verdict] = []
         blind: dict[str, str] = {}
-        heard_s = self._heard_by_pace_s(track.interval_s)
+        crashed = declared is not None and state == "failed" and _failed_by_itself(declared)
         limit_s = max(self.settings.silent_floor_s, self.settings.silent_intervals * track.interval_s)
-        if state in RUNNING_STATES and track.nodes:
-            farewell = {node: seen.farewell for node, seen in self._nodes.items()}
+        judged = state in RUNNING_STATES or (crashed and now_s - _since_s(declared) <= FAILED_S)
+        if judged and track.nodes:
             window = track.window(now_s, heard_s, farewell, self._watching_since_s, self._topology)
             verdicts, blind = self._asking.ask(window)
+        heard = hearing(track.job, track.started_s, self._words.values())
+        told = [verdict for verdict in verdicts if not heard.is_awaited(verdict, now_s)]
         return Judgement(
             job=track.job,
             attempt=track.attempt,
             now_s=now_s,
-            verdicts=tuple(verdicts),
+            verdicts=tuple(told),
             blind=blind,
             state=state,
             restart_owner=declared.restart_owner if declared else "",
@@ -195,6 +230,10 @@ class Engine:
             advanced_s=track.advanced_s,
             ranks=track.ranks,
             watching_since_s=self._watching_since_s,
+            crashed=crashed,
+            hearing=heard,
+            awaiting=any(v not in told and heard.can_answer(v, now_s) for v in verdicts),
+            ends_s=declared.ends_s if declared else None,
         )
 
     def _route(self, frame: Frame) -> Route:
@@ -211,6 +250,14 @@ class Engine:
                 self._routes.pop(frame.node, None)
         return route
 
+    def _route_of(self, outlined: Outlined, time_s: float, interval_s: float) -> Route:
+        """Return where rows of the outline go from now on."""
+        route = self._route(msgspec.structs.replace(outlined.hollow, time_s=time_s))
+        for job in route.tracks:
+            job.adopt_interval(interval_s)
+        route.lay_out(outlined)
+        return route
+
     def _jobs_in(self, frame: Frame) -> list[JobTrack]:
         """Return the jobs that the frame's rows belong to, beginning attempts that it is the first to show."""
         found: dict[str, JobTrack] = {}
@@ -225,10 +272,30 @@ class Engine:
                 found[frame.job] = track
         for name in self._jobs_of_node.get(frame.node, ()):
             # Members keep their rows and events also while no rank of theirs says anything.
-            known = self._jobs.get(name)
+            known = self._of_assigned(name, frame)
             if known is not None and known.is_member(frame.node) and not self._of_another_attempt(frame, known):
                 found.setdefault(name, known)
         return list(found.values())
+
+    def _assign(self, job: Job) -> None:
+        """Remember the nodes that a scheduler gave the job: each becomes a member once its agent was heard."""
+        nodes = frozenset(job.nodes) if job.state in HELD_STATES else frozenset()
+        if nodes != self._assigned.get(job.job, frozenset()):
+            self._epoch += 1
+            self._assigned[job.job] = nodes
+            for node in nodes:
+                self._jobs_of_node.setdefault(node, set()).add(job.job)
+
+    def _of_assigned(self, job: str, frame: Frame) -> JobTrack | None:
+        """Return what is known of the job, with the frame's node as a member if its scheduler says so."""
+        known, declared = self._jobs.get(job), self._declared.get(job)
+        if declared is None or frame.node not in self._assigned.get(job, ()):
+            return known
+        if known is None or known.attempt < declared.attempt:
+            known = self._begin(job, declared.attempt, self._nodes[frame.node].interval_s, frame.time_s)
+        if known.attempt == declared.attempt:
+            known.add_node(frame.node)
+        return known
 
     def _concerns(self, event: Happening, track: JobTrack) -> bool:
         """Whether the event is of this attempt: the ends of the last attempt's ranks arrive when the next has begun."""
@@ -275,9 +342,19 @@ class Engine:
         before = self._jobs.get(job)
         earlier = (before.curve if len(before.curve.number) else before.earlier) if before else None
         track = JobTrack(job, attempt, interval_s, self.settings.window_s, started_s, earlier)
+        track.limit(self._lines_max)
         self._jobs[job] = track
         self._epoch += 1
         return track
+
+    def _bound_memory(self) -> None:
+        per_line = sum(track.bytes_per_line for track in self._jobs.values())
+        lines = WINDOW_BYTES_MAX // max(per_line, 1)
+        if lines < self._lines_max:
+            # Some more than needed: a fleet that grows node by node is not to be laid out anew for each.
+            self._lines_max = lines - lines // 8
+            for track in self._jobs.values():
+                track.limit(self._lines_max)
 
     def _forget(self, now_s: float) -> None:
         for job in [t.job for t in self._jobs.values() if now_s - t.touched_s > FORGET_JOB_S]:
@@ -288,5 +365,16 @@ class Engine:
         self._epoch += 1
         self._asking.forget(job)
         self._declared.pop(job, None)
+        self._assigned.pop(job, None)
         for jobs in self._jobs_of_node.values():
             jobs.discard(job)
+
+
+def _failed_by_itself(job: Job) -> bool:
+    """Return whether the job's scheduler says that it failed, and no launcher that it is over."""
+    return job.scheduled_state == "failed" and job.declared_state in ("", "running")
+
+
+def _since_s(job: Job | None) -> float:
+    """Return since when the job is in its state."""
+    return -np.inf if job is None else job.since_s if job.since_s is not None else job.updated_s

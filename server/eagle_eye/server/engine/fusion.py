@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from eagle_eye.detectors.faults import BY_NAME, CAUSE_ORDER
 from eagle_eye.detectors.types import Verdict
@@ -32,6 +33,13 @@ class Finding:
     detectors: tuple[str, ...]
 
 
+class Fused(NamedTuple):
+    """One finding for each family of trouble; ``explained`` maps a family that was dropped to what explains it."""
+
+    findings: dict[str, Finding]
+    explained: dict[str, str]
+
+
 def family_of(verdict: Verdict) -> str:
     """Return the family of trouble that a verdict belongs to."""
     trouble = BY_NAME[verdict.fault].trouble
@@ -44,14 +52,14 @@ def family_of(verdict: Verdict) -> str:
     return trouble
 
 
-def fuse(verdicts: Iterable[Verdict]) -> dict[str, Finding]:
-    """Return one finding for each family of trouble."""
+def fuse(verdicts: Iterable[Verdict]) -> Fused:
+    """Return one finding for each family of trouble, but for those that another one explains."""
     families: dict[str, list[Verdict]] = {}
     for verdict in sorted(verdicts, key=_nearness):
         families.setdefault(family_of(verdict), []).append(verdict)
-    findings = {family: _united(members) for family, members in families.items()}
-    _explain(findings)
-    return findings
+    fused = Fused({family: _united(members) for family, members in families.items()}, {})
+    _explain(fused)
+    return fused
 
 
 def _who(verdict: Verdict) -> str:
@@ -100,78 +108,92 @@ def _united(members: list[Verdict]) -> Finding:
     )
 
 
-def _explain(findings: dict[str, Finding]) -> None:
+def _explain(fused: Fused) -> None:
     """Drop the findings that another one explains, and let a learned score support what a rule has named."""
-    _explained_by_the_stop(findings)
-    _explained_by_the_room(findings)
-    _supported_by_the_model(findings)
-    _explained_by_the_storage(findings)
-    _explained_by_a_surer_node(findings)
-    _explained_by_one_node(findings)
+    _explained_by_the_stop(fused)
+    _explained_by_the_room(fused)
+    _supported_by_the_model(fused)
+    _explained_by_the_storage(fused)
+    _explained_by_a_surer_node(fused)
+    _explained_by_one_node(fused)
 
 
-def _explained_by_the_stop(findings: dict[str, Finding]) -> None:
-    stop, pace = findings.get("stop"), findings.get("pace")
+def _drop(fused: Fused, family: str, cause: str) -> None:
+    if fused.findings.pop(family, None) is not None:
+        fused.explained[family] = cause
+
+
+def _explained_by_the_stop(fused: Fused) -> None:
+    stop, pace = fused.findings.get("stop"), fused.findings.get("pace")
     if stop is None:
         return
     for node in stop.verdict.nodes:
         for family in (f"silence:{node}", f"slow:{node}", f"early:{node}"):
-            findings.pop(family, None)
+            _drop(fused, family, "stop")
     if pace is None:
         return
     stalled = pace.verdict.fault == "storage_stall" and "standstill" in pace.verdict.kinds
     if stalled and not stop.verdict.nodes:
-        findings.pop("stop")  # nobody hangs: everybody waits for the storage
+        _drop(fused, "stop", "pace")  # nobody hangs: everybody waits for the storage
     else:
-        findings.pop("pace")  # a job that stands still is slow, too
+        _drop(fused, "pace", "stop")  # a job that stands still is slow, too
 
 
-def _explained_by_the_room(findings: dict[str, Finding]) -> None:
+def _explained_by_the_room(fused: Fused) -> None:
     """Drop what is said of single nodes that a rack's or a room's trouble has hit together."""
-    shared = findings.get(SHARED_SLOWNESS)
+    shared = fused.findings.get(SHARED_SLOWNESS)
     for node in shared.verdict.nodes if shared is not None else ():
-        findings.pop(f"slow:{node}", None)
-        findings.pop(f"early:{node}", None)
+        _drop(fused, f"slow:{node}", SHARED_SLOWNESS)
+        _drop(fused, f"early:{node}", SHARED_SLOWNESS)
 
 
-def _supported_by_the_model(findings: dict[str, Finding]) -> None:
+def _supported_by_the_model(fused: Fused) -> None:
+    findings = fused.findings
     for family, finding in list(findings.items()):
         learned = findings.get(f"early:{finding.verdict.node}")
         if family.startswith("slow:") and learned is not None and learned.verdict.fault == "node_anomaly":
-            findings.pop(f"early:{finding.verdict.node}")
+            _drop(fused, f"early:{finding.verdict.node}", family)
             seen = {item.metric for item in finding.verdict.evidence}
             if any(item.metric not in seen for item in learned.verdict.evidence):  # else it is the same counter again
                 united = _united([finding.verdict, learned.verdict])
                 findings[family] = Finding(united.verdict, tuple(sorted({*finding.detectors, *learned.detectors})))
 
 
-def _explained_by_the_storage(findings: dict[str, Finding]) -> None:
+def _explained_by_the_storage(fused: Fused) -> None:
     """Drop nodes that only wait for their data while the storage stalls for many."""
-    pace = findings.get("pace")
+    pace = fused.findings.get("pace")
     if pace is None or pace.verdict.fault != "storage_stall" or pace.verdict.node is not None:
         return
-    for family, finding in list(findings.items()):
+    for family, finding in list(fused.findings.items()):
         if family.startswith("slow:") and finding.verdict.kinds <= WAITING_KINDS:
-            findings.pop(family)
+            _drop(fused, family, "pace")
 
 
-def _explained_by_a_surer_node(findings: dict[str, Finding]) -> None:
+def is_sure(verdict: Verdict) -> bool:
+    """Return whether the claim stands by itself, whatever else is said."""
+    return verdict.fact or verdict.confidence >= SURE
+
+
+def _explained_by_a_surer_node(fused: Fused) -> None:
     """Drop doubtful slowness of others while one node is surely slow: its victims look odd in many ways."""
-    slow = {name: f.verdict for name, f in findings.items() if name.startswith("slow:")}
-    if any(verdict.fact or verdict.confidence >= SURE for verdict in slow.values()):
-        for family, verdict in slow.items():
-            if not verdict.fact and verdict.confidence < SURE:
-                findings.pop(family)
+    slow = {name: f.verdict for name, f in fused.findings.items() if name.startswith("slow:")}
+    sure = [name for name, verdict in slow.items() if is_sure(verdict)]
+    if sure:
+        surest = max(sure, key=lambda name: (slow[name].fact, slow[name].confidence, name))
+        for family in slow.keys() - set(sure):
+            _drop(fused, family, surest)
 
 
-def _explained_by_one_node(findings: dict[str, Finding]) -> None:
+def _explained_by_one_node(fused: Fused) -> None:
+    findings = fused.findings
     pace = findings.get("pace")
     slow = {name: f.verdict.slowdown_ratio for name, f in findings.items() if name.startswith("slow:")}
     if pace is None or not slow:
         return
     # What slows a rack slows the same nodes in each step, uneven work others.
     uneven = pace.verdict.fault == "workload_imbalance" and slow.keys() != {SHARED_SLOWNESS}
-    most = max(slow.values())
+    slowest = max(slow, key=lambda name: (slow[name], name))
+    most = slow[slowest]
     drop = pace.verdict.fault == "throughput_drop" and most > 0
     if uneven or (drop and most >= EXPLAINED_RATIO * pace.verdict.slowdown_ratio):
-        findings.pop("pace")
+        _drop(fused, "pace", slowest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eagle_eye.server.engine.engine import Judgement
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Decision
 from eagle_eye.server.records import Evidence, Incident
 

@@ -6,7 +6,9 @@ that agents need not agree on a clock tick. The newest ``depth`` lines are kept.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +19,11 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
 
 Floats = NDArray[np.floating[Any]]
+Columns = NDArray[np.intp]
 
-CELLS_MAX = 512 * 1024 * 1024  # values that one grid may hold: a larger fleet is remembered for a shorter time
 LINES_MIN = 48  # what detectors need at least
 COLUMNS_FIRST = 8
+MAPPED_BYTES_MIN = 1 << 20  # smaller arrays are the allocator's
 
 
 class _Planes:
@@ -28,7 +31,8 @@ class _Planes:
 
     Row r of plane p is the grid's line ``base[p] + r``. A plane holds some lines more than ``depth``; when it is full
     its newest lines move to the front, so that a view of the past is always one slice. Planes begin at
-    different places and so never move all in the same moment. Planes that nobody wrote to take no memory.
+    different places and so never move all in the same moment. Planes that nobody wrote to take no memory, and rows
+    take it only when their line begins: until then they are neither written nor read.
     """
 
     def __init__(self, names: Sequence[str], dtype: Any) -> None:
@@ -38,24 +42,34 @@ class _Planes:
         self.used = np.zeros(len(names), dtype=np.bool_)
         self.base = np.zeros(len(names), dtype=np.intp)
         self.cells: Floats = np.empty((len(names), 0, 0), dtype)
+        self.begun_rows = np.zeros(len(names), dtype=np.intp)  # the first row of each plane that holds nothing yet
         self.full = 0  # the first line that some plane has no room for
         self.begun = 0  # the first line that all planes reach back to
+        self.ready = 0  # the first line that some plane has not begun
+        self.planes_used: tuple[int, ...] = ()
 
     @property
     def capacity(self) -> int:
         """How many lines a plane holds."""
         return int(self.cells.shape[1])
 
+    @property
+    def bytes_per_line(self) -> int:
+        """How much memory a line takes."""
+        return len(self.planes_used) * int(self.cells.shape[2]) * int(self.cells.itemsize)
+
     def resize(self, capacity: int, width: int, start: int, end: int) -> None:
         """Take other dimensions, keeping lines ``start`` to ``end`` of the planes in use."""
-        cells = np.empty((len(self.names), capacity, width), self.dtype)
+        self.prepare(end)
+        cells = _untouched((len(self.names), capacity, width), self.dtype)
         for plane in np.flatnonzero(self.used):
             kept = self.cells[plane, max(start - self.base[plane], 0) : end - self.base[plane]]
             first = max(start, int(self.base[plane]))
             offset = _stagger(int(plane), capacity - (end - first))
-            cells[plane] = np.nan
             cells[plane, offset : offset + len(kept), : kept.shape[1]] = kept
+            cells[plane, offset : offset + len(kept), kept.shape[1] :] = np.nan
             self.base[plane] = first - offset
+            self.begun_rows[plane] = offset + len(kept)
         self.cells = cells
         self.measure()
 
@@ -64,12 +78,26 @@ class _Planes:
         base = self.base[self.used]
         self.full = int(base.min()) + self.capacity if len(base) else 0
         self.begun = int(base.max()) if len(base) else 0
+        self.ready = int((base + self.begun_rows[self.used]).min()) if len(base) else 0
 
     def begin(self, plane: int, start: int) -> None:
         """Make a plane usable from a line on."""
         self.used[plane] = True
-        self.cells[plane] = np.nan
-        self.base[plane] = start - _stagger(plane, self.capacity // 5)
+        self.planes_used = tuple(np.flatnonzero(self.used).tolist())
+        offset = _stagger(plane, self.capacity // 5)
+        self.base[plane] = start - offset
+        self.begun_rows[plane] = offset
+        self.measure()
+
+    def prepare(self, end: int) -> None:
+        """Have nothing observed in the lines before ``end`` that have not begun."""
+        if end <= self.ready:
+            return
+        for plane in np.flatnonzero(self.used).tolist():
+            row = min(end - int(self.base[plane]), self.capacity)
+            if row > self.begun_rows[plane]:
+                self.cells[plane, self.begun_rows[plane] : row] = np.nan
+                self.begun_rows[plane] = row
         self.measure()
 
     def reach(self, plane: int, start: int, end: int) -> None:
@@ -78,11 +106,11 @@ class _Planes:
         if end - base <= self.capacity:
             return
         cells = self.cells[plane]
-        kept = cells[max(start - base, 0) :]
+        kept = cells[max(start - base, 0) : self.begun_rows[plane]]
         first = max(start, base)
         cells[: len(kept)] = kept.copy()
-        cells[len(kept) :] = np.nan
         self.base[plane] = first
+        self.begun_rows[plane] = len(kept)
 
 
 class Grid:
@@ -142,8 +170,8 @@ class Grid:
             return self._start() + nearest
         return self._insert(after, time_s)
 
-    def write(self, line: int, metrics: Sequence[str], columns: slice, values: Floats) -> None:
-        """Set metrics of neighbouring columns in a line; ``values`` is (metrics, columns).
+    def write(self, line: int, metrics: Sequence[str], columns: slice | Columns, values: Floats) -> None:
+        """Set metrics of some columns in a line, no column twice; ``values`` is (metrics, columns).
 
         KeyError for a metric of another scope.
         """
@@ -152,8 +180,13 @@ class Grid:
                 for plane in places.tolist():
                     planes.reach(plane, self._start(), self._end)
                 planes.measure()
+            planes.prepare(line + 1)
             at = line - planes.base[places]
-            if line >= planes.begun:
+            if not isinstance(columns, slice):  # many nodes at once: plane by plane is faster than all in one index
+                for plane, place, row in zip(places.tolist(), at.tolist(), rows.tolist(), strict=True):
+                    if place >= 0:
+                        planes.cells[plane, place][columns] = values[row]
+            elif line >= planes.begun:
                 planes.cells[places, at, columns] = values[rows]
             else:
                 kept = at >= 0
@@ -169,19 +202,33 @@ class Grid:
         plane = planes.place[name]
         if not planes.used[plane]:
             raise KeyError(name)
-        planes.reach(plane, self._start(), self._end)
+        if self._end > planes.full:
+            planes.reach(plane, self._start(), self._end)
+            planes.measure()
+        planes.prepare(self._end)
         base = int(planes.base[plane])
         start = max(self._start() - base, 0)
         return _sealed(planes.cells[plane, start : self._end - base, : self._columns])
 
+    def views(self) -> dict[str, Floats]:
+        """Return ``view`` of every metric seen so far, by name: what a pass over many small jobs is made of."""
+        found: dict[str, Floats] = {}
+        start, end, columns = self._start(), self._end, self._columns
+        for planes in (self._exact, self._plain):
+            if end > planes.full:
+                for plane in planes.planes_used:
+                    planes.reach(plane, start, end)
+                planes.measure()
+            planes.prepare(end)
+            bases, cells = planes.base.tolist(), planes.cells
+            for plane in planes.planes_used:
+                base = bases[plane]
+                found[planes.names[plane]] = _sealed(cells[plane, max(start - base, 0) : end - base, :columns])
+        return found
+
     def names(self) -> tuple[str, ...]:
         """Return the metrics seen so far."""
-        return tuple(
-            name
-            for planes in (self._exact, self._plain)
-            for name, used in zip(planes.names, planes.used.tolist(), strict=True)
-            if used
-        )
+        return tuple(planes.names[plane] for planes in (self._exact, self._plain) for plane in planes.planes_used)
 
     def latest(self, name: str) -> Floats:
         """Return each column's newest observed value within the last four lines: (columns,), NaN: none."""
@@ -215,20 +262,26 @@ class Grid:
                 rows = np.array([i for i, m in enumerate(metrics) if m in planes.place], dtype=np.intp)
                 places = np.array([planes.place[metrics[i]] for i in rows], dtype=np.intp)
                 if len(rows):
-                    new = places[~planes.used[places]].tolist()
-                    self._fit(self._plain.cells.shape[2], len(new))
-                    for plane in new:
+                    for plane in places[~planes.used[places]].tolist():
                         planes.begin(plane, self._start())
                     found.append((planes, places, rows))
             route = self._routes[metrics] = tuple(found)
         return route
 
-    def _fit(self, width: int, more: int = 0) -> None:
-        """Take a width, and keep fewer lines where so many columns would take too much memory."""
-        planes = int(self._exact.used.sum()) + int(self._plain.used.sum()) + more
-        lines = CELLS_MAX // max(width * planes, 1)
-        if lines < _capacity(self._depth) and self._depth > LINES_MIN:
-            self._depth = max(int(lines / 1.5), LINES_MIN)
+    def limit(self, lines: int) -> None:
+        """Keep at most so many lines from now on, though never fewer than detectors need; the newest stay."""
+        depth = min(self._depth, max(lines, LINES_MIN))
+        if depth < self._depth:
+            self._depth = depth
+            self._fit(self._plain.cells.shape[2])
+
+    @property
+    def bytes_per_line(self) -> int:
+        """How much memory each line takes."""
+        return self._plain.bytes_per_line + self._exact.bytes_per_line
+
+    def _fit(self, width: int) -> None:
+        """Take a width, and as many lines as are to be kept."""
         for kind in (self._exact, self._plain):
             if kind.cells.shape[1:] != (_capacity(self._depth), width):
                 kind.resize(_capacity(self._depth), width, self._start(), self._end)
@@ -244,6 +297,8 @@ class Grid:
         for planes in (self._exact, self._plain):
             for plane in np.flatnonzero(planes.used).tolist():
                 planes.reach(plane, self._start(), self._end)
+                planes.measure()
+                planes.prepare(self._end)
                 row = line - int(planes.base[plane])
                 if row >= 0:
                     cells = planes.cells[plane]
@@ -256,6 +311,20 @@ class Grid:
 
 def _capacity(depth: int) -> int:
     return depth + max(depth // 2, 16)
+
+
+def _untouched(shape: tuple[int, ...], dtype: Any) -> Floats:
+    """Return an array that takes memory only as it is written, a small page at a time.
+
+    numpy asks for huge pages, of which each plane's first rows would take one: a fleet's worth of them at once.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < MAPPED_BYTES_MIN:
+        return np.empty(shape, dtype)
+    memory = mmap.mmap(-1, size)
+    with contextlib.suppress(AttributeError, OSError):  # where there are none to be had, none are to be declined
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def _stagger(plane: int, room: int) -> int:

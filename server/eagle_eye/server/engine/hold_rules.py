@@ -9,6 +9,7 @@ from eagle_eye.server.engine.budgets import plan_mode
 from eagle_eye.server.engine.maintenance import in_force, moment
 from eagle_eye.server.engine.modes import mode_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, held, passed
+from eagle_eye.server.engine.scheduler_word import is_proof
 from eagle_eye.server.engine.situation import (
     ASKED_STATES,
     DISRUPTIVE_KINDS,
@@ -34,9 +35,33 @@ def _blind(_i: Incident, situation: Situation, _p: Plan) -> Ruling:
 
 def _job_state(_i: Incident, situation: Situation, _p: Plan) -> Ruling:
     values: Values = {"job_state": situation.job_state}
-    if situation.job_state != "running":
+    if situation.job_state != "running" and not situation.crashed:
         return held(f"the job is {situation.job_state}: it was meant to stop", values)
     return passed(values)
+
+
+def _scheduler(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """What a scheduler may have done waits for its word; a proof against hardware excludes, but restarts nothing."""
+    hearing = situation.hearing
+    if not hearing.source:
+        return NOT_APPLICABLE
+    age_s = None if hearing.heard_s is None else situation.now_s - hearing.heard_s
+    values: Values = {
+        "scheduler": hearing.source,
+        "heard_age_s": age_s,
+        "onset_age_s": situation.now_s - incident.onset_s,
+    }
+    if hearing.covers(incident.onset_s):
+        return passed(values)
+    last = "never heard" if age_s is None else f"last heard {age_s:.0f} s ago"
+    why = f"{hearing.source} has not been heard since this began ({last}): it may have ended the job itself"
+    remedy = f"look at job_sources on /readyz, or act by hand ([job_sources.{hearing.source}])"
+    if plan.kind == "restart_job" or not is_proof(incident):
+        return held(f"{why}; {remedy}", values)
+    if not plan.restart:
+        return passed(values)
+    told = f"{why}: the node is excluded, no more"
+    return changed(replace(plan, restart=False, notes=(*plan.notes, told)), told, values)
 
 
 def _maintenance(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
@@ -56,6 +81,11 @@ def _maintenance(incident: Incident, situation: Situation, plan: Plan) -> Ruling
         " shorten the window if it is over"
     )
     return held(why, {"from": moment(found.window.from_s), "until": moment(found.window.until_s), "key": found.where})
+
+
+def maintenance_hold(incident: Incident, situation: Situation, plan: Plan) -> str:
+    """Return why a plan waits for the end of a maintenance window, "" where none is open."""
+    return _maintenance(incident, situation, plan).reason
 
 
 def _standing(_i: Incident, situation: Situation, plan: Plan) -> Ruling:
@@ -87,7 +117,7 @@ def _same(action: Action, plan: Plan) -> bool:
 
 def _tries(incident: Incident, situation: Situation, _p: Plan) -> Ruling:
     """What failed, or nobody took up in time, is tried ``tries_max`` times and then given to people."""
-    ended = [a for a in own_actions(incident, situation) if a.state not in ASKED_STATES]
+    ended = [a for a in own_actions(incident, situation) if a.state not in (*ASKED_STATES, "withdrawn")]
     if not ended:
         return NOT_APPLICABLE
     last = ended[-1]
@@ -113,7 +143,8 @@ def _checkpoint_first(incident: Incident, situation: Situation, plan: Plan) -> R
     if not planned or wait_s <= 0 or plan_mode(incident, situation, plan) != "act":
         return NOT_APPLICABLE
     values: dict[str, float | str | None] = {"checkpoint_wait_s": wait_s}
-    asked = next((a for a in by_age(situation.actions) if is_preliminary_of(a, incident)), None)
+    made = (a for a in by_age(situation.actions) if is_preliminary_of(a, incident) and a.state != "withdrawn")
+    asked = next(made, None)
     if asked is None:
         why = f"a checkpoint is asked for first, and waited for at most {wait_s:.0f} s (policy.checkpoint_wait_s)"
         return changed(replace(plan, first="checkpoint_now"), why, values)
@@ -138,6 +169,7 @@ def _mode(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
 BEFORE_BUDGETS = (
     Rule("blind", _blind),
     Rule("job_state", _job_state),
+    Rule("scheduler", _scheduler),
     Rule("maintenance", _maintenance),
     Rule("standing", _standing),
     Rule("under_way", _under_way),

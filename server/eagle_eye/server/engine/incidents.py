@@ -2,6 +2,8 @@
 
 A finding finds its incident by (job, attempt, family): everything that stops a job is one family, since a job
 stops for one reason; what breaks its numbers another; slowness and silence are one family per node (``fusion``).
+What another finding explains is merged into that one's incident (``kinship``), what comes back is reopened
+(``flapping``).
 """
 
 from __future__ import annotations
@@ -12,60 +14,86 @@ import msgspec
 
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
-from eagle_eye.server.engine.engine import Judgement
-from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, fuse
+from eagle_eye.server.engine import flapping, kinship
+from eagle_eye.server.engine.choice_rules import is_supported
+from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse
+from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Incident
 
-OPEN_STATES = ("open", "acting")
+OPEN_STATES = ("suspected", "confirmed", "acting")
 UNKNOWN_CAUSE = "straggler"  # what a slow node is called while no counter says why
-OWN_FACTOR, SHARED_SLOWDOWN_MIN = 2.0, 0.02  # times what a rack's trouble costs, beyond which a node has its own
+_SEEN_ANEW = (
+    *("fault", "nodes", "node", "device", "confidence", "updated_s", "summary", "evidence"),
+    *("kinds", "fact", "slowdown_ratio", "asks", "application", "seen_s", "since_s"),
+)
 
 
 def fold(
     known: Iterable[Incident],
     judgement: Judgement,
     acting: Collection[tuple[str, int]],
-    gone_s: float,
+    policy: PolicySettings,
     new_id: Callable[[], str],
 ) -> list[Incident]:
     """Return the incidents of the judgement's job that are new or have changed.
 
-    ``known`` are the job's incidents that have not ended, and those that a person marked false: the same claim is not
-    made again in their attempt. ``acting`` holds the (job, attempt) pairs that a
-    subscriber is restarting right now: what stops in them is our own doing. An incident without a verdict for
-    ``gone_s`` has recovered, one of an earlier attempt as soon as the job makes steps again.
+    ``known`` are the job's incidents that are open, those that have recovered and may come back, and those that a
+    person marked false: the same claim is not made again in their attempt. ``acting`` holds the (job, attempt) pairs
+    that a subscriber is restarting right now: what stops in them is our own doing. An incident without a verdict for
+    ``verdict_gone_s`` has recovered (later where it comes and goes), one of an earlier attempt as soon as the job makes
+    steps again.
     """
     now_s = judgement.now_s
-    mine = [i for i in known if i.job == judgement.job]
-    current = {i.family: i for i in mine if i.attempt == judgement.attempt and i.state in OPEN_STATES}
-    changed: list[Incident] = []
+    mine = {i.id: i for i in known if i.job == judgement.job}
+    book = dict(mine)
     being_restarted = (judgement.job, judgement.attempt) in acting
+    fused = fuse(judgement.verdicts)
     seen: set[str] = set()
-    for family, finding in fuse(judgement.verdicts).items():
+    for family, finding in fused.findings.items():
         verdict = finding.verdict
-        old = current.get(family)
-        if old is None and (being_restarted or _dismissed(verdict, judgement, mine)):
+        opened = {i.family: i for i in book.values() if i.attempt == judgement.attempt and i.state in OPEN_STATES}
+        old = opened.get(family)
+        if old is None and (being_restarted or _dismissed(verdict, judgement, mine.values())):
             continue
-        shared = current.get(SHARED_SLOWNESS)
-        if shared is not None and family == f"slow:{verdict.node}" and _of_the_rack(verdict, shared):
+        shared = opened.get(SHARED_SLOWNESS)
+        if shared is not None and family == f"slow:{verdict.node}" and kinship.is_of_the_rack(verdict, shared):
             seen.add(SHARED_SLOWNESS)  # the last of a rack to recover is no slow node of its own
             continue
+        origin = kinship.took_over(family, opened.values())
+        if old is None and origin is not None and kinship.belongs(verdict, family):
+            continue
         seen.add(family)
-        new = _opened(finding, judgement, family, new_id()) if old is None else _updated(old, finding, now_s)
-        if new != old:
-            changed.append(new)
-    for incident in mine:
-        if incident.state in OPEN_STATES and incident.family not in seen:
-            ended = _ended(incident, judgement, gone_s, being_restarted)
-            if ended is not None:
-                changed.append(ended)
-    return changed
+        if old is not None:
+            new = _updated(flapping.noticed(old, policy, now_s), finding, now_s)
+        elif back := flapping.returned(book.values(), family, verdict.node, judgement.attempt, policy, now_s):
+            new = _reopened(back, finding, judgement, policy)
+        else:
+            origin = origin or kinship.rack_of(verdict, family, shared)
+            new = _opened(finding, judgement, family, new_id(), origin.id if origin is not None else "")
+        book[new.id] = _staged(new, policy, now_s)
+    if not being_restarted:
+        _merge(book, fused, judgement)
+    unseen = [i for i in book.values() if i.state in OPEN_STATES and i.family not in seen]
+    book |= {i.id: _ended(i, judgement, policy, being_restarted) or i for i in unseen}
+    return [incident for incident in book.values() if incident != mine.get(incident.id)]
 
 
-def _of_the_rack(verdict: Verdict, shared: Incident) -> bool:
-    """Whether a node's slowness is what it shares with others, and not far more than that cost the job."""
-    most = OWN_FACTOR * max(shared.slowdown_ratio, SHARED_SLOWDOWN_MIN)
-    return verdict.node in shared.nodes and verdict.slowdown_ratio <= most
+def _merge(book: dict[str, Incident], fused: Fused, judgement: Judgement) -> None:
+    """Close the open incidents that a finding explains, for the incident of that finding."""
+    opened = [i for i in book.values() if i.attempt == judgement.attempt and i.state in OPEN_STATES]
+    by_family = {incident.family: incident.id for incident in opened}
+    for incident in opened:
+        cause = book.get(by_family.get(kinship.cause_of(incident, fused), ""))
+        if cause is not None and kinship.may_merge(incident, cause):
+            book[incident.id], book[cause.id] = kinship.merge(incident, cause, judgement.now_s)
+
+
+def _staged(incident: Incident, policy: PolicySettings, now_s: float) -> Incident:
+    """Return the incident as confirmed once there is evidence enough to act on; it never goes back."""
+    if incident.state != "suspected" or not is_supported(incident, policy.confidence_min):
+        return incident
+    return msgspec.structs.replace(incident, state="confirmed", updated_s=now_s)
 
 
 def _dismissed(verdict: Verdict, judgement: Judgement, incidents: Iterable[Incident]) -> bool:
@@ -78,7 +106,7 @@ def _dismissed(verdict: Verdict, judgement: Judgement, incidents: Iterable[Incid
     )
 
 
-def _opened(finding: Finding, judgement: Judgement, family: str, incident_id: str) -> Incident:
+def _opened(finding: Finding, judgement: Judgement, family: str, incident_id: str, split_from: str = "") -> Incident:
     verdict = finding.verdict
     return Incident(
         id=incident_id,
@@ -89,10 +117,11 @@ def _opened(finding: Finding, judgement: Judgement, family: str, incident_id: st
         node=verdict.node,
         device=verdict.device,
         confidence=verdict.confidence,
-        state="open",
+        state="suspected",
         onset_s=verdict.onset_s,
         detected_s=judgement.now_s,
         updated_s=judgement.now_s,
+        since_s=judgement.now_s,
         ended_s=None,
         detectors=sorted(finding.detectors),
         summary=verdict.summary,
@@ -105,7 +134,22 @@ def _opened(finding: Finding, judgement: Judgement, family: str, incident_id: st
         asks=verdict.asks or "",
         application=verdict.application,
         seen_s=judgement.now_s,
+        split_from=split_from,
     )
+
+
+def _reopened(old: Incident, finding: Finding, judgement: Judgement, policy: PolicySettings) -> Incident:
+    """Return an incident that has come back, as it is seen now: what was believed of it before proves nothing."""
+    now = _opened(finding, judgement, old.family, old.id)
+    kept = msgspec.structs.replace(
+        old,
+        **{name: getattr(now, name) for name in _SEEN_ANEW},
+        state="suspected",
+        ended_s=None,
+        onset_s=min(old.onset_s, now.onset_s),
+        detectors=sorted({*old.detectors, *finding.detectors}),
+    )
+    return flapping.come_back(kept, policy, judgement.now_s)
 
 
 def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
@@ -168,22 +212,26 @@ def _cost(old: Incident, verdict: Verdict) -> float:
     return 0.0 if unseen and old.slowdown_ratio == 0 else verdict.slowdown_ratio
 
 
-def _ended(incident: Incident, judgement: Judgement, gone_s: float, being_restarted: bool) -> Incident | None:
+def _ended(incident: Incident, judgement: Judgement, policy: PolicySettings, being_restarted: bool) -> Incident | None:
     """Return the incident as recovered, or None while it lasts."""
     if incident.attempt < judgement.attempt:
         over = judgement.stepping
-    elif judgement.state != "running":
+    elif judgement.state == "completing":
+        over = False  # nobody can tell yet how the job ends
+    elif judgement.state != "running" and not judgement.crashed:
         over = True
     else:
         blind = any(detector in judgement.blind for detector in incident.detectors)
         # A time in which nobody watched says nothing about whether the fault was still there.
         seen_s = max(incident.seen_s, judgement.watching_since_s)
-        over = judgement.now_s - seen_s > gone_s and not being_restarted and not blind
+        gone = judgement.now_s - seen_s > flapping.patience_s(incident, policy)
+        over = gone and not being_restarted and not blind
         if incident.family == "stop" and judgement.stepping:
             over = over and judgement.advanced_s > incident.detected_s  # a job that stopped goes on by making a step
     if not over:
         return None
-    return msgspec.structs.replace(incident, state="recovered", updated_s=judgement.now_s, ended_s=judgement.now_s)
+    now_s = judgement.now_s
+    return msgspec.structs.replace(incident, state="recovered", updated_s=now_s, ended_s=now_s, flapping=False)
 
 
 def evidence_item(evidence: Evidence) -> EvidenceItem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,7 +13,7 @@ from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Curve, Floats, Happening, Link, Pause, Series, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.engine.grid import Grid
+from eagle_eye.server.engine.grid import Columns, Grid
 from eagle_eye.server.engine.roster import Roster
 from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
 from eagle_eye.server.engine.topology import Topology
@@ -20,6 +21,7 @@ from eagle_eye.server.engine.topology import Topology
 EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones are dropped and counted
 REPEATS_KEPT = 32  # of one kind about one thing on one device: a node that floods starves nobody
 EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that says which thing
+UNJUDGED = frozenset({"inventory"})  # of a large job's GPUs alone, these would leave no room for what is judged
 PAUSES_KEPT = 64
 GRID_LINES_MIN = 16  # rows kept however long the interval
 PAUSE_STEPS = 3.0  # a gap between steps longer than this many typical ones is a pause
@@ -53,6 +55,7 @@ class JobTrack:
         self._made_for: tuple[Topology | None, int, int] = (None, -1, -1)
         self._switches: tuple[str, ...] = ()
         self._made_links: tuple[Link, ...] = ()
+        self._lines_max = sys.maxsize
         self._make_grids(interval_s)
         self._steps = StepGrid()
         self._fed_until_s = -math.inf
@@ -79,7 +82,7 @@ class JobTrack:
             self.interval_s = interval_s
 
     def _make_grids(self, interval_s: float) -> None:
-        depth = max(math.ceil(self._window_s / interval_s), GRID_LINES_MIN)
+        depth = min(max(math.ceil(self._window_s / interval_s), GRID_LINES_MIN), self._lines_max)
         self._grids_of = {scope: Grid(scope, interval_s, depth) for scope in Scope}
         self._devices, self._node_rows = self._grids_of[Scope.DEVICE], self._grids_of[Scope.NODE]
         self._link_rows = self._grids_of[Scope.LINK]
@@ -105,6 +108,11 @@ class JobTrack:
         return self._highest_step if self._highest_step >= 0 else None
 
     @property
+    def first_step(self) -> float | None:
+        """The first step that was seen to finish in this attempt; None before it."""
+        return None if math.isnan(self._first_step) else self._first_step
+
+    @property
     def advanced_s(self) -> float:
         """The end of the interval in which a step finished last; the start of the attempt before any did."""
         return self._advanced_s
@@ -113,6 +121,17 @@ class JobTrack:
     def pace_s(self) -> float | None:
         """The typical time from step to step; None before two steps were seen."""
         return sorted(self._paces)[len(self._paces) // 2] if self._paces else None
+
+    @property
+    def bytes_per_line(self) -> int:
+        """How much memory one more line of all that is observed takes."""
+        return sum(grid.bytes_per_line for grid in self._grids_of.values())
+
+    def limit(self, lines: int) -> None:
+        """Remember at most so many lines; see Grid."""
+        self._lines_max = lines
+        for grid in self._grids_of.values():
+            grid.limit(lines)
 
     @property
     def late_total(self) -> int:
@@ -167,8 +186,10 @@ class JobTrack:
             column = self._links[node, link] = self._link_rows.add_columns(1)
         return column
 
-    def write(self, time_s: float, scope: Scope, metrics: Sequence[str], columns: slice, values: Floats) -> None:
-        """Place rows of one moment in neighbouring columns; ``values`` is (metrics, columns)."""
+    def write(
+        self, time_s: float, scope: Scope, metrics: Sequence[str], columns: slice | Columns, values: Floats
+    ) -> None:
+        """Place rows of one moment in columns, each named once; ``values`` is (metrics, columns)."""
         self.touched_s = max(self.touched_s, time_s)
         grid = self._grids_of[scope]
         line = grid.line(time_s)
@@ -180,6 +201,8 @@ class JobTrack:
 
     def add_event(self, event: Happening) -> None:
         """Keep an event of this attempt; a phase event also moves its rank."""
+        if event.kind in UNJUDGED:
+            return
         if event.kind in ("phase", "checkpoint_begin", "checkpoint_end") and event.node is not None:
             self._note_phase(event.node, event)
             return
@@ -200,7 +223,8 @@ class JobTrack:
         topology: Topology | None = None,
     ) -> Window:
         """Return what detectors may see at ``now_s``; views, not copies."""
-        self._feed_steps(now_s)
+        device = self._devices.views()
+        self._feed_steps(now_s, device)
         switches, links = self._hung_on(topology)
         return Window(
             now_s=now_s,
@@ -211,12 +235,13 @@ class JobTrack:
             times_s=self._devices.times(),
             nodes=self.nodes,
             series=self.series,
+            members_memo=self._roster.memo,
             role_of=self._roster.roles,
             node_of=self._roster.node_of,
-            device={name: self._devices.view(name) for name in self._devices.names()},
-            node={name: self._node_rows.view(name) for name in self._node_rows.names()},
+            device=device,
+            node=self._node_rows.views(),
             node_times_s=self._node_rows.times(),
-            link={name: self._link_rows.view(name) for name in self._link_rows.names()},
+            link=self._link_rows.views(),
             link_times_s=self._link_rows.times(),
             links=links,
             switches=switches,
@@ -260,16 +285,16 @@ class JobTrack:
             self._made_for = made_for
         return self._switches, self._made_links
 
-    def _feed_steps(self, now_s: float) -> None:
+    def _feed_steps(self, now_s: float, device: Mapping[str, Floats]) -> None:
         """Hand the step grid the lines that no row is likely to join any more."""
         times_s = self._devices.times()
-        if "train_step" not in self._devices.names():
+        steps = device.get("train_step")
+        if steps is None:
             return
         first = int(np.searchsorted(times_s, self._fed_until_s, side="right"))
         if first == len(times_s):
             return
-        steps = self._devices.view("train_step")
-        views = {name: self._devices.view(name) for name in self._devices.names() if name in ROW_METRICS}
+        views = {name: view for name, view in device.items() if name in ROW_METRICS}
         for line in range(first, len(times_s)):
             time_s = float(times_s[line])
             if now_s < time_s + self.interval_s / 2 + LATE_S and not np.isfinite(steps[line]).all():
@@ -294,7 +319,7 @@ class JobTrack:
     def _note_gap(self, time_s: float, steps: float) -> None:
         """Keep the time to this step as a pause when it was much longer than the job's pace."""
         gap_s = time_s - max(self._advanced_s, float(np.max(self._roster.phase_since_s, initial=-math.inf)))
-        if gap_s <= 0 or any(phase in QUIET_PHASES for phase in self._roster.phase):
+        if gap_s <= 0 or not frozenset(QUIET_PHASES).isdisjoint(self._roster.phase):
             return
         self._steps_seen += 1
         pace_s = self.pace_s or math.inf

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from eagle_eye.server.engine.job_names import Names, matches
+
+# As Unix seconds, to the end of the year 9999: what can be said to people as a date.
+Moment = Annotated[float, Meta(ge=0, le=253_402_300_799)]
 
 
 class Maintenance(
@@ -24,8 +27,8 @@ class Maintenance(
     That is everything, or where ``jobs`` or ``nodes`` (glob patterns) are given, those. ``reason`` is for people.
     """
 
-    from_s: float
-    until_s: float
+    from_s: Moment
+    until_s: Moment
     jobs: Names = []
     nodes: Names = []
     reason: str = ""

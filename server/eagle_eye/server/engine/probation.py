@@ -11,18 +11,25 @@ from eagle_eye.server.records import Action
 
 @dataclass(frozen=True, slots=True)
 class Probation:
-    """How often a node was excluded lately, and until when it is better left out; None: it may come back at once."""
+    """How often a node was excluded lately, and until when it is better left out; None: it may come back at once.
+
+    ``relapses`` says how many of the exclusions came while it was still watched after an earlier return.
+    """
 
     exclusions: int
     until_s: float | None
+    relapses: int = 0
 
 
-def probation(node: str, actions: Iterable[Action], settings: PolicySettings, now_s: float) -> Probation:
+def probation(
+    node: str, actions: Iterable[Action], settings: PolicySettings, now_s: float, relapsed: Iterable[float] = ()
+) -> Probation:
     """Return what a node that is out needs to come back.
 
     ``actions`` are any; those count that took the node out within ``flapping_window_s``. The first exclusion needs
     nothing, the second ``probation_s`` from when it was done, each further one twice as much, up to
-    ``probation_s_max``. What a person excluded does not count: he knows why.
+    ``probation_s_max``. A relapse (``relapsed`` are their times) counts as one exclusion more: the repair did not
+    hold. What a person excluded does not count: he knows why.
     """
     done_s = [
         action.updated_s
@@ -32,8 +39,10 @@ def probation(node: str, actions: Iterable[Action], settings: PolicySettings, no
         and node in action.exclude
         and now_s - action.updated_s <= settings.flapping_window_s
     ]
-    if len(done_s) < 2 or settings.probation_s <= 0:
-        return Probation(len(done_s), None)
-    doublings = min(len(done_s) - 2, 32)  # beyond it the limit holds, whatever it is
+    relapses = sum(now_s - time_s <= settings.flapping_window_s for time_s in relapsed)
+    times = len(done_s) + relapses
+    if not done_s or times < 2 or settings.probation_s <= 0:
+        return Probation(len(done_s), None, relapses)
+    doublings = min(times - 2, 32)  # beyond it the limit holds, whatever it is
     until_s = max(done_s) + min(settings.probation_s * 2.0**doublings, settings.probation_s_max)
-    return Probation(len(done_s), until_s if until_s > now_s else None)
+    return Probation(len(done_s), until_s if until_s > now_s else None, relapses)

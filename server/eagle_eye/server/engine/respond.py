@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from eagle_eye.server.engine import escalation, flapping
 from eagle_eye.server.engine import incidents as folding
-from eagle_eye.server.engine.engine import Judgement
 from eagle_eye.server.engine.gathering import Gathering, reason_to_wait, wanted
-from eagle_eye.server.engine.hold_rules import OBSERVED
+from eagle_eye.server.engine.hold_rules import OBSERVED, maintenance_hold
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.recurrence import recurrences
+from eagle_eye.server.engine.ruling import Plan
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age
 from eagle_eye.server.records import Action, ActionState, Evidence, Incident, Node
@@ -79,9 +81,7 @@ def respond(
     actions.update(ended)
     acting = {(a.job, a.attempt) for a in actions.values() if a.restart and a.state in ("accepted", "running", "done")}
     known = {i.id: i for i in book.incidents if i.job == judgement.job}
-    changed = {
-        i.id: i for i in folding.fold(known.values(), judgement, acting, settings.verdict_gone_s, lambda: new_id("inc"))
-    }
+    changed = {i.id: i for i in folding.fold(known.values(), judgement, acting, settings, lambda: new_id("inc"))}
     asked: list[Action] = []
     evidence: list[Evidence] = []
     for incident in {**known, **changed}.values():
@@ -114,6 +114,9 @@ def situation_of(
         ranks=judgement.ranks,
         standing=book.standing,
         neighbours=book.neighbours,
+        crashed=judgement.crashed,
+        hearing=judgement.hearing,
+        ends_s=judgement.ends_s,
     )
 
 
@@ -126,24 +129,44 @@ def _follow(
 ) -> _Followed:
     """Return the incident as policy leaves it, with what is asked for or withdrawn because of it."""
     now_s = judgement.now_s
-    mine = [a for a in situation.actions if a.incident_id == incident.id and not a.preliminary]
-    own = by_age(mine)[-1] if mine else None
+    asked = by_age(a for a in situation.actions if a.incident_id == incident.id and a.state != "withdrawn")
+    own = next((a for a in reversed(asked) if not a.preliminary), None)
     if incident.state not in folding.OPEN_STATES:
         # A job that has moved on may have done so because of our request, whose reports are still on their way.
         untouched = ("awaiting", "requested") if incident.attempt == judgement.attempt else ("awaiting",)
         withdrawn = own is not None and own.state in untouched
-        return _Followed(incident, _moved(own, "withdrawn", now_s) if own and withdrawn else None)
+        why = f"it is incident {incident.merged_into}" if incident.merged_into else f"the incident is {incident.state}"
+        return _Followed(incident, _withdrawn(own, why, now_s) if own and withdrawn else None)
+    stopped = _kept_back(incident, asked[-1], situation) if asked and incident.attempt == judgement.attempt else None
+    if stopped is not None:
+        return stopped
     if incident.state == "acting" or (own is not None and own.state in ASKED_STATES):
         return _Followed(_acted_on(incident, own, situation))
     if incident.attempt != judgement.attempt:
         return _Followed(incident)
     if own is not None and own.state not in FRUITLESS_STATES:
-        return _Followed(incident)  # kept in observe mode, or taken back
+        return _Followed(incident)  # kept in observe mode
+    return _weighed(incident, judgement, situation, gathering, new_id)
+
+
+def _weighed(
+    incident: Incident,
+    judgement: Judgement,
+    situation: Situation,
+    gathering: Gathering,
+    new_id: Callable[[str], str],
+) -> _Followed:
+    """Return the incident with what the rules of policy say of it, and what is asked for if none of them holds."""
+    now_s = situation.now_s
+    if flapping.is_lull(incident, situation.settings, now_s):
+        why = f"it comes and goes ({incident.flaps} times) and is not seen at the moment: nothing is asked for"
+        return _Followed(msgspec.structs.replace(incident, hold=why, hold_rule="flapping"))
     weighing = weigh(incident, situation)
     decision = weighing.decision
     kept = msgspec.structs.replace(
         incident, action=decision.kind, hold=decision.hold, hold_rule=decision.rule if decision.hold else ""
     )
+    kept = escalation.escalated(kept, escalation.exhausted(incident, situation), now_s)
     if decision.kind in ("notify", "none") or decision.hold:
         return _Followed(kept)
     if decision.first is not None:
@@ -158,30 +181,42 @@ def _follow(
     if action.state == "would_act":
         latest = msgspec.structs.replace(kept, hold=OBSERVED, hold_rule="mode", updated_s=now_s)
     else:
-        latest = msgspec.structs.replace(kept, state="acting", updated_s=now_s)
+        latest = escalation.taken_up(msgspec.structs.replace(kept, state="acting", updated_s=now_s))
     return _Followed(latest, action, evidence)
 
 
+def _kept_back(incident: Incident, asked: Action, situation: Situation) -> _Followed | None:
+    """Return what is left of a request that nobody has taken up when a maintenance window has opened, else None."""
+    if asked.state not in ("awaiting", "requested"):
+        return None
+    plan = Plan(asked.kind, exclude=tuple(asked.exclude), restart=asked.restart)
+    why = maintenance_hold(incident, situation, plan)
+    if not why:
+        return None
+    now_s = situation.now_s
+    held = msgspec.structs.replace(incident, state="confirmed", hold=why, hold_rule="maintenance", updated_s=now_s)
+    return _Followed(held, _withdrawn(asked, why, now_s))
+
+
 def _acted_on(incident: Incident, own: Action | None, situation: Situation) -> Incident:
-    """Return the incident while its action is under way or done; it is open again once people have to look at it."""
-    now_s, report_s = situation.now_s, situation.settings.report_s
+    """Return the incident while its action is under way or done; nobody acts on it once people have to look at it."""
+    now_s = situation.now_s
     if own is None:
-        why, rule = "its action is not on record: look at the subscriber, then resolve it", "action_lost"
+        rule, why = "action_lost", "its action is not on record: look at the subscriber, then resolve it"
+        look = why
     elif own.state in FRUITLESS_STATES:
-        why, rule = f"action {own.id} ended as {own.state}", "tries"
-    elif own.state in ("accepted", "running") and now_s - own.updated_s > report_s:
-        rule = "report"
-        why = (
-            f"action {own.id} is {own.state} and nobody reported on it for {report_s:.0f} s (policy.report_s):"
-            " look at the subscriber, and report on the action by hand"
-        )
-    elif incident.state == "open":
-        return msgspec.structs.replace(incident, state="acting", hold="", hold_rule="", updated_s=now_s)
+        rule, why = "tries", f"action {own.id} ended as {own.state}"
+        look = escalation.exhausted(incident, situation)
+    elif why := escalation.unspoken(own, situation):
+        rule, look = "report", why
+    elif incident.state == "acting":
+        return incident
     else:
-        return incident
-    if (incident.state, incident.hold_rule) == ("open", rule):
-        return incident
-    return msgspec.structs.replace(incident, state="open", hold=why, hold_rule=rule, updated_s=now_s)
+        told = msgspec.structs.replace(incident, state="acting", hold="", hold_rule="", updated_s=now_s)
+        return escalation.taken_up(told)
+    if (incident.state, incident.hold_rule) != ("confirmed", rule):
+        incident = msgspec.structs.replace(incident, state="confirmed", hold=why, hold_rule=rule, updated_s=now_s)
+    return escalation.escalated(incident, look, now_s)
 
 
 def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_id: str) -> Action:
@@ -222,6 +257,10 @@ def _expired(action: Action, now_s: float) -> Action | None:
     if action.state in ("awaiting", "requested") and now_s >= action.expires_s:
         return _moved(action, "expired", now_s)
     return None
+
+
+def _withdrawn(action: Action, why: str, now_s: float) -> Action:
+    return msgspec.structs.replace(_moved(action, "withdrawn", now_s), reason=why)
 
 
 def _moved(action: Action, state: ActionState, now_s: float) -> Action:

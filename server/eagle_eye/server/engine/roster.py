@@ -115,6 +115,12 @@ class Roster:
         return made
 
     @property
+    def memo(self) -> dict[Any, Any]:
+        """What was worked out of the members alone: empty again after somebody joined or changed."""
+        made: dict[Any, Any] = self._once("memo", dict)
+        return made
+
+    @property
     def ranked(self) -> bool:
         """Whether anybody said which ranks run where."""
         made: bool = self._once("ranked", lambda: any(series.rank >= 0 for series in self._series))

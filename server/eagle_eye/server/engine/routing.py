@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
+from eagle_eye.server.engine.outlined import Layout, Outlined
 
 TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have said
 
@@ -39,6 +40,29 @@ class Route:
     ranked: tuple[bool, ...]
     shapes: list[Shape]
     placements: list[list[Placement]]
+    outlined: Outlined | None = None  # whose rows go here
+    columns: tuple[int, ...] | None = None  # the first of each part's, where the parts go whole to one job
+
+    def carries(self, outlined: Outlined, epoch: int) -> bool:
+        """Whether rows of the outline belong where the last ones did."""
+        return (
+            self.outlined is outlined
+            and self.epoch == epoch
+            and all(ranked == track.ranked for ranked, track in zip(self.ranked, self.tracks, strict=True))
+        )
+
+    def lay_out(self, outlined: Outlined) -> None:
+        """Work out where rows of the outline go; ``columns`` is None where they cannot be placed together."""
+        self.outlined = outlined
+        self.columns = None
+        found: list[int] = []
+        for block in outlined.hollow.blocks:
+            places = list(_placements(outlined.hollow, block, self.tracks))
+            if len(places) != 1 or [len(part) for part in places[0].chosen] != [len(block.metrics), len(block.keys)]:
+                return
+            found.append(places[0].columns.start)
+        if len(self.tracks) == 1:
+            self.columns = tuple(found)
 
     def fits(self, frame: Frame, epoch: int) -> bool:
         """Whether the frame belongs to the same jobs as the last one did."""
@@ -61,6 +85,19 @@ class Route:
                 whole = values.shape == (len(placement.chosen[0]), len(placement.chosen[1]))
                 chosen = values if whole else values[np.ix_(*placement.chosen)]
                 placement.track.write(frame.time_s, placement.scope, placement.metrics, placement.columns, chosen)
+
+
+def place_rows(
+    layout: Layout, time_s: float, columns: Sequence[tuple[int, ...]], numbers: Sequence[bytes], track: JobTrack
+) -> None:
+    """Write rows of one layout and moment to one job, all at once; ``columns`` are each row's, as of its Route."""
+    matrix = layout.matrix(numbers)
+    firsts = np.array(columns, dtype=np.intp)
+    parts = [part for part in layout.parts if part.keys]
+    for place, part in enumerate(parts):
+        chosen = (firsts[:, place, None] + np.arange(len(part.keys))).ravel()
+        values = layout.values(part, matrix).transpose(1, 0, 2).reshape(len(part.metrics), -1)
+        track.write(time_s, part.scope, part.metrics, chosen, values)
 
 
 def _placements(frame: Frame, block: Block, tracks: Iterable[JobTrack]) -> Iterable[Placement]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -71,8 +71,14 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     flapping_window_s: Positive = 28 * 86_400.0  # exclusions of one node within it count together
     probation_s: Seconds = 1800.0  # how long a node stays out after its second exclusion; doubles with each further one
     probation_s_max: Seconds = 7 * 86_400.0
+    # Whether a node that a fault took out is put to work before it returns: always, where its agent offers it, never.
+    readmit_check: Literal["required", "wanted", "off"] = "wanted"
+    watch_s: Seconds = 86_400.0  # after its return; a fault of the same family within it counts as a relapse
     report_s: Positive = 3600.0  # an action that was begun and not spoken of for this long is given to people
     verdict_gone_s: Seconds = 30.0  # an incident whose verdict has been gone this long has recovered
+    reopen_s: Seconds = 900.0  # what comes back within it is the same incident; after it a recovered one is closed
+    reopens_max: Count = 3  # so many returns...
+    reopens_window_s: Positive = 3600.0  # ...within this time: it stays open until it was quiet for reopen_s
 
     def for_job(self, job: str) -> Terms:
         """Return what holds for a job."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.engine.job_terms import Terms
 from eagle_eye.server.engine.modes import Mode
+from eagle_eye.server.engine.scheduler_word import NO_SCHEDULER, Hearing
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Action, Incident, Node
 
@@ -25,7 +26,8 @@ class Situation:
     ``actions`` are those of the policy's window, in any order; ``fleet_size`` how many nodes were heard of at all;
     ``members`` how many the job has; ``blind`` why the server cannot judge, "" when it can. ``restart_owner`` is the
     job's own word. ``ranks`` is the job's membership. ``standing`` holds the nodes that are not in service,
-    ``neighbours`` the other running jobs on the nodes that incidents accuse.
+    ``neighbours`` the other running jobs on the nodes that incidents accuse. ``crashed``: the scheduler says that the
+    job failed. ``hearing`` is when its scheduler was heard, ``ends_s`` when its time limit ends it (None: not known).
     """
 
     settings: PolicySettings
@@ -39,6 +41,9 @@ class Situation:
     ranks: Sequence[MemberRank] = ()
     standing: Mapping[str, Node] = field(default_factory=dict)
     neighbours: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    crashed: bool = False
+    hearing: Hearing = NO_SCHEDULER
+    ends_s: float | None = None
 
 
 def counted(situation: Situation, mode: Mode) -> list[Action]:

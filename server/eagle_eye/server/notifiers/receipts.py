@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from eagle_eye.server.notifiers.message import Message
 from eagle_eye.server.records import OutboundEvent, Subscription
 
 
@@ -36,4 +37,8 @@ class Notifier(Protocol):
         self, subscription: Subscription, event: OutboundEvent, now_s: float, timeout_s: float
     ) -> Receipt:
         """Return what came of one attempt, within ``timeout_s``."""
+        ...
+
+    async def post(self, subscription: Subscription, message: Message, now_s: float, timeout_s: float) -> Receipt:
+        """Return what came of posting something that is no event, within ``timeout_s``."""
         ...

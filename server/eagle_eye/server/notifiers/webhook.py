@@ -1,55 +1,56 @@
-"""Deliveries over HTTP: CloudEvents 1.0 in structured mode, signed by the Standard Webhooks specification."""
+"""Messages posted over HTTP: signed, to checked addresses only, each attempt answered with what came of it."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import secrets
 import ssl
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 import certifi
 import httpx
-import msgspec
-from standardwebhooks import Webhook as Signer
 
 from eagle_eye.server.errors import TargetRefused
 from eagle_eye.server.notifiers.guard import Guard, Target
+from eagle_eye.server.notifiers.message import Format, Message
 from eagle_eye.server.notifiers.receipts import Outcome, Receipt
-from eagle_eye.server.records import OutboundEvent, Subscription
-from eagle_eye.server.timestamps import rfc3339
+from eagle_eye.server.notifiers.signing import signature_headers, signing_secrets
+from eagle_eye.server.records import OutboundEvent, Subscription, WebhookFormat
 
-CONTENT_TYPE = "application/cloudevents+json"
-SECRET_PREFIX = "whsec_"  # noqa: S105 - the specification's
-SECRET_BYTES = 32
 RETRY_AFTER_MAX_S = 86_400.0
 _GONE = 410
 _RETRIABLE_4XX = frozenset({408, 429})
 
 
 class Webhook:
-    """A Notifier for subscriptions of format "cloudevents". ``source`` names this server in every event."""
+    """A Notifier that posts each event in its subscription's format."""
 
-    def __init__(self, guard: Guard, source: str, client: httpx.AsyncClient | None = None) -> None:
+    def __init__(
+        self, guard: Guard, formats: Mapping[WebhookFormat, Format], client: httpx.AsyncClient | None = None
+    ) -> None:
         self._guard = guard
-        self._source = source
+        self._formats = formats
         self._client = client or _client()
 
     async def deliver(
         self, subscription: Subscription, event: OutboundEvent, now_s: float, timeout_s: float
     ) -> Receipt:
         """Return what came of one attempt, within ``timeout_s``."""
-        body = envelope(event, self._source)
+        message = self._formats[subscription.format].message(subscription, event, now_s)
+        return await self.post(subscription, message, now_s, timeout_s)
+
+    async def post(self, subscription: Subscription, message: Message, now_s: float, timeout_s: float) -> Receipt:
+        """Return what came of posting the message, signed with the subscription's secrets, within ``timeout_s``."""
         headers = {
-            "Content-Type": CONTENT_TYPE,
+            "Content-Type": message.content_type,
             "User-Agent": "eagle-eye",
-            **signature_headers(event.id, body, subscription.secrets, now_s),
+            **signature_headers(message.id, message.body, signing_secrets(subscription, now_s), now_s),
         }
         try:
             async with asyncio.timeout(timeout_s):
-                target = await self._guard.check(subscription.url)
-                return await self._post(target, body, headers, now_s)
+                target = await self._guard.check(message.url)
+                return await self._post(target, message.body, headers, now_s)
         except TargetRefused as error:
             return Receipt(Outcome.REJECTED, error=str(error))
         except (TimeoutError, httpx.TimeoutException):
@@ -113,48 +114,6 @@ def retry_after_s(value: str | None, now_s: float) -> float | None:
     except (ValueError, OverflowError):
         return None
     return min(max(at_s - now_s, 0.0), RETRY_AFTER_MAX_S)
-
-
-def envelope(event: OutboundEvent, source: str) -> bytes:
-    """Return the event as a CloudEvent in structured JSON; the same bytes at every attempt."""
-    return msgspec.json.encode(
-        {
-            "specversion": "1.0",
-            "id": event.id,
-            "source": source,
-            "type": event.type,
-            "subject": event.subject,
-            "time": rfc3339(event.time_s),
-            "datacontenttype": "application/json",
-            "data": event.data,
-        }
-    )
-
-
-def signature_headers(event_id: str, body: bytes, signing_secrets: list[str], now_s: float) -> dict[str, str]:
-    """Return the Standard Webhooks headers, with one signature for each secret."""
-    moment = datetime.fromtimestamp(int(now_s), UTC)
-    text = body.decode()
-    return {
-        "webhook-id": event_id,
-        "webhook-timestamp": str(int(now_s)),
-        "webhook-signature": " ".join(Signer(secret).sign(event_id, moment, text) for secret in signing_secrets),
-    }
-
-
-def new_secret() -> str:
-    """Return a fresh signing secret."""
-    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
-
-
-def check_secret(secret: str) -> None:
-    """Return if the text is a usable signing secret. Raises ValueError without repeating it."""
-    try:
-        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-    except ValueError:
-        key = b""
-    if not secret.startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:
-        raise ValueError("the secret must be whsec_ and the base64 of 24 to 64 random bytes")
 
 
 def _client() -> httpx.AsyncClient:

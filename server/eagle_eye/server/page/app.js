@@ -10,9 +10,9 @@ const KINDS = {
   delivery: { list: "deliveries", key: "id", shown: 30 },
 };
 const GOOD = new Set(["delivered", "done", "recovered", "closed", "finished", "in_service"]);
-const BAD = new Set(["open", "failed", "excluded", "refused", "acting"]);
+const BAD = new Set(["confirmed", "failed", "excluded", "refused", "acting"]);
 const WARN = new Set([
-  "awaiting", "requested", "accepted", "would_act", "draining", "pending", "expired", "withdrawn", "preempted",
+  "suspected", "awaiting", "requested", "accepted", "would_act", "draining", "pending", "expired", "withdrawn", "preempted",
 ]);
 const REFRESH_MS = 5000;
 const RETRY_MS = 3000;
@@ -79,7 +79,14 @@ function drawIncident(incident) {
       element("span", "quiet", `${incident.job}, attempt ${incident.attempt}`),
       element("span", "quiet end", `${clock(incident.detected)} · ${Math.round(incident.confidence * 100)}%`)),
     element("p", "summary", incident.summary));
+  if (incident.escalated) card.append(element("p", "", `Look at it: ${incident.escalation}`));
   if (incident.hold) card.append(element("p", "quiet", `On hold: ${incident.hold}`));
+  if (incident.merged_into) card.append(element("p", "quiet", `It is ${incident.merged_into}`));
+  if (incident.split_from) card.append(element("p", "quiet", `Taken for ${incident.split_from} at first`));
+  if (incident.flaps) {
+    const told = incident.flapping ? ": its comings and goings are not told any more" : "";
+    card.append(element("p", "quiet", `Came back ${incident.flaps} times${told}`));
+  }
   if (incident.acknowledged_by) card.append(element("p", "quiet", `Seen by ${incident.acknowledged_by}`));
   if (incident.evidence.length) {
     const details = element("details", "", element("summary", "", `Evidence (${incident.evidence.length})`));

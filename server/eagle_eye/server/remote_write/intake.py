@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -216,7 +216,7 @@ class Intake:
 
     def _known(self, one: Series, asked: Callable[[str], Refused | None]) -> _Known:
         found = labels(one.key)
-        name = self._node_of(found)
+        name = node_of(found, self._node_labels)
         if name is None:
             raise Malformed(
                 "node", f"no label names the node; expected one of {', '.join(self._node_labels)} (docs/prometheus.md)"
@@ -260,16 +260,6 @@ class Intake:
             return _Known(None, "", reason=reason)
         return _Known(self._node(name), name, job, tuple(parts), blanks=blanks)
 
-    def _node_of(self, found: dict[str, str]) -> str | None:
-        for label in self._node_labels:
-            value = found.get(label)
-            if value:
-                name = _host(value) if label == "instance" else value
-                if not is_name(name):
-                    raise Malformed("node", f"label {label} has {name[:80]!r}, which is no name of a node")
-                return name
-        return None
-
     def _node(self, name: str) -> NodeRows:
         found = self._nodes.get(name)
         if found is None:
@@ -286,6 +276,18 @@ class Intake:
         self._older, self._series = self._series, {}
         for name in [name for name, node in self._nodes.items() if node.touched_s < before_s]:
             del self._nodes[name]
+
+
+def node_of(found: Mapping[str, str], node_labels: Sequence[str]) -> str | None:
+    """Return the node that the first of ``node_labels`` names; None: none does. Raises Malformed: it is no name."""
+    for label in node_labels:
+        value = found.get(label)
+        if value:
+            name = _host(value) if label == "instance" else value
+            if not is_name(name):
+                raise Malformed("node", f"label {label} has {name[:80]!r}, which is no name of a node")
+            return name
+    return None
 
 
 def _host(instance: str) -> str:

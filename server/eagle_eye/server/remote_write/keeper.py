@@ -17,8 +17,8 @@ from eagle_eye.schema.frame import WIRE_VERSION, Frame, encode_frame
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.fleet import Fleet, Heard
+from eagle_eye.server.frame_rules import belated
 from eagle_eye.server.history import Appended, Batch, Entry, History
-from eagle_eye.server.ingest import belated
 from eagle_eye.server.remote_write.rows import INTERVAL_UNKNOWN_S, Moment, NodeRows
 from eagle_eye.server.telemetry import Telemetry
 

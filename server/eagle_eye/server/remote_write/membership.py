@@ -10,7 +10,7 @@ from eagle_eye.server.records import Job
 from eagle_eye.server.store import JOBS, PAGE_LIMIT_MAX, Store
 
 FRESH_S = 10.0  # how old the answer may be; a hundred thousand ranks take a thread some tens of milliseconds
-STATES = ("maintenance", "completing", "running")  # in which a job has its nodes; the last counts most
+STATES = ("maintenance", "suspended", "completing", "running")  # in which a job has its nodes; the last counts most
 
 
 class Membership:
@@ -47,4 +47,4 @@ class Membership:
         for state in STATES:
             page = self._store.page(JOBS, {"state": state}, limit=PAGE_LIMIT_MAX)  # newest first; none has more
             jobs += reversed(page.items)
-        return {rank.node: job.job for job in jobs for rank in job.ranks}
+        return {node: job.job for job in jobs for node in (*job.nodes, *(rank.node for rank in job.ranks))}

@@ -6,7 +6,6 @@ does not know is kept beside the columns; a frame that columns cannot hold is ke
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,11 +15,9 @@ import pyarrow as pa
 
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
+from eagle_eye.server.segments.row_tables import Odd, Rows, Tables, as_json, turns_of
 
 REMEMBERED_MAX = 10_000  # texts and layouts that recur from frame to frame, of each kind
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Kept(NamedTuple):
@@ -33,18 +30,6 @@ class Kept(NamedTuple):
     received_s: float
     offset_s: float
     raw: bytes | memoryview
-
-
-class Tables(NamedTuple):
-    """One row group of each table; None: no rows."""
-
-    frames: pa.Table
-    samples: pa.Table | None
-    links: pa.Table | None
-
-
-class _Odd(Exception):  # noqa: N818 - it names the frame
-    """A frame that the columns cannot hold."""
 
 
 class _Block(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -108,11 +93,11 @@ class Columns:
 
     def tables(self, frames: Sequence[Kept], first: int) -> Tables:
         """Return the frames, sorted by node and then time, as one row group; ``first`` is the first one's row."""
-        samples, links = _Rows("device"), _Rows("link")
+        samples, links = Rows("device"), Rows("link")
         columns = list(zip(*(self._row(kept, at, samples, links) for at, kept in enumerate(frames)), strict=True))
         times_s = np.array(columns[0], dtype=np.float64)
         nodes = np.array(columns[1], dtype=object)
-        turns = np.cumsum(np.r_[0, (nodes[1:] != nodes[:-1]).astype(np.int64)])
+        turns = turns_of(nodes)
         cells = [pa.array(column, field.type) for column, field in zip(columns, FRAMES_SCHEMA, strict=True)]
         return Tables(
             pa.table(cells, schema=FRAMES_SCHEMA),
@@ -120,7 +105,7 @@ class Columns:
             links.table(LINKS_SCHEMA, first, times_s, nodes, turns),
         )
 
-    def _row(self, kept: Kept, at: int, samples: _Rows, links: _Rows) -> tuple[Any, ...]:
+    def _row(self, kept: Kept, at: int, samples: Rows, links: Rows) -> tuple[Any, ...]:
         """Return the frame's row of frames.parquet, and add its blocks to the other tables."""
         of_journal = (kept.time_s, kept.node, kept.stream, kept.sequence, kept.received_s)
         try:
@@ -143,101 +128,48 @@ class Columns:
                 _unknown(frame.blocks, blocks),
                 None,
             )
-        except (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError, _Odd):
+        except (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError, Odd):
             return (*of_journal, None, kept.offset_s, *[None] * 11, bytes(kept.raw))
         for block, placed in zip(frame.blocks, blocks, strict=True):
-            (links if placed.scope is Scope.LINK else samples).add(at, layout, placed, block.values)
+            (links if placed.scope is Scope.LINK else samples).add(
+                at, (layout, placed.scope), placed.keys, len(placed.metrics), placed.columns, placed.known, block.values
+            )
         return row
 
     def _text(self, raw: msgspec.Raw) -> str:
-        """Return encoded values as JSON that says the same. Raises _Odd."""
+        """Return encoded values as JSON that says the same. Raises Odd."""
         encoded = bytes(raw)
         text = self._texts.get(encoded)
         if text is None:
-            text = _json(msgspec.msgpack.decode(encoded))
+            text = as_json(msgspec.msgpack.decode(encoded))
             if len(self._texts) >= REMEMBERED_MAX:
                 self._texts.clear()
             self._texts[encoded] = text
         return text
 
     def _layout(self, frame: _Frame) -> tuple[str, list[_Placed]]:
-        """Return the layout of the frame's blocks, as text and placed in columns. Raises _Odd."""
+        """Return the layout of the frame's blocks, as text and placed in columns. Raises Odd."""
         key = tuple((block.scope, bytes(block.keys), bytes(block.metrics)) for block in frame.blocks)
         found = self._layouts.get(key)
         if found is None:
             placed = [_placed(*parts) for parts in key]
             if len({block.scope for block in placed}) < len(placed):
-                raise _Odd
-            text = _json([[block.scope.value, block.keys, block.metrics] for block in placed])
+                raise Odd
+            text = as_json([[block.scope.value, block.keys, block.metrics] for block in placed])
             if len(self._layouts) >= REMEMBERED_MAX:
                 self._layouts.clear()
             found = self._layouts[key] = (text, placed)
         for block, place in zip(frame.blocks, found[1], strict=True):
             if len(block.values) != 8 * len(place.keys) * len(place.metrics):
-                raise _Odd
+                raise Odd
         return found
-
-
-class _Rows:
-    """Rows of one table, gathered by layout: each layout's values become columns in one go."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self._groups: dict[tuple[str, Scope], tuple[_Placed, list[int], list[bytes]]] = {}
-
-    def add(self, at: int, layout: str, placed: _Placed, values: bytes) -> None:
-        """Add a block of the frame with index ``at``."""
-        group = self._groups.setdefault((layout, placed.scope), (placed, [], []))
-        group[1].append(at)
-        group[2].append(values)
-
-    def table(self, schema: pa.Schema, first: int, times_s: Floats, nodes: Any, turns: Integers) -> pa.Table | None:
-        """Return the rows by node, key and time; None: there are none."""
-        count = sum(len(at) * len(placed.keys) for placed, at, _ in self._groups.values())
-        if count == 0:
-            return None
-        cells: dict[str, Floats] = defaultdict(lambda: np.full(count, np.nan))
-        frame = np.empty(count, dtype=np.int64)
-        keys: list[Any] = []
-        low = 0
-        for placed, at, values in self._groups.values():
-            high = low + len(at) * len(placed.keys)
-            block = np.frombuffer(b"".join(values), "<f8").reshape(len(at), len(placed.metrics), len(placed.keys))
-            for name, metric in zip(placed.columns, placed.known, strict=True):
-                cells[name][low:high] = block[:, metric, :].reshape(-1)
-            frame[low:high] = np.repeat(np.array(at), len(placed.keys))
-            keys += placed.keys * len(at)
-            low = high
-        if self._key == "link":
-            names, rank = np.unique(np.array([str(key) for key in keys], dtype=object), return_inverse=True)
-        else:
-            rank = np.array(keys, dtype=np.int64)
-        order = np.lexsort((frame, rank, turns[frame]))
-        frame, rank = frame[order], rank[order]
-        known = {
-            "time": pa.array(times_s[frame]),
-            "node": pa.array(nodes[frame], pa.string()),
-            self._key: pa.array(names[rank] if self._key == "link" else rank, schema.field(self._key).type),
-            "frame": pa.array((frame + first).astype(np.int32)),
-        }
-        return pa.table([_column(f, known, cells, order) for f in schema], schema=schema)
-
-
-def _column(field: pa.Field, known: dict[str, pa.Array], cells: dict[str, Floats], order: Integers) -> pa.Array:
-    if field.name in known:
-        return known[field.name]
-    if field.name not in cells:
-        return pa.nulls(len(order), field.type)
-    values = cells[field.name][order]
-    with np.errstate(over="ignore"):  # beyond float32 is infinite
-        return pa.array(values.astype(field.type.to_pandas_dtype()), mask=np.isnan(values))
 
 
 def _placed(scope: Scope, keys: bytes, metrics: bytes) -> _Placed:
     rows, names = _keys_decoder.decode(keys), _names_decoder.decode(metrics)
     numbers = scope is Scope.LINK or all(isinstance(key, int) and -1 <= key < 1 << 15 for key in rows)
     if not numbers or len({str(key) for key in rows}) < len(rows) or len(set(names)) < len(names):
-        raise _Odd
+        raise Odd
     columns = _COLUMNS[scope] - {"time", "node", "device", "link", "frame"}
     known = [at for at, name in enumerate(names) if name in columns]
     unknown = [at for at, name in enumerate(names) if name not in columns]
@@ -245,14 +177,14 @@ def _placed(scope: Scope, keys: bytes, metrics: bytes) -> _Placed:
 
 
 def _decode(raw: bytes | memoryview) -> tuple[_Frame, str | None]:
-    """Return the frame, and what it has under other keys, as JSON. Raises _Odd, MsgspecError."""
+    """Return the frame, and what it has under other keys, as JSON. Raises Odd, MsgspecError."""
     try:
         return _known_frame_decoder.decode(raw), None
     except msgspec.ValidationError:
         frame = _frame_decoder.decode(raw)
     parts = _map_decoder.decode(raw)
     other = {key: msgspec.msgpack.decode(parts[key]) for key in parts.keys() - set(_Frame.__struct_fields__)}
-    return frame, _json(other)
+    return frame, as_json(other)
 
 
 def _unknown(blocks: list[_Block], placed: list[_Placed]) -> bytes | None:
@@ -264,11 +196,3 @@ def _unknown(blocks: list[_Block], placed: list[_Placed]) -> bytes | None:
         for block, place in zip(blocks, placed, strict=True)
         for at in place.unknown
     )
-
-
-def _json(plain: Any) -> str:
-    """Return the value as JSON. Raises _Odd for what JSON would change: NaN, infinity, bytes."""
-    text = msgspec.json.encode(plain)
-    if msgspec.json.decode(text) != plain:
-        raise _Odd
-    return text.decode()

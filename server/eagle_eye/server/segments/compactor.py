@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
@@ -18,15 +18,14 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from eagle_eye.server.history import LATE_S
-from eagle_eye.server.journal_chunks import lines
 from eagle_eye.server.journal_schema import UNSEALED
-from eagle_eye.server.segments.columns import Columns, Kept
 from eagle_eye.server.segments.facts import Facts, Sealed, Step, no_step
+from eagle_eye.server.segments.gathering import Gathered, gather
+from eagle_eye.server.segments.group_tables import GroupTables
+from eagle_eye.server.segments.row_tables import Tables
 from eagle_eye.server.segments.writer import SegmentWriter
 
 STRETCH_BYTES_MAX = 128 << 20  # of encoded frames that are sorted in memory at once; more become several segments
-GROUP_FRAMES = 2_048  # frames of a row group: what a query of one node reads at least
 NICENESS = 10  # yields to the server and to everybody else
 BUSY_S = 5.0
 
@@ -41,10 +40,13 @@ def compact(journal: Path, folder: Path, through: int, done: Callable[[Sealed], 
     connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
     try:
         (journal_id,) = connection.execute("SELECT id FROM journal").fetchone()
+        tables_of = GroupTables(connection).of
         for stretch in _stretches(connection, through):
-            late, timely = _read(connection, stretch)
+            late, timely = gather(connection, stretch.shard, stretch.chunks)
             facts = [
-                _write(folder, journal_id, stretch, frames, frames is late, step) for frames in (timely, late) if frames
+                _write(folder, journal_id, stretch, frames, frames is late, tables_of, step)
+                for frames in (timely, late)
+                if frames.frames
             ]
             done(Sealed(stretch.shard, stretch.chunks[-1], facts))
             step("told")
@@ -68,45 +70,16 @@ def _stretches(connection: sqlite3.Connection, through: int) -> list[_Stretch]:
     return found
 
 
-def _read(connection: sqlite3.Connection, stretch: _Stretch) -> tuple[list[Kept], list[Kept]]:
-    """Return the stretch's frames, the late apart from the others, each by node and then by time.
-
-    Late ones are an outage's; among the others they would make every segment look as long as the outage.
-    """
-    names = {
-        id_: (node, stream)
-        for id_, node, stream in connection.execute(
-            "SELECT s.id, n.node, s.stream FROM streams s JOIN nodes n ON n.id = s.node_id WHERE n.shard = ?",
-            (stretch.shard,),
-        )
-    }
-    late: list[Kept] = []
-    timely: list[Kept] = []
-    begin_s: float | None = None
-    for chunk in stretch.chunks:
-        row = connection.execute("SELECT directory, raw FROM chunks WHERE id = ?", (chunk,)).fetchone()
-        directory, raw = row or (b"", b"")  # None: retention was faster
-        view = memoryview(raw)
-        for line in lines(directory):
-            begin_s = line.received_s if begin_s is None else begin_s
-            if line.stream_id not in names:  # not heard of for so long that it was forgotten
-                continue
-            node, stream = names[line.stream_id]
-            kept = Kept(
-                node,
-                line.time_s,
-                stream,
-                line.sequence,
-                line.received_s,
-                line.offset_s,
-                view[line.at : line.at + line.size],
-            )
-            (late if line.time_s < begin_s - LATE_S else timely).append(kept)
-    return sorted(late), sorted(timely)
-
-
-def _write(folder: Path, journal_id: str, stretch: _Stretch, frames: Sequence[Kept], late: bool, step: Step) -> Facts:
-    first_s = min(frame.time_s for frame in frames)
+def _write(
+    folder: Path,
+    journal_id: str,
+    stretch: _Stretch,
+    frames: Gathered,
+    late: bool,
+    tables_of: Callable[[Gathered, int], Tables],
+    step: Step,
+) -> Facts:
+    first_s = float(frames.time_s.min())
     facts = Facts(
         name=f"{int(first_s)}-{stretch.shard}-{token_hex(4)}",
         journal=journal_id,
@@ -114,38 +87,22 @@ def _write(folder: Path, journal_id: str, stretch: _Stretch, frames: Sequence[Ke
         first_chunk=stretch.chunks[0],
         last_chunk=stretch.chunks[-1],
         late=late,
-        first_node=frames[0].node,
-        last_node=frames[-1].node,
+        first_node=frames.node[0],
+        last_node=frames.node[-1],
         first_s=first_s,
-        last_s=max(frame.time_s for frame in frames),
-        received_s=max(frame.received_s for frame in frames),
-        frames=len(frames),
+        last_s=float(frames.time_s.max()),
+        received_s=float(frames.received_s.max()),
+        frames=frames.frames,
         bytes=0,
     )
     writer = SegmentWriter(folder, facts.name, step)
     try:
-        columns = Columns()
-        for first, group in _groups(frames):
-            writer.write(columns.tables(group, first))
+        for first, group in frames.groups():
+            writer.write(tables_of(group, first))
         return writer.finish(facts)
     except BaseException:
         writer.discard()
         raise
-
-
-def _groups(frames: Sequence[Kept]) -> Iterator[tuple[int, Sequence[Kept]]]:
-    """Yield the frames of whole nodes together, as many as a row group takes; only a node alone is divided."""
-    first = 0
-    while first < len(frames):
-        end = min(first + GROUP_FRAMES, len(frames))
-        if end < len(frames):
-            node = frames[end].node
-            begin = end
-            while begin > first and frames[begin - 1].node == node:
-                begin -= 1
-            end = begin if begin > first else end
-        yield first, frames[first:end]
-        first = end
 
 
 def main(arguments: Sequence[str]) -> int:

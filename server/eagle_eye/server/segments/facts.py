@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 FORMAT = "eagle-eye-segment/1"
+DOWNSAMPLED_FORMAT = "eagle-eye-downsampled/1"
 FACTS_FILE = "segment.json"
+RAW_FOLDER = "raw"
 PARTIAL = ".partial-"  # how the name of a folder begins that is still being written
 
 Step = Callable[[str], None]
@@ -16,6 +18,12 @@ Step = Callable[[str], None]
 
 def no_step(_name: str) -> None:
     """Do nothing between two steps; a test may end the process there."""
+
+
+def shard_of(name: str) -> int:
+    """Return which group of nodes a segment of this name holds; -1 where the name does not say."""
+    parts = name.split("-")
+    return int(parts[-2]) if len(parts) > 2 and parts[-2].isdecimal() else -1
 
 
 def any_between(names: Sequence[str], first: str, last: str) -> bool:
@@ -28,7 +36,8 @@ class Facts(msgspec.Struct, frozen=True):
     """``segment.json``, and the segment's row in the manifest. Times are corrected Unix seconds.
 
     ``journal`` names the journal that the frames came from: chunks ``first_chunk`` to ``last_chunk`` of ``shard``.
-    ``received_s`` is when the last of them came, ``bytes`` the size of the tables.
+    ``received_s`` is when the last of them came, ``bytes`` the size of the tables. ``sources`` are the segments that it
+    was merged of.
     """
 
     name: str
@@ -45,6 +54,7 @@ class Facts(msgspec.Struct, frozen=True):
     frames: int
     bytes: int
     format: str = FORMAT
+    sources: tuple[str, ...] = ()
 
 
 class Sealed(msgspec.Struct, frozen=True):

@@ -24,12 +24,14 @@ from eagle_eye.server.segments.frames import frames_of, whole
 from eagle_eye.server.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
 
 # Trouble of this process, not of the segment: it is as good as before.
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
+OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
 _ranks_decoder = msgspec.json.Decoder(list[Rank])
 
 
 class BrokenSegment(ValueError):  # noqa: N818 - it names the thing that is broken
-    """A segment that cannot be read, or that does not hold what it should."""
+    """A segment that cannot be read, or that does not hold what it should; ``segment`` is its name, where known."""
+
+    segment = ""
 
 
 class _Group(NamedTuple):
@@ -48,15 +50,15 @@ class Segment:
 
     def frames(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
         """Yield the nodes' frames (all if empty) in the range, by node and then by time. Raises BrokenSegment."""
-        with _reading(), self._open(FRAMES_FILE) as file:
+        with reading(), self._open(FRAMES_FILE) as file:
             for group in _groups(file, None, nodes, start_s, end_s):
                 end = group.first + group.table.num_rows
-                samples, links = (self._rows(name, None, group.first, end) for name in (SAMPLES_FILE, LINKS_FILE))
+                samples, links = (self.rows(name, None, group.first, end) for name in (SAMPLES_FILE, LINKS_FILE))
                 yield from frames_of(group.table, group.wanted, group.first, samples, links)
 
     def count(self, nodes: Sequence[str], start_s: float, end_s: float) -> int:
         """Return how many frames ``frames`` would yield. Raises BrokenSegment."""
-        with _reading(), self._open(FRAMES_FILE) as file:
+        with reading(), self._open(FRAMES_FILE) as file:
             groups = _groups(file, ["time", "node"], nodes, start_s, end_s)
             return sum(len(group.wanted) for group in groups)
 
@@ -66,11 +68,13 @@ class Segment:
         """Yield the metric's values in the range, as History.runs does. Raises BrokenSegment."""
         name, key = (LINKS_FILE, "link") if metric.scope is Scope.LINK else (SAMPLES_FILE, "device")
         speaking = [] if job is None else ["job", "ranks"]
-        with _reading(), self._open(FRAMES_FILE) as file:
+        with reading(), self._open(FRAMES_FILE) as file:
             for group in _groups(file, ["time", "node", "raw", *speaking], nodes, start_s, end_s):
                 wanted = group.wanted if job is None else _speaking(group, job)
-                yield from _runs_of_whole(group.table, wanted, metric, job)
-                rows = self._rows(name, ["time", "node", key, metric.name], group.first, group.first + len(group.table))
+                yield from _runs_of_whole(
+                    group.table, group.wanted, metric, job
+                )  # columns do not say of whom it speaks
+                rows = self.rows(name, ["time", "node", key, metric.name], group.first, group.first + len(group.table))
                 if rows is None or metric.name not in rows.schema.names:
                     continue
                 mask = np.zeros(group.table.num_rows, dtype=bool)
@@ -82,7 +86,7 @@ class Segment:
     def _open(self, name: str) -> pq.ParquetFile:
         return pq.ParquetFile(self._folder / name, page_checksum_verification=True)
 
-    def _rows(self, name: str, columns: list[str] | None, first: int, end: int) -> pa.Table | None:
+    def rows(self, name: str, columns: list[str] | None, first: int, end: int) -> pa.Table | None:
         """Return the rows that belong to frames ``first`` to before ``end``; None where there are none."""
         if not (self._folder / name).exists():
             return None
@@ -91,7 +95,7 @@ class Segment:
             groups = [
                 number
                 for number in range(file.metadata.num_row_groups)
-                if _overlaps(file.metadata.row_group(number).column(at).statistics, first, end - 1)
+                if overlaps(file.metadata.row_group(number).column(at).statistics, first, end - 1)
             ]
             if not groups:
                 return None
@@ -101,15 +105,22 @@ class Segment:
 
 
 @contextmanager
-def _reading() -> Iterator[None]:
+def reading(segment: str = "") -> Iterator[None]:
+    """Have what reading a segment raises be BrokenSegment, or HistoryUnavailable where it is not its fault."""
     try:
-        yield
-    except OSError as error:
-        if error.errno in _OURS:
-            raise HistoryUnavailable(f"a segment of the history cannot be read at the moment: {error}") from error
-        raise BrokenSegment(f"{error}") from error
-    except (pa.ArrowException, msgspec.MsgspecError, KeyError, IndexError, ValueError, UnicodeError) as error:
-        raise BrokenSegment(f"{type(error).__name__}: {error}") from error
+        try:
+            yield
+        except BrokenSegment:
+            raise
+        except OSError as error:
+            if error.errno in OURS:
+                raise HistoryUnavailable(f"a segment of the history cannot be read at the moment: {error}") from error
+            raise BrokenSegment(f"{error}") from error
+        except (pa.ArrowException, msgspec.MsgspecError, KeyError, IndexError, ValueError, UnicodeError) as error:
+            raise BrokenSegment(f"{type(error).__name__}: {error}") from error
+    except BrokenSegment as error:
+        error.segment = error.segment or segment
+        raise
 
 
 def _groups(
@@ -123,7 +134,7 @@ def _groups(
     for number in range(file.metadata.num_row_groups):
         meta = file.metadata.row_group(number)
         begin, first = first, first + meta.num_rows
-        if not _overlaps(meta.column(time_at).statistics, start_s, end_s):
+        if not overlaps(meta.column(time_at).statistics, start_s, end_s):
             continue
         statistics = meta.column(node_at).statistics
         if nodes and statistics is not None and not any_between(wanted, statistics.min, statistics.max):
@@ -137,7 +148,8 @@ def _groups(
             yield _Group(table, np.flatnonzero(mask), begin)
 
 
-def _overlaps(statistics: Any, low: float, high: float) -> bool:
+def overlaps(statistics: Any, low: float | str, high: float | str) -> bool:
+    """Return whether a column chunk with these statistics may hold values between the two."""
     return statistics is None or not statistics.has_min_max or (statistics.min <= high and statistics.max >= low)
 
 

@@ -20,12 +20,15 @@ from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.history import Recorded, Run
 from eagle_eye.server.journal import Journal
-from eagle_eye.server.segments.facts import FACTS_FILE, FORMAT, PARTIAL, Facts, any_between
+from eagle_eye.server.segments.facts import FACTS_FILE, FORMAT, PARTIAL, RAW_FOLDER, Facts, any_between, shard_of
+from eagle_eye.server.segments.leaving import Leaving
+from eagle_eye.server.segments.level_shelf import Kept, LevelShelf
+from eagle_eye.server.segments.level_table import note_gone
+from eagle_eye.server.segments.levels import MINUTES
 
 if TYPE_CHECKING:
     from eagle_eye.server.segments.reader import Segment
 
-RAW_FOLDER = "raw"
 SET_ASIDE_FOLDER = "set-aside"
 RETIRE_BATCH = 100  # segments retired in one transaction
 
@@ -36,6 +39,7 @@ _log = logging.getLogger(__name__)
 class Shelved(NamedTuple):
     """A segment of the manifest that may be read."""
 
+    id: int
     name: str
     first_node: str
     last_node: str
@@ -47,32 +51,43 @@ class Shelved(NamedTuple):
 class Shelf:
     """The segments below ``folder``, named in the manifest of ``journal``."""
 
-    def __init__(self, folder: Path, journal: Journal, settings: HistorySettings) -> None:
+    def __init__(self, folder: Path, journal: Journal, settings: HistorySettings, leaving: Leaving) -> None:
         self.folder = folder / RAW_FOLDER
         self._aside = folder / SET_ASIDE_FOLDER
         self._journal = journal
         self._settings = settings
+        self._leaving = leaving
         self._size = (0, 0)
+        self._oldest_s: float | None = None
         self.set_aside_total = 0
         self.dropped_by_retention = 0
+        self.dropped_as_they_were = 0  # of them, frames of which no level has anything
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sweep()
+        self.levels = LevelShelf(folder, self._aside, journal, settings, leaving)
         self.measure()
 
     def size(self) -> tuple[int, int]:
         """Return how many segments there are, and their bytes, as last measured: it needs no disk."""
         return self._size
 
+    def kept(self) -> dict[str, Kept]:
+        """Return how much there is of raw segments and of each level, as last measured: it needs no disk."""
+        return {RAW_FOLDER: Kept(*self._size, self._oldest_s), **self.levels.kept()}
+
     def measure(self) -> None:
-        """Have ``size`` tell what is in the manifest now. Raises HistoryUnavailable."""
-        count, size = self._journal.reader.read("SELECT count(*), coalesce(sum(bytes), 0) FROM segments", ())[0]
+        """Have ``size`` and ``kept`` tell what is in the manifest now. Raises HistoryUnavailable."""
+        ((count, size, oldest_s),) = self._journal.reader.read(
+            "SELECT count(*), coalesce(sum(bytes), 0), min(first_s) FROM segments", ()
+        )
         self._size = (count, size)
+        self._oldest_s = oldest_s
 
     @staticmethod
     def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Shelved]:
         """Return the segments that may hold frames of the nodes (any if empty) in the range."""
         rows = reader.execute(
-            "SELECT name, first_node, last_node, first_s, last_s, frames FROM segments"
+            "SELECT id, name, first_node, last_node, first_s, last_s, frames FROM segments"
             " WHERE last_s >= ? AND first_s <= ? AND problem IS NULL",
             (start_s, end_s),
         )
@@ -105,17 +120,43 @@ class Shelf:
             [(f.name, f.first_node, f.last_node, f.first_s, f.last_s, f.received_s, f.frames, f.bytes) for f in facts],
         )
 
+    def replace(self, sources: Sequence[str], merged: Facts) -> bool:
+        """Put a segment in the place of those that it was merged of, and return whether they were all there still."""
+
+        def change(writer: sqlite3.Connection) -> bool:
+            ids = [
+                row[0]
+                for name in sources
+                for row in writer.execute("SELECT id FROM segments WHERE name = ? AND problem IS NULL", (name,))
+            ]
+            if len(ids) != len(sources):
+                return False
+            writer.executemany("DELETE FROM segments WHERE id = ?", [(id_,) for id_ in ids])
+            self.add(writer, [merged])
+            # The oldest one's id: a window that was made of any of them was made of what it has there.
+            writer.execute("UPDATE segments SET id = ? WHERE name = ?", (min(ids), merged.name))
+            return True
+
+        done: bool = self._journal.change(change).result()
+        for name in sources if done else (merged.name,):
+            self._leaving.remove(self.folder / name)
+        self.measure()
+        return done
+
     def retain(self, now_s: float) -> None:
         """Retire what is older or more than the settings allow, the oldest first. Raises HistoryUnavailable."""
         while True:
             gone = self._journal.change(lambda writer: self._retire(writer, now_s)).result()
             # Out of the manifest first: what is read next must not look for a folder that is half gone.
-            for name, _ in gone:
-                shutil.rmtree(self.folder / name, ignore_errors=True)
+            for name, *_ in gone:
+                self._leaving.remove(self.folder / name)
                 shutil.rmtree(self._aside / name, ignore_errors=True)
-            self.dropped_by_retention += sum(frames for _, frames in gone)
+            self.dropped_by_retention += sum(frames for _, frames, _ in gone)
+            self.dropped_as_they_were += sum(frames for _, frames, downsampled in gone if not downsampled)
             if len(gone) < RETIRE_BATCH:
                 break
+        self.levels.retain(now_s)
+        self._leaving.sweep()
         self.measure()
 
     def discard(self, facts: Sequence[Facts]) -> None:
@@ -123,19 +164,23 @@ class Shelf:
         for one in facts:
             shutil.rmtree(self.folder / one.name, ignore_errors=True)
 
-    def _retire(self, writer: sqlite3.Connection, now_s: float) -> list[tuple[str, int]]:
+    def _retire(self, writer: sqlite3.Connection, now_s: float) -> list[tuple[str, int, bool]]:
         (size,) = writer.execute("SELECT coalesce(sum(bytes), 0) FROM segments").fetchone()
         surplus = size + self._journal.live_bytes(writer) - self._settings.retention_bytes
-        gone: list[tuple[str, int]] = []
+        gone: list[tuple[str, int, bool]] = []
         oldest = writer.execute(
-            "SELECT id, name, frames, bytes, received_s FROM segments ORDER BY received_s, id LIMIT ?", (RETIRE_BATCH,)
+            "SELECT id, name, frames, bytes, received_s, first_s, last_s, problem FROM segments"
+            " ORDER BY received_s, id LIMIT ?",
+            (RETIRE_BATCH,),
         ).fetchall()
-        for id_, name, frames, bytes_, received_s in oldest:
+        for id_, name, frames, bytes_, received_s, first_s, last_s, problem in oldest:
             if surplus <= 0 and received_s >= now_s - self._settings.retention_s:
                 break
             writer.execute("DELETE FROM segments WHERE id = ?", (id_,))
             surplus -= bytes_
-            gone.append((name, frames))
+            until_s = max(first_s, min(last_s, received_s))  # what a wrong clock dated ahead is no hour of ours
+            downsampled = note_gone(writer, MINUTES, shard_of(name), id_, first_s, until_s)
+            gone.append((name, frames, downsampled or problem is not None))
         return gone
 
     def _guarded(self, one: Shelved, read: Callable[[Segment], Iterator[T]]) -> Iterator[T]:
@@ -145,19 +190,31 @@ class Shelf:
         try:
             yield from read(Segment(self.folder / one.name))
         except BrokenSegment as error:
-            self._set_aside(one, str(error))
+            if not self.set_aside(one.name, str(error)):
+                self._leaving.check(one.name)
 
-    def _set_aside(self, one: Shelved, reason: str) -> None:
-        """Have a broken segment read no more; it stays until retention takes it. One that was retired is no loss."""
-        marked = self._journal.change(
-            lambda writer: (
-                writer.execute(
-                    "UPDATE segments SET problem = ? WHERE name = ? AND problem IS NULL", (reason[:500], one.name)
-                ).rowcount
-            )
-        ).result()
-        if not marked:
-            return
+    def set_aside(self, name: str, reason: str) -> bool:
+        """Have a broken segment read no more, and return whether there is one of this name.
+
+        It stays until retention takes it. One that was retired is no loss.
+        """
+
+        def change(writer: sqlite3.Connection) -> Shelved | None:
+            row = writer.execute(
+                "SELECT id, name, first_node, last_node, first_s, last_s, frames FROM segments"
+                " WHERE name = ? AND problem IS NULL",
+                (name,),
+            ).fetchone()
+            if row is None:
+                return None
+            one = Shelved(*row)
+            writer.execute("UPDATE segments SET problem = ? WHERE id = ?", (reason[:500], one.id))
+            note_gone(writer, MINUTES, shard_of(name), one.id, one.first_s, one.last_s)
+            return one
+
+        one = self._journal.change(change).result()
+        if one is None:
+            return False
         self.set_aside_total += 1
         self._aside.mkdir(exist_ok=True, mode=0o700)
         try:
@@ -173,6 +230,7 @@ class Shelf:
             one.last_node,
             reason,
         )
+        return True
 
     def _sweep(self) -> None:
         """Remove what a crash left, and take over what another journal wrote."""
@@ -181,6 +239,7 @@ class Shelf:
         )[0]
         known = {name for (name,) in self._journal.reader.read("SELECT name FROM segments", ())}
         foreign: list[Facts] = []
+        merged: list[Facts] = []
         for path in sorted(self.folder.iterdir()):
             if path.name in known:
                 continue
@@ -192,10 +251,43 @@ class Shelf:
             except (OSError, msgspec.MsgspecError) as error:
                 _log.warning("%s is no segment of the history and is left alone: %s", path, error)
                 continue
-            if facts.journal == journal_id and facts.last_chunk <= newest_chunk:
+            if facts.format != FORMAT or facts.name != path.name:
+                continue
+            if facts.sources:
+                merged.append(facts)
+            elif facts.journal == journal_id and facts.last_chunk <= newest_chunk:
                 shutil.rmtree(path, ignore_errors=True)
-            elif facts.format == FORMAT and facts.name == path.name:
+            else:
                 foreign.append(facts)
+        if foreign or merged:
+            self._adopt(known, foreign, merged)
+
+    def _adopt(self, known: set[str], foreign: list[Facts], merged: list[Facts]) -> None:
+        """Take over segments that the manifest does not know, each frame once: a merged one instead of its sources."""
+        replaced = {name for one in merged for name in one.sources}
         if foreign:
-            self._journal.change(lambda writer: self.add(writer, foreign)).result()
-            _log.warning("%d segments that only another or a later history.db knew are taken over", len(foreign))
+            replaced |= {name for other in known for name in self._sources(other)}
+        taken = [one for one in (*merged, *foreign) if one.name not in replaced]
+        self.discard([one for one in (*merged, *foreign) if one.name in replaced])
+
+        def change(writer: sqlite3.Connection) -> None:
+            for one in taken:
+                ids = [
+                    row[0]
+                    for name in one.sources
+                    for row in writer.execute("DELETE FROM segments WHERE name = ? RETURNING id", (name,)).fetchall()
+                ]
+                self.add(writer, [one])
+                if ids:
+                    writer.execute("UPDATE segments SET id = ? WHERE name = ?", (min(ids), one.name))
+
+        self._journal.change(change).result()
+        for name in replaced & known:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        _log.warning("%d segments that this history.db did not know are taken over", len(taken))
+
+    def _sources(self, name: str) -> tuple[str, ...]:
+        try:
+            return msgspec.json.decode((self.folder / name / FACTS_FILE).read_bytes(), type=Facts).sources
+        except (OSError, msgspec.MsgspecError):
+            return ()  # what is broken is found out when it is read

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle_eye.server.segments.columns import Tables
 from eagle_eye.server.segments.facts import FACTS_FILE, PARTIAL, Facts, Step, no_step
 from eagle_eye.server.segments.layout import (
     FRAMES_FILE,
-    FRAMES_SCHEMA,
     LINKS_FILE,
-    LINKS_SCHEMA,
     SAMPLES_FILE,
-    SAMPLES_SCHEMA,
 )
+from eagle_eye.server.segments.row_tables import Tables
+
+SomeFacts = TypeVar("SomeFacts", bound=msgspec.Struct)
 
 # A column with more different values than this in its first row group is written as its bytes' streams, which zstd
 # compresses better than indexes into a dictionary that is as long as the column.
 DISTINCT_MAX = 4_096
 
 
-class SegmentWriter:
-    """Writes a segment's tables below ``folder``, a row group at a time: memory does not grow with the segment."""
+class Draft:
+    """A folder of tables below ``folder`` that appears under its name when it is finished."""
 
     def __init__(self, folder: Path, name: str, step: Step = no_step) -> None:
         self._folder = folder
@@ -40,14 +40,17 @@ class SegmentWriter:
         self._draft.mkdir(parents=True, mode=0o700)
         step("draft")
 
-    def write(self, tables: Tables) -> None:
-        """Add one row group to each table."""
-        self._append(FRAMES_FILE, FRAMES_SCHEMA, tables.frames)
-        self._append(SAMPLES_FILE, SAMPLES_SCHEMA, tables.samples)
-        self._append(LINKS_FILE, LINKS_SCHEMA, tables.links)
+    def append(self, name: str, table: pa.Table, options: Callable[[pa.Table], dict[str, Any]]) -> None:
+        """Add one row group to the table of this name; ``options`` of its first say how all are written."""
+        writer = self._tables.get(name)
+        if writer is None:
+            path = self._draft / name
+            path.touch(mode=0o600)
+            writer = self._tables[name] = pq.ParquetWriter(path, table.schema, **options(table))
+        writer.write_table(table, row_group_size=max(len(table), 1))
 
-    def finish(self, facts: Facts) -> Facts:
-        """Put the segment in its place, durably, and return the facts with its size."""
+    def finish(self, facts: SomeFacts) -> SomeFacts:
+        """Put the folder in its place, durably, and return the facts with its size."""
         for table in self._tables.values():
             table.close()
         self._step("tables")
@@ -64,20 +67,31 @@ class SegmentWriter:
         return facts
 
     def discard(self) -> None:
-        """Remove what was written of an unfinished segment."""
+        """Remove what was written of an unfinished folder."""
         for table in self._tables.values():
             table.close()
         shutil.rmtree(self._draft, ignore_errors=True)
 
-    def _append(self, name: str, schema: pa.Schema, table: pa.Table | None) -> None:
-        if table is None:
-            return
-        writer = self._tables.get(name)
-        if writer is None:
-            path = self._draft / name
-            path.touch(mode=0o600)
-            writer = self._tables[name] = pq.ParquetWriter(path, schema, **_encodings(table))
-        writer.write_table(table)
+
+class SegmentWriter:
+    """Writes a segment's tables below ``folder``, a row group at a time: memory does not grow with the segment."""
+
+    def __init__(self, folder: Path, name: str, step: Step = no_step) -> None:
+        self._draft = Draft(folder, name, step)
+
+    def write(self, tables: Tables) -> None:
+        """Add one row group to each table."""
+        for name, table in ((FRAMES_FILE, tables.frames), (SAMPLES_FILE, tables.samples), (LINKS_FILE, tables.links)):
+            if table is not None:
+                self._draft.append(name, table, _encodings)
+
+    def finish(self, facts: Facts) -> Facts:
+        """Put the segment in its place, durably, and return the facts with its size."""
+        return self._draft.finish(facts)
+
+    def discard(self) -> None:
+        """Remove what was written of an unfinished segment."""
+        self._draft.discard()
 
 
 def _encodings(first: pa.Table) -> dict[str, Any]:

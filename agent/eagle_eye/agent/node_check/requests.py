@@ -1,0 +1,231 @@
+"""Active checks that the server asks for in its answers to frames: made in a child, one at a time, and told of.
+
+It is also a collector, which collects nothing: its state in every frame tells the server that it may ask. Touches:
+threads, processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from eagle_eye.agent.collector import CollectFailed, Observed
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.evidence import tool
+from eagle_eye.agent.evidence.requests import ANSWER_KEY, NODE_CHECK, REQUESTS_MAX, Send
+from eagle_eye.agent.node_check import child
+from eagle_eye.agent.node_check.child import Ran
+from eagle_eye.agent.node_check.room import memory_limit_bytes
+from eagle_eye.agent.training_processes import TrainingProcess
+
+PATH = "/api/v1/node-checks"
+CONTENT_TYPE = "application/json"
+WAITING_MAX = 2
+REMEMBERED_MAX = 64
+CHECKS_MAX = 16
+DEADLINE_S_MIN, DEADLINE_S_MAX = 5.0, 900.0
+GRACE_S = 15.0  # beyond the check's own deadline, which it keeps
+BEGIN_S = 10.0  # to have the server's word that it may begin
+REPORT_S = 60.0
+CLOSE_S = 3.0
+MEMORY_BYTES_MIN = 4 << 30  # torch with a context on each of eight GPUs needs about as much
+OFF = "node_check_command is not set in the agent's configuration"
+
+Run = Callable[[Sequence[str], float, Callable[[], str]], Ran]
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-z0-9_]{1,40}")
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """As it stands in the answer; unknown keys are ignored. ``checks`` empty: all; ``gemm_s`` 0: as it likes."""
+
+    id: str
+    kind: str
+    deadline_s: float
+    checks: list[str] = []
+    gemm_s: float = 0.0
+
+
+class NodeChecks:
+    """Takes requests, each once. Nothing runs until the first one comes."""
+
+    name = NODE_CHECK
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        processes: Callable[[], Iterable[TrainingProcess]],
+        send: Send,
+        drops: Drops,
+        run: Run = child.run,
+        memory_bytes: Callable[[], int | None] = memory_limit_bytes,
+    ) -> None:
+        """``command`` is what makes the check, without its flags; empty: none is made, and the server is told so."""
+        self._command = tuple(command)
+        self._processes = processes
+        self._send = send
+        self._drops = drops
+        self._run_child = run
+        self._memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._seen: dict[str, None] = {}  # in the order in which they came
+        self._stop = threading.Event()
+        self._waiting: queue.Queue[_Request | None] | None = None
+        self._thread: threading.Thread | None = None
+
+    def answered(self, answer: Mapping[str, object]) -> None:
+        """Take what the server's answer to frames asks for. Returns at once and raises nothing; from any thread."""
+        asked = answer.get(ANSWER_KEY)
+        if not isinstance(asked, list):
+            return
+        for item in asked[:REQUESTS_MAX]:
+            if not isinstance(item, dict) or item.get("kind") != NODE_CHECK:
+                continue
+            try:
+                request = msgspec.convert(item, _Request)
+            except msgspec.ValidationError:
+                self._drops.count("node_check_malformed")
+                continue
+            with self._lock:
+                if request.id not in self._seen:
+                    self._take(request)
+
+    def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - there is nothing to collect
+        """Return nothing. Raises CollectFailed while no check could be made."""
+        if why := self._unable():
+            raise CollectFailed(why)
+        return Observed()
+
+    def close(self) -> None:
+        """Take nothing more and end the check that is under way; the server is told so, if it answers soon."""
+        self._stop.set()
+        with self._lock:
+            waiting, thread = self._waiting, self._thread
+        if waiting is not None and thread is not None:
+            with contextlib.suppress(queue.Full):  # a full one wakes up anyway, and looks at ``_stop``
+                waiting.put_nowait(None)
+            thread.join(CLOSE_S)
+
+    def _take(self, request: _Request) -> None:
+        understood = _ID.fullmatch(request.id) and all(map(_NAME.fullmatch, request.checks))
+        if not understood or len(request.checks) > CHECKS_MAX or self._stop.is_set():
+            self._drops.count("node_check_not_understood")
+            return
+        if self._waiting is None:
+            self._waiting = queue.Queue(WAITING_MAX)
+            thread = threading.Thread(target=self._serve_all, args=(self._waiting,), name="node-check", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the host's limit on threads; the server asks again
+                self._waiting = None
+                self._drops.count("node_check_failed")
+                return
+            self._thread = thread
+        try:
+            self._waiting.put_nowait(request)
+        except queue.Full:
+            self._drops.count("node_check_too_many")
+            return
+        self._seen[request.id] = None
+        if len(self._seen) > REMEMBERED_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def _serve_all(self, waiting: queue.Queue[_Request | None]) -> None:
+        while True:
+            request = waiting.get()
+            if request is None or self._stop.is_set():
+                return
+            try:
+                self._serve(request)
+            except Exception:  # noqa: BLE001 - the next request is to find somebody here
+                self._drops.count("node_check_failed")
+                _log.exception("node check %s failed in a way that is a mistake of ours", request.id)
+
+    def _serve(self, request: _Request) -> None:
+        if why := self._unable() or self._in_the_way():
+            self._refuse(request, why)
+            return
+        begun = {"state": "begun", "run": secrets.token_hex(16)}
+        if problem := self._tell(request, begun, BEGIN_S):
+            self._drops.count("node_check_not_begun")
+            _log.warning("node check %s is not made: %s", request.id, problem)
+            return
+        deadline_s = DEADLINE_S_MIN
+        if request.deadline_s > DEADLINE_S_MIN:  # which NaN is not
+            deadline_s = min(request.deadline_s, DEADLINE_S_MAX)
+        _log.info("node check %s begins: %s", request.id, ", ".join(request.checks) or "everything")
+        try:
+            ran = self._run_child(
+                self._line(request, deadline_s), time.monotonic() + deadline_s + GRACE_S, self._in_the_way
+            )
+        except OSError as error:
+            self._refuse(request, f"{self._command[0]} cannot be started: {error.strerror or error}")
+            return
+        report = _report(ran.output) if not ran.why else None
+        if report is None:
+            self._refuse(request, ran.why or f"it ended with {ran.status} and without a report: {ran.complaint[-200:]}")
+            return
+        _log.info("node check %s: %s", request.id, report.get("verdict"))
+        if report.get("refused") is True:
+            self._refuse(request, str(report.get("reason", ""))[:300])
+        elif problem := self._tell(request, {"state": "done", "report": report}, REPORT_S):
+            self._drops.count("node_check_not_delivered")
+            _log.warning("node check %s is lost: %s", request.id, problem)
+
+    def _line(self, request: _Request, deadline_s: float) -> list[str]:
+        program, *arguments = self._command
+        line = [tool.find(program) or program, *arguments, "--json", "--deadline", f"{deadline_s:g}"]
+        if request.checks:
+            line += ["--only", *request.checks]
+        if request.gemm_s > 0 and (not request.checks or "gemm" in request.checks):
+            line += ["--gemm-seconds", f"{min(request.gemm_s, DEADLINE_S_MAX):g}"]
+        return line
+
+    def _unable(self) -> str:
+        """Return why this agent makes no checks at all, "" where it does."""
+        if not self._command:
+            return OFF
+        limit_bytes = self._memory_bytes()
+        if limit_bytes is not None and limit_bytes < MEMORY_BYTES_MIN:
+            return (
+                f"the agent's control group allows {limit_bytes >> 20} MiB of memory, a check needs"
+                f" {MEMORY_BYTES_MIN >> 20} (docs/probation.md)"
+            )
+        return ""
+
+    def _in_the_way(self) -> str:
+        """Return why no check may run now, "" when one may."""
+        if self._stop.is_set():
+            return "the agent stops"
+        training = next(iter(self._processes()), None)
+        if training is not None:
+            return f"rank {training.rank} of job {training.job} trains here (pid {training.pid}); it is not disturbed"
+        return ""
+
+    def _refuse(self, request: _Request, why: str) -> None:
+        self._drops.count("node_check_refused")
+        _log.warning("node check %s: %s", request.id, why)
+        if problem := self._tell(request, {"state": "refused", "detail": why}, REPORT_S):
+            self._drops.count("node_check_not_delivered")
+            _log.warning("node check %s: the server was not told: %s", request.id, problem)
+
+    def _tell(self, request: _Request, word: Mapping[str, object], within_s: float) -> str:
+        return self._send(request.id, msgspec.json.encode(word), CONTENT_TYPE, within_s, self._stop)
+
+
+def _report(output: bytes) -> dict[str, object] | None:
+    """Return the report, None for anything else: the server judges what is in it."""
+    try:
+        return msgspec.json.decode(output, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return None

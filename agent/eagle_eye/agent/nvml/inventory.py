@@ -1,0 +1,34 @@
+"""Which GPU sits where, told when it is news and now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from eagle_eye.schema.events import Event
+
+AGAIN_S = 3_600.0  # a server may have lost what it knew
+
+
+class Seat(NamedTuple):
+    """One GPU: its row, its UUID and what it calls itself."""
+
+    device: int
+    uuid: str
+    model: str
+
+
+class Inventory:
+    """Tells of all GPUs when one is new, gone or elsewhere, and every AGAIN_S."""
+
+    def __init__(self) -> None:
+        self._told: tuple[Seat, ...] = ()
+        self._told_s = 0.0
+
+    def news(self, seats: Iterable[Seat], now_s: float, monotonic_s: float) -> list[Event]:
+        """Return an event for each GPU, or nothing while all is as told. No GPUs at all are no news."""
+        seen = tuple(sorted(seats))
+        if not seen or (seen == self._told and monotonic_s - self._told_s < AGAIN_S):
+            return []
+        self._told, self._told_s = seen, monotonic_s
+        return [Event(now_s, "inventory", s.device, {"uuid": s.uuid, "model": s.model}) for s in seen]

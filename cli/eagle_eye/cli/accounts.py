@@ -1,0 +1,254 @@
+"""``eagle-eye goodput``, ``ledger`` and ``tickets``: where time went, who was right in hindsight, what was repaired."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle_eye.cli.client import ServerSaidNo, connect
+from eagle_eye.cli.operator import LIST_MAX, Column, add_common, print_json, print_table, printable
+
+HOUR_S = 3_600.0
+FILE_BYTES_MAX = 3 << 20  # with JSON's escapes within what the server reads
+CAUSES_SHOWN = 5  # of each job
+PARTS = ("down", "startup", "redone", "stopped", "slow", "ending")
+
+_JOBS = (
+    Column("job", "job"),
+    Column("attempts", "attempts"),
+    Column("hours", "hours"),
+    Column("ETTR", "ettr"),
+    Column("goodput", "goodput"),
+    Column("lost GPU-hours", "lost"),
+    Column("unknown hours", "unknown"),
+)
+_CAUSES = (
+    Column("job", "job"),
+    Column("lost to", "part"),
+    Column("because of", "fault"),
+    Column("node", "node"),
+    Column("GPU-hours", "gpu_hours"),
+    Column("hours", "hours"),
+)
+_LEDGER = (
+    Column("created", "created"),
+    Column("state", "state"),
+    Column("asked", "kind"),
+    Column("fault", "fault"),
+    Column("node", "node"),
+    Column("job", "job"),
+    Column("standing", "standing"),
+    Column("why", "detail"),
+)
+_TOTALS = (
+    Column("of", "name"),
+    Column("right", "right"),
+    Column("wrong", "wrong"),
+    Column("pending", "pending"),
+    Column("cannot tell", "cannot_tell"),
+    Column("precision", "precision"),
+    Column("95%", "interval"),
+)
+_TICKETS = (
+    Column("ticket", "id"),
+    Column("node", "node"),
+    Column("opened", "opened"),
+    Column("closed", "closed"),
+    Column("text", "text"),
+)
+
+
+class Goodput:
+    """``eagle-eye goodput``."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        add_common(parser, None)
+        parser.add_argument("--by", choices=("job", "node", "fault"), default="job", help="what the sums are of")
+        parser.add_argument("--job", help="only of this job")
+        parser.add_argument("--since", metavar="TIME", help="RFC 3339 or Unix seconds (default: 7 days ago)")
+        parser.add_argument("--until", metavar="TIME", help="RFC 3339 or Unix seconds (default: now)")
+        parser.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Ask the server and print its answer. Raises ServerSaidNo."""
+        query = {name: getattr(args, name) for name in ("by", "job", "since", "until", "limit")}
+        told = connect(args.server, args.token_file).call("GET", "/api/v1/goodput", query)
+        if args.json:
+            print_json(told)
+            return 0
+        sys.stdout.write(f"{told['since']} to {told['until']}\n")
+        if args.by == "job":
+            print_table(_JOBS, [_job_row(item) for item in told["items"]])
+            causes = [
+                _loss_row(cause, item["job"]) for item in told["items"] for cause in item["causes"][:CAUSES_SHOWN]
+            ]
+            if causes:
+                sys.stdout.write("\n")
+                print_table(_CAUSES, causes)
+        else:
+            parts = [Column(part, part) for part in PARTS if any(part in item["lost"] for item in told["items"])]
+            columns = (Column(args.by, "name"), Column("GPU-hours", "gpu_hours"), Column("hours", "hours"), *parts)
+            print_table(columns, [_cause_row(item, args.by) for item in told["items"]])
+        _print_unknown(told["total"])
+        if told["left_out"]:
+            sys.stderr.write(f"{told['left_out']} more; --limit shows them\n")
+        if told["cut"]:
+            sys.stderr.write("there are more attempts on record than are read; the oldest ones are left out\n")
+        return 0
+
+
+class Ledger:
+    """``eagle-eye ledger``."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags."""
+        add_common(parser, None)
+        for name in ("job", "fault"):
+            parser.add_argument(f"--{name}", help=f"only of this {name}")
+        parser.add_argument("--standing", choices=("right", "wrong", "pending", "cannot_tell"), help="only those")
+        parser.add_argument("--since", metavar="TIME", help="RFC 3339 or Unix seconds (default: 90 days ago)")
+        parser.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Ask the server and print its answer. Raises ServerSaidNo."""
+        client = connect(args.server, args.token_file)
+        query = {name: getattr(args, name) for name in ("job", "fault", "standing", "since")}
+        told = client.call("GET", "/api/v1/ledger", {**query, "limit": 1})
+        items, more = client.pages("/api/v1/ledger", query, max(1, args.limit))
+        if args.json:
+            print_json({**told, "items": items, "next": None})
+            return 0
+        print_table(_LEDGER, items)
+        totals = [("all", told["total"]), *told["by_fault"].items()]
+        totals += [(f"detector {name}", counted) for name, counted in told["by_detector"].items()]
+        sys.stdout.write(f"\nsince {told['since']}, looked at for {told['window_seconds'] / HOUR_S:g} hours each:\n")
+        print_table(_TOTALS, [_total_row(name, counted) for name, counted in totals])
+        if more:
+            sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+        if told["cut"]:
+            sys.stderr.write("there are more on record than are read; the oldest ones are left out\n")
+        return 0
+
+
+class Tickets:
+    """``eagle-eye tickets``."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the verbs and flags; without a verb it lists."""
+        common = argparse.ArgumentParser(add_help=False)
+        add_common(common, argparse.SUPPRESS)
+        add_common(parser, None)
+        parser.set_defaults(node=None, limit=LIST_MAX)
+        verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
+        listing = verbs.add_parser("list", parents=[common], help="list them, the last imported first (default)")
+        listing.add_argument("--node", help="only those of this node")
+        listing.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+        bring = verbs.add_parser("import", parents=[common], help="take a file of tickets; known ids are replaced")
+        bring.add_argument(
+            "file", type=Path, metavar="FILE", help="FILE.csv or FILE.jsonl: id, node, opened, closed, text"
+        )
+        bring.add_argument("--format", choices=("csv", "jsonl"), help="where the file's name does not say it")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do what the verb says. Raises ServerSaidNo."""
+        client = connect(args.server, args.token_file)
+        if args.verb == "import":
+            told = client.call("POST", "/api/v1/tickets", body={"format": _format(args), "text": _text(args.file)})
+            if args.json:
+                print_json(told)
+                return 0
+            sys.stdout.write(f"{told['new']} new, {told['changed']} changed, {told['unchanged']} known already\n")
+            if told["left_out_columns"]:
+                sys.stderr.write(f"columns left out: {printable(told['left_out_columns'])}\n")
+            if told["unknown_nodes_count"]:
+                names = printable(told["unknown_nodes"])
+                sys.stderr.write(f"{told['unknown_nodes_count']} nodes were never heard of, such as {names}\n")
+            return 0
+        items, more = client.pages("/api/v1/tickets", {"node": args.node}, max(1, args.limit))
+        if args.json:
+            print_json(items)
+            return 0
+        print_table(_TICKETS, items)
+        if more:
+            sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+        return 0
+
+
+def _format(args: argparse.Namespace) -> str:
+    form = args.format or {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(args.file.suffix.lower())
+    if form is None:
+        raise ServerSaidNo(f"{args.file}: neither .csv nor .jsonl; say --format csv or --format jsonl")
+    return str(form)
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ServerSaidNo(f"{file} cannot be read: {error.strerror or error}") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ServerSaidNo(f"{file} has more than {FILE_BYTES_MAX >> 20} MiB; import it in parts")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ServerSaidNo(f"{file}, line {line}: no UTF-8; save it as UTF-8") from None
+
+
+def _job_row(item: Mapping[str, Any]) -> dict[str, Any]:
+    unknown_s = sum(amount["seconds"] for amount in item["unknown"])
+    return {
+        "job": item["job"],
+        "attempts": item["attempts"],
+        "hours": _hours(item["wall"]["seconds"]),
+        "ettr": _share(item["ettr_ratio"]),
+        "goodput": _share(item["goodput_ratio"]),
+        "lost": _hours(item["lost_gpu_seconds"]),
+        "unknown": _hours(unknown_s) if unknown_s else "",
+    }
+
+
+def _loss_row(cause: Mapping[str, Any], job: str) -> dict[str, Any]:
+    return {
+        **cause,
+        "job": job,
+        "gpu_hours": "cannot tell" if cause["seconds_without_gpu_count"] else _hours(cause["gpu_seconds"]),
+        "hours": _hours(cause["seconds"]),
+    }
+
+
+def _cause_row(item: Mapping[str, Any], by: str) -> dict[str, Any]:
+    return {
+        "name": item[by] or "(no single node)",
+        "gpu_hours": _hours(item["gpu_seconds"]),
+        "hours": _hours(item["seconds"]),
+        **{part: _hours(amount["gpu_seconds"]) for part, amount in item["lost"].items()},
+    }
+
+
+def _total_row(name: str, counted: Mapping[str, Any]) -> dict[str, Any]:
+    interval: Sequence[float] | None = counted["interval_95"]
+    words = "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+    ratio = counted["precision"]
+    return {**counted, "name": name, "precision": "" if ratio is None else f"{ratio:.2f}", "interval": words}
+
+
+def _print_unknown(total: Mapping[str, Any]) -> None:
+    for amount in total["unknown"]:
+        sys.stdout.write(f"not known for {_hours(amount['seconds'])} hours: {printable(amount['reason'])}\n")
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / HOUR_S:.2f}"
+
+
+def _share(ratio: float | None) -> str:
+    return "cannot tell" if ratio is None else f"{ratio:.3f}"
+
+
+GOODPUT, LEDGER, TICKETS = Goodput(), Ledger(), Tickets()

@@ -1,0 +1,70 @@
+"""``eagle-eye nodes history NODE``: what is remembered of one node."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+from urllib.parse import quote
+
+from eagle_eye.cli.client import Client
+from eagle_eye.cli.operator import LIST_MAX, Column, print_json, print_table, printable
+
+_CHAPTERS = (
+    Column("time", "time"),
+    Column("what", "kind"),
+    Column("id", "id"),
+    Column("summary", "summary"),
+)
+_GPUS = (
+    Column("gpu", "device"),
+    Column("uuid", "uuid"),
+    Column("model", "model"),
+    Column("since", "since"),
+    Column("before", "before"),
+)
+
+
+def add_history(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """Add the verb."""
+    history = verbs.add_parser("history", parents=[common], help="what happened to it: incidents, repairs, GPUs, ...")
+    history.add_argument("id", metavar="NODE")
+    history.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+
+
+def show_history(client: Client, args: argparse.Namespace) -> int:
+    """Print the node's memory, its GPUs and its chapters. Raises ServerSaidNo."""
+    path = f"/api/v1/nodes/{quote(args.id, safe='')}/history"
+    first = client.call("GET", path, {"limit": 1})
+    items, more = client.pages(path, {}, max(1, args.limit))
+    if args.json:
+        print_json({**first, "items": items, "next": None})
+        return 0
+    remembered = first["memory"]
+    sys.stdout.write(
+        f"{printable(first['node'])} is {first['state']}; {lemon_words(remembered)};"
+        f" incidents in 30 days: {remembered['incidents_30_days']}\n"
+    )
+    for signal in remembered["lemon_signals"]:
+        name, usual = (
+            signal["signal"].replace("_", " "),
+            f" (usual here: {signal['usual']:g})" if signal["usual"] else "",
+        )
+        sys.stdout.write(f"  {name} {signal['value']:g}{usual} adds {signal['adds']:.2f}\n")
+    if first["gpus"]:
+        sys.stdout.write("\n")
+        print_table(_GPUS, [{**gpu, "before": [seat["node"] for seat in gpu["moves"]]} for gpu in first["gpus"]])
+    sys.stdout.write("\n")
+    print_table(_CHAPTERS, items)
+    if more:
+        sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+    if first["cut"]:
+        sys.stderr.write(f"older ones are not shown: {', '.join(first['cut'])}\n")
+    return 0
+
+
+def lemon_words(remembered: Any) -> str:
+    """Return the lemon score in words."""
+    if remembered["lemon_score"] is None:
+        return f"lemon score: cannot tell, {printable(remembered['lemon_reason'])}"
+    return f"lemon score {remembered['lemon_score']:.2f}" + (", a lemon" if remembered["lemon"] else "")

@@ -1,0 +1,156 @@
+"""``eagle-eye nodes``: the fleet's nodes, their way out of service and back, and their active checks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+from urllib.parse import quote
+
+from eagle_eye.cli.client import Client, ServerSaidNo, connect
+from eagle_eye.cli.node_history import add_history, show_history
+from eagle_eye.cli.operator import LIST_MAX, Column, Noun, Verb, print_json, print_table, printable
+
+POLL_S = 1.0
+WAIT_BEYOND_S = 300.0  # the check's own deadline: until it is taken up, and for its end to be told
+OPEN_STATES = ("asked", "running")
+EXIT_CODES = {"healthy": 0, "cannot_tell": 1, "sick": 3}  # as eagle-eye check
+
+_REASON = ("reason",)
+_CHECKS = (
+    Column("check", "id"),
+    Column("asked", "created"),
+    Column("for", "purpose"),
+    Column("fault", "fault"),
+    Column("state", "state"),
+    Column("detail", "detail"),
+)
+_OUTCOMES = (
+    Column("check", "name"),
+    Column("state", "state"),
+    Column("seconds", "duration_s"),
+    Column("reason", "reason"),
+)
+
+
+class Nodes(Noun):
+    """Nodes, with verbs that may take minutes: a check, and a return that waits for one."""
+
+    def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
+        readmit = verbs.add_parser("readmit", parents=[common], help="count it as in service again, after a check")
+        readmit.add_argument("id", metavar="NODE")
+        readmit.add_argument("--reason", default="", help="reason to keep with it")
+        readmit.add_argument(
+            "--check", action="store_true", help="only after a passed check, whatever the settings say"
+        )
+        readmit.add_argument("--force", action="store_true", help="at once, whatever stands against it")
+        check = verbs.add_parser("check", parents=[common], help="put it to work and say whether it is sick")
+        check.add_argument("id", metavar="NODE")
+        check.add_argument("--reason", default="", help="reason to keep with it")
+        for one in (readmit, check):
+            one.add_argument("--no-wait", action="store_true", help="ask for the check and do not wait for it")
+        add_history(verbs, common)
+        checks = verbs.add_parser("checks", parents=[common], help="its active checks, newest first")
+        checks.add_argument("id", metavar="NODE")
+        checks.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Ask the server and print its answer. Raises ServerSaidNo."""
+        if args.verb not in ("readmit", "check", "checks", "history"):
+            return super().run(args)
+        client = connect(args.server, args.token_file)
+        if args.verb == "history":
+            return show_history(client, args)
+        path = f"/api/v1/nodes/{quote(args.id, safe='')}"
+        if args.verb == "readmit":
+            return _readmit(client, path, args)
+        if args.verb == "check":
+            return _check(client, path, args)
+        items, more = client.pages(f"{path}/checks", {}, max(1, args.limit))
+        if args.json:
+            print_json(items)
+            return 0
+        print_table(_CHECKS, items)
+        if more:
+            sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+        return 0
+
+
+def _readmit(client: Client, path: str, args: argparse.Namespace) -> int:
+    flags = {"check": args.check, "force": args.force}
+    query = {"reason": args.reason or None, **{name: "true" for name, given in flags.items() if given}}
+    node = client.call("POST", f"{path}/readmit", query)
+    check_id = node.get("check_id")
+    if check_id and not args.no_wait:
+        record = _waited(client, check_id, args)
+        node = client.call("GET", path)
+        if node.get("state") != "in_service":
+            remedy = "" if record["state"] == "sick" else "; --force readmits it all the same"
+            raise ServerSaidNo(f"{printable(args.id)} stays {node.get('state')}: its check is {_said(record)}{remedy}")
+    if args.json:
+        print_json(node)
+    elif check_id and args.no_wait:
+        sys.stdout.write(f"readmit {printable(args.id)}: returns once {printable(check_id)} has passed\n")
+    else:
+        sys.stdout.write(f"readmit {printable(args.id)}: done\n")
+    return 0
+
+
+def _check(client: Client, path: str, args: argparse.Namespace) -> int:
+    record = client.call("POST", f"{path}/check", {"reason": args.reason or None})
+    if args.no_wait:
+        if args.json:
+            print_json(record)
+        else:
+            sys.stdout.write(f"check {printable(args.id)}: asked, {printable(record['id'])}\n")
+        return 0
+    record = _waited(client, record["id"], args)
+    if args.json:
+        print_json(record)
+    else:
+        if record["outcomes"]:
+            print_table(_OUTCOMES, [{**each, "duration_s": f"{each['duration_s']:.1f}"} for each in record["outcomes"]])
+        sys.stdout.write(f"{printable(args.id)} is {_said(record)}\n")
+    return EXIT_CODES.get(record["state"], 1)
+
+
+def _waited(client: Client, check_id: str, args: argparse.Namespace) -> Any:
+    """Return the check once it is over. Raises ServerSaidNo when that takes longer than it may."""
+    path = f"/api/v1/node-checks/{quote(check_id, safe='')}"
+    record = client.call("GET", path)
+    if not args.json and record["state"] in OPEN_STATES:
+        sys.stderr.write(f"{printable(args.id)} is checked, for {record['deadline_seconds']:.0f} s at most\n")
+    until_s = time.monotonic() + record["deadline_seconds"] + WAIT_BEYOND_S
+    while record["state"] in OPEN_STATES:
+        if time.monotonic() >= until_s:
+            raise ServerSaidNo(f"check {check_id} is {record['state']} for too long; eagle-eye nodes checks shows it")
+        time.sleep(POLL_S)
+        record = client.call("GET", path)
+    return record
+
+
+def _said(record: Any) -> str:
+    words = {"cannot_tell": "undecided"}
+    return f"{words.get(record['state'], record['state'])}: {printable(record['detail'])}"
+
+
+NODES = Nodes(
+    "nodes",
+    "node",
+    (
+        Column("node", "node"),
+        Column("state", "phase"),
+        Column("job", "agent.job"),
+        Column("heard", "agent.heard"),
+        Column("agent", "agent.version"),
+        Column("incidents in 30 days", "memory.incidents_30_days"),
+        Column("lemon score", "memory.lemon_score"),
+        Column("reason", "reason"),
+    ),
+    filters=("state",),
+    verbs=(
+        Verb("exclude", "count it as out of service until it is readmitted", query=_REASON),
+        Verb("drain", "count it as leaving once its job ends or restarts", query=_REASON),
+    ),
+)

@@ -1,0 +1,129 @@
+"""``eagle-eye subscriptions``: where events go, which, and how deliveries fare."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from eagle_eye.cli.client import ServerSaidNo, connect
+from eagle_eye.cli.operator import Column, Noun, Verb, print_json, printable
+
+FORMATS = ("cloudevents", "alertmanager", "alertmanager_api")
+_FILTERS = ("types", "jobs", "faults", "matchers")
+_OWN = ("add", "change", "pause", "resume", "rotate", "redeliver")
+
+
+class Subscriptions(Noun):
+    """Subscriptions, whose verbs say more than a name."""
+
+    def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
+        add = verbs.add_parser("add", parents=[common], help="make one; its secret is shown this once")
+        add.add_argument("url", metavar="URL")
+        add.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=f"default {FORMATS[0]}")
+        change = self._verb(verbs, common, "change", "change where events go, or which; other filters stay")
+        change.add_argument("--url", help="where they go from now on")
+        change.add_argument("--any", action="append", default=[], choices=_FILTERS, help="have no such filter")
+        for parser in (add, change):
+            parser.add_argument("--type", action="append", dest="types", help="only events of this type")
+            parser.add_argument("--job", action="append", dest="jobs", help="only events of this job, or a glob")
+            parser.add_argument("--fault", action="append", dest="faults", help="only of this fault, or a glob")
+            parser.add_argument(
+                "--match", action="append", dest="matchers", metavar="LABEL=GLOB", help="severity=critical, node!=lab-*"
+            )
+        self._verb(verbs, common, "pause", "deliver nothing until it is resumed; what waits fails")
+        self._verb(verbs, common, "resume", "have one go on that was paused, or ended by its target")
+        rotate = self._verb(verbs, common, "rotate", "make a new secret; the old one signs too for a time")
+        rotate.add_argument(
+            "--overlap", type=float, metavar="SECONDS", help="for so long; 0 if it is no secret any more"
+        )
+        for parser in (add, rotate):
+            parser.add_argument("--secret-file", type=Path, metavar="FILE", help="take the secret in it (whsec_...)")
+        again = self._verb(verbs, common, "redeliver", "deliver again what failed")
+        again.add_argument("--since", required=True, metavar="TIME", help="of the events from then on (RFC 3339)")
+
+    def _verb(self, verbs: Any, common: argparse.ArgumentParser, name: str, text: str) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = verbs.add_parser(name, parents=[common], help=text)
+        parser.add_argument("id", metavar="SUBSCRIPTION")
+        return parser
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Ask the server and print its answer. Raises ServerSaidNo."""
+        if args.verb not in _OWN:
+            return super().run(args)
+        call = connect(args.server, args.token_file).call
+        path = "/api/v1/subscriptions"
+        if args.verb == "add":
+            body = {"url": args.url, "format": args.format, **_filters(args), **_secret(args)}
+            print_json(call("POST", path, body=body))
+            return 0
+        path = f"{path}/{quote(args.id, safe='')}"
+        if args.verb == "rotate":
+            overlap = {} if args.overlap is None else {"overlap_seconds": args.overlap}
+            print_json(call("POST", f"{path}/rotate", body={**overlap, **_secret(args)}))
+            return 0
+        if args.verb == "redeliver":
+            return _redeliver(call, f"{path}/redeliver", args)
+        answer = call("PATCH", path, body=_change(args))
+        if args.json or args.verb == "change":
+            print_json(answer)
+        else:
+            sys.stdout.write(f"{args.verb} {printable(args.id)}: done\n")
+        return 0
+
+
+def _change(args: argparse.Namespace) -> dict[str, Any]:
+    if args.verb != "change":
+        return {"active": args.verb == "resume"}
+    url = {} if args.url is None else {"url": args.url}
+    body = {**url, **{name: [] for name in args.any}, **_filters(args)}
+    if not body:
+        raise ServerSaidNo("nothing to change; give --url, a filter, or --any")
+    return body
+
+
+def _filters(args: argparse.Namespace) -> dict[str, list[str]]:
+    return {name: given for name in _FILTERS if (given := getattr(args, name)) is not None}
+
+
+def _secret(args: argparse.Namespace) -> dict[str, str]:
+    if args.secret_file is None:
+        return {}
+    try:
+        return {"secret": args.secret_file.read_text(encoding="ascii").strip()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerSaidNo(f"--secret-file: {args.secret_file} cannot be read: {type(error).__name__}") from None
+
+
+def _redeliver(call: Any, path: str, args: argparse.Namespace) -> int:
+    answer = call("POST", path, body={"since": args.since})
+    if args.json:
+        print_json(answer)
+    else:
+        sys.stdout.write(f"redeliver {printable(args.id)}: {answer['redelivered']} are delivered again\n")
+    if answer["more"]:
+        sys.stderr.write("there are more; say it again once these have gone\n")
+    return 0
+
+
+SUBSCRIPTIONS = Subscriptions(
+    "subscriptions",
+    "subscription",
+    (
+        Column("subscription", "id"),
+        Column("url", "url"),
+        Column("format", "format"),
+        Column("active", "active"),
+        Column("waiting", "health.pending"),
+        Column("delivered", "health.delivered"),
+        Column("failing since", "health.failing_since"),
+        Column("error", "health.last_error"),
+        Column("ended", "ended_reason"),
+    ),
+    verbs=(
+        Verb("delete", "end it for good", method="DELETE"),
+        Verb("ping", "send it a ping; deliveries --subscription says what became of it"),
+    ),
+)

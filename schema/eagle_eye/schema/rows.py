@@ -1,0 +1,393 @@
+"""Compact frames: what frames have in common is said once, as an outline; each frame is then a row of numbers.
+
+A row names its outline by the hash of the outline's bytes, so that whoever keeps outlines can read rows whatever
+connection, request or process they come from. Half of the numbers' bytes and all names are saved, and rows of one
+layout can be read together, as one matrix. ``docs/wire.md`` describes the bytes. All of it is untrusted:
+decoding raises ``BadFrame``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import (
+    FRAME_BYTES_MAX,
+    FRAMES_PER_REQUEST_MAX,
+    NO_NAME,
+    REQUEST_BYTES_MAX,
+    TIME_S_MAX,
+    WIRE_VERSION,
+    BadFrame,
+    Block,
+    Frame,
+    Rank,
+    Reading,
+    check_frame,
+    is_name,
+    values_of,
+)
+from eagle_eye.schema.metrics import Scope
+
+CONTENT_TYPE = "application/x-eagle-eye-rows"
+VERSION = 2
+MAGIC = b"EER2"
+OUTLINES_PER_REQUEST_MAX = 64
+ID_BYTES = 16  # of the SHA-256: nobody can make another outline of the same id
+
+# Magic, outlines, rows, time of sending. Then each outline and each row, every one after its size.
+REQUEST_HEAD = struct.Struct("<4sHHd")
+SIZE = struct.Struct("<I")
+# Version, three bytes of zero, size of the tail, id of the outline, sequence, time. Then the numbers, then the tail.
+ROW_HEAD = struct.Struct("<B3xI16sQd")
+_ID = slice(8, 8 + ID_BYTES)
+
+
+class OutlineBlock(msgspec.Struct, frozen=True):
+    """A table's rows and columns; the first ``exact`` metrics are sent as float64, the others as float32."""
+
+    scope: Scope
+    keys: list[int | str]
+    metrics: list[str]
+    exact: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes the table's numbers take in a row."""
+        return len(self.keys) * (8 * self.exact + 4 * (len(self.metrics) - self.exact))
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What frames have in common: all of a frame but its place in the stream, its numbers and its events.
+
+    The ranks' ``silent_s`` is 0 here; a row's tail has it where it is not.
+    """
+
+    version: int
+    node: str
+    boot_id: str
+    stream: str
+    interval_s: float
+    agent_version: str
+    job: str | None = None
+    ranks: list[Rank] = []
+    blocks: list[OutlineBlock] = []
+    collectors: dict[str, str] = {}
+    dropped: dict[str, int] = {}
+
+    @property
+    def size(self) -> int:
+        """How many bytes the numbers of a row take."""
+        return sum(block.size for block in self.blocks)
+
+
+class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What only some rows have: events, and how long each of the outline's ranks has said nothing ([]: all speak)."""
+
+    events: list[Event] = []
+    silent_s: list[float] = []
+
+
+class _Keys(msgspec.Struct):
+    """The keys of an outline's parts; what they hold stays encoded."""
+
+    ranks: list[dict[str, msgspec.Raw]] = []
+    blocks: list[dict[str, msgspec.Raw]] = []
+
+
+class RowHead(NamedTuple):
+    """The beginning of a row."""
+
+    tail_bytes: int
+    outline_id: bytes
+    sequence: int
+    time_s: float
+
+
+class RowsRequest(NamedTuple):
+    """A request's parts, each still encoded."""
+
+    sent_s: float
+    outlines: list[bytes]
+    rows: list[bytes]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_outline_decoder = msgspec.msgpack.Decoder(Outline)
+_keys_decoder = msgspec.msgpack.Decoder(_Keys)
+_map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_tail_decoder = msgspec.msgpack.Decoder(Tail)
+_NO_TAIL = Tail()
+
+
+def outline_of(frame: Frame) -> Outline:
+    """Return what the frame may have in common with the next ones."""
+    return Outline(
+        version=VERSION,
+        node=frame.node,
+        boot_id=frame.boot_id,
+        stream=frame.stream,
+        interval_s=frame.interval_s,
+        agent_version=frame.agent_version,
+        job=frame.job,
+        ranks=[msgspec.structs.replace(rank, silent_s=0.0) if rank.silent_s else rank for rank in frame.ranks],
+        blocks=[_outlined(block) for block in frame.blocks],
+        collectors=frame.collectors,
+        dropped=frame.dropped,
+    )
+
+
+def encode_outline(outline: Outline) -> bytes:
+    """Return the outline as MessagePack."""
+    return _encoder.encode(outline)
+
+
+def is_row(raw: bytes | memoryview) -> bool:
+    """Return whether the bytes of a frame are a row's; else they are a whole frame's."""
+    return raw[0] == VERSION
+
+
+def outline_of_row(row: bytes | memoryview) -> bytes:
+    """Return the id of the outline that a row names."""
+    return bytes(row[_ID])
+
+
+def outline_id(raw: bytes) -> bytes:
+    """Return by which id rows name the outline of these bytes."""
+    return hashlib.sha256(raw).digest()[:ID_BYTES]
+
+
+def encode_row(frame: Frame, outline: Outline, id_: bytes) -> bytes:
+    """Return the frame as a row of the outline, which must be ``outline_of`` it."""
+    silent_s = [rank.silent_s for rank in frame.ranks]
+    tail = b""
+    if frame.events or any(silent_s):
+        tail = _encoder.encode(Tail(frame.events, silent_s if any(silent_s) else []))
+    numbers = [_packed(block, place) for block, place in zip(frame.blocks, outline.blocks, strict=True)]
+    return b"".join((ROW_HEAD.pack(VERSION, len(tail), id_, frame.sequence, frame.time_s), *numbers, tail))
+
+
+def encode_rows_request(outlines: Sequence[bytes], rows: Sequence[bytes], sent_s: float) -> bytes:
+    """Return outlines and rows as the body of one request."""
+    parts = [REQUEST_HEAD.pack(MAGIC, len(outlines), len(rows), sent_s)]
+    for item in (*outlines, *rows):
+        parts += (SIZE.pack(len(item)), item)
+    return b"".join(parts)
+
+
+def decode_rows_request(body: bytes) -> RowsRequest:
+    """Return the parts of a request. Raises BadFrame: ``oversized``, ``truncated``, ``version``, ``time``."""
+    if len(body) > REQUEST_BYTES_MAX:
+        raise BadFrame("oversized", f"the request has {len(body)} bytes; at most {REQUEST_BYTES_MAX} are read")
+    if len(body) < REQUEST_HEAD.size:
+        raise BadFrame("truncated", f"the request has {len(body)} bytes; its head alone has {REQUEST_HEAD.size}")
+    magic, outlines, rows, sent_s = REQUEST_HEAD.unpack_from(body)
+    if magic != MAGIC:
+        raise BadFrame("version", f"the request begins with {magic!r}; this server reads {MAGIC!r}: upgrade the older")
+    if not 0.0 < sent_s < TIME_S_MAX:
+        raise BadFrame("time", f"sent_s is {sent_s!r}; expected Unix seconds before the year 2100")
+    if outlines > OUTLINES_PER_REQUEST_MAX or rows > FRAMES_PER_REQUEST_MAX:
+        raise BadFrame(
+            "oversized",
+            f"{outlines} outlines and {rows} rows in a request; send at most"
+            f" {OUTLINES_PER_REQUEST_MAX} and {FRAMES_PER_REQUEST_MAX}",
+        )
+    items: list[bytes] = []
+    at = REQUEST_HEAD.size
+    for _ in range(outlines + rows):
+        begin = at + SIZE.size
+        if begin > len(body):
+            break
+        at = begin + SIZE.unpack_from(body, at)[0]
+        items.append(body[begin:at])
+    if len(items) < outlines + rows or at != len(body):
+        raise BadFrame(
+            "truncated",
+            f"the request has {len(body)} bytes; its {outlines} outlines and {rows} rows do not end there",
+        )
+    return RowsRequest(sent_s, items[:outlines], items[outlines:])
+
+
+def decode_outline(raw: bytes) -> tuple[Outline, tuple[str, ...]]:
+    """Return the outline, checked, and what it has that this version does not know, as ``Reading.unknown``.
+
+    Raises BadFrame: as ``read_frame``.
+    """
+    if len(raw) > FRAME_BYTES_MAX:
+        raise BadFrame("oversized", f"the outline has {len(raw)} bytes; at most {FRAME_BYTES_MAX} are read")
+    try:
+        outline = _outline_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter from keys that are no text
+        raise BadFrame("truncated", f"the outline is not a complete outline of version {VERSION}: {error}") from None
+    if outline.version != VERSION:
+        older = "server" if outline.version > VERSION else "agent"
+        raise BadFrame(
+            "version",
+            f"the outline is of version {outline.version}; this server reads version {VERSION}: upgrade the {older}",
+        )
+    for place in outline.blocks:
+        if not 0 <= place.exact <= len(place.metrics):
+            raise BadFrame("shape", f"{place.exact} exact metrics of {len(place.metrics)}")
+    if outline.size > FRAME_BYTES_MAX:
+        raise BadFrame("oversized", f"the outline's rows have {outline.size} bytes; at most {FRAME_BYTES_MAX} are read")
+    return outline, check_frame(frame_of(outline, 1, 1.0, bytes(outline.size))).unknown
+
+
+def unknown_outline_keys(raw: bytes) -> tuple[str, ...]:
+    """Return the keys of an accepted outline that this version does not know, each once, as ``frame.unknown_keys``."""
+    try:
+        parts = _keys_decoder.decode(raw)
+        whole = _map_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return (NO_NAME,)
+    shapes: tuple[tuple[str, type[msgspec.Struct], list[dict[str, msgspec.Raw]]], ...] = (
+        ("frame", Outline, [whole]),
+        ("rank", Rank, parts.ranks),
+        ("block", OutlineBlock, parts.blocks),
+    )
+    found = {
+        f"key {name}.{key}" if is_name(key) else NO_NAME
+        for name, shape, items in shapes
+        for item in items
+        for key in item.keys() - set(shape.__struct_fields__)
+    }
+    return tuple(sorted(found))
+
+
+def row_head(row: bytes) -> RowHead:
+    """Return the beginning of a row.
+
+    Raises BadFrame: ``truncated``, ``oversized``, ``version``, ``time``, ``shape``.
+    """
+    if not ROW_HEAD.size <= len(row) <= FRAME_BYTES_MAX:
+        reason = "truncated" if len(row) < ROW_HEAD.size else "oversized"
+        raise BadFrame(reason, f"a row has {len(row)} bytes; expected {ROW_HEAD.size} to {FRAME_BYTES_MAX}")
+    version, tail_bytes, id_, sequence, time_s = ROW_HEAD.unpack_from(row)
+    if version != VERSION:
+        raise BadFrame("version", f"a row is of version {version}; this server reads version {VERSION}")
+    if not 0.0 < time_s < TIME_S_MAX:
+        raise BadFrame("time", f"time_s is {time_s!r}; expected Unix seconds before the year 2100")
+    if not 0 < sequence < 1 << 53:
+        raise BadFrame("shape", f"sequence is {sequence}; expected 1 or more")
+    return RowHead(tail_bytes, id_, sequence, time_s)
+
+
+def read_row(outline: Outline, row: bytes) -> Reading:
+    """Return the frame that the row of the outline stands for, checked, and what is left out of it.
+
+    Raises BadFrame: as ``read_frame``.
+    """
+    return check_frame(whole_frame(outline, row))
+
+
+def whole_frame(outline: Outline, row: bytes) -> Frame:
+    """Return the frame that the row stands for with all that is in it, known here or not. Raises BadFrame."""
+    head = row_head(row)
+    end = check_size(outline.size, row, head.tail_bytes)
+    tail = decode_tail(outline, row[end:]) if head.tail_bytes else _NO_TAIL
+    return frame_of(outline, head.sequence, head.time_s, row[ROW_HEAD.size : end], tail)
+
+
+def decode_tail(outline: Outline, raw: bytes) -> Tail:
+    """Return a row's tail. Raises BadFrame."""
+    try:
+        tail = _tail_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadFrame("truncated", f"a row's tail cannot be decoded: {error}") from None
+    if tail.silent_s and len(tail.silent_s) != len(outline.ranks):
+        raise BadFrame("shape", f"{len(tail.silent_s)} silences of {len(outline.ranks)} ranks")
+    return tail
+
+
+def ranks_of(outline: Outline, tail: Tail) -> list[Rank]:
+    """Return the outline's ranks with the silences of a row."""
+    if not tail.silent_s:
+        return outline.ranks
+    silences = zip(outline.ranks, tail.silent_s, strict=True)
+    return [msgspec.structs.replace(rank, silent_s=silent_s) for rank, silent_s in silences]
+
+
+def check_size(numbers_bytes: int, row: bytes, tail_bytes: int) -> int:
+    """Return where the row's numbers end and its tail begins. Raises BadFrame ``shape``."""
+    end = ROW_HEAD.size + numbers_bytes
+    if len(row) != end + tail_bytes:
+        raise BadFrame(
+            "shape", f"a row has {len(row)} bytes; its outline's numbers take {numbers_bytes}, its tail {tail_bytes}"
+        )
+    return end
+
+
+def frame_of(outline: Outline, sequence: int, time_s: float, numbers: bytes, tail: Tail = _NO_TAIL) -> Frame:
+    """Return the frame that the parts of a row stand for, unchecked; ``numbers`` has ``outline.size`` bytes."""
+    at = 0
+    blocks: list[Block] = []
+    for place in outline.blocks:
+        blocks.append(_unpacked(place, numbers[at : at + place.size]))
+        at += place.size
+    return _frame(outline, sequence, time_s, blocks, tail)
+
+
+def _frame(outline: Outline, sequence: int, time_s: float, blocks: list[Block], tail: Tail) -> Frame:
+    return Frame(
+        version=WIRE_VERSION,
+        node=outline.node,
+        boot_id=outline.boot_id,
+        stream=outline.stream,
+        sequence=sequence,
+        time_s=time_s,
+        interval_s=outline.interval_s,
+        agent_version=outline.agent_version,
+        job=outline.job,
+        ranks=ranks_of(outline, tail),
+        blocks=blocks,
+        events=tail.events,
+        collectors=outline.collectors,
+        dropped=outline.dropped,
+    )
+
+
+def _outlined(block: Block) -> OutlineBlock:
+    exact = [name for name in block.metrics if _is_exact(name)]
+    plain = [name for name in block.metrics if not _is_exact(name)]
+    return OutlineBlock(block.scope, block.keys, [*exact, *plain], len(exact))
+
+
+def _is_exact(name: str) -> bool:
+    spec = catalogue.BY_NAME.get(name)
+    return spec is None or spec.exact  # of what is not known nothing may be lost
+
+
+def _packed(block: Block, place: OutlineBlock) -> bytes:
+    rows = len(block.keys)
+    values = values_of(block)
+    places = {name: at * rows for at, name in enumerate(block.metrics)}
+    parts: list[bytes] = []
+    for type_, names in (("d", place.metrics[: place.exact]), ("f", place.metrics[place.exact :])):
+        numbers: array[float] = array(type_)
+        for name in names:
+            numbers.extend(values[places[name] : places[name] + rows].tolist())
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        parts.append(numbers.tobytes())
+    return b"".join(parts)
+
+
+def _unpacked(place: OutlineBlock, numbers: bytes) -> Block:
+    """Return the table with all numbers as little-endian float64, the metrics in the outline's order."""
+    split = 8 * place.exact * len(place.keys)
+    plain = array("f")
+    plain.frombytes(numbers[split:])
+    if sys.byteorder == "big":
+        plain.byteswap()
+    wide = array("d", plain)
+    if sys.byteorder == "big":
+        wide.byteswap()
+    return Block(place.scope, place.keys, place.metrics, numbers[:split] + wide.tobytes())

@@ -1,0 +1,311 @@
+"""The past as it is read: nodes' pasts and scores, jobs' timelines, claims with what followed. Reads the store.
+
+Whatever is read has a limit; where a limit left something out, the answer says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from eagle_eye.detectors.faults import BY_NAME
+from eagle_eye.detectors.signs.xids import BY_CODE
+from eagle_eye.server.accounts import hindsight, lemon
+from eagle_eye.server.accounts.gpus import is_one_gpu, sat_at
+from eagle_eye.server.accounts.hindsight import Afterwards, Outcome
+from eagle_eye.server.accounts.lemon import Past, Scores
+from eagle_eye.server.accounts.records import Attempt, DriverError, Ticket
+from eagle_eye.server.accounts.timeline import Span, timeline
+from eagle_eye.server.clock import Clock
+from eagle_eye.server.records import Action, AuditEntry, Incident
+from eagle_eye.server.store import (
+    ACTIONS,
+    ATTEMPTS,
+    DRIVER_ERRORS,
+    GPUS,
+    INCIDENTS,
+    MEMBERSHIPS,
+    NODES,
+    PAGE_LIMIT_MAX,
+    TICKETS,
+    Kind,
+    Store,
+)
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+
+READ_MAX = 20_000  # records of one kind for one answer
+SCORES_FRESH_S = 300.0  # a fleet's scores are a matter of weeks
+CURRENT_FRESH_S = 60.0
+CURRENT_JOBS_MAX = 100  # whose goodput is on /metrics
+SAME_OUT_S = 3_600.0  # an action, the subscriber's report and the scheduler's word on it are one time out of service
+INCIDENTS_SHOWN_S = 30 * 86_400.0
+DONE_STATES = ("accepted", "running", "done")
+# Codes of the program, echoes of others, and words about other codes say nothing about the hardware.
+HARDWARE_KINDS = frozenset({"restart", "contained", "memory", "remap", "hang", "lost", "nvlink", "power", "watch"})
+
+
+class JobSpans(NamedTuple):
+    """The timeline of each job, and whether some attempts or incidents were too many to be read."""
+
+    jobs: Mapping[str, list[Span]]
+    cut: bool
+
+
+class Claim(NamedTuple):
+    """An action that was not carried out, the incident behind it, and how it stands by now."""
+
+    action: Action
+    incident: Incident | None
+    outcome: Outcome
+
+
+class Archive:
+    """Answers from the store; what is dear to work out is kept for a while. From any thread."""
+
+    def __init__(self, store: Store, clock: Clock, hindsight_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._hindsight_s = hindsight_s
+        self._scores: Scores | None = None
+        self._current: tuple[float, Mapping[str, list[Span]]] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def hindsight_s(self) -> float:
+        """For how long after an action is looked at what happened."""
+        return self._hindsight_s
+
+    def scores(self) -> Scores:
+        """Return every node's lemon score, at most SCORES_FRESH_S old. Raises StoreUnavailable."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            if self._scores is None or not 0 <= now_s - self._scores.made_s < SCORES_FRESH_S:
+                self._scores = lemon.scores(self._pasts(now_s), now_s)
+            return self._scores
+
+    def jobs(self, job: str | None = None) -> JobSpans:
+        """Return the timelines of one job, or of all whose attempts are among the newest. Raises StoreUnavailable."""
+        attempts, cut = self._newest(ATTEMPTS, {} if job is None else {"job": job})
+        by_job: dict[str, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            by_job[attempt.job].append(attempt)
+        incidents, more = self._newest(INCIDENTS, {} if job is None else {"job": job})
+        return JobSpans(self._timelines(by_job, incidents), cut or more)
+
+    def current(self) -> Mapping[str, list[Span]]:
+        """Return the timelines of the present runs of jobs that go on, at most CURRENT_JOBS_MAX of them, the newest."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            if self._current is None or not 0 <= now_s - self._current[0] < CURRENT_FRESH_S:
+                going = self._store.page(ATTEMPTS, {"end": ""}, limit=CURRENT_JOBS_MAX).items
+                runs = {a.job: self._newest(ATTEMPTS, {"run": a.run})[0] for a in reversed(going)}
+                begun_s = min((a.started_s for mine in runs.values() for a in mine), default=now_s)
+                incidents, _ = self._newest(INCIDENTS, {}, lambda incident: incident.detected_s < begun_s)
+                self._current = now_s, self._timelines(runs, incidents)
+            return self._current[1]
+
+    def claims(self, since_s: float, job: str | None = None, fault: str | None = None) -> tuple[list[Claim], bool]:
+        """Return what was asked for and not carried out since then, newest first; and whether some was left out."""
+        asked: list[Action] = []
+        cut = False
+        for state in hindsight.JUDGED_STATES:
+            filters = {"state": state} if job is None else {"state": state, "job": job}
+            found, more = self._newest(ACTIONS, filters, lambda action: action.created_s < since_s)
+            asked += [a for a in found if hindsight.is_judged(a) and fault in (None, a.fault)]
+            cut = cut or more
+        asked.sort(key=lambda action: (action.created_s, action.id), reverse=True)
+        after = _Aftermath(self._store, self._newest, min((a.created_s for a in asked), default=since_s))
+        now_s = self._clock.now_s()
+        claims = []
+        for action in asked:
+            past = after.of(action)
+            outcome = hindsight.look_back(action, past, now_s, self._hindsight_s)
+            claims.append(Claim(action, past.incident, outcome))
+        return claims, cut or after.cut
+
+    def _timelines(
+        self, attempts: Mapping[str, Sequence[Attempt]], incidents: Iterable[Incident]
+    ) -> dict[str, list[Span]]:
+        by_job: dict[str, list[Incident]] = defaultdict(list)
+        for incident in incidents:
+            by_job[incident.job].append(incident)
+        now_s = self._clock.now_s()
+        return {job: timeline(mine, by_job[job], now_s) for job, mine in attempts.items()}
+
+    def _pasts(self, now_s: float) -> dict[str, Past]:
+        """Return what is on record of every node within the lemon score's window."""
+        since_s = now_s - lemon.WINDOW_S
+        pasts = {
+            node.node: Past(known_s=max(0.0, now_s - (node.known_since_s or node.updated_s)))
+            for node in self._store.all(NODES)
+        }
+        shown, _ = self._newest(INCIDENTS, {}, lambda incident: incident.detected_s < now_s - INCIDENTS_SHOWN_S)
+        for incident in shown:
+            if incident.node in pasts and incident.state != "false" and not incident.merged_into:
+                pasts[incident.node].incidents += 1
+        culprits = [i for i in shown if i.detected_s >= since_s and _accuses(i)]
+        attempts, _ = self._newest(ATTEMPTS, {}, lambda attempt: attempt.started_s < now_s - 2 * lemon.WINDOW_S)
+        _count_failures(pasts, culprits, attempts, since_s)
+        self._count_exclusions(pasts, since_s)
+        codes: dict[str, set[int]] = defaultdict(set)
+        for error in self._newest(DRIVER_ERRORS, {}, lambda _: False)[0]:
+            if error.last_s >= since_s and _of_hardware(error):
+                codes[error.node].add(error.code)
+        tickets, _ = self._newest(TICKETS, {}, lambda _: False)
+        opened = Counter(ticket.node for ticket in tickets if ticket.opened_s >= since_s)
+        for node, past in pasts.items():
+            past.driver_errors = len(codes.get(node, ()))
+            past.tickets = opened[node]
+        for gpu in self._newest(GPUS, {"moved": "1"})[0]:
+            if gpu.node in pasts and is_one_gpu(gpu, since_s):
+                elsewhere = [i for i in culprits if i.node != gpu.node and i.device is not None]
+                told = sum(sat_at(gpu, i.onset_s) == (i.node, i.device) for i in elsewhere)
+                pasts[gpu.node].inherited_failures += told
+        return pasts
+
+    def _count_exclusions(self, pasts: Mapping[str, Past], since_s: float) -> None:
+        jobs: dict[str, set[str]] = defaultdict(set)
+        outs: dict[str, list[float]] = defaultdict(list)
+        for action in self._newest(ACTIONS, {}, lambda action: action.created_s < since_s)[0]:
+            if action.state in DONE_STATES:
+                for node in set(action.exclude) & pasts.keys():
+                    jobs[node].add(action.job)
+                    outs[node].append(action.updated_s)
+        for node, names in jobs.items():
+            pasts[node].excluding_jobs = len(names)
+        for entry in newest_audit(self._store, lambda entry: entry.time_s < since_s):
+            if entry.verb in hindsight.TAKEN_OUT_VERBS and entry.subject in pasts:
+                outs[entry.subject].append(entry.time_s)
+        for node, times in outs.items():
+            pasts[node].taken_out = _occasions(times)
+
+    def _newest(
+        self, kind: Kind[RecordT], filters: Mapping[str, str], too_old: Callable[[RecordT], bool] = lambda _: False
+    ) -> tuple[list[RecordT], bool]:
+        """Return the newest records up to the first that is too old, and whether READ_MAX left out some."""
+        found: list[RecordT] = []
+        cursor: str | None = None
+        while True:
+            page = self._store.page(kind, filters, cursor, PAGE_LIMIT_MAX)
+            for record in page.items:
+                if too_old(record):
+                    return found, False
+                found.append(record)
+            cursor = page.next
+            if cursor is None:
+                return found, False
+            if len(found) >= READ_MAX:
+                return found, True
+
+
+class _Aftermath:
+    """What happened after some actions, each thing read once."""
+
+    def __init__(self, store: Store, newest: Callable[..., tuple[list[Incident], bool]], since_s: float) -> None:
+        self._store = store
+        # An incident may have been found long before policy asked for something.
+        incidents, self.cut = newest(INCIDENTS, {}, lambda i: i.detected_s < since_s)
+        self._accusing: dict[str, list[Incident]] = defaultdict(list)
+        for incident in incidents:
+            if incident.node is not None:
+                self._accusing[incident.node].append(incident)
+        self._verbs: dict[str, list[AuditEntry]] = {}
+        self._tickets: dict[str, list[Ticket]] = {}
+        self._attempts: dict[str, list[Attempt]] = {}
+        self._members: dict[str, dict[str, list[str]]] = {}
+
+    def of(self, action: Action) -> Afterwards:
+        """Return what is on record of the action's nodes and job."""
+        nodes = sorted(hindsight.accused(action))
+        for node in nodes:
+            if node not in self._verbs:
+                self._verbs[node] = self._store.audit(None, PAGE_LIMIT_MAX, node).items
+                self._tickets[node] = self._store.page(TICKETS, {"node": node}, limit=PAGE_LIMIT_MAX).items
+        if action.job not in self._attempts:
+            attempts = self._store.page(ATTEMPTS, {"job": action.job}, limit=PAGE_LIMIT_MAX).items
+            self._attempts[action.job] = attempts[::-1]
+        return Afterwards(
+            incident=self._store.get(INCIDENTS, action.incident_id),
+            incidents=[i for node in nodes for i in self._accusing.get(node, ())],
+            verbs=[entry for node in nodes for entry in self._verbs[node]],
+            tickets=[ticket for node in nodes for ticket in self._tickets[node]],
+            attempts=self._attempts[action.job],
+            members=self._members_of(action.job),
+        )
+
+    def _members_of(self, job: str) -> dict[str, list[str]]:
+        if job not in self._members:
+            page = self._store.page(MEMBERSHIPS, {"job": job}, limit=100)
+            self._members[job] = {membership.id: membership.nodes for membership in page.items}
+        return self._members[job]
+
+
+def newest_audit(store: Store, too_old: Callable[[AuditEntry], bool]) -> Iterable[AuditEntry]:
+    """Yield the newest entries of the audit trail up to the first that is too old, READ_MAX at most."""
+    cursor: str | None = None
+    for _ in range(READ_MAX // PAGE_LIMIT_MAX):
+        page = store.audit(cursor, PAGE_LIMIT_MAX)
+        for entry in page.items:
+            if too_old(entry):
+                return
+            yield entry
+        cursor = page.next
+        if cursor is None:
+            return
+
+
+def _accuses(incident: Incident) -> bool:
+    """Whether the incident holds one node guilty of a job's trouble, as ``engine/recurrence.py`` counts it."""
+    fault = BY_NAME.get(incident.fault)
+    return (
+        incident.node is not None
+        and incident.state != "false"
+        and not incident.merged_into
+        and not incident.application
+        and incident.action in ("exclude_node", "restart_job")
+        and fault is not None
+        and fault.trouble != "early"
+    )
+
+
+def _occasions(times: Iterable[float]) -> int:
+    """Return how often something happened that several may have told of, one after the other."""
+    count, last_s = 0, -float("inf")
+    for time_s in sorted(times):
+        count += time_s - last_s > SAME_OUT_S
+        last_s = time_s
+    return count
+
+
+def _of_hardware(error: DriverError) -> bool:
+    if error.kind == "sxid":
+        return True
+    known = BY_CODE.get(error.code)
+    return known is not None and known.kind in HARDWARE_KINDS
+
+
+def _count_failures(
+    pasts: Mapping[str, Past], culprits: Iterable[Incident], attempts: Sequence[Attempt], since_s: float
+) -> None:
+    """Count each node's failures, one for each attempt, and the attempts that it made alone."""
+    of_job: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        of_job[attempt.job, attempt.attempt].append(attempt)
+        if attempt.node in pasts and max(attempt.started_s, attempt.ended_s or attempt.seen_s) >= since_s:
+            pasts[attempt.node].single_node_attempts += 1
+    failures: set[tuple[str, str, int, str, bool]] = set()
+    for incident in culprits:
+        its = [a for a in of_job[incident.job, incident.attempt] if a.started_s <= incident.detected_s]
+        latest = max(its, key=lambda a: a.started_s, default=None)
+        alone = latest is not None and latest.nodes == 1
+        failures.add((incident.node or "", incident.job, incident.attempt, latest.id if latest else "", alone))
+    for node, _, _, _, alone in failures:
+        if node in pasts and alone:
+            pasts[node].single_node_failures += 1
+        elif node in pasts:
+            pasts[node].multi_node_failures += 1

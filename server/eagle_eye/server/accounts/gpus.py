@@ -1,0 +1,119 @@
+"""Which GPU sits where, and the driver's errors counted for it: from agents' events to records. Pure.
+
+Agents are not trusted: what is no plausible UUID or code is left out, and how much is kept of one GPU has a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from eagle_eye.server.accounts.records import DriverError, Gpu, Seat
+
+UUID_CHARS_MAX = 96
+MODEL_CHARS_MAX = 96
+MOVES_KEPT = 32  # of one GPU; the oldest go
+MOVES_PLAUSIBLE = 6  # a UUID that moved oftener within the window is that of several GPUs (clones, simulated ones)
+CODE_MAX = 100_000  # SXIDs have five digits
+INVENTORY, ERRORS = "inventory", frozenset({"xid", "sxid"})
+
+
+class Told(NamedTuple):
+    """One GPU as an agent told of it."""
+
+    uuid: str
+    node: str
+    device: int
+    model: str
+    time_s: float
+
+    def joined(self, other: Told) -> Told:
+        """Return the newer of both."""
+        return other if other.time_s >= self.time_s else self
+
+
+class Tally(NamedTuple):
+    """How often an error was told of, and when first and last."""
+
+    times: int
+    first_s: float
+    last_s: float
+
+    def joined(self, other: Tally) -> Tally:
+        """Return both together."""
+        return Tally(self.times + other.times, min(self.first_s, other.first_s), max(self.last_s, other.last_s))
+
+
+def told(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -> Told | None:
+    """Return what an inventory event says, None when it is not to be believed."""
+    uuid, model = attributes.get("uuid"), attributes.get("model", "")
+    if not isinstance(uuid, str) or not 0 < len(uuid) <= UUID_CHARS_MAX or not uuid.isprintable() or device < 0:
+        return None
+    plain = model[:MODEL_CHARS_MAX] if isinstance(model, str) and model.isprintable() else ""
+    return Told(uuid, node, device, plain, time_s)
+
+
+def code_of(attributes: Mapping[str, Any]) -> int | None:
+    """Return the code of an error event, None when there is none."""
+    code = attributes.get("code")
+    return code if isinstance(code, int) and not isinstance(code, bool) and 0 < code < CODE_MAX else None
+
+
+def seated(known: Gpu | None, now: Told) -> Gpu:
+    """Return the GPU as it is known by now; another node or device is a move. Older news than known change nothing."""
+    if known is None:
+        return Gpu(
+            uuid=now.uuid,
+            node=now.node,
+            device=now.device,
+            model=now.model,
+            since_s=now.time_s,
+            first_seen_s=now.time_s,
+            seen_s=now.time_s,
+        )
+    if now.time_s <= known.seen_s:
+        return known
+    if (now.node, now.device) == (known.node, known.device):
+        return replace(known, seen_s=now.time_s, model=now.model or known.model)
+    moves = [*known.moves, Seat(known.node, known.device, known.since_s, now.time_s)]
+    return replace(
+        known,
+        node=now.node,
+        device=now.device,
+        model=now.model or known.model,
+        since_s=now.time_s,
+        seen_s=now.time_s,
+        moves=moves[-MOVES_KEPT:],
+        moves_dropped=known.moves_dropped + max(0, len(moves) - MOVES_KEPT),
+    )
+
+
+def sat_at(gpu: Gpu, time_s: float) -> tuple[str, int] | None:
+    """Return on which node and device the GPU sat then; None before it was known."""
+    if time_s >= gpu.since_s:
+        return gpu.node, gpu.device
+    return next(((s.node, s.device) for s in gpu.moves if s.since_s <= time_s < s.until_s), None)
+
+
+def is_one_gpu(gpu: Gpu, since_s: float) -> bool:
+    """Whether the UUID moved seldom enough since then to be that of a single GPU."""
+    return sum(seat.until_s >= since_s for seat in gpu.moves) <= MOVES_PLAUSIBLE
+
+
+def error_id(node: str, device: int, kind: str, code: int, uuid: str) -> str:
+    """Return the id of the record that counts a code for one device of a node and the GPU in it."""
+    return f"{kind}:{code}:{device}:{uuid}:{node}"
+
+
+def counted(known: DriverError | None, new: DriverError) -> DriverError:
+    """Return what is on record with the new count added."""
+    if known is None:
+        return new
+    return replace(
+        known,
+        count=known.count + new.count,
+        first_s=min(known.first_s, new.first_s),
+        last_s=max(known.last_s, new.last_s),
+    )

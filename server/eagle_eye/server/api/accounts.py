@@ -1,0 +1,268 @@
+"""/api/v1/goodput, /api/v1/ledger and /api/v1/tickets: where time went, and who was right in hindsight."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from msgspec import Struct
+
+from eagle_eye.server.accounts import goodput
+from eagle_eye.server.accounts.archive import Claim
+from eagle_eye.server.accounts.goodput import Account, Amount, By
+from eagle_eye.server.accounts.hindsight import Precision, precision
+from eagle_eye.server.accounts.tickets import Format, TicketFileWrong, parse
+from eagle_eye.server.accounts.timeline import Span
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import (
+    Body,
+    Cursor,
+    Limit,
+    Operator,
+    Parts,
+    Reader,
+    answer,
+    audited,
+    body_of,
+    decoded,
+    given,
+    listing,
+)
+from eagle_eye.server.errors import BadCursor, Refusal
+from eagle_eye.server.store import NODES, TICKETS, Change, Store
+from eagle_eye.server.timestamps import rfc3339, unix_seconds
+
+router = APIRouter(prefix="/api/v1", tags=["accounts"])
+
+GOODPUT_S = 7 * 86_400.0  # what is told of unless since says otherwise
+LEDGER_S = 90 * 86_400.0
+TICKETS_KEPT_MAX = 200_000
+UNKNOWN_NODES_NAMED_MAX = 20
+CAUSES_MAX = 100  # of one job; the costliest
+Since = Annotated[str | None, Query(max_length=64, description="RFC 3339 or Unix seconds.")]
+
+
+class TicketImport(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of tickets as text: CSV with a header, or one JSON object a line."""
+
+    format: Format
+    text: str
+
+
+@router.get("/goodput")
+def get_goodput(
+    parts: Parts,
+    _: Reader,
+    job: str | None = None,
+    since: Since = None,
+    until: Since = None,
+    by: Annotated[By, Query(description="What the sums are of.")] = "job",
+    limit: Limit = 100,
+) -> Response:
+    """Where the time of jobs went, and because of what; ``total`` is of all of it. Seven days unless since is given."""
+    until_s = _time(until, parts.clock.now_s())
+    since_s = _time(since, until_s - GOODPUT_S)
+    if since_s >= until_s:
+        raise Refusal(400, "time", f"since is {rfc3339(since_s)}, which is not before until, {rfc3339(until_s)}")
+    found = parts.archive.jobs(job)
+    jobs = {name: goodput.clipped(spans, since_s, until_s) for name, spans in found.jobs.items()}
+    spans = [span for mine in jobs.values() for span in mine]
+    items = _by_job(jobs) if by == "job" else _by_cause(spans, by)
+    return answer(
+        {
+            "since": rfc3339(since_s),
+            "until": rfc3339(until_s),
+            "by": by,
+            "items": items[:limit],
+            "left_out": max(0, len(items) - limit),
+            "cut": found.cut,
+            "total": _account(goodput.account(spans)),
+            "next": None,
+        }
+    )
+
+
+@router.get("/ledger")
+def get_ledger(
+    parts: Parts,
+    _: Reader,
+    job: str | None = None,
+    fault: str | None = None,
+    standing: Literal["right", "wrong", "pending", "cannot_tell"] | None = None,
+    since: Since = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """What would have been done and was not, set against what happened afterwards; totals are of all of it."""
+    since_s = _time(since, parts.clock.now_s() - LEDGER_S)
+    claims, cut = parts.archive.claims(since_s, job, fault)
+    shown = [claim for claim in claims if standing in (None, claim.outcome.standing)]
+    start = 0
+    if cursor is not None:
+        start = next((i + 1 for i, claim in enumerate(shown) if claim.action.id == cursor), -1)
+        if start < 0:
+            raise BadCursor(f"cursor {cursor[:80]!r} is none of this list's; use the next of a page of it, unchanged")
+    page = shown[start : start + limit]
+    more = len(shown) > start + limit
+    return answer(
+        {
+            "since": rfc3339(since_s),
+            "window_seconds": parts.archive.hindsight_s,
+            "items": [_claim(claim) for claim in page],
+            "next": page[-1].action.id if more and page else None,
+            "cut": cut,
+            "total": _precision(precision(claim.outcome for claim in claims)),
+            "by_fault": _totals(claims, lambda claim: [claim.action.fault]),
+            "by_detector": _totals(claims, lambda claim: claim.incident.detectors if claim.incident else []),
+        }
+    )
+
+
+@router.get("/tickets")
+def list_tickets(
+    parts: Parts, _: Reader, node: str | None = None, cursor: Cursor = None, limit: Limit = 100
+) -> Response:
+    """Imported repair tickets, the last imported first."""
+    return listing(parts.store.page(TICKETS, given(node=node), cursor, limit), views.plain)
+
+
+@router.post("/tickets", openapi_extra=body_of(TicketImport))
+def import_tickets(parts: Parts, principal: Operator, body: Body) -> Response:
+    """Take repair tickets; one whose id is known replaces it. All of the file or, where a line is wrong, nothing."""
+    asked = decoded(body, TicketImport)
+    try:
+        parsed = parse(asked.text, asked.format, parts.clock.now_s())
+    except TicketFileWrong as error:
+        raise Refusal(400, "ticket", str(error)) from None
+    counts = {"new": 0, "changed": 0, "unchanged": 0}
+
+    def put(store: Store) -> Change:
+        counts.update(new=0, changed=0, unchanged=0)
+        write = []
+        for ticket in parsed.tickets:
+            known = store.get(TICKETS, ticket.id)
+            told = (ticket.node, ticket.opened_s, ticket.closed_s, ticket.text)
+            if known is not None and told == (known.node, known.opened_s, known.closed_s, known.text):
+                counts["unchanged"] += 1
+                continue
+            counts["new" if known is None else "changed"] += 1
+            write.append(ticket)
+        if counts["new"] and store.count(TICKETS) + counts["new"] > TICKETS_KEPT_MAX:
+            raise Refusal(
+                409,
+                "too_many_tickets",
+                f"{TICKETS_KEPT_MAX} tickets are the most kept; old ones end after accounts.retention_s",
+            )
+        if not write:
+            return Change()
+        detail = f"{counts['new']} new, {counts['changed']} changed"
+        return Change(tickets=tuple(write), audit=(audited(parts, principal, "tickets", "tickets", detail),))
+
+    parts.store.update(put)
+    strangers = sorted({t.node for t in parsed.tickets if parts.store.get(NODES, t.node) is None})
+    return answer(
+        {
+            **counts,
+            "left_out_columns": parsed.left_out,
+            "unknown_nodes": strangers[:UNKNOWN_NODES_NAMED_MAX],
+            "unknown_nodes_count": len(strangers),
+        }
+    )
+
+
+def _time(text: str | None, otherwise_s: float) -> float:
+    if text is None:
+        return otherwise_s
+    try:
+        return unix_seconds(text)
+    except ValueError as error:
+        raise Refusal(400, "time", f"since and until are RFC 3339 times or Unix seconds: {error}") from None
+
+
+def _by_job(jobs: dict[str, list[Span]]) -> list[dict[str, Any]]:
+    found = []
+    for job, spans in jobs.items():
+        if not spans:
+            continue
+        causes = [
+            {
+                "part": loss.part,
+                "fault": loss.cause.fault,
+                "node": loss.cause.node or None,
+                "incident_id": loss.cause.incident_id or None,
+                **_amount(loss.amount),
+            }
+            for loss in goodput.losses(spans)[:CAUSES_MAX]
+        ]
+        attempts = len({span.attempt_id for span in spans})
+        found.append({"job": job, "attempts": attempts, **_account(goodput.account(spans)), "causes": causes})
+    return sorted(found, key=lambda item: (-item["lost_gpu_seconds"], item["job"]))
+
+
+def _by_cause(spans: list[Span], by: By) -> list[dict[str, Any]]:
+    """Return the losses by node or fault; node null: no single node was to blame."""
+    found = []
+    for key, parts in goodput.grouped(goodput.losses(spans), by).items():
+        whole = Amount()
+        for amount in parts.values():
+            whole.merge(amount)
+        lost = {part: _amount(amount) for part, amount in sorted(parts.items())}
+        found.append({by: key or None, **_amount(whole), "lost": lost})
+    return sorted(found, key=lambda item: (-item["gpu_seconds"], -item["seconds"], item[by] or ""))
+
+
+def _account(sums: Account) -> dict[str, Any]:
+    lost = {part: _amount(sums.lost[part]) for part in goodput.LOST_PARTS if part in sums.lost}
+    return {
+        "wall": _amount(sums.wall),
+        "training": _amount(sums.training),
+        "lost": lost,
+        "unknown": [{"reason": reason, **_amount(amount)} for reason, amount in sorted(sums.unknown.items())],
+        "lost_gpu_seconds": sum(amount["gpu_seconds"] for amount in lost.values()),
+        "ettr_ratio": sums.ettr_ratio,
+        "goodput_ratio": sums.goodput_ratio,
+    }
+
+
+def _amount(amount: Amount) -> dict[str, float]:
+    return {
+        "seconds": round(amount.seconds, 3),
+        "gpu_seconds": round(amount.gpu_seconds, 3),
+        "seconds_without_gpu_count": round(amount.uncounted_s, 3),
+    }
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    action, outcome = claim.action, claim.outcome
+    return {
+        "action_id": action.id,
+        "incident_id": action.incident_id,
+        "created": rfc3339(action.created_s),
+        "state": action.state,
+        "kind": action.kind,
+        "job": action.job,
+        "attempt": action.attempt,
+        "fault": action.fault,
+        "node": action.node,
+        "exclude": action.exclude,
+        "confidence": action.confidence,
+        "detectors": claim.incident.detectors if claim.incident else [],
+        "standing": outcome.standing,
+        "why": outcome.why,
+        "detail": outcome.detail,
+        "time": None if outcome.time_s is None else rfc3339(outcome.time_s),
+    }
+
+
+def _totals(claims: list[Claim], names: Callable[[Claim], Iterable[str]]) -> dict[str, dict[str, Any]]:
+    sorted_in: dict[str, list[Claim]] = defaultdict(list)
+    for claim in claims:
+        for name in names(claim):
+            sorted_in[name].append(claim)
+    return {name: _precision(precision(c.outcome for c in mine)) for name, mine in sorted(sorted_in.items())}
+
+
+def _precision(counted: Precision) -> dict[str, Any]:
+    return {**counted._asdict(), "precision": counted.ratio, "interval_95": counted.interval}

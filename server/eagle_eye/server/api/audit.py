@@ -1,0 +1,41 @@
+"""/api/v1/audit: who changed what, people, subscribers and the server itself alike."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import Admin, Cursor, Limit, Parts, listing
+from eagle_eye.server.errors import Refusal
+from eagle_eye.server.timestamps import unix_seconds
+
+router = APIRouter(prefix="/api/v1/audit", tags=["audit"])
+
+NAME_CHARS_MAX = 1_000
+
+
+@router.get("")
+def list_entries(
+    parts: Parts,
+    _: Admin,
+    subject: Annotated[str | None, Query(max_length=NAME_CHARS_MAX, description="What was changed: an id.")] = None,
+    who: Annotated[
+        str | None, Query(max_length=NAME_CHARS_MAX, description="A token's id, local, server or configuration.")
+    ] = None,
+    verb: Annotated[str | None, Query(max_length=NAME_CHARS_MAX, description="What was done.")] = None,
+    since: Annotated[str | None, Query(description="RFC 3339 or Unix seconds.")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """Who changed what, newest first. Nothing is ever taken out of it."""
+    page = parts.store.audit(cursor, limit, subject, who, verb, None if since is None else _moment_s(since))
+    return listing(page, views.audit)
+
+
+def _moment_s(text: str) -> float:
+    try:
+        return unix_seconds(text)
+    except ValueError as error:
+        raise Refusal(400, "time", f"since: {error}"[:2000]) from None

@@ -1,0 +1,174 @@
+"""/api/v1/nodes/{node}/checks and /api/v1/node-checks: active checks, asked of agents and answered by them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
+
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import (
+    Cursor,
+    Limit,
+    Operator,
+    Parts,
+    Reader,
+    Somebody,
+    answer,
+    audited,
+    body_of,
+    decoded,
+    found,
+    listing,
+    missing,
+    read_body,
+)
+from eagle_eye.server.auth import Principal
+from eagle_eye.server.engine.standing import fault_of
+from eagle_eye.server.errors import Refusal
+from eagle_eye.server.node_checks import OPEN_STATES, asked, find, offer_of
+from eagle_eye.server.records import CheckOutcome, NodeCheck, NodeCheckPurpose
+from eagle_eye.server.services import Services
+from eagle_eye.server.store import NODE_CHECKS, NODES, Change, Store
+
+REPORT_BYTES_MAX = 256 << 10
+OUTCOMES_MAX = 32  # of one report
+FIGURES_MAX = 256  # of one outcome: eight for each of 16 GPUs, twice
+TEXT_CHARS_MAX = 300
+_STATES = ("passed", "sick", "could_not_check")
+
+router = APIRouter(prefix="/api/v1", tags=["nodes"])
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What ``eagle-eye check --json`` writes; what else it has is not kept."""
+
+    verdict: Literal["healthy", "sick", "cannot_tell"]
+    reason: str = ""
+    checks: list[CheckOutcome] = []
+
+
+class Told(msgspec.Struct, frozen=True):
+    """An agent's word: it begins, by its own mark ``run``; it could not (``detail``); or here is the report."""
+
+    state: Literal["begun", "refused", "done"]
+    run: str = ""
+    detail: str = ""
+    report: Report | None = None
+
+
+@router.get("/nodes/{node}/checks")
+def list_checks(parts: Parts, _: Reader, node: str, cursor: Cursor = None, limit: Limit = 100) -> Response:
+    """The node's active checks and what came of them, newest first."""
+    found(parts, NODES, node)
+    return listing(parts.store.page(NODE_CHECKS, {"node": node}, cursor, limit), views.node_check)
+
+
+@router.post("/nodes/{node}/check", status_code=202)
+def check(parts: Parts, principal: Operator, node: str, reason: str = "") -> Response:
+    """Have the node's agent check it now, without touching its standing; one that is under way is answered as it is."""
+    made: list[NodeCheck] = []
+
+    def change(store: Store) -> Change:
+        record = store.get(NODES, node)
+        if record is None:
+            raise missing("nodes", node)
+        made.clear()
+        open_check = under_way(store, node)
+        if open_check is not None:
+            made.append(open_check)
+            return Change()
+        offer = offer_of(parts.fleet, node, parts.clock.now_s())
+        if offer.state != "ready":
+            raise Refusal(409, "cannot_check", f"{node} cannot be checked: {offer.why}")
+        made.append(new_check(parts, principal, node, "look", fault_of(record), reason))
+        entry = audited(parts, principal, "check", node, f"{made[0].id}: {reason}" if reason else made[0].id)
+        return Change(node_checks=(made[0],), audit=(entry,))
+
+    parts.store.update(change)
+    return answer(views.node_check(made[0]), 202)
+
+
+@router.get("/node-checks/{check}")
+def get_check(parts: Parts, _: Reader, check: str) -> Response:
+    """One check with its report."""
+    return answer(views.node_check(find(parts.store, check)))
+
+
+@router.put("/node-checks/{check}", openapi_extra=body_of(Told))
+async def tell(request: Request, parts: Parts, principal: Somebody, check: str) -> Response:
+    """An agent's word on a check of its own node. What was answered before stays as it is."""
+    record = await asyncio.to_thread(find, parts.store, check)
+    parts.tokens.authorise_frames(principal, record.node)
+    body = await read_body(request)
+    if len(body) > REPORT_BYTES_MAX:
+        raise Refusal(413, "oversized", f"a report may have {REPORT_BYTES_MAX} bytes")
+    told = decoded(body, Told)
+    if told.state == "begun":
+        if not 8 <= len(told.run) <= 64 or not told.run.isalnum():
+            raise Refusal(400, "body", "run: expected 8 to 64 letters and digits of the agent's own choice")
+        record = await asyncio.to_thread(parts.node_checks.begun, record.id, told.run)
+        return answer(views.node_check(record))
+    if told.state == "refused":
+        detail = f"its agent did not make it: {_line(told.detail)}"
+        record = await asyncio.to_thread(parts.node_checks.ended, record.id, "cannot_tell", detail)
+    elif told.report is None:
+        raise Refusal(400, "body", "report: expected the check's report with state done, got none")
+    else:
+        report, outcomes = told.report, _outcomes(told.report)
+        record = await asyncio.to_thread(
+            parts.node_checks.ended, record.id, report.verdict, _line(report.reason), outcomes
+        )
+    return answer(views.node_check(record))
+
+
+def under_way(store: Store, node: str) -> NodeCheck | None:
+    """Return the node's check that is asked for or runs; there is one at most."""
+    for state in OPEN_STATES:
+        items = store.page(NODE_CHECKS, {"node": node, "state": state}, limit=1).items
+        if items:
+            return items[0]
+    return None
+
+
+def new_check(
+    parts: Services, principal: Principal, node: str, purpose: NodeCheckPurpose, fault: str, reason: str
+) -> NodeCheck:
+    """Return a request to the node's agent, which was heard."""
+    heard = parts.fleet.last(node)
+    interval_s = heard.interval_s if heard is not None else 0.0
+    return asked(node, purpose, fault, principal.who, reason, interval_s, parts.clock.now_s())
+
+
+def _outcomes(report: Report) -> list[CheckOutcome]:
+    """Return the report's outcomes, of which nothing is trusted, within limits."""
+    for outcome in report.checks[:OUTCOMES_MAX]:
+        if outcome.state not in _STATES:
+            raise Refusal(400, "body", f"report: expected a check's state to be one of {', '.join(_STATES)}")
+    return [
+        CheckOutcome(
+            name=_line(outcome.name)[:40],
+            state=outcome.state,
+            reason=_line(outcome.reason),
+            duration_s=outcome.duration_s,
+            expected=outcome.expected,
+            values=[
+                replace(
+                    figure,
+                    name=_line(figure.name)[:80],
+                    unit=_line(figure.unit)[:20],
+                    device=_line(figure.device)[:40],
+                    source=_line(figure.source),
+                )
+                for figure in outcome.values[:FIGURES_MAX]
+            ],
+        )
+        for outcome in report.checks[:OUTCOMES_MAX]
+    ]
+
+
+def _line(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text[:TEXT_CHARS_MAX]).strip()

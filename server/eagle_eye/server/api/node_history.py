@@ -1,0 +1,190 @@
+"""What is remembered of nodes and GPUs: /api/v1/nodes/{node}/history, /api/v1/gpus, and a node's memory in short."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Response
+
+from eagle_eye.server.accounts.gpus import sat_at
+from eagle_eye.server.accounts.lemon import Lemon, Past, Scores
+from eagle_eye.server.accounts.records import Gpu
+from eagle_eye.server.api import views
+from eagle_eye.server.api.requests import Cursor, Limit, Parts, Reader, answer, found, given, listing
+from eagle_eye.server.errors import BadCursor
+from eagle_eye.server.records import Incident
+from eagle_eye.server.store import (
+    ACTIONS,
+    DRIVER_ERRORS,
+    GPUS,
+    INCIDENTS,
+    NODE_CHECKS,
+    NODES,
+    PAGE_LIMIT_MAX,
+    TICKETS,
+    Store,
+)
+from eagle_eye.server.timestamps import rfc3339
+
+router = APIRouter(prefix="/api/v1", tags=["nodes"])
+
+
+class Chapter(NamedTuple):
+    """One thing that happened to a node; ``id`` names its record, "" where there is none of its own."""
+
+    time_s: float
+    kind: str
+    id: str
+    summary: str
+    details: Mapping[str, Any]
+
+    @property
+    def cursor(self) -> str:
+        """What stands for it in a page's next."""
+        return hashlib.sha256(f"{self.time_s!r}\n{self.kind}\n{self.id}\n{self.summary}".encode()).hexdigest()[:32]
+
+
+@router.get("/nodes/{node}/history")
+def node_history(parts: Parts, _: Reader, node: str, cursor: Cursor = None, limit: Limit = 100) -> Response:
+    """What happened to the node, newest first: incidents, actions, standing, checks, GPUs, driver errors, tickets.
+
+    Of each kind the newest 1,000 are looked at; ``cut`` names the kinds that have more.
+    """
+    record = found(parts, NODES, node)
+    chapters, cut = _chapters(parts.store, node)
+    start = 0
+    if cursor is not None:
+        start = next((at + 1 for at, chapter in enumerate(chapters) if chapter.cursor == cursor), -1)
+        if start < 0:
+            raise BadCursor(f"cursor {cursor[:80]!r} is none of this list's; use the next of a page of it, unchanged")
+    page = chapters[start : start + limit]
+    sitting = sorted(parts.store.page(GPUS, {"node": node}, limit=PAGE_LIMIT_MAX).items, key=lambda gpu: gpu.device)
+    return answer(
+        {
+            "node": node,
+            "state": record.state,
+            "memory": memory(parts.archive.scores(), node),
+            "gpus": [gpu(one) for one in sitting],
+            "items": [
+                {"time": rfc3339(c.time_s), "kind": c.kind, "id": c.id, "summary": c.summary, **c.details} for c in page
+            ],
+            "next": page[-1].cursor if page and len(chapters) > start + limit else None,
+            "cut": cut,
+        }
+    )
+
+
+@router.get("/gpus")
+def list_gpus(parts: Parts, _: Reader, node: str | None = None, cursor: Cursor = None, limit: Limit = 100) -> Response:
+    """GPUs by UUID with where they sit and sat, the last found first."""
+    return listing(parts.store.page(GPUS, given(node=node), cursor, limit), gpu)
+
+
+@router.get("/gpus/{gpu_uuid}")
+def get_gpu(parts: Parts, _: Reader, gpu_uuid: str) -> Response:
+    """One GPU, wherever it sat: its seats, the driver's errors, and the incidents that accused it."""
+    record = found(parts, GPUS, gpu_uuid)
+    errors = parts.store.page(DRIVER_ERRORS, {"uuid": gpu_uuid}, limit=PAGE_LIMIT_MAX).items
+    accused = [views.incident(i) for i in _incidents_of(parts.store, record)]
+    return answer({**gpu(record), "driver_errors": [views.plain(error) for error in errors], "incidents": accused})
+
+
+def gpu(record: Gpu) -> dict[str, Any]:
+    """Return a GPU with its seats."""
+    view = views.plain(record)
+    view["moves"] = [
+        {"node": s.node, "device": s.device, "since": rfc3339(s.since_s), "until": rfc3339(s.until_s)}
+        for s in record.moves
+    ]
+    return view
+
+
+def memory(scores: Scores, node: str) -> dict[str, Any]:
+    """Return what is remembered of a node in short; ``lemon_score`` is null where it cannot be told."""
+    past = scores.pasts.get(node, Past())
+    lemon = scores.lemons.get(node, Lemon(None, reason="heard of after the scores were last worked out"))
+    return {
+        "incidents_30_days": past.incidents,
+        "lemon_score": None if lemon.score is None else round(lemon.score, 4),
+        "lemon": lemon.is_lemon,
+        "lemon_reason": lemon.reason,
+        "lemon_signals": [
+            {"signal": c.signal, "value": c.value, "usual": c.usual, "adds": round(c.adds, 4)}
+            for c in lemon.contributions
+        ],
+        "scored": rfc3339(scores.made_s),
+    }
+
+
+def _chapters(store: Store, node: str) -> tuple[list[Chapter], list[str]]:
+    """Return all that is looked at, newest first, and the kinds of which there is more."""
+    chapters: list[Chapter] = []
+    incidents = store.page(INCIDENTS, {"node": node}, limit=PAGE_LIMIT_MAX)
+    for incident in incidents.items:
+        details = {"fault": incident.fault, "job": incident.job, "state": incident.state, "device": incident.device}
+        accused = {"accused": incident.node == node}
+        chapters.append(Chapter(incident.detected_s, "incident", incident.id, incident.summary, details | accused))
+    actions = store.page(ACTIONS, {"node": node}, limit=PAGE_LIMIT_MAX)
+    for action in actions.items:
+        details = {"fault": action.fault, "job": action.job, "state": action.state}
+        said = f"{action.kind} of job {action.job} because of {action.fault}: {action.state}"
+        chapters.append(Chapter(action.created_s, "action", action.id, said, details))
+    trail = store.audit(None, PAGE_LIMIT_MAX, node)
+    for entry in trail.items:
+        said = f"{entry.verb} by {entry.who}" + (f": {entry.detail}" if entry.detail else "")
+        chapters.append(Chapter(entry.time_s, "standing", "", said, {"verb": entry.verb, "who": entry.who}))
+    checks = store.page(NODE_CHECKS, {"node": node}, limit=PAGE_LIMIT_MAX)
+    for check in checks.items:
+        said = f"check for {check.fault or 'anything'}: {check.state}" + (f", {check.detail}" if check.detail else "")
+        chapters.append(Chapter(check.created_s, "check", check.id, said, {"state": check.state}))
+    tickets = store.page(TICKETS, {"node": node}, limit=PAGE_LIMIT_MAX)
+    for ticket in tickets.items:
+        closed = None if ticket.closed_s is None else rfc3339(ticket.closed_s)
+        chapters.append(Chapter(ticket.opened_s, "ticket", ticket.id, ticket.text, {"closed": closed}))
+    errors = store.page(DRIVER_ERRORS, {"node": node}, limit=PAGE_LIMIT_MAX)
+    for error in errors.items:
+        where = f"GPU {error.device}" if error.device >= 0 else "the node"
+        said = f"{error.kind.upper()} {error.code} of {where}, {error.count} since {rfc3339(error.first_s)}"
+        details = {"uuid": error.uuid or None, "code": error.code, "count": error.count}
+        chapters.append(Chapter(error.last_s, "driver_error", error.id, said, details))
+    chapters += _moves(store, node)
+    nexts = {
+        "incident": incidents.next,
+        "action": actions.next,
+        "standing": trail.next,
+        "check": checks.next,
+        "ticket": tickets.next,
+        "driver_error": errors.next,
+    }
+    chapters.sort(key=lambda c: (c.time_s, c.kind, c.id, c.summary), reverse=True)
+    return chapters, [kind for kind, more in nexts.items() if more is not None]
+
+
+def _moves(store: Store, node: str) -> Iterator[Chapter]:
+    """Yield each arrival and departure of a GPU."""
+    here = store.page(GPUS, {"node": node}, limit=PAGE_LIMIT_MAX).items
+    gone = store.page(GPUS, {"seat": node}, limit=PAGE_LIMIT_MAX).items
+    for record in {one.uuid: one for one in (*here, *gone)}.values():
+        seats = [(s.node, s.device, s.since_s) for s in record.moves] + [(record.node, record.device, record.since_s)]
+        for at, (where, device, since_s) in enumerate(seats):
+            details = {"device": device, "model": record.model}
+            if where == node:
+                said = f"GPU {record.uuid} sits at {device}" + (f", before at {seats[at - 1][0]}" if at else "")
+                yield Chapter(since_s, "gpu", record.uuid, said, details)
+            elif at and seats[at - 1][0] == node:
+                yield Chapter(since_s, "gpu", record.uuid, f"GPU {record.uuid} went to {where}", details)
+
+
+def _incidents_of(store: Store, record: Gpu) -> list[Incident]:
+    """Return the incidents that accused the GPU in the seat that it had then, newest first."""
+    found_in: list[Incident] = []
+    for node in {record.node, *(seat.node for seat in record.moves)}:
+        page = store.page(INCIDENTS, {"node": node}, limit=PAGE_LIMIT_MAX)
+        found_in += [
+            i
+            for i in page.items
+            if i.node == node and i.device is not None and sat_at(record, i.onset_s) == (node, i.device)
+        ]
+    return sorted(found_in, key=lambda i: i.detected_s, reverse=True)

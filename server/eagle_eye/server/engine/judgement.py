@@ -1,0 +1,39 @@
+"""What the engine says of one job at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from eagle_eye.detectors.types import Verdict
+from eagle_eye.schema.action import MemberRank
+from eagle_eye.server.engine.scheduler_word import NO_SCHEDULER, Hearing
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the detectors said of one job at one moment.
+
+    ``blind`` maps a detector that could not tell to the reason. ``state`` is the scheduler's word on the job,
+    "running" where nobody said. ``heard`` of ``members`` nodes were heard lately: coverage. ``stepping`` says
+    whether this attempt has made a step yet, ``advanced_s`` when the last one finished. ``crashed``: its scheduler
+    says that it failed, which nobody wanted. ``hearing`` is when its scheduler was heard, ``awaiting`` whether a
+    verdict is kept back until it is. ``ends_s`` is when its time limit ends it, None where nobody said.
+    """
+
+    job: str
+    attempt: int
+    now_s: float
+    verdicts: tuple[Verdict, ...]
+    blind: dict[str, str] = field(default_factory=dict)
+    state: str = "running"
+    restart_owner: str = ""
+    members: int = 0
+    heard: int = 0
+    stepping: bool = False
+    advanced_s: float = 0.0
+    ranks: tuple[MemberRank, ...] = ()
+    watching_since_s: float = 0.0
+    crashed: bool = False
+    hearing: Hearing = NO_SCHEDULER
+    awaiting: bool = False
+    ends_s: float | None = None

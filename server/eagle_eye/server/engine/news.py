@@ -1,0 +1,138 @@
+"""What of an incident's changes is told to subscribers, and what is written into the audit trail. Pure.
+
+Changes of state and escalations are always told. A story that changes again and again (``UPDATES_MAX`` times within
+``reopens_window_s``) is told once more when it has settled; what is kept back is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from eagle_eye.server.engine.incidents import OPEN_STATES
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.records import Action, Incident
+
+UPDATES_MAX = 10  # changes of one incident's story that are told within the window
+SETTLED_S = 60.0  # without a change: what was kept back is told then
+
+Event = Literal["opened", "updated", "resolved"]
+
+
+class Note(NamedTuple):
+    """One line for the audit trail."""
+
+    verb: str
+    detail: str = ""
+
+
+class News(NamedTuple):
+    """The incident with its book on what was told, the event to send (None: none), how many were kept back, notes."""
+
+    incident: Incident
+    event: Event | None = None
+    kept_back: int = 0
+    notes: tuple[Note, ...] = ()
+
+
+def news_of(
+    old: Incident | None, new: Incident, actions: Sequence[Action], policy: PolicySettings, now_s: float
+) -> News:
+    """Return what is to be told of a change; ``old`` is the record before it, None for a new incident.
+
+    ``actions`` are those asked for in this change.
+    """
+    if old is None:
+        detail = f"{new.state}, {_claim(new)}: {new.summary}"
+        split = (Note("split", f"from {new.split_from}"),) if new.split_from else ()
+        acts = _acts(new, actions) if new.state == "acting" else ()
+        return News(_held(new, ()), "opened", 0, (Note("open", detail), *split, *acts, *_holds(None, new)))
+    notes = tuple(_notes(old, new, actions))
+    written = _held(new, old.held_by)
+    if new.state != old.state:
+        return News(replace(written, untold=False), _event(old, new), 0, notes)
+    if new.escalation and not old.escalation:
+        return News(replace(written, untold=False), "updated", 0, notes)
+    if new.state not in OPEN_STATES:
+        return News(written, None, 0, notes)
+    lulls = 2 if new.flaps > old.flaps else 0  # that it was gone, and that it is back
+    if _story(old) == _story(new):
+        settled = new.untold and now_s - new.updated_s >= SETTLED_S
+        return News(
+            replace(written, untold=False) if settled else written, "updated" if settled else None, lulls, notes
+        )
+    written = replace(written, updated_s=now_s)
+    lately = [time_s for time_s in old.told_times if 0 <= now_s - time_s <= policy.reopens_window_s]
+    if len(lately) >= UPDATES_MAX:
+        untold = tuple(note for note in notes if note.verb != "change")
+        return News(replace(written, untold=True), None, 1 + lulls, untold)
+    told = replace(written, told_times=[*lately, now_s], untold=False)
+    return News(told, "updated", lulls, notes)
+
+
+def is_due(incident: Incident, now_s: float) -> bool:
+    """Return whether something that was kept back is to be told now."""
+    return incident.untold and incident.state in OPEN_STATES and now_s - incident.updated_s >= SETTLED_S
+
+
+def _event(old: Incident, new: Incident) -> Event | None:
+    if new.state in OPEN_STATES:
+        return "updated" if old.state in OPEN_STATES else "opened"
+    return "resolved" if old.state in OPEN_STATES else None  # a recovered one that is closed was told of already
+
+
+def _story(incident: Incident) -> tuple[object, ...]:
+    """Return what subscribers are told of again when it changes."""
+    return incident.fault, incident.nodes, incident.kinds, incident.action
+
+
+def _claim(incident: Incident) -> str:
+    whom = incident.node or ", ".join(incident.nodes) or "nobody"
+    return f"{incident.fault} of {whom}, confidence {incident.confidence:.2f}"
+
+
+def _held(incident: Incident, before: Iterable[str]) -> Incident:
+    rules = list(dict.fromkeys((*before, *((incident.hold_rule,) if incident.hold_rule else ()))))
+    return incident if rules == incident.held_by else replace(incident, held_by=rules)
+
+
+def _holds(old: Incident | None, new: Incident) -> Iterator[Note]:
+    """Yield a note the first time that a rule holds the incident: holds come and go, and each is explained anew."""
+    if new.hold_rule and (old is None or new.hold_rule not in old.held_by):
+        yield Note("hold", f"{new.hold_rule}: {new.hold}")
+
+
+def _notes(old: Incident, new: Incident, actions: Sequence[Action]) -> Iterator[Note]:
+    if old.state == "recovered" and new.state in OPEN_STATES:
+        yield Note("reopen", f"{new.state}, {_claim(new)}, return {new.flaps}: {new.summary}")
+    elif new.state != old.state:
+        yield from _transition(old, new, actions)
+    if (old.fault, old.nodes) != (new.fault, new.nodes) and old.state in OPEN_STATES:
+        yield Note("change", f"{old.fault} of {', '.join(old.nodes) or 'nobody'} -> {_claim(new)}")
+    for gone in new.merged:
+        if gone not in old.merged:
+            yield Note("merge", f"{gone} is this incident")
+    if new.flapping and not old.flapping:
+        yield Note("flapping", f"came back {new.flaps} times: its comings and goings are not told any more")
+    yield from _holds(old, new)
+    if new.escalation and new.escalation != old.escalation:
+        yield Note("escalate", new.escalation)
+
+
+def _acts(new: Incident, actions: Sequence[Action]) -> Iterator[Note]:
+    yield Note("act", ", ".join(f"{action.kind} as {action.id}" for action in actions) or new.action)
+
+
+def _transition(old: Incident, new: Incident, actions: Sequence[Action]) -> Iterator[Note]:
+    if old.state == "suspected" and new.state in ("confirmed", "acting"):
+        yield Note("confirm", f"{_claim(new)}, {', '.join(new.kinds) or 'no kind of evidence'}")
+    if new.state == "acting":
+        yield from _acts(new, actions)
+    elif old.state == "acting" and new.state == "confirmed":
+        yield Note("wait", new.hold)
+    elif new.state == "recovered":
+        yield Note("recover")
+    elif new.state == "closed":
+        yield Note("close", f"it is incident {new.merged_into}" if new.merged_into else "it has not come back")

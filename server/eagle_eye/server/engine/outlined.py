@@ -1,0 +1,102 @@
+"""Rows of numbers as matrices: what many nodes said in one layout, read at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.schema.frame import Block, Frame, check_frame
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.rows import Outline, frame_of
+
+Numbers = NDArray[np.floating[Any]]
+
+
+class Part(NamedTuple):
+    """Some of a row's numbers: metrics of one scope and precision; ``begin`` is where they begin, in bytes."""
+
+    scope: Scope
+    keys: tuple[int | str, ...]
+    metrics: tuple[str, ...]
+    begin: int
+    dtype: str
+
+
+class Layout:
+    """Where a row's numbers are. Outlines of equal tables have one layout in common; see ``layout_of``."""
+
+    __slots__ = ("__weakref__", "parts", "size")
+
+    def __init__(self, parts: tuple[Part, ...], size: int) -> None:
+        self.parts = parts
+        self.size = size
+
+    def matrix(self, rows: Sequence[bytes]) -> NDArray[np.uint8]:
+        """Return the numbers of rows of this layout as one matrix of bytes: (rows, size)."""
+        return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), self.size)
+
+    @staticmethod
+    def values(part: Part, matrix: NDArray[np.uint8]) -> Numbers:
+        """Return a part's numbers: (rows, metrics, keys)."""
+        width = np.dtype(part.dtype).itemsize * len(part.metrics) * len(part.keys)
+        cut = np.ascontiguousarray(matrix[:, part.begin : part.begin + width])
+        numbers: Numbers = cut.view(part.dtype).reshape(len(matrix), len(part.metrics), len(part.keys))
+        return numbers
+
+
+class Outlined:
+    """An outline that was checked, as the engine, the fleet and the journal use it; ``frame`` makes whole frames.
+
+    ``hollow`` is a frame of it whose tables have names and no numbers, one for each part of the layout. ``unknown``
+    names what only a newer server knows; such an outline has no layout, and each of its rows is read alone.
+    """
+
+    __slots__ = ("hollow", "layout", "node", "outline", "size", "unknown")
+
+    def __init__(self, outline: Outline, unknown: tuple[str, ...]) -> None:
+        self.outline = outline
+        self.unknown = unknown
+        self.node = outline.node
+        self.size = outline.size
+        self.layout = None if unknown else layout_of(outline)
+        parts = self.layout.parts if self.layout else ()
+        blocks = [Block(part.scope, list(part.keys), list(part.metrics), b"") for part in parts if part.keys]
+        self.hollow = msgspec.structs.replace(frame_of(outline, 1, 1.0, bytes(outline.size)), blocks=blocks)
+
+    def frame(self, sequence: int, time_s: float, numbers: bytes) -> Frame:
+        """Return a row without a tail as the frame that it stands for, without what is unknown. Raises BadFrame."""
+        return check_frame(frame_of(self.outline, sequence, time_s, numbers)).frame
+
+
+class Row(NamedTuple):
+    """One row of an outline that has a layout, without a tail; ``time_s`` is on the server's clock."""
+
+    outlined: Outlined
+    time_s: float
+    received_s: float
+    numbers: bytes
+
+
+_layouts: WeakValueDictionary[tuple[Part, ...], Layout] = WeakValueDictionary()
+
+
+def layout_of(outline: Outline) -> Layout:
+    """Return the layout of an outline whose metrics are all known; the same object for equal tables."""
+    parts: list[Part] = []
+    at = 0
+    for block in outline.blocks:
+        keys = tuple(block.keys)
+        for dtype, metrics in (("<f8", block.metrics[: block.exact]), ("<f4", block.metrics[block.exact :])):
+            if metrics:
+                parts.append(Part(block.scope, keys, tuple(metrics), at, dtype))
+            at += np.dtype(dtype).itemsize * len(metrics) * len(keys)
+    named = tuple(parts)
+    known = _layouts.get(named)
+    if known is None:
+        known = _layouts[named] = Layout(named, at)
+    return known

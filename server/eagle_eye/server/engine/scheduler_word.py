@@ -1,0 +1,92 @@
+"""When schedulers were heard, and which faults have to wait for their word. Pure.
+
+A scheduler that ends a job kills its ranks, and the agents see them die before anybody has asked the scheduler why. So
+what a scheduler may have caused is not told of before it was asked again. What hardware says of itself waits for
+nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+MARGIN_S = 2.0  # clocks of nodes may differ by so much from ours, and the onset of a fault with them
+CAUSED_BY_SCHEDULERS = frozenset({"process_crash"})  # facts that are no proof against hardware
+FAILED_S = 60.0  # how long a job that ended by itself is still judged: the cause may be told of only now
+
+
+class Claim(Protocol):
+    """A verdict or an incident."""
+
+    @property
+    def fault(self) -> str:
+        """The fault's name."""
+        ...
+
+    @property
+    def fact(self) -> bool:
+        """Whether its evidence alone is proof."""
+        ...
+
+    @property
+    def onset_s(self) -> float:
+        """When it began."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerWord:
+    """What one scheduler was heard of. ``heard_s`` is when it was last asked and answered; None: never yet.
+
+    ``jobs`` are those of ours that it speaks for. ``patience_s`` is for how long a fault waits for it.
+    """
+
+    source: str
+    heard_s: float | None
+    jobs: frozenset[str] = field(default_factory=frozenset)
+    patience_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """When the scheduler of one job was last heard; ``source`` "": the job has none, and nothing waits."""
+
+    source: str = ""
+    heard_s: float | None = None
+    patience_s: float = 0.0
+
+    def covers(self, onset_s: float) -> bool:
+        """Whether the scheduler has spoken since then: what it did to the job is known."""
+        return not self.source or (self.heard_s is not None and self.heard_s >= onset_s + MARGIN_S)
+
+    def is_awaited(self, claim: Claim, now_s: float) -> bool:
+        """Whether the claim is not to be told of yet."""
+        waits = not is_proof(claim) and not self.covers(claim.onset_s)
+        return waits and now_s - claim.onset_s < self.patience_s
+
+    def can_answer(self, claim: Claim, now_s: float) -> bool:
+        """Whether an answer that is asked for now would be late enough to cover the claim."""
+        return bool(self.source) and now_s >= claim.onset_s + MARGIN_S
+
+
+NO_SCHEDULER = Hearing()
+
+
+def is_proof(claim: Claim) -> bool:
+    """Return whether hardware or a kernel has told of it: no scheduler can have caused it."""
+    return claim.fact and claim.fault not in CAUSED_BY_SCHEDULERS
+
+
+def hearing(job: str, started_s: float, words: Collection[SchedulerWord]) -> Hearing:
+    """Return when the job's scheduler was heard.
+
+    A job that began after the last word of a scheduler may be its: until that has spoken again, it counts so.
+    """
+    for word in words:
+        if job in word.jobs:
+            return Hearing(word.source, word.heard_s, word.patience_s)
+    for word in words:
+        if word.heard_s is None or word.heard_s < started_s + MARGIN_S:
+            return Hearing(word.source, word.heard_s, word.patience_s)
+    return NO_SCHEDULER

@@ -1,0 +1,116 @@
+"""A node's way out of service and back: its phases, whose word its standing is, and what a return needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from eagle_eye.detectors.faults import BY_NAME
+from eagle_eye.server.engine.maintenance import moment
+from eagle_eye.server.engine.probation import probation
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.records import Action, Node
+
+# What people are shown: the standing, and where the node is on its way back.
+Phase = Literal["in_service", "watched", "draining", "excluded", "checking"]
+Way = Literal["return", "check", "refuse"]
+
+SERVER = "server"  # whose word an action of ours is
+BY_HAND = frozenset({"silent_data_corruption"})  # no check proves a node free of it
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Whether the node's agent makes checks: it says so, it did and is silent or unable (``why``), or it never did."""
+
+    state: Literal["ready", "unable", "none"]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a return is asked for. ``who`` asks; ``check``: by a check, whatever the settings say; ``force``: at once."""
+
+    who: str
+    reason: str = ""
+    check: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a return needs: nothing, a passed check, or it is refused; ``word`` and ``detail`` say why."""
+
+    way: Way
+    word: str = ""
+    detail: str = ""
+
+
+def phase(node: Node, now_s: float) -> Phase:
+    """Return where the node is."""
+    if node.state == "in_service":
+        return "watched" if is_watched(node, now_s) else "in_service"
+    return "checking" if node.check_id else node.state
+
+
+def is_watched(node: Node, now_s: float) -> bool:
+    """Return whether the node has come back so lately that a fault of the same family counts as a relapse."""
+    return node.state == "in_service" and node.watched_until_s is not None and now_s < node.watched_until_s
+
+
+def fault_of(node: Node) -> str:
+    """Return what took the node out, "" where no fault of ours did. Old records say it in their reason alone."""
+    if node.fault or node.by:
+        return node.fault
+    named = node.reason.partition(":")[0]
+    return named if named in BY_NAME else ""
+
+
+def is_ours(node: Node) -> bool:
+    """Return whether the node's standing is an action's of ours, and nobody has changed it or its reason since."""
+    return node.by == SERVER or (not node.by and bool(fault_of(node)))
+
+
+def returning(
+    node: Node, asking: Asking, offer: Offer, actions: Iterable[Action], settings: PolicySettings, now_s: float
+) -> Answer:
+    """Return what a node that is out needs to come back; ``actions`` are any, those that took it out count."""
+    fault = fault_of(node)
+    if asking.force:
+        if fault in BY_HAND and not asking.reason:
+            return Answer("refuse", "reason", f"{node.node} is a suspect of {fault}: say why it may return (reason)")
+        return Answer("return")
+    if fault in BY_HAND:
+        detail = (
+            f"{node.node} is a suspect of {fault}, which no check rules out: it returns by hand alone,"
+            " with force=true and a reason; have its GPUs replaced or tested for hours first"
+        )
+        return Answer("refuse", "by_hand", detail)
+    if node.by and node.by not in (SERVER, asking.who):
+        detail = (
+            f"{node.node} is {node.state} by {node.by} ({node.reason or 'no reason given'}), not by Eagle Eye or you:"
+            " ask there, or readmit it with force=true"
+        )
+        return Answer("refuse", "not_ours", detail)
+    found = probation(node.node, actions, settings, now_s, node.relapsed)
+    if found.until_s is not None:
+        relapses = f", and {found.relapses} times while it was still watched" if found.relapses else ""
+        detail = (
+            f"{node.node} was excluded {found.exclusions} times lately{relapses}, and is on probation until"
+            f" {moment(found.until_s)} (policy.probation_s); wait, or readmit it with force=true"
+        )
+        return Answer("refuse", "probation", detail)
+    return _checked(node, asking, offer, settings)
+
+
+def _checked(node: Node, asking: Asking, offer: Offer, settings: PolicySettings) -> Answer:
+    required = asking.check or settings.readmit_check == "required"
+    # What a person took out he may put back, unless a check is asked for.
+    wanted = required or (settings.readmit_check == "wanted" and bool(fault_of(node)))
+    if not wanted or (offer.state == "none" and not required):
+        return Answer("return")
+    if offer.state == "ready":
+        return Answer("check")
+    detail = f"{node.node} cannot be checked: {offer.why}; mend that, or readmit it with force=true"
+    return Answer("refuse", "cannot_check", detail)

@@ -1,0 +1,77 @@
+"""Outlines by id: those in use in memory, the others in the history. Used on the event loop, unless said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from eagle_eye.schema.frame import BadFrame
+from eagle_eye.schema.rows import decode_outline, outline_id
+from eagle_eye.server.engine.outlined import Outlined
+
+KEPT_MAX = 32_768  # in memory, some KiB each; the history has the others
+
+
+class Known:
+    """An outline that was checked.
+
+    ``durable``: the history has it. ``used``: a row of it came since ``take_used``. ``admitted``: its node may take
+    part.
+    """
+
+    __slots__ = ("admitted", "durable", "id", "outlined", "raw", "used")
+
+    def __init__(self, id_: bytes, raw: bytes, outlined: Outlined, *, durable: bool) -> None:
+        self.id = id_
+        self.raw = raw
+        self.outlined = outlined
+        self.durable = durable
+        self.used = self.admitted = False
+
+
+class Outlines:
+    """All outlines that rows may name; ``look_up`` returns one of the history's by its id."""
+
+    def __init__(self, look_up: Callable[[bytes], bytes | None], kept_max: int = KEPT_MAX) -> None:
+        self._look_up = look_up
+        self._kept_max = kept_max
+        self._known: dict[bytes, Known] = {}
+
+    def get(self, id_: bytes) -> Known | None:
+        """Return the outline if it is in memory."""
+        return self._known.get(id_)
+
+    def recall(self, id_: bytes) -> Known | None:
+        """Return the outline from memory or the disk; None: it must be sent (again). Raises HistoryUnavailable."""
+        known = self._known.get(id_)
+        if known is None:
+            raw = self._look_up(id_)
+            try:
+                known = None if raw is None else self._keep(raw, durable=True)
+            except BadFrame:  # of another server's version
+                return None
+        return known
+
+    def learn(self, raw: bytes) -> Known:
+        """Return an outline that was sent, checked. Raises BadFrame."""
+        return self._known.get(outline_id(raw)) or self._keep(raw, durable=False)
+
+    def take_used(self) -> list[bytes]:
+        """Return the ids of those that were used since the last time; from any thread."""
+        found = [known for known in list(self._known.values()) if known.used]
+        for known in found:
+            known.used = False
+        return [known.id for known in found]
+
+    def forget(self, ids: Iterable[bytes]) -> None:
+        """Know that the history no longer has them; from any thread."""
+        for id_ in ids:
+            known = self._known.get(id_)
+            if known is not None:
+                known.durable = False
+
+    def _keep(self, raw: bytes, *, durable: bool) -> Known:
+        id_ = outline_id(raw)
+        known = self._known[id_] = Known(id_, raw, Outlined(*decode_outline(raw)), durable=durable)
+        while len(self._known) > self._kept_max:
+            del self._known[next(iter(self._known))]
+        return known

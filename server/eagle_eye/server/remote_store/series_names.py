@@ -1,0 +1,56 @@
+"""How a row's metric is named in the store, and which row a series there speaks of. Pure.
+
+A series is ``eagle_eye_<metric>`` with the labels ``node``, ``job`` (where the row belongs to one), and ``device`` or
+``link``; a node's own row has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.events import WHOLE_NODE
+from eagle_eye.schema.frame import KEYS_MAX, is_name
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, MetricSpec, Scope
+
+NAME, JOB, NODE, DEVICE, LINK = "__name__", "job", "node", "device", "link"
+OWN_LABELS = frozenset({NAME, JOB, NODE, DEVICE, LINK})
+# Where Prometheus scrapes our /metrics, ``job`` is its own word and ours is put aside under this name.
+SCRAPED_JOB = "exported_job"
+
+
+class Place(NamedTuple):
+    """What a series of the store speaks of; ``job`` None: of no job."""
+
+    spec: MetricSpec
+    node: str
+    key: int | str
+    job: str | None
+
+
+def labels_of(place: Place, external: Mapping[str, str]) -> dict[str, str]:
+    """Return the series' labels; ``external`` ones do not take the place of its own."""
+    labels = {**external, NAME: PROMETHEUS_PREFIX + place.spec.name, NODE: place.node, JOB: place.job or ""}
+    if place.spec.scope is Scope.LINK:
+        labels[LINK] = str(place.key)
+    elif place.spec.scope is Scope.DEVICE:
+        labels[DEVICE] = str(place.key)
+    return labels
+
+
+def place_of(labels: Mapping[str, str]) -> Place | None:
+    """Return what a series speaks of; None where it is none of ours or its labels do not say."""
+    spec = catalogue.BY_NAME.get(labels.get(NAME, "").removeprefix(PROMETHEUS_PREFIX))
+    node, job = labels.get(NODE, ""), labels.get(SCRAPED_JOB) or labels.get(JOB) or None
+    if spec is None or not is_name(node) or (job is not None and not is_name(job)):
+        return None
+    if spec.scope is Scope.NODE:
+        return Place(spec, node, WHOLE_NODE, job)
+    if spec.scope is Scope.LINK:
+        link = labels.get(LINK, "")
+        return Place(spec, node, link, job) if is_name(link) else None
+    device = labels.get(DEVICE, "")
+    if not (device.isascii() and device.isdigit() and len(device) < 5 and int(device) < KEYS_MAX):
+        return None
+    return Place(spec, node, int(device), job)

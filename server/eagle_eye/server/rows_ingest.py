@@ -1,0 +1,275 @@
+"""Frames as rows: taken by the request, made durable in groups, answered when their group is.
+
+Requests gather until the journal has finished the group before, and for a moment at least: ten thousand agents a second
+cost some dozen transactions, and no future, task or lock of their own. What rows mean is as in ``ingest``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import compress, count
+from typing import Any, NamedTuple
+
+import msgspec
+
+from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.rows import (
+    ROW_HEAD,
+)
+from eagle_eye.server.auth import Principal
+from eagle_eye.server.clock import Clock
+from eagle_eye.server.config import IngestSettings
+from eagle_eye.server.engine.outlined import Row
+from eagle_eye.server.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
+from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.frame_rules import (
+    LATE_AT_ONCE_MAX,
+    RETRY_BUSY_S,
+    RETRY_UNAVAILABLE_S,
+    Authenticator,
+    belated,
+    check_time,
+    corrected,
+)
+from eagle_eye.server.history import Appended, Batch, History
+from eagle_eye.server.rows_request import RowsRead, RowsReader
+from eagle_eye.server.telemetry import Telemetry
+
+GATHER_S = 0.02  # how long the first request of a group waits for others
+GROUP_EVERY_S = 0.08  # how often groups begin at most: an acknowledgement waits no longer than that for its turn
+GROUP_ROWS_MAX = 8_192
+
+# What takes an answer: status, body, headers.
+Reply = Callable[[int, bytes, Mapping[str, str]], None]
+
+_log = logging.getLogger(__name__)
+
+
+class _Taken(NamedTuple):
+    """One request under way."""
+
+    request: RowsRead
+    batch: Batch
+    late: tuple[bool, ...]
+    size: int
+    started_s: float
+    reply: Reply
+
+
+class RowsIngest:
+    """Takes requests of rows. ``observe_rows`` gets durable rows of numbers, ``observe`` whole frames, as Ingest's.
+
+    ``found(nodes)`` is awaited for nodes that were never heard of, before their rows are acknowledged.
+    """
+
+    def __init__(
+        self,
+        settings: IngestSettings,
+        history: History,
+        fleet: Fleet,
+        auth: Authenticator,
+        telemetry: Telemetry,
+        clock: Clock,
+        observe: Callable[[Frame, float, float], None],
+        observe_rows: Callable[[Sequence[Row]], None],
+        found: Callable[[list[str]], Awaitable[None]],
+        asked_of: Callable[[str], list[dict[str, Any]]],
+        reader: RowsReader,
+    ) -> None:
+        self._settings = settings
+        self._history = history
+        self._fleet = fleet
+        self._auth = auth
+        self._telemetry = telemetry
+        self._clock = clock
+        self._observe = observe
+        self._observe_rows = observe_rows
+        self._found = found
+        self._asked_of = asked_of
+        self._reader = reader
+        self._gathered: list[_Taken] = []
+        self._rows = self._bytes = 0  # of what has gathered
+        self._writing = 0
+        self._late_now = 0
+        self._begun_s = float("-inf")
+        self._due: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, principal: Principal, body: bytes, started_s: float, reply: Reply) -> None:
+        """Take a request's body; ``reply`` is called once, when its rows are durable or cannot be.
+
+        On the event loop. Raises Refusal at once for what cannot be taken: ``reply`` is not called then.
+        """
+        now_s = self._clock.now_s()
+        request = self._reader.read(body)
+        node, entries, sent_s = request.node, request.entries, request.sent_s
+        self._auth.authorise_frames(principal, node)
+        alone = request.known[0]
+        if alone is None or not alone.admitted:
+            self._settings.check_name(node)
+            self._fleet.check_room(node)
+        for at, entry in enumerate(entries):
+            if entry.time_s > sent_s:
+                check_time(entry.time_s, sent_s, f"row {at}")
+        self._check_room(len(body))
+        late = tuple([self._fleet.is_time_late(node, entry.time_s, sent_s) for entry in entries])
+        if False not in late:
+            if self._late_now >= LATE_AT_ONCE_MAX:
+                detail = (
+                    f"{LATE_AT_ONCE_MAX} requests of old frames are being kept, the most at a time; send this one later"
+                )
+                raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
+            self._late_now += 1
+        offset_s = self._fleet.offset_s(node, sent_s, now_s)
+        outlines = tuple([(known.id, known.raw) for known in request.fresh]) if request.fresh else ()
+        batch = Batch(node, request.stream, now_s, offset_s, entries, outlines)
+        self._gathered.append(_Taken(request, batch, late, len(body), started_s, reply))
+        self._rows += len(entries)
+        self._bytes += len(body)
+        if self._rows >= GROUP_ROWS_MAX:
+            self._begin()
+        elif self._due is None and self._writing == 0:
+            wait_s = max(GATHER_S, self._begun_s + GROUP_EVERY_S - self._clock.monotonic_s())
+            self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
+
+    def _check_room(self, size: int) -> None:
+        if self._bytes + size > self._settings.pending_bytes_max:
+            detail = (
+                f"{self._bytes} bytes of rows wait, at most {self._settings.pending_bytes_max} may; send again later"
+                " (ingest.pending_bytes_max)"
+            )
+            raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
+
+    def _begin(self) -> None:
+        """Hand what has gathered to the history."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        taken, self._gathered, self._rows, self._bytes = self._gathered, [], 0, 0
+        if not taken:
+            return
+        self._begun_s = self._clock.monotonic_s()
+        loop = asyncio.get_running_loop()
+        try:
+            future = self._history.submit_all([one.batch for one in taken])
+        except HistoryBusy as error:
+            self._refuse(taken, Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}))
+            return
+        except HistoryUnavailable as error:
+            self._refuse(taken, _unavailable(error))
+            return
+        self._writing += 1
+        future.add_done_callback(lambda done: _on(loop, self._written, taken, done))
+
+    def _written(self, taken: Sequence[_Taken], done: Future[list[Appended]]) -> None:
+        self._writing -= 1
+        if self._gathered and self._due is None:
+            wait_s = max(0.0, self._begun_s + GROUP_EVERY_S - self._clock.monotonic_s())
+            self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
+        try:
+            results = done.result()
+        except HistoryUnavailable as error:
+            self._refuse(taken, _unavailable(error))
+            return
+        except Exception:  # noqa: BLE001 - whoever waits must be answered
+            _log.exception("rows could not be kept for a reason that was not foreseen")
+            self._refuse(taken, Refusal(500, "internal", "the server failed; its log says why"))
+            return
+        strangers = self._show(taken, results)
+        if strangers:
+            task = asyncio.get_running_loop().create_task(self._introduce(strangers, taken, results))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._acknowledge(taken, results)
+
+    def _show(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> list[str]:
+        """Tell fleet and detection what is new; return the nodes that were never heard of."""
+        rows: list[Row] = []
+        strangers: list[str] = []
+        for one, appended in zip(taken, results, strict=True):
+            for outline in one.request.fresh:
+                outline.durable = outline.admitted = True
+            for at in compress(count(), appended.new):
+                if one.late[at]:
+                    self._show_late(one, at)
+                elif self._show_one(one, at, rows):
+                    strangers.append(one.batch.node)
+        self._observe_rows(rows)
+        return strangers
+
+    def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
+        """Tell of a row, numbers alone by adding them to ``rows``; return whether its node was never heard of."""
+        batch, known = one.batch, one.request.known[at]
+        if known is not None:
+            entry = batch.entries[at]
+            time_s = entry.time_s + batch.offset_s
+            rows.append(Row(known.outlined, time_s, batch.received_s, entry.raw[ROW_HEAD.size :]))
+            return self._fleet.heard_row(known.outlined, entry.time_s, batch.received_s)
+        frame = one.request.frames[at]
+        self._observe_rows(rows)  # what its node said before comes before it
+        rows.clear()
+        new = self._fleet.heard(frame, batch.received_s)
+        self._observe(corrected(frame, batch.offset_s), batch.received_s, batch.offset_s)
+        return new
+
+    def _show_late(self, one: _Taken, at: int) -> None:
+        self._telemetry.late.inc()
+        frame, newest = one.request.frames.get(at), self._fleet.last(one.batch.node)
+        told = belated(frame, newest) if frame is not None and newest is not None else None
+        if newest is not None and told is not None:
+            self._observe(corrected(told, one.batch.offset_s), newest.received_s, one.batch.offset_s)
+
+    async def _introduce(self, nodes: list[str], taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
+        try:
+            await self._found(nodes)
+        except StoreUnavailable:
+            # The rows are durable and must be acknowledged; the nodes are written down at the next start.
+            _log.warning("nodes could not be written down", extra={"nodes": len(nodes), "first": nodes[0]})
+            self._telemetry.failures.labels("node").inc()
+        finally:
+            self._acknowledge(taken, results)
+
+    def _acknowledge(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
+        accepted = total = 0
+        for one, appended in zip(taken, results, strict=True):
+            new, rows = appended.accepted, len(appended.new)
+            accepted += new
+            total += rows
+            self._settle(one)
+            said = b'{"accepted":%d,"duplicates":%d,"watermark":%d' % (new, rows - new, appended.watermark)
+            asked = self._asked_of(one.batch.node)
+            if asked:
+                said += b',"requests":' + msgspec.json.encode(asked)
+            if one.request.unknown:
+                said += b',"unknown":' + msgspec.json.encode(one.request.unknown)
+            one.reply(200, said + b"}", NO_HEADERS)
+        now_s = self._clock.monotonic_s()
+        self._telemetry.frames.inc(accepted)
+        self._telemetry.duplicates.inc(total - accepted)
+        self._telemetry.bytes.inc(sum(one.size for one in taken))
+        self._telemetry.ingest_seconds.observe_all([now_s - one.started_s for one in taken])
+
+    def _refuse(self, taken: Sequence[_Taken], refusal: Refusal) -> None:
+        for one in taken:
+            self._settle(one)
+            one.reply(refusal.status, refusal.document(), refusal.headers)
+        self._telemetry.rejected.labels(refusal.reason).inc(len(taken))
+
+    def _settle(self, one: _Taken) -> None:
+        if False not in one.late:
+            self._late_now -= 1
+
+
+def _unavailable(error: HistoryUnavailable) -> Refusal:
+    return Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)})
+
+
+def _on(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *arguments: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(work, *arguments)
+    except RuntimeError:
+        return  # the loop has ended, and with it everybody who waited

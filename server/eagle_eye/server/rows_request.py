@@ -1,0 +1,188 @@
+"""The body of a request of rows, read and checked: whose they are, what is more than numbers, what is not known."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from eagle_eye.schema.frame import TIME_S_MAX, BadFrame, Frame, Reading, read_frame, unknown_keys
+from eagle_eye.schema.rows import (
+    MAGIC,
+    REQUEST_HEAD,
+    ROW_HEAD,
+    SIZE,
+    Outline,
+    check_size,
+    decode_rows_request,
+    is_row,
+    read_row,
+    row_head,
+    unknown_outline_keys,
+)
+from eagle_eye.server.errors import HistoryUnavailable, Refusal
+from eagle_eye.server.frame_rules import KEYS_EVERY, RETRY_UNAVAILABLE_S, refusal_of
+from eagle_eye.server.history import Entry
+from eagle_eye.server.outlines import Known, Outlines
+from eagle_eye.server.unknown_things import UnknownThings
+
+_BEGIN = REQUEST_HEAD.size + SIZE.size  # of the first row, where there is no outline
+_ALONE = (MAGIC, 0, 1)
+_NO_FRAMES: Mapping[int, Frame] = MappingProxyType({})
+_NO_NAMES: tuple[str, ...] = ()
+
+
+class RowsRead(NamedTuple):
+    """What a body says. ``known`` has each entry's outline, None for one whose frame is in ``frames``.
+
+    ``fresh`` are the outlines among them that may not be durable yet; ``unknown`` names what was left out.
+    """
+
+    node: str
+    stream: str
+    sent_s: float
+    entries: tuple[Entry, ...]
+    known: tuple[Known | None, ...]
+    frames: Mapping[int, Frame]
+    fresh: tuple[Known, ...]
+    unknown: Sequence[str]
+
+
+class _One(NamedTuple):
+    """One row; ``reading`` is what it says where that is more than numbers."""
+
+    says: Outline | Frame
+    known: Known | None
+    entry: Entry
+    reading: Reading | None
+
+
+class RowsReader:
+    """Reads bodies; on the event loop."""
+
+    def __init__(self, outlines: Outlines, unknown: UnknownThings, inflated_bytes_max: int) -> None:
+        self._outlines = outlines
+        self._unknown = unknown
+        self._inflated_bytes_max = inflated_bytes_max
+
+    def inflated(self, body: bytes) -> bytes:
+        """Return what a zlib-compressed body says. Raises Refusal."""
+        limit = self._inflated_bytes_max
+        inflater = zlib.decompressobj()
+        try:
+            whole = inflater.decompress(body, limit + 1)
+        except zlib.error as error:
+            raise Refusal(400, "truncated", f"the body cannot be decompressed (zlib): {error}") from None
+        if len(whole) > limit:
+            raise Refusal(413, "oversized", f"the body has more than {limit} bytes once decompressed: send less")
+        if not inflater.eof:
+            raise Refusal(400, "truncated", "the compressed body ends before its data does")
+        return whole
+
+    def read(self, body: bytes) -> RowsRead:
+        """Return what the body says. Raises Refusal: 400, 409 for an outline to be sent, 413, 503."""
+        try:
+            sent_s, outlines, rows = _parts(body)
+        except BadFrame as error:
+            raise refusal_of(error, "the request") from None
+        if len(rows) == 1 and not outlines:
+            alone = self._alone(rows[0], sent_s)
+            if alone is not None:
+                return alone
+        if not rows:
+            raise Refusal(400, "empty", "the request has no rows; send at least one")
+        self._learn(outlines)
+        read: list[_One] = []
+        for at, row in enumerate(rows):
+            try:
+                read.append(self._one(row))
+            except BadFrame as error:
+                raise refusal_of(error, f"row {at}") from None
+        first = read[0].says
+        for at, one in enumerate(read[1:], 1):
+            if (one.says.node, one.says.stream) != (first.node, first.stream):
+                raise Refusal(400, "mixed", f"row {at} is of another node or stream than row 0; send one a request")
+        frames = {at: one.reading.frame for at, one in enumerate(read) if one.reading is not None}
+        fresh = {one.known.id: one.known for one in read if one.known is not None and not one.known.durable}
+        return RowsRead(
+            first.node,
+            first.stream,
+            sent_s,
+            tuple([one.entry for one in read]),
+            tuple([one.known if one.reading is None else None for one in read]),
+            frames,
+            tuple(fresh.values()),
+            self._note_unknown(first, read) if frames else [],
+        )
+
+    def _learn(self, outlines: Sequence[bytes]) -> None:
+        for at, raw in enumerate(outlines):
+            try:
+                known = self._outlines.learn(raw)
+            except BadFrame as error:
+                raise refusal_of(error, f"outline {at}") from None
+            keys = unknown_outline_keys(raw)
+            if keys:
+                outline = known.outlined.outline
+                self._unknown.note(outline.node, outline.agent_version, dict.fromkeys(keys, 1))
+
+    def _alone(self, row: bytes, sent_s: float) -> RowsRead | None:
+        """Return what a row says that is all that came and numbers alone; None: it is not so plain."""
+        if not (len(row) >= ROW_HEAD.size and is_row(row)):
+            return None
+        _, tail_bytes, id_, sequence, time_s = ROW_HEAD.unpack_from(row)
+        known = self._outlines.get(id_)
+        if known is None or tail_bytes or known.outlined.layout is None or not known.durable:
+            return None
+        if len(row) != ROW_HEAD.size + known.outlined.size or not (
+            0.0 < time_s < TIME_S_MAX and 0 < sequence < 1 << 53
+        ):
+            return None
+        known.used = True
+        outline = known.outlined.outline
+        entries = (Entry(sequence, time_s, row),)
+        return RowsRead(outline.node, outline.stream, sent_s, entries, (known,), _NO_FRAMES, (), _NO_NAMES)
+
+    def _one(self, row: bytes) -> _One:
+        """Return a row, or a whole frame that came among them. Raises BadFrame, Refusal."""
+        if row and not is_row(row):
+            frame, unknown = reading = read_frame(row)
+            if frame.sequence % KEYS_EVERY == 1:
+                reading = Reading(frame, (*unknown, *unknown_keys(row)))
+            return _One(frame, None, Entry(frame.sequence, frame.time_s, row), reading)
+        head = row_head(row)
+        known = self._find(head.outline_id)
+        known.used = True
+        outline, entry = known.outlined.outline, Entry(head.sequence, head.time_s, row)
+        if head.tail_bytes or known.outlined.layout is None:
+            return _One(outline, known, entry, read_row(outline, row))
+        check_size(known.outlined.size, row, 0)
+        return _One(outline, known, entry, None)
+
+    def _find(self, id_: bytes) -> Known:
+        known = self._outlines.get(id_)
+        if known is None:
+            try:
+                known = self._outlines.recall(id_)
+            except HistoryUnavailable as error:
+                raise Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}) from None
+        if known is None:
+            raise Refusal(409, "outline", f"the outline {id_.hex()} is not known here; send it with its rows")
+        return known
+
+    def _note_unknown(self, first: Outline | Frame, read: Sequence[_One]) -> list[str]:
+        left_out = Counter(name for one in read if one.reading is not None for name in one.reading.unknown)
+        return self._unknown.note(first.node, first.agent_version, left_out) if left_out else []
+
+
+def _parts(body: bytes) -> tuple[float, Sequence[bytes], Sequence[bytes]]:
+    """Return a request's time of sending, outlines and rows; the usual one, a row alone, at once. Raises BadFrame."""
+    if len(body) > _BEGIN:
+        magic, outlines, rows, sent_s = REQUEST_HEAD.unpack_from(body)
+        alone = (magic, outlines, rows) == _ALONE and SIZE.unpack_from(body, REQUEST_HEAD.size)[0] == len(body) - _BEGIN
+        if alone and 0.0 < sent_s < TIME_S_MAX:
+            return sent_s, (), (body[_BEGIN:],)
+    request = decode_rows_request(body)
+    return request.sent_s, request.outlines, request.rows

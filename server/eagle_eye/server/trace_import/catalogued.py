@@ -1,0 +1,170 @@
+"""Which series of a Prometheus are of use, and of which nodes: by the mapping table, and our own names."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from eagle_eye.schema.frame import is_name
+from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX
+from eagle_eye.server.remote_store.promql import Labels, any_of, selector
+from eagle_eye.server.remote_store.series_names import JOB, NAME, NODE, SCRAPED_JOB
+from eagle_eye.server.remote_write.intake import node_of
+from eagle_eye.server.remote_write.mapping import TARGET_UP, Table
+from eagle_eye.server.remote_write.wire import Malformed
+
+OWN_NAMES = tuple(PROMETHEUS_PREFIX + spec.name for spec in METRICS)
+NODES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for.
+
+    ``matchers`` as they stand between the braces of PromQL; ``nodes`` are globs, (): the label of the job tells.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    matchers: str
+    node_labels: tuple[str, ...]
+    job_labels: tuple[str, ...]
+
+    @property
+    def by_label(self) -> bool:
+        """Whether the nodes are those that a label says work for the job."""
+        return not self.nodes and not self.matchers
+
+
+@dataclass
+class Nodes:
+    """The nodes to import: for each label that names nodes, its values by node; ``own`` where our own names tell.
+
+    ``seen`` are all nodes, wanted or not; ``nameless`` counts series, by their labels, that name none.
+    """
+
+    by_label: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+    nameless: int = 0
+
+
+def foreign_names(table: Table) -> tuple[str, ...]:
+    """Return the names of the exporters' series that become metrics or events."""
+    return tuple(sorted(name.decode() for name in table.wanted if name != TARGET_UP.encode()))
+
+
+def census(table: Table, wanted: Wanted, window_s: float) -> tuple[str, str]:
+    """Return the queries whose answers name nodes and their jobs: by exporters' series, and by our own.
+
+    The store groups its series by the labels that name either: a fleet has a hundred thousand, and some thousand nodes.
+    """
+    window = f"{round(window_s * 1000.0)}ms"
+    of_exporters = with_matchers(selector("", {}, {NAME: any_of(foreign_names(table))}), wanted)
+    of_ours = with_matchers(selector("", {}, {NAME: any_of(OWN_NAMES)}), wanted)
+    labels = ",".join(dict.fromkeys((*wanted.node_labels, *wanted.job_labels)))
+    return (
+        f"group by ({labels}) (last_over_time({of_exporters}[{window}]))",
+        f"group by ({NODE},{JOB},{SCRAPED_JOB}) (last_over_time({of_ours}[{window}]))",
+    )
+
+
+def with_matchers(of: str, wanted: Wanted) -> str:
+    """Return the selector, with what the user asked for besides."""
+    return f"{of[:-1]},{wanted.matchers}}}" if wanted.matchers else of
+
+
+def nodes_of(of_exporters: Iterable[Labels], of_ours: Iterable[Labels], wanted: Wanted) -> Nodes:
+    """Return the nodes that are wanted of those that the census names."""
+    found = Nodes()
+    named = [*_by_exporters(of_exporters, wanted, found), *_by_us(of_ours)]
+    of_job = {one.node for one in named if one.job == wanted.job}
+    for node, label, value, _ in named:
+        found.seen.add(node)
+        if not (node in of_job if wanted.by_label else _fits(node, wanted.nodes)):
+            continue
+        found.names.add(node)
+        if label:
+            found.by_label.setdefault(label, {}).setdefault(node, set()).add(value)
+        else:
+            found.own.add(node)
+    return found
+
+
+class _Named(NamedTuple):
+    """A node, the label that names it ("": our own names do), the label's value, the job that the series names."""
+
+    node: str
+    label: str
+    value: str
+    job: str | None
+
+
+def _by_exporters(series: Iterable[Labels], wanted: Wanted, found: Nodes) -> Iterator[_Named]:
+    for labels in series:
+        try:
+            node = node_of(labels, wanted.node_labels)
+        except Malformed:
+            node = None
+        if node is None:
+            found.nameless += 1
+            continue
+        label = next(one for one in wanted.node_labels if labels.get(one))
+        job = next((labels[one] for one in wanted.job_labels if labels.get(one)), None)
+        yield _Named(node, label, labels[label], job)
+
+
+def _by_us(series: Iterable[Labels]) -> Iterator[_Named]:
+    for labels in series:
+        node = labels.get(NODE, "")
+        if is_name(node):
+            yield _Named(node, "", node, labels.get(SCRAPED_JOB) or labels.get(JOB))
+
+
+def _fits(node: str, globs: Sequence[str]) -> bool:
+    return not globs or any(fnmatch.fnmatchcase(node, glob) for glob in globs)
+
+
+def questions(nodes: Nodes, batch: Sequence[str], table: Table, wanted: Wanted) -> list[str]:
+    """Return the selectors of all series of a batch of nodes; none selects what another does.
+
+    A series with several labels that name nodes is that of the first.
+    """
+    found = []
+    for place, label in enumerate(wanted.node_labels):
+        values = sorted({value for node in batch for value in nodes.by_label.get(label, {}).get(node, ())})
+        if values:
+            before = dict.fromkeys(wanted.node_labels[:place], "")
+            of = selector("", before, {NAME: any_of(foreign_names(table)), label: any_of(values)})
+            found.append(with_matchers(of, wanted))
+    own = sorted(nodes.own.intersection(batch))
+    if own:
+        of = selector("", {}, {NAME: any_of(OWN_NAMES), NODE: any_of(own)})
+        found.append(with_matchers(of, wanted))
+    return found
+
+
+def nothing_found(nodes: Nodes, wanted: Wanted) -> str:
+    """Return why there is no node to import, and what to do about it."""
+    if not nodes.seen and not nodes.nameless:
+        return (
+            "the Prometheus has no series of dcgm-exporter, node_exporter or Eagle Eye in that time"
+            + (f" with {wanted.matchers}" if wanted.matchers else "")
+            + "; see docs/prometheus.md for those that are read"
+        )
+    if not nodes.seen:
+        return (
+            f"there are series, and none of the labels {', '.join(wanted.node_labels)} names their node; name one with"
+            " --node-label"
+        )
+    shown = ", ".join(sorted(nodes.seen)[:NODES_SHOWN])
+    more = ", ..." if len(nodes.seen) > NODES_SHOWN else ""
+    if wanted.nodes:
+        return f"no node fits --nodes {' '.join(wanted.nodes)}; there are {shown}{more}"
+    return (
+        f"no series says by a label ({', '.join(wanted.job_labels)}) that its node works for job {wanted.job!r}; name"
+        f" the nodes with --nodes, or the label with --job-label; there are {shown}{more}"
+    )

@@ -1,0 +1,102 @@
+"""Samples of a Prometheus as frames of nodes: exporters' by the way of remote write, our own as they are. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from eagle_eye.schema.frame import WIRE_VERSION, Frame
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
+from eagle_eye.server.remote_store.past import frames_of
+from eagle_eye.server.remote_store.promql import Course
+from eagle_eye.server.remote_store.series_names import NAME
+from eagle_eye.server.remote_write.intake import Intake, Taken
+from eagle_eye.server.remote_write.mapping import Table
+from eagle_eye.server.remote_write.rows import INTERVAL_UNKNOWN_S, Moment
+from eagle_eye.server.remote_write.wire import Sample, Series
+from eagle_eye.server.trace_import.catalogued import Wanted
+
+SENDER = "import"
+SERIES_MAX = 5_000_000
+
+
+class Importer:
+    """Takes the samples of some nodes, piece after piece of time; ``left_out`` counts what became no value."""
+
+    def __init__(self, table: Table, wanted: Wanted) -> None:
+        # Moments are taken one by one, each whole: whatever is open is complete, and nothing has to wait.
+        self._intake = Intake(table, wanted.node_labels, wanted.job_labels, SERIES_MAX, SERIES_MAX, lambda _node: None)
+        self._job = wanted.job
+        self._only_job = wanted.by_label
+        self._sequence = 0
+        self.left_out: Counter[str] = Counter()
+        self.complaint = ""
+
+    def frames(self, courses: Iterable[Course], interval_s: float) -> Iterator[Frame]:
+        """Yield the courses' samples as frames of the job; ``interval_s`` is that of rows with our own names."""
+        foreign: list[Course] = []
+        own: list[Course] = []
+        for course in courses:
+            (own if course.labels.get(NAME, "").startswith(PROMETHEUS_PREFIX) else foreign).append(course)
+        for frame in frames_of(own, interval_s, self._sequence):
+            self._sequence = frame.sequence
+            if self._only_job and frame.job is not None and frame.job != self._job:
+                self.left_out["other_job"] += sum(len(block.values) // 8 for block in frame.blocks)
+                continue
+            yield msgspec.structs.replace(frame, job=self._job)
+        yield from self._of_exporters(foreign)
+
+    def _of_exporters(self, courses: Sequence[Course]) -> Iterator[Frame]:
+        keys = [_key(course) for course in courses]
+        names = [course.labels[NAME] for course in courses]
+        by_time: dict[int, list[Series]] = {}
+        for course, key, name in zip(courses, keys, names, strict=True):
+            for time_s, value in zip(course.times_s.tolist(), course.values.tolist(), strict=True):
+                time_ms = round(time_s * 1000.0)
+                by_time.setdefault(time_ms, []).append(Series(key, name, [Sample(time_ms, value)]))
+        for time_ms in sorted(by_time):
+            taken = Taken()
+            self._intake.take(by_time[time_ms], time_ms / 1000.0, lambda _node: None, taken)
+            self.left_out.update(taken.left_out)
+            self.left_out.update(taken.refused)
+            self.complaint = self.complaint or taken.complaint
+            for moment in taken.moments:
+                yield self._frame(moment)
+
+    def _frame(self, moment: Moment) -> Frame:
+        self._sequence += 1
+        node = moment.node
+        frame = Frame(
+            version=WIRE_VERSION,
+            node=node.name,
+            boot_id="unknown",
+            stream=SENDER,
+            sequence=self._sequence,
+            time_s=moment.time_s,
+            interval_s=node.interval_s or INTERVAL_UNKNOWN_S,
+            agent_version=SENDER,
+            job=self._job,
+            blocks=list(moment.blocks()),
+            events=list(moment.events),
+        )
+        moment.kept = moment.version
+        moment.events.clear()
+        return frame
+
+
+def _key(course: Course) -> bytes:
+    """Return what stands for the labels of a series, as it comes in a request of version 2."""
+    texts = [text.encode() for pair in sorted(course.labels.items()) for text in pair]
+    return b"\xff" + b"\xff".join(texts)
+
+
+def interval_of(courses: Iterable[Course]) -> float | None:
+    """Return the most common distance of two samples; None: there are no two."""
+    gaps: Counter[float] = Counter()
+    for course in courses:
+        times = course.times_s
+        gaps.update(round(gap_s, 1) for gap_s in (times[1:] - times[:-1]).tolist() if math.isfinite(gap_s))
+    return max(gaps.most_common(1)[0][0], 0.1) if gaps else None

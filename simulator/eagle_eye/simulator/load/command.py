@@ -1,0 +1,160 @@
+"""``eagle-eye loadtest``: a synthetic fleet that sends fresh values and counts what is acknowledged as durable."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.simulator.load.enrolment import NotEnrolled, enrol
+from eagle_eye.simulator.load.fleet import Fleet, Load
+from eagle_eye.simulator.load.generator import Generator
+from eagle_eye.simulator.load.tally import Tally
+from eagle_eye.simulator.load.target import Target, target
+
+DONE, FAILED = 0, 1
+DEFAULT_SERVER = "http://127.0.0.1:8470"
+BUSY_RATIO = 0.9  # of a core: beyond it this program may be what is slow
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--server", metavar="URL", help=f"default {DEFAULT_SERVER}")
+    parser.add_argument("--nodes", type=int, default=100, metavar="N", help="synthetic agents, a connection each (100)")
+    parser.add_argument("--gpus", type=int, default=8, metavar="G", help="GPUs a node (8)")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="I", help="seconds between frames (1)")
+    parser.add_argument("--duration", type=float, default=60.0, metavar="S", help="seconds (60)")
+    parser.add_argument("--job-nodes", type=int, default=128, metavar="N", help="nodes of each job (128)")
+    parser.add_argument("--step-seconds", type=float, default=2.0, metavar="T", help="length of a training step (2)")
+    parser.add_argument(
+        "--spread", type=float, default=1.0, metavar="X", help="share of the interval over which nodes send (1)"
+    )
+    parser.add_argument(
+        "--warm-up", type=float, default=0.0, metavar="S", help="acknowledgements after it are reported apart, too"
+    )
+    parser.add_argument("--drain", type=float, default=10.0, metavar="S", help="wait for acknowledgements at the end")
+    parser.add_argument("--prefix", default="load", metavar="NAME", help="names of nodes and jobs begin so (load)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed gives the same values")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="a token that may send any node's frames: admin")
+    token.add_argument("--join-token-file", type=Path, metavar="FILE", help="a join token; each node is enrolled")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="who signed the server's certificate, PEM")
+    parser.add_argument("--yes", action="store_true", help="the server is not on this machine, and may be loaded")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send the load; 1 when something that was sent was not acknowledged."""
+    load = Load(
+        nodes=args.nodes,
+        gpus=args.gpus,
+        interval_s=args.interval,
+        duration_s=args.duration,
+        job_nodes=args.job_nodes,
+        step_s=args.step_seconds,
+        spread=args.spread,
+        prefix=args.prefix,
+        seed=args.seed,
+        warm_up_s=args.warm_up,
+    )
+    load.check()
+    server = target(args.server or os.environ.get("EAGLE_EYE_SERVER") or DEFAULT_SERVER, args.ca_file)
+    if not server.is_loopback and not args.yes:
+        raise ConfigurationError(
+            f"--server: {server.url} is not on this machine; {load.nodes} nodes that do not exist will be in its fleet"
+            " and its history: add --yes if that is wanted"
+        )
+    try:
+        figures = asyncio.run(_load(server, load, args))
+    except (OSError, NotEnrolled) as error:
+        sys.stderr.write(f"eagle-eye loadtest: {server.url}: {error or type(error).__name__}\n")
+        return FAILED
+    sys.stdout.write(json.dumps(figures) + "\n" if args.json else _summary(figures))
+    return DONE if figures["frames_lost"] == 0 else FAILED
+
+
+async def _load(server: Target, load: Load, args: argparse.Namespace) -> dict[str, Any]:
+    tokens = [_text(args.token_file, "--token-file")] if args.token_file else [""]
+    if args.join_token_file:
+        tokens = await enrol(server, _text(args.join_token_file, "--join-token-file"), Fleet(load, "").names)
+    console = Console(stderr=True)
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+
+        def told(tally: Tally, seconds: float) -> None:
+            if console.is_terminal:
+                live.update(_progress(tally, max(seconds, 0.0), load))
+
+        generator = Generator(server, load, tokens, args.drain, told)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, generator.stop)
+        return await generator.run()
+
+
+def _text(file: Path, flag: str) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{flag}: {file} cannot be read: {type(error).__name__}") from None
+
+
+def _progress(tally: Tally, seconds: float, load: Load) -> Table:
+    table = Table(title=f"{load.nodes} nodes, {seconds:.0f} of {load.duration_s:.0f} s", title_justify="left")
+    for column in ("frames", "acknowledged", "waiting", "p50", "p99", "asked to wait", "errors"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        f"{tally.made:,}",
+        f"{tally.acknowledged:,}",
+        f"{tally.lost - tally.dropped - tally.refused:,}",
+        _milliseconds(tally.latencies.quantile_s(0.5)),
+        _milliseconds(tally.latencies.quantile_s(0.99)),
+        f"{tally.asked_to_wait.total():,}",
+        f"{tally.errors.total():,}",
+    )
+    return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f} ms"
+
+
+def _times(took: dict[str, float | None]) -> dict[str, str]:
+    return {name: _milliseconds(seconds) for name, seconds in took.items()}
+
+
+def _summary(figures: dict[str, Any]) -> str:
+    asked = "{nodes} nodes of {gpus} GPUs, {metrics} metrics each, every {interval_seconds:g} s for {seconds:g} s"
+    got = (
+        "{frames_acknowledged:,} of {frames_sent:,} frames; {samples_acknowledged:,} samples, {samples_per_second:,.0f}"
+    )
+    lost = "  lost            {frames_lost:,} (refused {frames_refused:,}, dropped {frames_dropped:,})"
+    times = "  acknowledged in p50 {p50}, p99 {p99}, at most {max}"
+    lines = [
+        asked.format(**figures),
+        f"  acknowledged    {got.format(**figures)} a second",
+        lost.format(**figures),
+        times.format(**_times(figures["acknowledged_seconds"])),
+    ]
+    if figures["warm_up_seconds"]:
+        lines.append(f"{times.format(**_times(figures['acknowledged_seconds_settled']))} after the warm-up")
+    for title, name in (("asked to wait", "asked_to_wait"), ("errors", "errors")):
+        if figures[name]:
+            counts = ", ".join(f"{kind}: {count:,}" for kind, count in figures[name].items())
+            lines.append(f"  {title:<16}{counts}")
+    lines += [f"  {kind:<16}{detail}" for kind, detail in figures["details"].items()]
+    if figures["generator_cpu_ratio"] > BUSY_RATIO or figures["sends_late"]:
+        lines.append(
+            f"  this program was busy {figures['generator_cpu_ratio']:.0%} of the time and sent"
+            f" {figures['sends_late']:,} frames late: the figures are its own, not the server's"
+        )
+    return "\n".join(lines) + "\n"

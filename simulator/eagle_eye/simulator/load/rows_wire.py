@@ -1,0 +1,103 @@
+"""The compact encoding of a synthetic fleet: outlines once for each connection, rows made for many nodes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.rows import (
+    CONTENT_TYPE,
+    ID_BYTES,
+    ROW_HEAD,
+    VERSION,
+    encode_outline,
+    encode_row,
+    encode_rows_request,
+    outline_id,
+    outline_of,
+)
+from eagle_eye.simulator.load.values import EXACT, PLAIN, Readings
+
+_ID_AT = 8  # in a row, after version, padding and the tail's size
+
+
+class RowsWire:
+    """One stream's rows, with each outline before the first row that needs it."""
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self) -> None:
+        self._outlines: dict[bytes, bytes] = {}
+        self._told: set[bytes] = set()
+
+    def learn(self, id_: bytes, outline: bytes) -> None:
+        """Take an outline of which rows will come."""
+        self._outlines[id_] = outline
+
+    def body(self, frames: Sequence[bytes], sent_s: float) -> bytes:
+        """See wire.Wire."""
+        if len(frames) == 1 and frames[0][_ID_AT : _ID_AT + ID_BYTES] in self._told:
+            return encode_rows_request((), frames, sent_s)
+        ids = dict.fromkeys(frame[_ID_AT : _ID_AT + ID_BYTES] for frame in frames)
+        news = [id_ for id_ in ids if id_ not in self._told]
+        self._told.update(news)
+        return encode_rows_request([self._outlines[id_] for id_ in news], frames, sent_s)
+
+    def forget(self) -> None:
+        """See wire.Wire."""
+        self._told.clear()
+
+    def farewell(self, frame: Frame, sequence: int, time_s: float, event: Event) -> bytes:
+        """Return a node's last frame: no numbers, one event."""
+        last = msgspec.structs.replace(frame, sequence=sequence, time_s=time_s, blocks=[], events=[event])
+        outline = outline_of(last)
+        raw = encode_outline(outline)
+        id_ = outline_id(raw)
+        self.learn(id_, raw)
+        return encode_row(last, outline, id_)
+
+
+class FleetRows:
+    """Rows of many nodes at once; ``wires`` of the nodes learn their outlines."""
+
+    def __init__(self, templates: Sequence[Frame]) -> None:
+        """``templates`` are the nodes' frames; their sequences, times and numbers do not matter."""
+        gpus = len(templates[0].blocks[0].keys)
+        self.wires = [RowsWire() for _ in templates]
+        ids: list[bytes] = []
+        for frame, wire in zip(templates, self.wires, strict=True):
+            raw = encode_outline(outline_of(frame))
+            ids.append(outline_id(raw))
+            wire.learn(ids[-1], raw)
+        self._ids = np.frombuffer(b"".join(ids), dtype=f"V{ID_BYTES}")
+        self._row = np.dtype(
+            [
+                ("version", "u1"),
+                ("padding", "V3"),
+                ("tail", "<u4"),
+                ("id", f"V{ID_BYTES}"),
+                ("sequence", "<u8"),
+                ("time_s", "<f8"),
+                ("exact", "<f8", (len(EXACT), gpus)),
+                ("plain", "<f4", (len(PLAIN), gpus)),
+            ]
+        )
+        if self._row.fields is None or self._row.fields["exact"][1] != ROW_HEAD.size:
+            raise RuntimeError("the layout of rows is not what the schema says")
+
+    def encode(self, first: int, sequence: int, time_s: float, readings: Readings) -> list[bytes]:
+        """Return the rows of the nodes from ``first`` on whose readings these are."""
+        count = len(readings.exact)
+        rows = np.zeros(count, dtype=self._row)
+        rows["version"] = VERSION
+        rows["id"] = self._ids[first : first + count]
+        rows["sequence"] = sequence
+        rows["time_s"] = time_s
+        rows["exact"] = readings.exact
+        rows["plain"] = readings.plain
+        data, size = rows.tobytes(), self._row.itemsize
+        return [data[at : at + size] for at in range(0, len(data), size)]

@@ -1,0 +1,35 @@
+"""Which GPU sits where, told when it is news."""
+
+from __future__ import annotations
+
+from eagle_eye.agent.nvml.inventory import AGAIN_S, Inventory, Seat
+
+ONE, TWO = Seat(0, "GPU-1", "H100"), Seat(1, "GPU-2", "H100")
+
+
+def test_all_gpus_are_told_of_at_the_start_and_then_only_now_and_then() -> None:
+    inventory = Inventory()
+    first = inventory.news([TWO, ONE], 100.0, 0.0)
+    assert [(event.kind, event.device, event.attributes) for event in first] == [
+        ("inventory", 0, {"uuid": "GPU-1", "model": "H100"}),
+        ("inventory", 1, {"uuid": "GPU-2", "model": "H100"}),
+    ]
+    assert inventory.news([ONE, TWO], 101.0, AGAIN_S - 1) == []
+    assert len(inventory.news([ONE, TWO], 102.0, AGAIN_S)) == 2
+    assert inventory.news([ONE, TWO], 103.0, AGAIN_S + 1) == []
+
+
+def test_a_gpu_that_comes_goes_or_changes_place_is_news() -> None:
+    inventory = Inventory()
+    inventory.news([ONE], 100.0, 0.0)
+    assert len(inventory.news([ONE, TWO], 101.0, 1.0)) == 2
+    assert len(inventory.news([ONE], 102.0, 2.0)) == 1
+    assert len(inventory.news([ONE._replace(device=3)], 103.0, 3.0)) == 1
+    assert inventory.news([ONE._replace(device=3)], 104.0, 4.0) == []
+
+
+def test_a_library_without_gpus_is_no_news_and_forgets_none() -> None:
+    inventory = Inventory()
+    inventory.news([ONE], 100.0, 0.0)
+    assert inventory.news([], 101.0, 1.0) == []
+    assert inventory.news([ONE], 102.0, 2.0) == []

@@ -1,0 +1,115 @@
+"""What operators read of the past: tables, JSON, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.cli.main import main
+from eagle_eye.server.records import AuditEntry
+from eagle_eye.server.store import Change
+from tests.server.accounts.past import attempt, three_failures
+from tests.server.builders import NOW, Running, action, incident, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server with a past that no test changes but by tickets."""
+    with running(tmp_path_factory.mktemp("past")) as started:
+        store = started.front.services.store
+        three_failures(store)
+        over = attempt(
+            0, -7_200, -3_600, end="failed", first_step=1, first_step_s=-7_100, last_step=9, last_step_s=-4_000
+        )
+        store.commit(
+            Change(
+                attempts=(over,),
+                incidents=(
+                    incident(detected_s=NOW - 3_950, onset_s=NOW - 4_000, seen_s=NOW - 3_600, ended_s=NOW - 3_500),
+                ),
+                actions=(action("act_0", "would_act", created_s=NOW - 3_900),),
+                audit=(AuditEntry(time_s=NOW - 100, who="tok_\x1b[2J", verb="drain", subject="n1"),),
+            )
+        )
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def asked(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("EAGLE_EYE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("EAGLE_EYE_SERVER", server.url)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_goodput_names_the_job_and_what_its_time_was_lost_to(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in told(capsys, "goodput").splitlines()]
+    assert ["job", "1", "1.00", "0.861", "0.861", "1.11"] in lines
+    assert ["job", "stopped", "hang", "n1", "0.89", "0.11"] in lines
+    by_node = [line.split() for line in told(capsys, "goodput", "--by", "node").splitlines()]
+    assert ["n1", "0.89", "0.11", "0.89"] in by_node
+    assert json.loads(told(capsys, "goodput", "--by", "fault", "--json"))["by"] == "fault"
+
+
+def test_the_ledger_shows_claims_and_their_totals(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "ledger")
+    assert "tok_\N{REPLACEMENT CHARACTER}[2J said drain n1" in text
+    assert ["all", "1", "0", "0", "0", "1.00", "0.21", "to", "1.00"] in [line.split() for line in text.splitlines()]
+    assert [claim["why"] for claim in json.loads(told(capsys, "ledger", "--json"))["items"]] == ["taken_out"]
+    assert "none" in told(capsys, "ledger", "--standing", "wrong")
+
+
+def test_a_nodes_history_says_why_it_is_a_lemon(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "nodes", "history", "n1", "--limit", "3")
+    assert text.splitlines()[0].startswith("n1 is in_service; lemon score 0.8")
+    assert "multi node failures 4 adds" in text
+    assert "\x1b" not in text
+    assert len(json.loads(told(capsys, "nodes", "history", "n1", "--json"))["items"]) == 8
+    assert "cannot tell, known for 1.0 days" in told(capsys, "nodes", "history", "young")
+
+
+def test_nodes_are_listed_with_their_score(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = [line for line in told(capsys, "nodes").splitlines() if line.startswith("n1")]
+    assert line.split()[:3] == ["n1", "in_service", "4"]
+
+
+def test_tickets_come_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "export.csv"
+    file.write_text("id,node,opened,queue\nT-1,n1,2023-11-01T00:00:00Z,dc\nT-2,n7,2023-11-01T00:00:00Z,dc\n", "utf-8")
+    assert main(["tickets", "import", str(file)]) == 0
+    said = capsys.readouterr()
+    assert said.out == "2 new, 0 changed, 0 known already\n"
+    assert said.err == "columns left out: queue\n1 nodes were never heard of, such as n7\n"
+    assert [ticket["id"] for ticket in json.loads(told(capsys, "tickets", "list", "--node", "n7", "--json"))] == ["T-2"]
+    assert "T-1" in told(capsys, "tickets")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"id,node,opened\nT-1,n1,soon\n", "HTTP 400: line 2, column opened: expected an RFC 3339 time"),
+        ("a.csv", b"id,node,opened\n\xff\n", "line 2: no UTF-8; save it as UTF-8"),
+        ("a.txt", b"", "neither .csv nor .jsonl; say --format csv or --format jsonl"),
+        ("missing.csv", None, "cannot be read: No such file or directory"),
+        ("big.csv", b"x" * ((3 << 20) + 1), "has more than 3 MiB; import it in parts"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["tickets", "import", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema import rows
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import BadFrame, Block, Frame, Rank, block, encode_frame, read_frame, values_of
+from eagle_eye.schema.metrics import Scope
+
+NAMES = {scope: catalogue.names(scope) for scope in Scope}
+PLAIN = st.one_of(st.floats(width=32, allow_nan=False), st.just(math.inf))
+SCOPE_KEYS: dict[Scope, st.SearchStrategy[Any]] = {
+    Scope.DEVICE: st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True),
+    Scope.NODE: st.just([-1]),
+    Scope.LINK: st.lists(st.sampled_from(["mlx5_0", "mlx5_1", "eth0"]), min_size=1, unique=True),
+}
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> list[Block]:
+    found = []
+    for scope in draw(st.lists(st.sampled_from(list(Scope)), unique=True)):
+        keys = draw(SCOPE_KEYS[scope])
+        names = draw(st.lists(st.sampled_from(NAMES[scope]), min_size=1, max_size=6, unique=True))
+        found.append(block(scope, {key: {name: draw(PLAIN) for name in names} for key in keys}))
+    return found
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    silent_s = st.one_of(st.just(0.0), st.floats(0, 1e4))
+    ranks = [Rank("job", rank, 8, rank, silent_s=draw(silent_s)) for rank in range(draw(st.integers(0, 3)))]
+    events = draw(st.lists(st.builds(Event, st.floats(1.0, 2e9), st.just("xid"), attributes=st.just({"code": 79}))))
+    return Frame(
+        version=1,
+        node="n1",
+        boot_id="boot",
+        stream="s",
+        sequence=draw(st.integers(1, 1 << 40)),
+        time_s=draw(st.floats(1.0, 4e9)),
+        interval_s=1.0,
+        agent_version="0",
+        job=draw(st.sampled_from([None, "job"])),
+        ranks=ranks,
+        blocks=draw(blocks()),
+        events=events[:3],
+        collectors={"nvml": "ok"},
+        dropped={"spool_full": 2},
+    )
+
+
+def as_row(frame: Frame) -> tuple[rows.Outline, bytes]:
+    outline = rows.outline_of(frame)
+    return outline, rows.encode_row(frame, outline, rows.outline_id(rows.encode_outline(outline)))
+
+
+def cells(frame: Frame) -> dict[tuple[str, int | str], float]:
+    return {
+        (name, key): value
+        for each in frame.blocks
+        for name, values in zip(each.metrics, _columns(each), strict=True)
+        for key, value in zip(each.keys, values, strict=True)
+    }
+
+
+def _columns(each: Block) -> list[list[float]]:
+    flat = values_of(each).tolist()
+    return [flat[at : at + len(each.keys)] for at in range(0, len(flat), len(each.keys))]
+
+
+@given(frames())
+def test_a_row_and_its_outline_say_what_the_frame_said(frame: Frame) -> None:
+    outline, row = as_row(frame)
+    outline = rows.decode_outline(rows.encode_outline(outline))[0]
+    read = rows.read_row(outline, row).frame
+    assert cells(read) == cells(frame)
+    assert msgspec.structs.replace(read, blocks=[]) == msgspec.structs.replace(frame, blocks=[])
+
+
+@given(frames())
+def test_counters_keep_all_their_digits_and_gauges_those_of_float32(frame: Frame) -> None:
+    outline, _ = as_row(frame)
+    for place in outline.blocks:
+        assert all(catalogue.BY_NAME[name].exact for name in place.metrics[: place.exact])
+        assert not any(catalogue.BY_NAME[name].exact for name in place.metrics[place.exact :])
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5), st.lists(st.binary(max_size=50), max_size=5))
+def test_a_request_comes_apart_as_it_was_put_together(outlines: list[bytes], items: list[bytes]) -> None:
+    body = rows.encode_rows_request(outlines, items, 5.0)
+    assert rows.decode_rows_request(body) == (5.0, outlines, items)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_and_nothing_else_happens(raw: bytes) -> None:
+    outline, row = as_row(Frame(1, "n1", "boot", "s", 1, 5.0, 1.0, "0", blocks=[block(Scope.NODE, {-1: {}})]))
+    for read in (
+        lambda: rows.decode_rows_request(raw),
+        lambda: rows.decode_rows_request(rows.REQUEST_HEAD.pack(rows.MAGIC, 1, 1, 5.0) + raw),
+        lambda: rows.decode_outline(raw),
+        lambda: rows.read_row(outline, row[:8] + raw),
+        lambda: rows.read_row(outline, raw),
+    ):
+        try:
+            read()
+        except BadFrame:
+            continue
+
+
+@given(frames(), st.data())
+def test_a_row_that_is_cut_or_longer_is_refused(frame: Frame, data: st.DataObject) -> None:
+    outline, row = as_row(frame)
+    cut = data.draw(st.integers(0, len(row) - 1))
+    for spoiled in (row[:cut], row + b"\0"):
+        with pytest.raises(BadFrame):
+            rows.read_row(outline, spoiled)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"version": 3}, "version"),
+        ({"node": ""}, "name"),
+        ({"interval_s": 0.0}, "time"),
+        ({"blocks": [rows.OutlineBlock(Scope.DEVICE, [0], ["gpu_power_watts"], 2)]}, "shape"),
+        ({"blocks": [rows.OutlineBlock(Scope.DEVICE, [0, 0], ["gpu_power_watts"], 0)]}, "shape"),
+        ({"blocks": [rows.OutlineBlock(Scope.NODE, [-1], ["gpu_power_watts"], 0)]}, "metric"),
+        ({"blocks": [rows.OutlineBlock(Scope.DEVICE, list(range(1025)), ["gpu_power_watts"], 0)]}, "oversized"),
+    ],
+)
+def test_an_outline_is_checked_as_a_frame_is(change: dict[str, object], reason: str) -> None:
+    outline = rows.outline_of(Frame(1, "n1", "boot", "s", 1, 5.0, 1.0, "0"))
+    with pytest.raises(BadFrame) as refused:
+        rows.decode_outline(rows.encode_outline(msgspec.structs.replace(outline, **change)))
+    assert refused.value.reason == reason
+
+
+def test_a_metric_of_a_newer_agent_is_named_and_left_out() -> None:
+    known = Block(Scope.DEVICE, [0], ["gpu_mood", "gpu_power_watts"], b"\0" * 16)
+    frame = Frame(1, "n1", "boot", "s", 1, 5.0, 1.0, "0", blocks=[known])
+    outline, row = as_row(frame)
+    assert rows.decode_outline(rows.encode_outline(outline))[1] == ("metric gpu_mood",)
+    reading = rows.read_row(outline, row)
+    assert reading.unknown == ("metric gpu_mood",)
+    assert reading.frame == read_frame(encode_frame(frame)).frame

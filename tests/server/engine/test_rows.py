@@ -1,0 +1,94 @@
+"""Rows of numbers taken together show detectors the same as the frames that they stand for, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_eye.detectors.types import Window
+from eagle_eye.schema.frame import Frame, Rank, block
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.rows import ROW_HEAD, encode_outline, encode_row, outline_id, outline_of
+from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.outlined import Outlined, Row
+from eagle_eye.server.engine.settings import DetectionSettings
+
+NOW = 1_000_000.0
+NODES = 5
+METRICS = ("gpu_power_watts", "gpu_ecc_corrected_total", "train_step", "train_step_seconds")
+
+
+def frame(node: int, second: int, shape: int, *, silent: bool, moved: bool) -> Frame:
+    """Return a node's frame; ``shape`` is which GPUs and metrics it has."""
+    devices = range(2 if shape == 0 else 3)
+    names = METRICS if shape < 2 else METRICS[:2]
+    rows = {d: {name: float(1 + second + 10 * d + 100 * node + at) for at, name in enumerate(names)} for d in devices}
+    blocks = [block(Scope.DEVICE, rows), block(Scope.NODE, {-1: {"node_cpu_utilization_ratio": second / 100}})]
+    if shape == 1:
+        blocks.append(block(Scope.LINK, {"mlx5_0": {"link_up": 1.0, "link_errors_total": float(second)}}))
+    job = f"job-{node % 2}"
+    ranks = [Rank(job, 2 * node + d, 2 * NODES, d, attempt=int(moved), silent_s=2.0 * silent) for d in range(2)]
+    return Frame(1, f"n{node}", "boot", "s", second + 1, NOW + second, 1.0, "0", None, ranks, blocks)
+
+
+def row_of(each: Frame) -> Row:
+    outline = outline_of(each)
+    raw = encode_outline(outline)
+    row = encode_row(each, outline, outline_id(raw))
+    known = _outlined.setdefault(raw, Outlined(outline, ()))
+    return Row(known, each.time_s, each.time_s + 0.1, row[ROW_HEAD.size :])
+
+
+_outlined: dict[bytes, Outlined] = {}
+
+moments = st.lists(
+    st.tuples(st.integers(0, NODES - 1), st.integers(0, 20), st.integers(0, 2), st.booleans(), st.booleans()),
+    max_size=60,
+)
+
+
+@given(moments, st.lists(st.integers(1, 20), max_size=10))
+@settings(max_examples=60)
+def test_windows_are_the_same(said: list[tuple[int, int, int, bool, bool]], cuts: list[int]) -> None:
+    by_frames, by_rows = (Engine(DetectionSettings(), NOW) for _ in range(2))
+    frames = [frame(node, second, shape, silent=silent, moved=moved) for node, second, shape, silent, moved in said]
+    waiting: list[Row] = []
+    for number, each in enumerate(frames):
+        by_frames.observe(each, each.time_s + 0.1)
+        if any(rank.silent_s for rank in each.ranks):  # such a row has a tail, and is told of as a frame
+            by_rows.observe_rows(waiting)
+            waiting = []
+            by_rows.observe(each, each.time_s + 0.1)
+        else:
+            waiting.append(row_of(each))
+        if number in cuts:
+            by_rows.observe_rows(waiting)
+            waiting = []
+    by_rows.observe_rows(waiting)
+    assert _shown(by_rows) == _shown(by_frames)
+    assert by_rows.drops()["stale_attempt"] == by_frames.drops()["stale_attempt"]
+    assert by_rows.heard_s() == by_frames.heard_s()
+
+
+def _shown(engine: Engine) -> dict[str, dict[str, object]]:
+    """Return what detectors would see of each job, in plain values, by names of series."""
+    return {track.job: _plain(track.window(NOW + 30, engine.heard_s(), {}, NOW)) for track in engine.tracks()}
+
+
+def _plain(window: Window) -> dict[str, object]:
+    def table(values: np.ndarray, names: list[str]) -> dict[str, list[float]]:
+        return {name: np.nan_to_num(values[:, at], nan=-1.0).tolist() for at, name in enumerate(names)}
+
+    series = [f"{one.node}/{one.device}/{one.rank}" for one in window.series]
+    links = [f"{one.node}/{one.link}" for one in window.links]
+    return {
+        "attempt": window.attempt,
+        "times": window.times_s.tolist(),
+        "series": series,
+        "silent": window.silent_s.tolist(),
+        "last_step": repr(window.last_step),
+        "device": {name: table(values, series) for name, values in sorted(window.device.items())},
+        "node": {name: table(values, list(window.nodes)) for name, values in sorted(window.node.items())},
+        "link": {name: table(values, links) for name, values in sorted(window.link.items())},
+    }

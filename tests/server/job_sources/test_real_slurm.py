@@ -1,0 +1,354 @@
+"""A real Slurm of three nodes on this machine: what it does to jobs and nodes, and what the server makes of it.
+
+It takes half a minute, so that it runs with make test-full alone, which installs Slurm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import CONTENT_TYPE, Rank, block
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.app import create_app
+from eagle_eye.server.clock import SystemClock
+from eagle_eye.server.command import connection_options
+from eagle_eye.server.job_sources.host_lists import expand
+from eagle_eye.server.job_sources.settings import SlurmSettings
+from eagle_eye.server.job_sources.slurm_rest import SlurmRest
+from eagle_eye.server.job_sources.slurm_squeue import Squeue
+from eagle_eye.server.job_sources.source import ScheduledJob
+from tests.server.builders import body, frame, logging_put_back, settings
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmrestd", "squeue", "sinfo", "sbatch", "scontrol", "scancel")
+NODES = ("n1", "n2", "n3")
+CONF = """
+ClusterName=eagle
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ctld}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock,cred_expire=1
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={folder}/jwt.key
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+ReturnToService=2
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+SelectType=select/cons_tres
+MailProg=/bin/true
+{nodes}
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+def pytest_skip_reason() -> str:
+    missing = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if missing:
+        return f"{', '.join(missing)} not installed: apt-get install $(cat tests/debian-packages.txt)"
+    if os.geteuid() != 0:
+        return "Slurm's daemons start jobs as root alone: run the tests as root"
+    if "EAGLE_EYE_TEST_SLURM" not in os.environ:
+        return "a real Slurm takes half a minute: make test-full runs it, or EAGLE_EYE_TEST_SLURM=1 make test"
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(pytest_skip_reason()), reason=pytest_skip_reason() or "-")
+
+
+def until(true: Callable[[], Any], limit_s: float = 15.0) -> Any:
+    """Return what is true at last. Fails after ``limit_s``."""
+    end_s = time.monotonic() + limit_s
+    while not (found := true()):
+        assert time.monotonic() < end_s, "it never came true"
+        time.sleep(0.05)
+    return found
+
+
+class Slurm:
+    """The cluster, by its commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.conf = folder / "slurm.conf"
+        self.environ = {"PATH": f"{os.environ['PATH']}:/usr/sbin", "SLURM_CONF": str(self.conf)}
+        self.rest_url = ""
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False, timeout=20)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, nodes: int, script: str) -> str:
+        return self.run(
+            "sbatch", "--parsable", f"--nodes={nodes}", "--requeue", "--time=30", "--output=/dev/null", "--wrap", script
+        )
+
+    def ask(self) -> dict[str, ScheduledJob]:
+        source = Squeue(SlurmSettings(use="squeue", conf=str(self.conf)), SystemClock(), self.environ)
+        return {job.id: job for job in asyncio.run(source.ask(with_nodes=False)).jobs}
+
+    def waits_for(self, job: str, state: str) -> ScheduledJob:
+        found = until(lambda: (known := self.ask().get(job)) and known.state == state and known)
+        assert isinstance(found, ScheduledJob)
+        return found
+
+
+def _ports(count: int) -> list[int]:
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in taken]
+    for one in taken:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    # Not pytest's own folder: slurmrestd runs as nobody, who may not look into that.
+    with tempfile.TemporaryDirectory(prefix="eagle-eye-slurm-") as name:
+        Path(name).chmod(0o755)
+        with running_slurm(Path(name)) as cluster:
+            yield cluster
+
+
+@contextmanager
+def running_slurm(folder: Path) -> Iterator[Slurm]:
+    cluster = Slurm(folder)
+    host = socket.gethostname().partition(".")[0]
+    ctld, rest, *ports = _ports(2 + len(NODES))
+    (folder / "state").mkdir()
+    (folder / "spool").mkdir()
+    for key in ("munge.key", "jwt.key"):
+        (folder / key).write_bytes(secrets.token_bytes(64))
+        (folder / key).chmod(0o600)
+    lines = [
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=100"
+        for node, port in zip(NODES, ports, strict=True)
+    ]
+    cluster.conf.write_text(CONF.format(host=host, ctld=ctld, folder=folder, nodes="\n".join(lines)))
+    (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str, **more: Any) -> None:
+        with (folder / f"{Path(command[0]).name}.{len(daemons)}.out").open("wb") as out:
+            daemons.append(subprocess.Popen(command, env={**cluster.environ, **more}, stdout=out, stderr=out))
+
+    munge = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+    names = ("munge.key", "munge.sock", "munge.pid", "munge.log", "munge.seed")
+    words = [f"--{word}={folder}/{name}" for word, name in zip(munge, names, strict=True)]
+    try:
+        start("munged", "--foreground", "--force", *words)
+        until((folder / "munge.sock").exists)
+        start("slurmctld", "-D", "-i", "-f", str(cluster.conf))
+        # A slurmd that finds no controller tries again only after a while.
+        ready = ["sinfo", "--noheader", "--Node", "--Format=StateLong"]
+        until(lambda: subprocess.run(ready, env=cluster.environ, capture_output=True, check=False).returncode == 0)
+        for node in NODES:
+            start("slurmd", "-D", "-f", str(cluster.conf), "-N", node)
+        nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        plugins = ("-a", "rest_auth/jwt", "-s", "openapi/v0.0.38")
+        start(*nobody, "slurmrestd", "-f", str(cluster.conf), *plugins, f"127.0.0.1:{rest}", SLURM_JWT="daemon")
+        cluster.rest_url = f"http://127.0.0.1:{rest}"
+        until(lambda: cluster.run(*ready).split() == ["idle"] * len(NODES))
+        yield cluster
+    finally:
+        for daemon in reversed(daemons):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in daemons:
+            try:
+                daemon.wait(5)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+@pytest.fixture(autouse=True)
+def _emptied(slurm: Slurm) -> Iterator[None]:
+    yield
+    slurm.run("scancel", "--user=root")
+    until(lambda: all(job.state not in ("running", "pending", "completing") for job in slurm.ask().values()))
+
+
+def test_host_lists_are_expanded_as_scontrol_does(slurm: Slurm) -> None:
+    text = "gpu[001-003,7,9-11],login,rack[1-2]node[08-10]"
+    assert expand(text) == tuple(slurm.run("scontrol", "show", "hostnames", text).split())
+
+
+def test_columns_json_and_slurmrestd_say_the_same(slurm: Slurm) -> None:
+    job = slurm.submit(2, "srun sleep 60")
+    slurm.waits_for(job, "running")
+    slurm.run("scontrol", "update", "nodename=n3", "state=drain", "reason=bad | fan")
+    token = slurm.run("scontrol", "token", "username=root", "lifespan=60")
+    (slurm.folder / "token").write_text(token)
+    rest = SlurmSettings(use="rest", url=slurm.rest_url, token_file=f"{slurm.folder}/token", user="root")
+
+    async def ask_rest() -> Any:
+        async for snapshot in SlurmRest(rest, SystemClock()).snapshots(asyncio.Event()):
+            return snapshot.jobs, snapshot.nodes
+        return None
+
+    answers = []
+    for form in ("text", "json"):
+        source = Squeue(SlurmSettings(use="squeue", conf=str(slurm.conf), format=form), SystemClock(), slurm.environ)
+        snapshot = asyncio.run(source.ask(with_nodes=True))
+        answers.append((sorted(snapshot.jobs, key=lambda one: one.id), snapshot.nodes))
+    jobs, nodes = asyncio.run(ask_rest())
+    answers.append((sorted(jobs, key=lambda one: one.id), nodes))
+    assert answers[0] == answers[1] == answers[2]
+    (drained,) = [node for node in answers[0][1] or () if node.name == "n3"]
+    assert (drained.state, drained.reason, drained.drained) == ("excluded", "bad | fan", True)
+    slurm.run("scontrol", "update", "nodename=n3", "state=resume")
+
+
+class Server:
+    """A server that asks the cluster; its nodes' agents are played by the test."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+        self._sequence = 0
+
+    def agents_say(self, job: str, step: float, nodes: tuple[str, ...], *events: Event, attempt: int = 0) -> None:
+        self._sequence += 1
+        now_s = time.time()
+        for node in nodes:
+            one = frame(
+                self._sequence,
+                node,
+                now_s,
+                job=job,
+                ranks=[Rank(job, NODES.index(node), len(nodes), 0, attempt, 100)],
+                blocks=[block(Scope.DEVICE, {0: {"train_step": step}})],
+                events=list(events),
+            )
+            content = body(one, sent_s=now_s)
+            sent = self.client.post("/api/v1/frames", content=content, headers={"content-type": CONTENT_TYPE})
+            assert sent.status_code == 200, sent.text
+
+    def agents_go_on_saying(self, job: str, step: float, seconds: float, attempt: int = 0) -> None:
+        """Frames twice a second, as of agents whose ranks make no more steps."""
+        for _ in range(int(seconds * 2)):
+            time.sleep(0.5)
+            self.agents_say(job, step, NODES, attempt=attempt)
+
+    def job(self, name: str) -> dict[str, Any]:
+        found = self.client.get(f"/api/v1/jobs/{name}")
+        return dict(found.json()) if found.status_code == 200 else {}
+
+    def items(self, what: str, **query: str) -> list[dict[str, Any]]:
+        return list(self.client.get(f"/api/v1/{what}", params=query).json()["items"])
+
+
+@contextmanager
+def serving(folder: Path, slurm: Slurm) -> Iterator[Server]:
+    with socket.socket() as bound, logging_put_back():
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        listen = f"127.0.0.1:{bound.getsockname()[1]}"
+        config = settings(
+            folder,
+            listen=listen,
+            policy__mode="act",
+            detection__tick_s=0.2,
+            job_sources__slurm__use="squeue",
+            job_sources__slurm__conf=str(slurm.conf),
+            job_sources__slurm__every_s=1.0,
+            job_sources__slurm__nodes_every_s=1.0,
+        )
+        front = create_app(config)
+        options = connection_options(front)
+        server = uvicorn.Server(
+            uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2, **options)
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://{listen}", timeout=10.0, trust_env=False) as client:
+                client.get("/healthz").raise_for_status()
+                yield Server(client)
+        finally:
+            front.stop()
+            server.should_exit = True
+            thread.join(10.0)
+            assert not thread.is_alive()
+
+
+def test_a_job_from_its_start_through_a_requeue_to_its_cancellation(slurm: Slurm, tmp_path: Path) -> None:
+    job = slurm.submit(3, "srun sleep 60")
+    slurm.waits_for(job, "running")
+    with serving(tmp_path, slurm) as server:
+        server.agents_say(job, 1, NODES)
+        known = until(lambda: len((found := server.job(job)).get("nodes", ())) == len(NODES) and found)
+        assert (known["nodes"], known["source"], known["scheduled_as"]) == (list(NODES), "slurm", f"slurm:{job}")
+        assert known["ends"] is not None
+
+        slurm.run("scontrol", "requeue", job)
+        until(lambda: server.job(job)["state"] == "pending")
+        assert server.job(job)["attempt"] == 0
+        slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
+        until(lambda: server.job(job)["state"] == "running", 30)
+        assert server.job(job)["attempt"] == 1
+
+        # The job is cancelled, and its ranks are seen to die before the server has asked again.
+        server.agents_say(job, 2, NODES, attempt=1)
+        slurm.run("scancel", job)
+        server.agents_say(job, 2, NODES, death(job, 1), attempt=1)
+        # For as long as it takes a crash to be told of, as the next test shows.
+        server.agents_go_on_saying(job, 2, 4.0, attempt=1)
+        assert server.job(job)["state"] == "cancelled"
+        assert server.items("incidents") == server.items("actions") == []
+
+
+def test_a_job_that_fails_is_a_crash_and_its_restart_is_asked_for(slurm: Slurm, tmp_path: Path) -> None:
+    job = slurm.submit(3, "sleep 2; exit 1")
+    slurm.waits_for(job, "running")
+    with serving(tmp_path, slurm) as server:
+        server.agents_say(job, 1, NODES)
+        until(lambda: server.job(job).get("state") == "running")
+        slurm.waits_for(job, "failed")
+        server.agents_say(job, 2, NODES, death(job, 0))
+        server.agents_go_on_saying(job, 2, 4.0)
+        assert server.job(job)["state"] == "failed"
+        (action,) = server.items("actions")
+        assert (action["kind"], action["job"], action["state"]) == ("restart_job", job, "requested")
+
+
+def death(job: str, attempt: int) -> Event:
+    """Return a rank's end by itself."""
+    said = {"exit_code": 1, "rank": 0, "pid": 100, "goodbye": False, "job": job, "attempt": attempt}
+    return Event(time.time(), "process_exit", 0, said)
+
+
+def test_an_administrators_drain_is_the_nodes_standing_until_he_resumes_it(slurm: Slurm, tmp_path: Path) -> None:
+    with serving(tmp_path, slurm) as server:
+        server.agents_say("none", 1, NODES)
+        until(lambda: len(server.items("nodes")) == 3)
+        slurm.run("scontrol", "update", "nodename=n2", "state=drain", "reason=bad fan")
+        (node,) = until(lambda: server.items("nodes", state="excluded"))
+        assert (node["node"], node["reason"], node["by"]) == ("n2", "bad fan", "slurm")
+        slurm.run("scontrol", "update", "nodename=n2", "state=resume")
+        until(lambda: not server.items("nodes", state="excluded"))

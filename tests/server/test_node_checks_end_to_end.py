@@ -1,0 +1,101 @@
+"""A node's return from end to end: real server, real agent, the real check in a child, the operator's commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_eye.agent.clock import SystemClock
+from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.evidence.upload import Place, Upload
+from eagle_eye.agent.node_check.requests import PATH, NodeChecks
+from eagle_eye.cli.main import main
+from tests.server.builders import FakeClock, Running, running
+from tests.server.checked_nodes import Site, report
+from tests.server.test_end_to_end import eventually
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    clock = FakeClock()
+    with running(tmp_path, clock) as started:
+        yield Site(started, clock)
+
+
+def agent_of(server: Running, command: list[str], training: list[Any]) -> NodeChecks:
+    upload = Upload(Place(server.url, lambda: ""), SystemClock(), path=PATH)
+    return NodeChecks(command, lambda: training, upload.send, Drops(), memory_bytes=lambda: None)
+
+
+def real_check(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "eagle_eye.cli.main", "check", "--quick", "--folder", str(folder)]
+
+
+def test_a_real_check_of_a_real_agent_brings_a_node_back(tmp_path: Path) -> None:
+    with running(tmp_path / "server", SystemClock()) as server:
+        site = Site(server, SystemClock())
+        agent = agent_of(server, real_check(tmp_path), [])
+        site.out(fault="storage_stall", reason="storage_stall: inc_1")
+        site.hear()
+        assert site.readmit().status_code == 202
+
+        def over() -> bool:
+            agent.answered(site.hear())
+            return bool(site.shown()["phase"] != "checking")
+
+        eventually(over)
+        agent.close()
+        (record,) = site.checks()
+        assert (record["state"], site.shown()["phase"]) == ("healthy", "watched"), record
+        (disk,) = record["outcomes"]
+        assert (disk["name"], disk["state"]) == ("disk", "passed")
+        assert {figure["name"] for figure in disk["values"]} >= {"sync_seconds"}
+
+
+def test_the_commands_ask_and_list_and_force(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    to = ["--server", site.server.url]
+    site.out(fault="storage_stall", reason="storage_stall: inc_1")
+    site.hear()
+    assert main(["nodes", "readmit", site.node, "--no-wait", *to]) == 0
+    assert "returns once chk_" in capsys.readouterr().out
+    site.tell(site.checks()[0]["id"], report=report("disk", verdict="sick", reason="disk"))
+    assert main(["nodes", "checks", site.node, *to]) == 0
+    assert "sick" in capsys.readouterr().out
+    assert main(["nodes", "readmit", site.node, "--force", "--reason", "new disk", *to]) == 0
+    assert site.shown()["reason"] == "new disk"
+
+
+@pytest.fixture
+def answering(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have the agent answer with a verdict while the command waits."""
+
+    def arrange(verdict: str) -> None:
+        def answered(_s: float) -> None:
+            site.tell(site.checks()[0]["id"], report=report("disk", verdict=verdict, reason="so it is"))
+
+        monkeypatch.setattr("eagle_eye.cli.nodes.time.sleep", answered)
+
+    site.hear()
+    return arrange
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("healthy", 0), ("cannot_tell", 1), ("sick", 3)])
+def test_the_exit_code_of_a_check_is_its_verdict(
+    site: Site, answering: Callable[[str], None], capsys: pytest.CaptureFixture[str], verdict: str, code: int
+) -> None:
+    answering(verdict)
+    assert main(["nodes", "check", site.node, "--server", site.server.url]) == code
+    assert "so it is" in capsys.readouterr().out
+
+
+def test_a_return_that_its_check_refuses_is_an_error_that_says_why(
+    site: Site, answering: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.out()
+    answering("sick")
+    assert main(["nodes", "readmit", site.node, "--server", site.server.url]) == 1
+    assert f"{site.node} stays excluded: its check is sick: so it is" in capsys.readouterr().err

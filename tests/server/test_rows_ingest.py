@@ -1,0 +1,308 @@
+"""Frames as rows, taken off the socket at once (``plain``) or the long way: the answers are the same."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import pytest
+
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import Block, Frame, block, encode_frame
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.rows import (
+    CONTENT_TYPE,
+    encode_outline,
+    encode_row,
+    encode_rows_request,
+    outline_id,
+    outline_of,
+)
+from eagle_eye.server.auth import mint
+from eagle_eye.server.store import Change
+from tests.server.builders import NOW, Running, frame, running
+
+WAYS = ("plain", "long")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path, ingest__nodes=["n*"], ingest__body_bytes_max=100_000) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server for all requests that change nothing."""
+    with running(tmp_path_factory.mktemp("refusing"), ingest__nodes=["n*"], ingest__body_bytes_max=100_000) as started:
+        yield started
+
+
+def request(*frames: Frame, outlines: bool = True, sent_s: float = NOW) -> bytes:
+    """Return a body with the frames as rows, and with their outlines."""
+    known: dict[bytes, bytes] = {}
+    rows = []
+    for one in frames:
+        outline = outline_of(one)
+        raw = encode_outline(outline)
+        known[outline_id(raw)] = raw
+        rows.append(encode_row(one, outline, outline_id(raw)))
+    return encode_rows_request(list(known.values()) if outlines else [], rows, sent_s)
+
+
+def post(server: Running, content: bytes, way: str = "plain", **headers: str) -> httpx.Response:
+    more = {"x-way": "long"} if way == "long" else {}
+    kind = {"content-type": CONTENT_TYPE, **more, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return server.client.post("/api/v1/frames", content=content, headers=kind)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_are_acknowledged_observed_and_durable(server: Running, way: str) -> None:
+    answer = post(server, request(frame(1), frame(2)), way)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert "date" in answer.headers
+    assert answer.json() == {"accepted": 2, "duplicates": 0, "watermark": 2}
+    power = [seen.blocks[0] for seen, _, _ in server.watcher.frames]
+    assert power == [block(Scope.DEVICE, {0: {"gpu_power_watts": 100.0 + n}}) for n in (1, 2)]
+    assert server.metric("ingest_frames_total") == 2
+    assert server.client.get("/api/v1/nodes").json()["items"][0]["node"] == "n1"
+    recorded = list(server.front.services.history.query(["n1"], 0.0, 4e9))
+    assert [one.frame for one in recorded] == [frame(1), frame(2)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_outline_is_said_once_and_known_after_a_restart(tmp_path: Path, way: str) -> None:
+    with running(tmp_path) as server:
+        refused = post(server, request(frame(1), outlines=False), way)
+        assert (refused.status_code, refused.json()["reason"]) == (409, "outline")
+        assert post(server, request(frame(1)), way).status_code == 200
+        assert post(server, request(frame(2), outlines=False), way).json()["watermark"] == 2
+    with running(tmp_path) as server:
+        assert post(server, request(frame(3), outlines=False), way).json()["watermark"] == 3
+
+
+def test_a_repeated_row_is_answered_alike_and_observed_once(server: Running) -> None:
+    post(server, request(frame(1)))
+    assert post(server, request(frame(1))).json() == {"accepted": 0, "duplicates": 1, "watermark": 1}
+    assert len(server.watcher.frames) == 1
+    assert server.metric("ingest_duplicates_total") == 1
+
+
+def test_rows_with_more_than_numbers_and_whole_frames_come_in_their_order(server: Running) -> None:
+    told = frame(2, events=[Event(NOW, "xid", 0, {"code": 79})])
+    whole = frame(3, blocks=[], events=[Event(NOW, "agent_stop")])
+    rows = request(frame(1), told)
+    body = encode_rows_request([_outline(frame(1))], [_row(frame(1)), _row(told), encode_frame(whole)], NOW)
+    assert len(body) > len(rows)
+    assert post(server, body).json()["accepted"] == 3
+    assert [[event.kind for event in seen.events] for seen, _, _ in server.watcher.frames] == [
+        [],
+        ["xid"],
+        ["agent_stop"],
+    ]
+    heard = server.front.services.fleet.last("n1")
+    assert heard is not None
+    assert heard.farewell
+
+
+def test_rows_of_a_clock_that_is_off_reach_the_watcher_corrected(server: Running) -> None:
+    post(server, request(frame(1, time_s=NOW - 3600), sent_s=NOW - 3600))
+    seen, _, _ = server.watcher.frames[0]
+    assert seen.time_s == pytest.approx(NOW)
+
+
+def test_late_rows_are_kept_and_no_news(server: Running) -> None:
+    post(server, request(frame(5, time_s=NOW)))
+    old = frame(1, stream="earlier", time_s=NOW - 600, events=[Event(NOW - 600, "xid", 0, {"code": 79})])
+    assert post(server, request(old, sent_s=NOW)).json()["accepted"] == 1
+    told = server.watcher.frames[-1][0]
+    assert ([event.kind for event in told.events], told.blocks) == (["xid"], [])
+    assert server.metric("ingest_late_frames_total") == 1
+    assert server.front.services.fleet.last("n1") is not None
+    assert server.front.services.fleet.last("n1").time_s == NOW  # type: ignore[union-attr]
+
+
+def test_what_a_newer_agent_sends_is_left_out_and_named(server: Running) -> None:
+    values = block(Scope.DEVICE, {0: {"gpu_power_watts": 5.0}}).values * 2
+    newer = frame(1, blocks=[Block(Scope.DEVICE, [0], ["gpu_mood", "gpu_power_watts"], values)])
+    answer = post(server, request(newer)).json()
+    assert (answer["accepted"], answer["unknown"]) == (1, ["metric gpu_mood"])
+    assert server.metric("ingest_unknown_total", kind="metric") == 1
+    assert server.watcher.frames[0][0].blocks == [block(Scope.DEVICE, {0: {"gpu_power_watts": 5.0}})]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (b"", 400, "truncated"),
+        (b"garbage that is longer than a head", 400, "version"),
+        (encode_rows_request([], [], NOW), 400, "empty"),
+        (encode_rows_request([], [b""], NOW), 400, "truncated"),
+        (encode_rows_request([b"\xc1"], [b"\2"], NOW), 400, "truncated"),
+        (request(frame(1), frame(2, node="n2")), 400, "mixed"),
+        (request(frame(1, time_s=NOW + 1_000)), 400, "time"),
+        (request(frame(1), sent_s=-1.0), 400, "time"),
+        (request(frame(1, node="stranger")), 403, "node"),
+        (request(frame(1))[:-1], 400, "truncated"),
+    ],
+)
+def test_a_bad_request_is_refused_alike_both_ways(
+    refusing: Running, body: bytes, status: int, reason: str, way: str
+) -> None:
+    before = refusing.metric("ingest_rejected_total", reason=reason)
+    answer = post(refusing, body, way)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, answer.json()["reason"]) == (status, reason)
+    assert refusing.metric("ingest_rejected_total", reason=reason) == before + 1
+
+
+def test_a_compressed_request_is_read_up_to_the_limit(server: Running) -> None:
+    body = request(*(frame(n) for n in range(1, 40)))
+    assert post(server, zlib.compress(body), content_encoding="deflate").json()["accepted"] == 39
+    bomb = post(server, zlib.compress(bytes(1 << 20)), content_encoding="deflate")
+    assert (bomb.status_code, bomb.json()["reason"]) == (413, "oversized")
+    cut = post(server, zlib.compress(body)[:-5], content_encoding="deflate")
+    assert (cut.status_code, cut.json()["reason"]) == (400, "truncated")
+    unpacked = post(server, body, content_encoding="deflate")
+    assert (unpacked.status_code, unpacked.json()["reason"]) == (400, "truncated")
+
+
+def test_a_token_speaks_for_its_node_and_no_longer_than_it_lives(server: Running) -> None:
+    services = server.front.services
+    text, token = mint("agent", "n1", services.clock.now_s(), None)
+    services.store.commit(Change(tokens=(token,)))
+    said = {"authorization": f"Bearer {text}"}
+    assert post(server, request(frame(1)), **said).status_code == 200
+    assert post(server, request(frame(2), outlines=False), **said).status_code == 200
+    other = post(server, request(frame(1, node="n2")), **said)
+    assert (other.status_code, other.json()["reason"]) == (403, "node")
+    assert post(server, request(frame(3))).status_code == 401
+    services.store.commit(Change(tokens=(msgspec.structs.replace(token, revoked=True),)))
+    assert post(server, request(frame(3)), **said).status_code == 401
+
+
+def test_too_many_requests_of_one_token_are_refused(tmp_path: Path) -> None:
+    with running(tmp_path, limits__agent_requests_per_s=0.001, limits__agent_burst=2) as server:
+        text, token = mint("agent", "n1", NOW, None)
+        server.front.services.store.commit(Change(tokens=(token,)))
+        said = {"authorization": f"Bearer {text}"}
+        statuses = [post(server, request(frame(n)), **said).status_code for n in (1, 2, 3)]
+        assert statuses == [200, 200, 429]
+
+
+def raw_head(body: bytes, *more: str) -> bytes:
+    lines = (
+        "POST /api/v1/frames HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Content-Type: {CONTENT_TYPE}",
+        *more,
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+@pytest.fixture
+def wire(server: Running) -> Iterator[socket.socket]:
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=5.0) as opened:
+        yield opened
+
+
+def answers(wire: socket.socket, count: int) -> list[int]:
+    found = []
+    for _ in range(count):
+        answer = http.client.HTTPResponse(wire)
+        answer.begin()
+        answer.read()
+        found.append(answer.status)
+    return found
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7, 50])
+def test_a_request_may_come_in_pieces(wire: socket.socket, server: Running, pieces: int) -> None:
+    body = request(frame(1))
+    whole = raw_head(body) + body
+    step = -(-len(whole) // pieces)
+    for at in range(0, len(whole), step):
+        wire.sendall(whole[at : at + step])
+        time.sleep(0.002)
+    assert answers(wire, 1) == [200]
+    assert len(server.watcher.frames) == 1
+
+
+def test_requests_that_come_before_the_answer_are_answered_in_order(wire: socket.socket, server: Running) -> None:
+    bodies = [request(frame(n)) for n in range(1, 5)]
+    wire.sendall(b"".join(raw_head(body) + body for body in bodies))
+    received = b""
+    while received.count(b'"watermark"') < len(bodies):
+        received += wire.recv(1 << 16)
+    assert [f'"watermark":{n}'.encode() in received for n in range(1, 5)] == [True] * 4
+    assert received.index(b'"watermark":1') < received.index(b'"watermark":4')
+    assert len(server.watcher.frames) == 4
+
+
+def test_other_requests_share_the_connection(wire: socket.socket) -> None:
+    body = request(frame(1))
+    for whole in (
+        raw_head(body) + body,
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        raw_head(body, "X-Way: long") + body,
+        raw_head(body) + body,
+    ):
+        wire.sendall(whole)
+        assert answers(wire, 1) == [200]
+
+
+def test_a_body_that_never_ends_is_given_up(tmp_path: Path) -> None:
+    with running(tmp_path, ingest__body_timeout_s=0.2) as server:
+        parts = urlsplit(server.url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=5.0) as wire:
+            body = request(frame(1))
+            wire.sendall(raw_head(body) + body[:-1])
+            assert answers(wire, 1) == [408]
+
+
+def test_a_head_that_says_two_lengths_is_refused(wire: socket.socket, server: Running) -> None:
+    body = request(frame(1))
+    wire.sendall(raw_head(body, "Content-Length: 5") + body)
+    assert answers(wire, 1) == [400]
+    assert server.watcher.frames == []
+
+
+def test_many_senders_at_once_are_written_in_groups(server: Running) -> None:
+    commits = server.front.services.history.journal.reader  # type: ignore[attr-defined]
+
+    def send(node: str) -> None:
+        parts = urlsplit(server.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        for sequence in range(1, 6):
+            body = request(frame(sequence, node))
+            connection.request("POST", "/api/v1/frames", body, {"Content-Type": CONTENT_TYPE})
+            answer = connection.getresponse()
+            assert msgspec.json.decode(answer.read())["watermark"] == sequence
+        connection.close()
+
+    threads = [threading.Thread(target=send, args=(f"n{n}",)) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.metric("ingest_frames_total") == 100
+    assert len(commits.read("SELECT id FROM chunks", ())) < 50
+
+
+def _outline(one: Frame) -> bytes:
+    return encode_outline(outline_of(one))
+
+
+def _row(one: Frame) -> bytes:
+    return encode_row(one, outline_of(one), outline_id(_outline(one)))
