@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from eagle_eye.detectors.types import Detector, Verdict
@@ -109,15 +111,13 @@ def first_said(detector: Detector, story: Story, onset_row: int) -> int | None:
     """Return after how many rows from the onset a verdict that may be acted on comes; None: never."""
     for rows in range(onset_row + 1, len(story.times_s) + 1):
         window = story.window()
-        seen = type(window)(
-            **{
-                **{name: getattr(window, name) for name in window.__slots__},
-                "now_s": float(story.times_s[rows - 1]),
-                "times_s": window.times_s[:rows],
-                "node_times_s": window.node_times_s[:rows],
-                "device": {name: values[:rows] for name, values in window.device.items()},
-                "node": {name: values[:rows] for name, values in window.node.items()},
-            }
+        seen = dataclasses.replace(
+            window,
+            now_s=float(story.times_s[rows - 1]),
+            times_s=window.times_s[:rows],
+            node_times_s=window.node_times_s[:rows],
+            device={name: values[:rows] for name, values in window.device.items()},
+            node={name: values[:rows] for name, values in window.node.items()},
         )
         if any(v.confidence >= 0.9 and len(v.kinds) >= 2 for v in detector.detect(seen)):
             return rows - onset_row

@@ -32,6 +32,7 @@ from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.front import Front
 from eagle_eye.server.records import Action, Incident, Job, OutboundEvent, Subscription
+from eagle_eye.server.visitors import Door
 from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
 
 NOW = 1_700_000_000.0
@@ -297,7 +298,7 @@ def running(
         server = uvicorn.Server(
             uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2, **options)
         )
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [Door(bound, front.visitors)]})
         thread.start()
         try:
             url = config.public_url

@@ -195,7 +195,7 @@ def _run_loop(
     clock: SystemClock,
     wake: Wake,
     exposition: Exposition,
-    handed_on: Callable[[], None] = lambda: None,
+    handed_on: Callable[[bool], None] = lambda _urgent: None,
     *,
     once: bool,
 ) -> None:

@@ -54,8 +54,8 @@ class Loop:
     Ticks follow the wall clock's multiples but are waited for on the monotonic clock; a jump of the one or a stop
     of the process costs the ticks missed and no burst. ``happened`` returns ranks and events without rows, for
     frames outside the ticks. ``wake`` is set by whoever has such news, and by ``stop``. ``shown`` gets each tick after
-    its frame was handed on; it must not block. ``service`` hears that the loop lives from the loop itself alone: one
-    that hangs is silent.
+    its frame was handed on; it must not block. ``handed_on(urgent)`` is told of each frame. ``service`` hears that the
+    loop lives from the loop itself alone: one that hangs is silent.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Loop:
         drops: Drops,
         clock: Clock,
         wake: Wake,
-        handed_on: Callable[[], None] = lambda: None,
+        handed_on: Callable[[bool], None] = lambda _urgent: None,
         shown: Callable[[Tick], None] = lambda _tick: None,
         service: ServiceManager | None = None,
     ) -> None:
@@ -158,7 +158,7 @@ class Loop:
         usual = abs(elapsed_s - self._interval_s) < 0.5 * self._interval_s
         interval_s = self._interval_s if usual else elapsed_s
         events = tuple(self._events + seen.events)
-        self._emit(time_s, interval_s, seen)
+        self._emit(time_s, interval_s, seen, urgent=False)
         # From a list: a tuple grown from a generator ends in a pool of 2,000 from which CPython does not take the next.
         collectors = tuple([runner.standing() for runner in self._runners])
         tick = Tick(time_s, interval_s, seen, events, collectors, self._frames)
@@ -186,9 +186,9 @@ class Loop:
     def _emit_happened(self) -> None:
         """Hand on ranks and events without rows; the rows' interval goes on."""
         since_tick_s = self._clock.monotonic_s() - self._tick_s
-        self._emit(self._clock.now_s(), since_tick_s, self._happened())
+        self._emit(self._clock.now_s(), since_tick_s, self._happened(), urgent=True)
 
-    def _emit(self, time_s: float, interval_s: float, seen: Observed) -> None:
+    def _emit(self, time_s: float, interval_s: float, seen: Observed, *, urgent: bool) -> None:
         interval_s = max(interval_s, 1e-3)
         events = (self._events + seen.events)[: EVENTS_MAX + 1]
         self._events = []
@@ -199,7 +199,7 @@ class Loop:
 
         self._sink.append(make)
         self._frames += 1
-        self._handed_on()
+        self._handed_on(urgent)
 
     def _blocks(self, seen: Observed) -> Sequence[Block]:
         blocks = []

@@ -124,6 +124,11 @@ class Spool:
                 self._await_disk(live, sequence)
             return sequence
 
+    @property
+    def node(self) -> str:
+        """Whose frames wait here."""
+        return self._node
+
     def listen(self, tell: Callable[[], None]) -> None:
         """Have ``tell`` called for each frame that is to be sent before ``append`` returns; it must return at once."""
         self._tell = tell

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ VERSION_RETRY_S = 60.0  # while the server does not read our version of the wire
 UNKNOWN_SAID_MAX = 256  # different things that are said to be unknown to the server
 SAY_EVERY_S = 60.0  # a server that refuses each frame is said so once for all of them
 IDLE_S = 60.0
+SPREAD_S_MAX = 10.0  # whatever a server asks for
 
 # Old frames can wait: a server that has come back has the live frames of a whole fleet to take first.
 BACKLOG_BACKOFF_S_MIN = 1.0
@@ -224,10 +226,18 @@ class Uplink:
         )
         live = Pace(BACKOFF_S_MIN, destination.backoff_s_max)
         backlog = Pace(BACKLOG_BACKOFF_S_MIN, BACKLOG_BACKOFF_S_MAX, BACKLOG_EVERY_S, BACKLOG_REST)
-        self.live = Lane(spool.newest, spool.acknowledge, destination, token, live, drops, clock, jitter, answered)
+
+        def heard(fields: Mapping[str, object]) -> None:
+            self._spread_s = spread_of(fields)
+            answered(fields)
+
+        self.live = Lane(spool.newest, spool.acknowledge, destination, token, live, drops, clock, jitter, heard)
         self.backlog = Lane(spool.backlog, spool.acknowledge, destination, token, backlog, drops, clock, jitter)
         self._news = threading.Event()
         spool.listen(self._news.set)
+        self._hurry = threading.Event()  # set while something waits that is urgent
+        self._turn = zlib.crc32(spool.node.encode()) / (1 << 32)  # of this node, among all that tick at the same moment
+        self._spread_s = 0.0  # over how long the server wants its agents to spread what they send
         self._behind = threading.Event()  # set while there is backlog and the live lane is well
         self._stopping = threading.Event()
         self._stop_s: float | None = None
@@ -251,9 +261,11 @@ class Uplink:
         for thread in self._threads:
             thread.start()
 
-    def notify(self) -> None:
-        """Say that the spool has something new."""
+    def notify(self, urgent: bool = False) -> None:
+        """Say that the spool has something new; what is urgent does not wait for this node's turn."""
         if self._spool.has_new():  # else it was delivered before it was told of
+            if urgent:
+                self._hurry.set()
             self._news.set()
 
     def stop(self, flush_s: float) -> None:
@@ -262,7 +274,7 @@ class Uplink:
         The backlog is not flushed: nothing may come after the agent's goodbye.
         """
         self._stop_s = self._clock.monotonic_s() + flush_s
-        for event in (self._stopping, self._behind, self._news):
+        for event in (self._stopping, self._behind, self._hurry, self._news):
             event.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -282,7 +294,9 @@ class Uplink:
             ):
                 return
             if wait_s is None:
-                self._clock.wait(self._news, IDLE_S)
+                if self._clock.wait(self._news, IDLE_S) and self._spread_s > 0.0:
+                    self._clock.wait(self._hurry, self._turn * self._spread_s)
+                self._hurry.clear()
             elif wait_s > 0.0:
                 self._clock.wait(self._stopping, wait_s)
 
@@ -303,3 +317,9 @@ class Uplink:
         except Exception:  # noqa: BLE001 - the threads that speak for the node must not end
             _log.exception("sending failed in a way that is a mistake of ours; trying again")
             return lane.backoff_s()
+
+
+def spread_of(fields: Mapping[str, object]) -> float:
+    """Return over how many seconds the server wants agents to spread what they send; 0.0 where it says nothing."""
+    asked = fields.get("spread_seconds")
+    return min(max(float(asked), 0.0), SPREAD_S_MAX) if isinstance(asked, (int, float)) else 0.0

@@ -10,7 +10,8 @@ import numpy as np
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import busy_with_io
-from eagle_eye.detectors.signs.peers import group_members, latest
+from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.peers import latest, role_members
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, Patience, Progress, progress
 from eagle_eye.detectors.signs.without_hook import WORK_METRICS, idle_since_s, unused_devices
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -59,6 +60,9 @@ class Hang:
         if not state.reported and unused_devices(window):
             return []  # a process has ended: ProcessGone
         silent = self._silent_nodes(window)
+        early = state.reported and not (silent or state.ripe or self._unheard(window))
+        if early and not np.fmax.reduce(self._lag(window), initial=0.0) > 0:
+            return []  # what most standstills are: nobody stands out, and it may end by itself
         if not silent and self._at_work(window, state) and state.standstill_s < PAUSE_FLOORS * state.ripe_s:
             return []
         gone = left_early(window)
@@ -76,8 +80,10 @@ class Hang:
 
     def _culprit(self, window: Window, state: Progress, silent: set[int], lag: Floats) -> tuple[int | None, set[str]]:
         """Return the one node that stands out, as its index, and by which kinds of evidence; None where none does."""
-        worst = np.nanmax(lag) if np.isfinite(lag).any() else 0.0
+        worst = np.fmax.reduce(lag, initial=0.0)
         lagging = {int(n) for n in np.unique(window.node_of[lag == worst])} if worst > 0 else set()
+        if state.reported and not (silent or lagging):
+            return None, set()  # what GPUs do is no evidence of its own there
         odd = activity_outliers(window, state.advanced_s)
         evidence = [("rank_silence", silent), ("collective_sequence", lagging), ("gpu_activity", odd)]
         suspects: set[int] | None = None
@@ -115,17 +121,22 @@ class Hang:
         """
         lag = np.full(len(window.series), np.nan)
         enqueued, completed = _newest(window, "nccl_sequence"), _newest(window, "nccl_completed_sequence")
-        for members in group_members(window.role_of):
+        known, ahead = np.isfinite(enqueued - completed), enqueued > completed
+        if len(lag) and known.all() and ahead.all():
+            lag[:] = 0.0  # everybody waits
+            return lag
+        for members in role_members(window):
             own, done = enqueued[members], completed[members]
-            if np.isfinite(own - done).sum() >= 2:
-                idle = own <= done
-                if 2 * int((own > done).sum()) >= len(members):
-                    behind = np.where(idle, np.maximum(np.nanmax(done) + 1 - own, 1.0), 0.0)
-                    lag[members] = np.where(np.isfinite(own - done), behind, np.nan)
-            elif np.isfinite(own).sum() >= 2 and np.nanmax(own) - np.nanmin(own) <= RUN_AHEAD_MAX:
-                lowest = own == np.nanmin(own)
-                few = MINORITY_SHARE * int(lowest.sum()) <= len(members)
-                lag[members] = np.where(lowest & few, np.nanmax(own) - own, 0.0)
+            if np.count_nonzero(known[members]) >= 2:
+                if 2 * np.count_nonzero(ahead[members]) >= len(members):
+                    behind = np.where(own <= done, np.maximum(np.fmax.reduce(done) + 1 - own, 1.0), 0.0)
+                    lag[members] = np.where(known[members], behind, np.nan)
+            elif np.count_nonzero(np.isfinite(own)) >= 2:
+                least, most = np.fmin.reduce(own), np.fmax.reduce(own)
+                if most - least <= RUN_AHEAD_MAX:
+                    lowest = own == least
+                    few = MINORITY_SHARE * np.count_nonzero(lowest) <= len(members)
+                    lag[members] = np.where(lowest & few, most - own, 0.0)
         return lag
 
     def _unknown(self, window: Window, state: Progress, lag: Floats) -> list[Verdict]:
@@ -252,6 +263,7 @@ def _at_rest(window: Window) -> bool:
     return not ((rows != latest(rows, len(rows))) & np.isfinite(rows)).any()
 
 
+@once
 def _newest(window: Window, metric: str) -> Floats:
     """Return each rank's newest value where it has come to rest: (S,), NaN where it still moves or is not known.
 
@@ -260,6 +272,8 @@ def _newest(window: Window, metric: str) -> Floats:
     values = window.device.get(metric)
     if values is None or len(values) < 2:
         return np.full(len(window.series), np.nan)
+    if np.isfinite(values[-REPORTS_AT_REST:]).all():  # the usual case, as long as two reports are looked at
+        return np.where(values[-1] == values[-REPORTS_AT_REST], values[-1], np.nan)
     newest = latest(values, RECENT_LINES)
     rows = values[-RECENT_LINES:][::-1]
     known = np.isfinite(rows)

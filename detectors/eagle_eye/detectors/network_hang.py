@@ -10,7 +10,7 @@ from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.job_course import overdue
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages
-from eagle_eye.detectors.signs.peers import group_members, latest
+from eagle_eye.detectors.signs.peers import latest, role_members
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.recent_rows import middle
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -199,7 +199,7 @@ def _lagging(window: Window, state: Progress) -> tuple[set[int], set[int]]:
     before = sequence[max(end - OFFSET_LINES, 0) : end]
     pending = enqueued - latest(completed, RECENT_LINES) if completed is not None else np.full(len(enqueued), np.nan)
     late: set[int] = set()
-    for members in group_members(window.role_of):
+    for members in role_members(window):
         own = enqueued[members] - _offsets(before[:, members])
         late |= _below(own, window.node_of[members])
     # What a rank has under way needs no offset and no role: while all wait in one collective it is the same for all.

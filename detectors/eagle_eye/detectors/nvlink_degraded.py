@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.peers import growth
 from eagle_eye.detectors.signs.recent_rows import grown
-from eagle_eye.detectors.signs.role_medians import medians, roles_of
+from eagle_eye.detectors.signs.role_medians import medians, window_roles
 from eagle_eye.detectors.signs.slow_clocks import SlowClock, slow_clocks
 from eagle_eye.detectors.signs.slow_share import pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.under_load import (
@@ -327,7 +327,7 @@ def _spare(window: Window, column: int) -> float:
     compute, seconds = window.steps.values.get("train_compute_seconds"), window.steps.values.get("train_step_seconds")
     if compute is None or seconds is None or not len(compute):
         return 0.0
-    roles = roles_of(window.role_of, 1)
+    roles = window_roles(window, 1)
     levels = medians(compute[-SPARE_STEPS:], roles, 1)
     step_s = middle(seconds[-SPARE_STEPS:, column])
     each = np.array([middle(level) for level in levels.T])

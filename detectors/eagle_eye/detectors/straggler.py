@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -272,7 +272,7 @@ def _cost(window: Window, onset: int, expected: float) -> float | None:
 
 def _median_of(values: Floats) -> float:
     known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else math.nan
+    return median_of(known)
 
 
 def _noise(relative: Floats, steps: int) -> tuple[float, float]:
@@ -303,9 +303,9 @@ def _sums(relative: Floats, lengths: list[int]) -> tuple[Floats, Floats]:
     longest, before = lengths[-1], 0
     for place, length in enumerate(lengths):
         fresh = slice(longest - length, longest - before)
-        np.add.reduce(filled[fresh], axis=0, out=total[place])
+        total[place] = np.add.reduce(filled[fresh], axis=0)
         if not complete:
-            np.add.reduce(known[fresh], axis=0, out=seen[place])
+            seen[place] = np.add.reduce(known[fresh], axis=0)
         before = length
     np.cumsum(total, axis=0, out=total)
     return total, seen if complete else np.cumsum(seen, axis=0)
@@ -315,7 +315,7 @@ def _screening_noise(relative: Floats) -> float:
     """Return a rough noise of single steps, from a sample of the newest."""
     newest = relative[-SCREEN_STEPS:, :: max(relative.shape[1] // PEERS_SAMPLED, 1)]
     known = newest[np.isfinite(newest)]
-    return SIGMA_PER_MAD * float(np.median(np.abs(known - 1))) if len(known) else 0.0
+    return SIGMA_PER_MAD * median_of(np.abs(known - 1)) if len(known) else 0.0
 
 
 def _turn(excess: Floats, most: float) -> int:

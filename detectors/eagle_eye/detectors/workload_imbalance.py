@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.signs.medians import median_over_rows
-from eagle_eye.detectors.signs.role_medians import Roles, medians, roles_of
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows
+from eagle_eye.detectors.signs.role_medians import Roles, medians, window_roles
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 STEPS_MIN = 50  # so long it must have been so
@@ -60,13 +60,13 @@ class WorkloadImbalance:
         low, high = np.fmin.reduce(newest, axis=None), np.fmax.reduce(newest, axis=None)
         if not float(high - low) > BEGUN_RATIO * _middles(seconds[-1:])[0]:
             return []
-        roles = roles_of(window.role_of, 1)
+        roles = window_roles(window, 1)
         found = [v for v in (self._ranks(window, compute, seconds), self._stages(window, compute, seconds, roles)) if v]
         return [max(found, key=lambda verdict: verdict.slowdown_ratio)] if found else []
 
     def _ranks(self, window: Window, compute: Floats, seconds: Floats) -> Verdict | None:
         """Return the verdict when another rank is far slower than its peers in each step."""
-        roles = roles_of(window.role_of, RANKS_MIN)
+        roles = window_roles(window, RANKS_MIN)
         if not len(roles.size) or len(window.nodes) < NODES_MIN:
             return None
         # Two steps show at once that nothing is uneven; a pass must not cost more for it.
@@ -213,5 +213,4 @@ def _middles(values: Floats) -> Floats:
 
 
 def _middle(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    return median_of(values[np.isfinite(values)])

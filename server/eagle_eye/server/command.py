@@ -29,9 +29,11 @@ from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.frame_protocol import protocol_of
 from eagle_eye.server.front import Front
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.visitors import Door
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+SWITCH_S = 0.001  # how long the event loop may keep the writers of journal and records from the interpreter
 GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD = 100_000, 50, 100  # of gc.set_threshold
 BACKLOG = 2_048  # connections that wait to be accepted: a fleet's agents come back all at once
 
@@ -120,7 +122,9 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     # Frames live for seconds and go by their reference counts; looking through all that a fleet's agents have said for
     # rings of garbage, some times a second, would cost as much as taking what they say.
     gc.set_threshold(GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD)
-    server.run(sockets=[bound])
+    sys.setswitchinterval(SWITCH_S)
+    with Door(bound, front.visitors) as door:
+        server.run(sockets=[door])
     return 0 if server.started else 1
 
 
@@ -141,8 +145,8 @@ def connection_options(front: Front) -> dict[str, Any]:
     protocol = protocol_of(front.taker)
     certificates = front.services.certificates
     if certificates is None:
-        return {"http": protocol}
-    return {"http": protocol, "ssl_context_factory": lambda *_: certificates.context}
+        return {"http": protocol, "ws": "none"}
+    return {"http": protocol, "ws": "none", "ssl_context_factory": lambda *_: certificates.context}
 
 
 class _Server(uvicorn.Server):

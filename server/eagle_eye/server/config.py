@@ -135,6 +135,14 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     token_burst: Count = 500
     address_requests_per_s: Positive = 200.0  # of each client's address, but for frames: a proxy has one for a fleet
     address_burst: Count = 2_000
+    remote_write_requests_per_s: Positive = 2_000.0  # of each token; Prometheus sends some 2,000 samples a request
+    remote_write_burst: Count = 10_000
+    # Of each client's address: what is no request, or telemetry of nobody who is known. Beyond it its connections end.
+    bad_requests_per_s: Positive = 100.0
+    bad_burst: Count = 1_000
+    connections: Count = 50_000  # at a time, as far as the process may open files
+    address_connections: Count = 4_096  # of each client's address, of those on which nobody proved who he is
+    head_timeout_s: Positive = 30.0  # for a request's head to arrive, and for a new connection's first
 
 
 class AccountSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -88,6 +88,11 @@ class Fleet:
         """Count the node as known, from the records of an earlier run."""
         self._known.add(node)
 
+    @property
+    def known_count(self) -> int:
+        """How many nodes were ever heard of."""
+        return len(self._known)
+
     def check_room(self, node: str) -> None:
         """Return if the node is known or there is room for one more. Raises Refusal 403."""
         if node not in self._known and len(self._known) >= self._nodes_max:

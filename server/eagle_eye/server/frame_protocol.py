@@ -19,10 +19,10 @@ from eagle_eye.schema.rows import CONTENT_TYPE
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.guarded_protocol import GuardedProtocol, is_bad
 from eagle_eye.server.ingest import PATH
 from eagle_eye.server.rows_ingest import Reply, RowsIngest
 from eagle_eye.server.telemetry import Telemetry
-from eagle_eye.server.tls import PeerProtocol
 
 WHOLE_BYTES_MAX = 1 << 16  # of a request that is taken here; larger ones go the long way
 HEAD_BYTES_MAX = 4_096
@@ -54,7 +54,10 @@ class Heads:
 
 
 class Taker(NamedTuple):
-    """What a request needs. ``admit(principal)`` raises Refusal 429; ``patience_s`` is how long a body may take."""
+    """What a request needs. ``admit(principal)`` raises Refusal 429; ``patience_s`` is how long a body may take.
+
+    ``head_timeout_s()`` is how long a head may, and ``closed`` what ``GuardedProtocol`` calls.
+    """
 
     rows: RowsIngest
     principals: _Principals
@@ -64,6 +67,8 @@ class Taker(NamedTuple):
     bytes_max: int
     patience_s: float
     heads: Heads
+    head_timeout_s: Callable[[], float]
+    closed: Callable[[str], None]
 
 
 class _Head(NamedTuple):
@@ -72,7 +77,7 @@ class _Head(NamedTuple):
     body_bytes: int
 
 
-class FrameProtocol(PeerProtocol):
+class FrameProtocol(GuardedProtocol):
     """One connection. ``taker`` is set by ``protocol_of``."""
 
     taker: Taker
@@ -98,16 +103,15 @@ class FrameProtocol(PeerProtocol):
             if len(data) > WHOLE_BYTES_MAX:
                 self.transport.pause_reading()  # until the answer is sent
             return
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
         if not data.startswith(_LINE) or not self._between_requests():
             self._hand_on(data)
             return
         end = data.find(_END)
         if end < 0:
+            self.await_head()
             self._hold(data, HEAD_BYTES_MAX)
             return
+        self.head_came()
         head = self._head
         if head is None or not data.startswith(head.raw) or len(head.raw) != end:
             head = self._head = self._read(data[:end])
@@ -119,6 +123,7 @@ class FrameProtocol(PeerProtocol):
         if len(data) < whole:
             self._hold(data, WHOLE_BYTES_MAX)
             return
+        self._lose_patience()
         self._held = data[whole:]
         self._take(head, data[begin:whole])
 
@@ -151,22 +156,28 @@ class FrameProtocol(PeerProtocol):
 
     def _hand_on(self, data: bytes) -> None:
         """Give uvicorn what came."""
+        self._lose_patience()
         self._untouched = False
         super().data_received(data)
 
     def _hold(self, data: bytes, most: int) -> None:
-        """Keep what has come until the rest is there, for as long as a body may take."""
+        """Keep what has come until the rest is there, for as long as a body may take from its first byte on."""
         if len(data) > most:
             self._hand_on(data)
             return
         self._held = data
-        self._patience = self.loop.call_later(self.taker.patience_s, self._hand_over)
+        if self._patience is None:
+            self._patience = self.loop.call_later(self.taker.patience_s, self._hand_over)
 
     def _hand_over(self) -> None:
         """Give up waiting: uvicorn and Ingest know what to do with a request that does not end."""
-        self._patience = None
         data, self._held = self._held, b""
         self._hand_on(data)
+
+    def _lose_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _read(self, raw: bytes) -> _Head | None:
         """Return what the head says, or None for one that is in any way unusual."""
@@ -212,9 +223,14 @@ class FrameProtocol(PeerProtocol):
         if self.transport.is_closing():
             return
         if status == 200:
+            if self.is_stranger:
+                self.prove()
             self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._good_head(), len(body), body))
         else:
             self.transport.write(_head(status, self.server_state.default_headers, headers, PROBLEM_TYPE, body))
+            if is_bad(status) and self.visit.bad():
+                self.turn_away("rate")
+                return
         if self._ends:
             self.transport.close()
             return
@@ -252,7 +268,8 @@ class FrameProtocol(PeerProtocol):
 
 def protocol_of(taker: Taker) -> type[FrameProtocol]:
     """Return the class of a server's connections."""
-    return type("ServerProtocol", (FrameProtocol,), {"taker": taker})
+    timeout_s, closed = staticmethod(taker.head_timeout_s), staticmethod(taker.closed)
+    return type("ServerProtocol", (FrameProtocol,), {"taker": taker, "head_timeout_s": timeout_s, "closed": closed})
 
 
 def _head(

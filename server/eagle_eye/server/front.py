@@ -8,9 +8,11 @@ from types import MappingProxyType
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE
+from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.frame_protocol import Heads
 from eagle_eye.server.frame_protocol import Taker as FrameTaker
+from eagle_eye.server.guarded_protocol import VISIT, Guest, is_bad
 from eagle_eye.server.ingest import PATH, Ingest
 from eagle_eye.server.principals import Principals
 from eagle_eye.server.raw_http import ASGIMessage, Receive, Send, Taker, answer
@@ -18,6 +20,8 @@ from eagle_eye.server.reload import Reload
 from eagle_eye.server.remote_write.endpoint import PATH as WRITE_PATH
 from eagle_eye.server.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.services import Services
+from eagle_eye.server.visitor_metrics import VisitorCollector
+from eagle_eye.server.visitors import Visitors
 
 _FOLDER = Path(__file__).parent / "page"
 _PAGES = MappingProxyType(
@@ -64,7 +68,12 @@ class Front:
             config.body_bytes_max,
             config.body_timeout_s,
             Heads(),
+            lambda: services.limits.settings.head_timeout_s,
+            lambda reason: services.telemetry.connections_closed.labels(reason).inc(),
         )
+        counted = services.telemetry.connections_refused
+        self.visitors = Visitors(services.limits, services.clock, lambda reason: counted.labels(reason).inc())
+        services.telemetry.registry.register(VisitorCollector(self.visitors))
         self._takers: dict[str, Taker] = {PATH: ingest, WRITE_PATH: remote_write}
         self._files = {
             path: ((_FOLDER / name).read_bytes(), content_type) for path, (name, content_type) in _PAGES.items()
@@ -77,6 +86,7 @@ class Front:
             return
         path = scope["path"]
         taker = self._takers.get(path)
+        send = _watched(scope, send, telemetry=taker is not None)
         if taker is not None:
             await taker(scope, receive, send)
             return
@@ -118,3 +128,21 @@ class Front:
             await send(message)
 
         return secured
+
+
+def _watched(scope: ASGIMessage, send: Send, *, telemetry: bool) -> Send:
+    """Return what sends an answer and takes note of what it says about the connection's client."""
+    visit: Guest | None = scope.get("state", {}).get(VISIT)
+    path = scope["path"]
+    if visit is None or path in OPEN or path in _PAGES:
+        return send
+
+    async def watched(message: ASGIMessage) -> None:
+        if message["type"] == "http.response.start":
+            if message["status"] < 400:
+                visit.proven()
+            elif telemetry and is_bad(message["status"]) and visit.bad():
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+        await send(message)
+
+    return watched

@@ -28,7 +28,7 @@ def build(
         if frame.events:
             services.bookkeeper.note(frame.node, frame.events)
 
-    reader = RowsReader(outlines, unknown, services.config.ingest.body_bytes_max)
+    reader = RowsReader(outlines, unknown, services.config.ingest.body_bytes_max, services.clock)
     rows = RowsIngest(
         services.config.ingest,
         services.history,

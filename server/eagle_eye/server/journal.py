@@ -246,10 +246,10 @@ class Journal:
         drafts: dict[int, Draft] = {}
         rows: list[tuple[object, ...]] = []
         results: list[Appended] = []
+        self._streams.prepare(batches, touched)
+        self.outlines.write({id_: (raw, b.received_s) for b in batches if b.outlines for id_, raw in b.outlines})
         for batch in batches:
-            if batch.outlines:
-                self.outlines.write(batch.outlines, batch.received_s)
-            stream = self._streams.draft(batch, touched)
+            stream = touched[batch.node, batch.stream]
             new = tuple([stream.sequences.add(entry.sequence) for entry in batch.entries])
             for entry in compress(batch.entries, new):
                 draft = drafts.get(stream.shard)
@@ -325,7 +325,8 @@ class Journal:
             ).fetchall()
             if not doomed:  # nothing can go that is elsewhere and of no use, so what is here alone may have to
                 doomed = self._too_much(oldest_s)
-            self._writer.executemany("DELETE FROM chunks WHERE id = ?", [(id_,) for id_, _ in doomed])
+            ids = [id_ for id_, _ in doomed]
+            self._writer.execute(f"DELETE FROM chunks WHERE id IN ({', '.join('?' * len(ids))})", ids)  # noqa: S608
             if not doomed:
                 self._streams.forget(oldest_s)
             self.outlines.keep_used(now_s)

@@ -7,8 +7,10 @@ the directories of the chunks.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from eagle_eye.server.history import Batch, StreamInfo
 from eagle_eye.server.journal_chunks import lines
@@ -60,14 +62,22 @@ class Streams:
                 stream.heard_s = max(stream.heard_s, line.received_s)
         self.keep(dict(found.values()))
 
-    def draft(self, batch: Batch, touched: dict[_Name, Stream]) -> Stream:
-        """Return the batch's stream to be changed in a transaction; it is in ``touched``, to be kept after that."""
-        name = (batch.node, batch.stream)
-        stream = touched.get(name)
-        if stream is None:
-            known = self._cache.get(name) or self._look_up(name)
-            stream = touched[name] = known.copy() if known else self._new(name, batch.received_s)
-        return stream
+    def prepare(self, batches: Iterable[Batch], touched: dict[_Name, Stream]) -> None:
+        """Have the batches' streams in ``touched``: to be changed in a transaction, and kept after that."""
+        missing: dict[_Name, float] = {}
+        for batch in batches:
+            name = (batch.node, batch.stream)
+            if name not in touched:
+                known = self._cache.get(name)
+                if known is not None:
+                    touched[name] = known.copy()
+                else:
+                    missing.setdefault(name, batch.received_s)
+        if missing:
+            touched.update(self._look_up(list(missing)))
+            new = {name: heard_s for name, heard_s in missing.items() if name not in touched}
+            if new:
+                touched.update(self._make(new))
 
     def keep(self, touched: dict[_Name, Stream]) -> bool:
         """Take over what a transaction changed, once it is durable; return whether ``note`` is due for want of room."""
@@ -78,9 +88,12 @@ class Streams:
 
     def note(self) -> None:
         """Write the rows of what has changed, within a transaction."""
-        self._writer.executemany(
-            "UPDATE streams SET sequences = ?, heard_s = ? WHERE id = ?",
-            [(stream.sequences.encode(), stream.heard_s, stream.id) for stream in self._dirty.values()],
+        told = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in self._dirty.values()]
+        self._writer.execute(
+            "UPDATE streams SET sequences = CAST(json_extract(t.value, '$[1]') AS BLOB),"
+            " heard_s = json_extract(t.value, '$[2]')"
+            " FROM json_each(?) t WHERE streams.id = json_extract(t.value, '$[0]')",
+            (_json(told),),
         )
         self._writer.execute(
             "UPDATE journal SET noted_id = coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'chunks'), 0)"
@@ -118,23 +131,58 @@ class Streams:
         ).fetchone()
         return (node, name), Stream(id_, shard, Sequences.decode(sequences), heard_s)
 
-    def _look_up(self, name: _Name) -> Stream | None:
-        row = self._writer.execute(
-            "SELECT s.id, n.shard, s.sequences, s.heard_s FROM nodes n JOIN streams s ON s.node_id = n.id"
-            " WHERE n.node = ? AND s.stream = ?",
-            name,
-        ).fetchone()
-        return Stream(row[0], row[1], Sequences.decode(row[2]), row[3]) if row else None
-
-    def _new(self, name: _Name, heard_s: float) -> Stream:
-        node, stream = name
-        row = self._writer.execute("SELECT id, shard FROM nodes WHERE node = ?", (node,)).fetchone()
-        if row is None:
-            (node_id,) = self._writer.execute("SELECT coalesce(max(id), 0) + 1 FROM nodes").fetchone()
-            row = (node_id, (node_id - 1) // NODES_PER_SHARD)
-            self._writer.execute("INSERT INTO nodes (id, node, shard) VALUES (?, ?, ?)", (row[0], node, row[1]))
-        cursor = self._writer.execute(
-            "INSERT INTO streams (node_id, stream, sequences, heard_s) VALUES (?, ?, ?, ?)",
-            (row[0], stream, Sequences().encode(), heard_s),
+    def _look_up(self, names: Sequence[_Name]) -> dict[_Name, Stream]:
+        """Return those of the streams that have rows."""
+        rows = self._rows(
+            "n.node, s.stream, s.id, n.shard, CAST(s.sequences AS TEXT), s.heard_s",
+            "json_each(?) t JOIN nodes n ON n.node = json_extract(t.value, '$[0]')"
+            " JOIN streams s ON s.node_id = n.id AND s.stream = json_extract(t.value, '$[1]')",
+            names,
         )
-        return Stream(cursor.lastrowid or 0, row[1], Sequences(), heard_s)
+        return {
+            (node, stream): Stream(id_, shard, Sequences.decode(sequences.encode()), heard_s)
+            for node, stream, id_, shard, sequences, heard_s in rows
+        }
+
+    def _make(self, new: dict[_Name, float]) -> dict[_Name, Stream]:
+        """Return streams that have no rows yet, and write these, and their nodes' where these are new."""
+        names = list(dict.fromkeys(node for node, _ in new))
+        nodes = {
+            node: (id_, shard)
+            for node, id_, shard in self._rows(
+                "n.node, n.id, n.shard", "json_each(?) t JOIN nodes n ON n.node = t.value", names
+            )
+        }
+        (last_node,), (last_stream,) = (
+            self._writer.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()  # noqa: S608 - constants
+            for table in ("nodes", "streams")
+        )
+        strangers = [node for node in names if node not in nodes]
+        nodes |= {node: (id_, (id_ - 1) // NODES_PER_SHARD) for id_, node in enumerate(strangers, last_node + 1)}
+        self._writer.execute(
+            "INSERT INTO nodes (id, node, shard) SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'),"
+            " json_extract(value, '$[2]') FROM json_each(?)",
+            (_json([(nodes[node][0], node, nodes[node][1]) for node in strangers]),),
+        )
+        made = {
+            (node, stream): Stream(id_, nodes[node][1], Sequences(), heard_s)
+            for id_, ((node, stream), heard_s) in enumerate(new.items(), last_stream + 1)
+        }
+        self._writer.execute(
+            "INSERT INTO streams (id, node_id, stream, sequences, heard_s) SELECT json_extract(value, '$[0]'),"
+            " json_extract(value, '$[1]'), json_extract(value, '$[2]'), CAST('[]' AS BLOB),"
+            " json_extract(value, '$[3]') FROM json_each(?)",
+            (_json([(one.id, nodes[node][0], stream, one.heard_s) for (node, stream), one in made.items()]),),
+        )
+        return made
+
+    def _rows(self, columns: str, source: str, asked: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Return what a statement finds, as one value: with each row the interpreter's lock would be waited for."""
+        statement = f"SELECT json_group_array(json_array({columns})) FROM {source}"  # noqa: S608 - the callers' constants
+        (found,) = self._writer.execute(statement, (_json(asked),)).fetchone()
+        rows: list[tuple[Any, ...]] = msgspec.json.decode(found)
+        return rows
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -38,9 +38,15 @@ from eagle_eye.server.history import Appended, Batch, History
 from eagle_eye.server.rows_request import RowsRead, RowsReader
 from eagle_eye.server.telemetry import Telemetry
 
-GATHER_S = 0.02  # how long the first request of a group waits for others
-GROUP_EVERY_S = 0.08  # how often groups begin at most: an acknowledgement waits no longer than that for its turn
+GATHER_S = 0.005  # how long the first request of a group waits for others
+GROUP_EVERY_S = 0.08  # how often groups of many begin at most: an acknowledgement waits no longer for its turn
+GROUP_OF_MANY = 32  # rows; where few come, each is written at once
 GROUP_ROWS_MAX = 8_192
+
+# Agents tick at the same multiples of their interval; many of them are asked to spread what they then send.
+CROWD_S = 60e-6  # what each agent's request costs, about
+CROWD_S_MIN = 0.03
+SPREAD_RATIO = 0.8  # of the interval
 
 # What takes an answer: status, body, headers.
 Reply = Callable[[int, bytes, Mapping[str, str]], None]
@@ -92,6 +98,7 @@ class RowsIngest:
         self._reader = reader
         self._gathered: list[_Taken] = []
         self._rows = self._bytes = 0  # of what has gathered
+        self._last_rows = 0  # of the group before
         self._writing = 0
         self._late_now = 0
         self._begun_s = float("-inf")
@@ -132,8 +139,7 @@ class RowsIngest:
         if self._rows >= GROUP_ROWS_MAX:
             self._begin()
         elif self._due is None and self._writing == 0:
-            wait_s = max(GATHER_S, self._begun_s + GROUP_EVERY_S - self._clock.monotonic_s())
-            self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
+            self._begin_soon(GATHER_S)
 
     def _check_room(self, size: int) -> None:
         if self._bytes + size > self._settings.pending_bytes_max:
@@ -143,12 +149,18 @@ class RowsIngest:
             )
             raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
 
+    def _begin_soon(self, gather_s: float) -> None:
+        every_s = GROUP_EVERY_S if self._last_rows >= GROUP_OF_MANY else 0.0
+        wait_s = max(gather_s, self._begun_s + every_s - self._clock.monotonic_s())
+        self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
+
     def _begin(self) -> None:
         """Hand what has gathered to the history."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        taken, self._gathered, self._rows, self._bytes = self._gathered, [], 0, 0
+        taken, self._last_rows = self._gathered, self._rows
+        self._gathered, self._rows, self._bytes = [], 0, 0
         if not taken:
             return
         self._begun_s = self._clock.monotonic_s()
@@ -167,8 +179,7 @@ class RowsIngest:
     def _written(self, taken: Sequence[_Taken], done: Future[list[Appended]]) -> None:
         self._writing -= 1
         if self._gathered and self._due is None:
-            wait_s = max(0.0, self._begun_s + GROUP_EVERY_S - self._clock.monotonic_s())
-            self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
+            self._begin_soon(0.0)
         try:
             results = done.result()
         except HistoryUnavailable as error:
@@ -235,6 +246,7 @@ class RowsIngest:
 
     def _acknowledge(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
         accepted = total = 0
+        crowd_s = self._fleet.known_count * CROWD_S
         for one, appended in zip(taken, results, strict=True):
             new, rows = appended.accepted, len(appended.new)
             accepted += new
@@ -244,6 +256,8 @@ class RowsIngest:
             asked = self._asked_of(one.batch.node)
             if asked:
                 said += b',"requests":' + msgspec.json.encode(asked)
+            if crowd_s >= CROWD_S_MIN:
+                said += b',"spread_seconds":%.2f' % min(crowd_s, SPREAD_RATIO * one.request.interval_s)
             if one.request.unknown:
                 said += b',"unknown":' + msgspec.json.encode(one.request.unknown)
             one.reply(200, said + b"}", NO_HEADERS)

@@ -18,15 +18,21 @@ from eagle_eye.schema.rows import (
     check_size,
     decode_rows_request,
     is_row,
+    outline_id,
     read_row,
     row_head,
     unknown_outline_keys,
 )
+from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import HistoryUnavailable, Refusal
 from eagle_eye.server.frame_rules import KEYS_EVERY, RETRY_UNAVAILABLE_S, refusal_of
 from eagle_eye.server.history import Entry
+from eagle_eye.server.limits import Rates
 from eagle_eye.server.outlines import Known, Outlines
 from eagle_eye.server.unknown_things import UnknownThings
+
+LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # outlines: each costs some hundred times what a row of it does
+RETRY_LEARN_S = 2
 
 _BEGIN = REQUEST_HEAD.size + SIZE.size  # of the first row, where there is no outline
 _ALONE = (MAGIC, 0, 1)
@@ -42,6 +48,7 @@ class RowsRead(NamedTuple):
 
     node: str
     stream: str
+    interval_s: float
     sent_s: float
     entries: tuple[Entry, ...]
     known: tuple[Known | None, ...]
@@ -62,7 +69,9 @@ class _One(NamedTuple):
 class RowsReader:
     """Reads bodies; on the event loop."""
 
-    def __init__(self, outlines: Outlines, unknown: UnknownThings, inflated_bytes_max: int) -> None:
+    def __init__(self, outlines: Outlines, unknown: UnknownThings, inflated_bytes_max: int, clock: Clock) -> None:
+        self._clock = clock
+        self._learns = Rates(keys_max=1)
         self._outlines = outlines
         self._unknown = unknown
         self._inflated_bytes_max = inflated_bytes_max
@@ -109,6 +118,7 @@ class RowsReader:
         return RowsRead(
             first.node,
             first.stream,
+            first.interval_s,
             sent_s,
             tuple([one.entry for one in read]),
             tuple([one.known if one.reading is None else None for one in read]),
@@ -119,6 +129,8 @@ class RowsReader:
 
     def _learn(self, outlines: Sequence[bytes]) -> None:
         for at, raw in enumerate(outlines):
+            if self._outlines.get(outline_id(raw)) is None:
+                self._make_room()
             try:
                 known = self._outlines.learn(raw)
             except BadFrame as error:
@@ -143,7 +155,9 @@ class RowsReader:
         known.used = True
         outline = known.outlined.outline
         entries = (Entry(sequence, time_s, row),)
-        return RowsRead(outline.node, outline.stream, sent_s, entries, (known,), _NO_FRAMES, (), _NO_NAMES)
+        return RowsRead(
+            outline.node, outline.stream, outline.interval_s, sent_s, entries, (known,), _NO_FRAMES, (), _NO_NAMES
+        )
 
     def _one(self, row: bytes) -> _One:
         """Return a row, or a whole frame that came among them. Raises BadFrame, Refusal."""
@@ -164,6 +178,7 @@ class RowsReader:
     def _find(self, id_: bytes) -> Known:
         known = self._outlines.get(id_)
         if known is None:
+            self._make_room()
             try:
                 known = self._outlines.recall(id_)
             except HistoryUnavailable as error:
@@ -171,6 +186,13 @@ class RowsReader:
         if known is None:
             raise Refusal(409, "outline", f"the outline {id_.hex()} is not known here; send it with its rows")
         return known
+
+    def _make_room(self) -> None:
+        """Return if one more outline may be learned now: a fleet that comes back all at once delays nobody it had."""
+        wait_s = self._learns.take("", LEARNED_PER_S, LEARNED_AT_ONCE, self._clock.monotonic_s())
+        if wait_s > 0.0:
+            detail = f"more than {LEARNED_PER_S} agents a second begin to speak; this one is listened to in a moment"
+            raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_LEARN_S)})
 
     def _note_unknown(self, first: Outline | Frame, read: Sequence[_One]) -> list[str]:
         left_out = Counter(name for one in read if one.reading is not None for name in one.reading.unknown)

@@ -105,6 +105,15 @@ class Telemetry:
         self.rate_limited = Counter(
             _name("rate_limited"), "Requests refused because they came too often.", ["by"], registry=registry
         )
+        self.connections_refused = Counter(
+            _name("connections_refused"), "Connections that were not let in, by limit.", ["reason"], registry=registry
+        )
+        self.connections_closed = Counter(
+            _name("connections_closed"),
+            "Connections closed for what their client sent or left undone, by reason.",
+            ["reason"],
+            registry=registry,
+        )
         self.config_reload_success = Gauge(
             _name("config_reload_success"), "1 when the newest configuration is in force.", registry=registry
         )

@@ -13,8 +13,20 @@ from eagle_eye.detectors.types import Floats, Integers
 def median_over_rows(values: Floats) -> Floats:
     """Return each column's median over the observed rows of (rows, columns): (columns,), NaN where none was."""
     ordered = np.sort(values, axis=0)  # NaN goes last
+    if len(ordered) and np.isfinite(ordered[0]).all() and np.isfinite(ordered[-1]).all():  # the usual case: no holes
+        middle: Floats = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        return middle
     count = np.isfinite(values).sum(axis=0)
     return _middle(ordered, count, axis=0)
+
+
+def median_of(known: Floats) -> float:
+    """Return the median of (n,) finite values, as ``np.median`` does; NaN of none."""
+    if not len(known):
+        return float("nan")
+    low, high = (len(known) - 1) // 2, len(known) // 2
+    ordered = np.partition(known, (low, high)) if low != high else np.partition(known, low)
+    return float((ordered[low] + ordered[high]) / 2)
 
 
 def median_of_others(values: Floats, least: int) -> Floats:

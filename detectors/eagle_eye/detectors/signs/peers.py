@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.signs.medians import median_of_others, median_over_rows
+from eagle_eye.detectors.signs.medians import median_of, median_of_others, median_over_rows
+from eagle_eye.detectors.signs.once import once_for_members
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
@@ -36,7 +38,7 @@ def peers_median(values: Floats, groups: Integers, least: int = PEERS_MIN) -> Fl
             continue
         known = own[np.isfinite(own)]
         if len(known) > least:
-            result[members] = np.where(np.isfinite(own), np.median(known), np.nan)
+            result[members] = np.where(np.isfinite(own), median_of(known), np.nan)
     return result
 
 
@@ -52,8 +54,18 @@ def group_members(groups: Integers) -> list[Integers]:
     """Return each group's members as indexes, by group."""
     if len(groups) == 0:
         return []
+    if groups[0] == groups[-1] and (groups == groups[0]).all():
+        return [np.arange(len(groups))]
     order = np.argsort(groups, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+    ordered = groups[order]
+    bounds = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(groups)]
+    return [order[start:end] for start, end in pairwise(bounds)]
+
+
+@once_for_members
+def role_members(window: Window) -> list[Integers]:
+    """Return each role's series as indexes, by role."""
+    return group_members(window.role_of)
 
 
 def latest(values: Floats, lines: int) -> Floats:

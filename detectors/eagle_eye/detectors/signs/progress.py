@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.without_hook import most_freed, work
 from eagle_eye.detectors.types import Blind, Evidence, Window
@@ -125,7 +126,7 @@ def typical_step_s(window: Window) -> float:
         seconds = reported[-1] if reported is not None and len(reported) else np.array([np.nan])
     newest = seconds[-PACE_STEPS:]
     known = newest[np.isfinite(newest)]
-    return float(np.median(known)) if len(known) else window.interval_s
+    return median_of(known) if len(known) else window.interval_s
 
 
 @once

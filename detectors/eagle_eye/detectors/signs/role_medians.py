@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.types import Floats, Integers
+from eagle_eye.detectors.signs.once import once_for_members
+from eagle_eye.detectors.types import Floats, Integers, Window
 
 SAMPLE_MAX = 256  # of a role's ranks: the median of so many is within a tenth of their spread
 NARROW = 1 << 16  # fewer roles than this sort by radix
@@ -41,10 +42,20 @@ def roles_of(role_of: Integers, least: int) -> Roles:
     return Roles(order[start[:, None] + within], size, place[role_of])
 
 
+@once_for_members
+def window_roles(window: Window, least: int) -> Roles:
+    """Return the roles of a window's series with at least ``least`` ranks."""
+    return roles_of(window.role_of, least)
+
+
 def medians(values: Floats, roles: Roles, least: int) -> Floats:
     """Return the median of each role in each line: (lines, S) to (lines, R); NaN with fewer than ``least`` known."""
     lines, width = len(values), roles.sample.shape[1]
     picked = np.sort(values[:, roles.sample], axis=2)
+    large = width >= max(least, 1) and bool((roles.size >= least).all())
+    if large and np.isfinite(picked[:, :, [0, -1]]).all():  # the usual case: no holes
+        middle: Floats = (picked[:, :, (width - 1) // 2] + picked[:, :, width // 2]) / 2
+        return middle
     known = np.isfinite(picked).sum(axis=2)
     low = np.take_along_axis(picked, np.maximum((known - 1) // 2, 0)[:, :, None], axis=2)[:, :, 0]
     high = np.take_along_axis(picked, np.minimum(known // 2, width - 1)[:, :, None], axis=2)[:, :, 0]

@@ -30,6 +30,7 @@ class Silence(NamedTuple):
     most: bool
 
 
+@once
 def silence(window: Window, intervals: float, floor_s: float) -> Silence:
     """Return who is silent: missed ``intervals`` reports, and ``floor_s`` at least."""
     heard_s = np.maximum(window.heard_s, window.watching_since_s)
@@ -39,6 +40,7 @@ def silence(window: Window, intervals: float, floor_s: float) -> Silence:
     return Silence(seconds, limit_s, silent, most=2 * len(silent) > len(window.nodes))
 
 
+@once
 def silent_together(window: Window, found: Silence) -> list[Shared]:
     """Return the groups of nodes that fell silent at one moment and share a switch, or are too many for chance.
 

@@ -24,6 +24,7 @@ from eagle_eye.detectors.signs.under_load import (
     nodes_among,
     peers_of,
     require_training,
+    rests,
     works,
 )
 from eagle_eye.detectors.types import Blind, Floats, Integers, Window
@@ -43,6 +44,7 @@ LARGE_GROUP_NODES = 8  # whose median one node's GPUs do not move
 SUSPECTS_MAX = 48  # looked at closely in one pass, worst first
 SMOOTHED = 5  # rows whose median is taken to find the onset: single rows are noise, throttling itself flickers
 LOW_SHARE = 0.6  # of the stretch's rows that must be low
+IDLE = "the job is not under load: clocks cannot be compared"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,18 +105,24 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
     screened = _screen(window, clock, least)
     if not len(screened):
         return []
+    if rests(window):
+        raise Blind(IDLE)
     rows = loaded_rows(window, min(lines_within(window.times_s, HISTORY_S), HISTORY_ROWS))
     if len(rows) == 0 or rows[-1] < len(clock) - ROWS_MIN:
-        raise Blind("the job is not under load: clocks cannot be compared")
+        raise Blind(IDLE)
+    newest = rows[-max(2 * _lines(window), _lines(window) + lines_within(window.times_s, LARGE_LASTS_S)) :]
+    company: dict[tuple[int, int], Integers] = {}
+    glanced: dict[tuple[int, int], _Reference] = {}
     references: dict[tuple[int, int], _Reference] = {}
     found = []
     for index in screened:
-        group = int(groups[index])
-        key = (group, -1) if (group, -1) in references else (group, int(window.node_of[index]))
+        key = _company(window, groups, index, company)
+        if key not in glanced:
+            glanced[key] = _reference(window, clock, company[key], newest)
+        if len(newest) < len(rows) and _refuted(window, clock, index, newest, glanced[key]):
+            continue
         if key not in references:
-            made = _reference(window, clock, groups, index, rows)
-            key = (group, -1) if nodes_among(window, made.peers) >= LARGE_GROUP_NODES else key
-            references[key] = made
+            references[key] = _reference(window, clock, company[key], rows)
         slow = _close_look(window, clock, index, rows, references[key])
         if slow is not None and slow.deficit >= least:
             found.append(slow)
@@ -247,8 +255,18 @@ def _centre(values: Floats) -> tuple[float, float]:
     return centre, SIGMA_PER_QUARTER * float(np.partition(np.abs(known - centre), quarter)[quarter])
 
 
-def _reference(window: Window, clock: Floats, groups: Integers, index: int, rows: Rows) -> _Reference:
-    peers = peers_of(window, index, groups)
+def _company(window: Window, groups: Integers, index: int, known: dict[tuple[int, int], Integers]) -> tuple[int, int]:
+    """Return under which key ``known`` has a series' peers, added where they were not; a large group has but one."""
+    group = int(groups[index])
+    key = (group, -1) if (group, -1) in known else (group, int(window.node_of[index]))
+    if key not in known:
+        peers = peers_of(window, index, groups)
+        key = (group, -1) if nodes_among(window, peers) >= LARGE_GROUP_NODES else key
+        known[key] = peers
+    return key
+
+
+def _reference(window: Window, clock: Floats, peers: Integers, rows: Rows) -> _Reference:
     if len(peers) < PEERS_MIN:
         return _Reference(peers, np.full(len(rows), np.nan), math.inf)
     values = clock[np.ix_(rows, peers)]
@@ -259,6 +277,28 @@ def _reference(window: Window, clock: Floats, groups: Integers, index: int, rows
         return _Reference(peers, np.full(len(rows), np.nan), math.inf)
     sigma = SIGMA_PER_MAD * middle(np.abs(levels - centre)) / centre
     return _Reference(peers, carried(median_over_rows(values.T)), max(sigma, SIGMA_FLOOR))
+
+
+def _lines(window: Window) -> int:
+    return max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s))
+
+
+def _refuted(window: Window, clock: Floats, index: int, rows: Rows, against: _Reference) -> bool:
+    """Whether the newest rows alone show that a close look would find nothing: most suspects are chance."""
+    own, reference = clock[rows, index], against.clock
+    known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
+    lines = _lines(window)
+    if not np.isfinite(reference).all() or int(known.sum()) < lines:
+        return False
+    return _deficit(own[known] / reference[known], lines, against.sigma) is None
+
+
+def _deficit(ratio: Floats, lines: int, sigma: float) -> float | None:
+    """Return by what share a clock is below its reference in the newest rows; None where it is not."""
+    deficit = 1 - middle(ratio[-lines:])
+    if deficit < MILD_DEFICIT or deficit < DISTANCE_MIN * sigma:
+        return None
+    return None if middle(ratio[-ROWS_MIN:]) > 1 - deficit / 2 else deficit  # it is over
 
 
 def _close_look(
@@ -273,14 +313,12 @@ def _close_look(
     peers = peers if len(peers) >= PEERS_MIN else against.peers
     known = np.isfinite(own) & np.isfinite(reference) & (reference > 0)
     seen, ratio = rows[known], own[known] / reference[known]
-    lines = max(ROWS_MIN, math.ceil(LARGE_LASTS_S / window.interval_s))
+    lines = _lines(window)
     if len(ratio) < ROWS_MIN or window.times_s[seen[-1]] < window.times_s[-1] - lines * window.interval_s:
         return None
-    deficit = 1 - middle(ratio[-lines:])
-    if deficit < MILD_DEFICIT or deficit < DISTANCE_MIN * sigma:
+    deficit = _deficit(ratio, lines, sigma)
+    if deficit is None:
         return None
-    if middle(ratio[-ROWS_MIN:]) > 1 - deficit / 2:
-        return None  # it is over
     since = _onset(ratio, deficit)
     stretch = ratio[since:]
     onset_s = float(window.times_s[seen[since]]) - window.interval_s

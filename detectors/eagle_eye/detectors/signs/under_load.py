@@ -96,10 +96,19 @@ def loaded_rows(window: Window, lines: int) -> Rows:
         usual = float(np.quantile(known, USUAL_QUANTILE))
         rows = rows[level >= max(share * usual, floor)]  # NaN is not
         break
-    if "train_step" in window.device and math.isfinite(window.last_step):
-        patience_s = max(STANDSTILL_STEPS * typical_step_s(window), STANDSTILL_ROWS * window.interval_s)
-        rows = rows[window.times_s[rows] <= window.advanced_s + patience_s]
-    return rows
+    return rows[window.times_s[rows] <= _worked_until_s(window)]
+
+
+def rests(window: Window) -> bool:
+    """Whether the newest rows cannot have been under load, since the job stands still: ``loaded_rows`` costs more."""
+    return len(window.times_s) >= ROWS_MIN and bool(window.times_s[-ROWS_MIN] > _worked_until_s(window))
+
+
+def _worked_until_s(window: Window) -> float:
+    """Return until when the job's steps say that it works; inf where nobody reports them."""
+    if "train_step" not in window.device or not math.isfinite(window.last_step):
+        return math.inf
+    return window.advanced_s + max(STANDSTILL_STEPS * typical_step_s(window), STANDSTILL_ROWS * window.interval_s)
 
 
 @once

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -16,6 +18,8 @@ from eagle_eye.server.services import Services
 from eagle_eye.server.store import PAGE_LIMIT_MAX, Kind, Page
 
 BODY_BYTES_MAX = 4 << 20  # a job of 100,000 ranks fits
+# What was not read is still on its way: the connection cannot serve another request.
+_CLOSE = MappingProxyType({"Connection": "close"})
 StructT = TypeVar("StructT", bound=Struct)
 RecordT = TypeVar("RecordT", bound=Struct)
 
@@ -46,14 +50,20 @@ def needs(scope: Scope) -> Callable[..., Principal]:
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body. Raises Refusal 413 as soon as it is too long."""
+    """Return the body. Raises Refusal 413 as soon as it is too long, 408 where it does not come in time."""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > BODY_BYTES_MAX:
-            raise Refusal(413, "oversized", f"the body has more than {BODY_BYTES_MAX} bytes, which is the most read")
-        chunks.append(chunk)
+    timeout_s = services(request).config.ingest.body_timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > BODY_BYTES_MAX:
+                    detail = f"the body has more than {BODY_BYTES_MAX} bytes, which is the most read"
+                    raise Refusal(413, "oversized", detail, _CLOSE)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise Refusal(408, "slow", f"the body did not arrive within {timeout_s:g} s", _CLOSE) from None
     return b"".join(chunks)
 
 

@@ -42,6 +42,7 @@ class _Planes:
         self.used = np.zeros(len(names), dtype=np.bool_)
         self.base = np.zeros(len(names), dtype=np.intp)
         self.cells: Floats = np.empty((len(names), 0, 0), dtype)
+        self.sealed = _sealed(self.cells[:])  # the same for those who only read
         self.begun_rows = np.zeros(len(names), dtype=np.intp)  # the first row of each plane that holds nothing yet
         self.full = 0  # the first line that some plane has no room for
         self.begun = 0  # the first line that all planes reach back to
@@ -70,7 +71,7 @@ class _Planes:
             cells[plane, offset : offset + len(kept), kept.shape[1] :] = np.nan
             self.base[plane] = first - offset
             self.begun_rows[plane] = offset + len(kept)
-        self.cells = cells
+        self.cells, self.sealed = cells, _sealed(cells[:])
         self.measure()
 
     def measure(self) -> None:
@@ -208,7 +209,7 @@ class Grid:
         planes.prepare(self._end)
         base = int(planes.base[plane])
         start = max(self._start() - base, 0)
-        return _sealed(planes.cells[plane, start : self._end - base, : self._columns])
+        return planes.sealed[plane, start : self._end - base, : self._columns]
 
     def views(self) -> dict[str, Floats]:
         """Return ``view`` of every metric seen so far, by name: what a pass over many small jobs is made of."""
@@ -220,10 +221,10 @@ class Grid:
                     planes.reach(plane, start, end)
                 planes.measure()
             planes.prepare(end)
-            bases, cells = planes.base.tolist(), planes.cells
+            bases = planes.base.tolist()
             for plane in planes.planes_used:
                 base = bases[plane]
-                found[planes.names[plane]] = _sealed(cells[plane, max(start - base, 0) : end - base, :columns])
+                found[planes.names[plane]] = planes.sealed[plane, max(start - base, 0) : end - base, :columns]
         return found
 
     def names(self) -> tuple[str, ...]:

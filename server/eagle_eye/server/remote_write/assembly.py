@@ -43,4 +43,5 @@ def build(services: Services, found: Callable[[str], Awaitable[None]]) -> Remote
         table.wanted,
         services.telemetry,
         services.clock,
+        services.limits.check_remote_write,
     )

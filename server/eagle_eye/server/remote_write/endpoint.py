@@ -55,7 +55,7 @@ class Authenticator(Protocol):
 
 
 class RemoteWrite:
-    """The endpoint."""
+    """The endpoint. ``admit(principal)`` raises Refusal 503 where requests come too often."""
 
     def __init__(
         self,
@@ -69,7 +69,9 @@ class RemoteWrite:
         wanted: frozenset[bytes],
         telemetry: Telemetry,
         clock: Clock,
+        admit: Callable[[Principal], None],
     ) -> None:
+        self._admit = admit
         self._settings = settings
         self._ingest = ingest
         self._auth = auth
@@ -115,6 +117,7 @@ class RemoteWrite:
             raise Refusal(405, "method", f"{PATH} takes POST, not {scope['method'][:20]}", {"Allow": "POST"})
         principal = self._auth.authenticate(Credentials.of(scope["method"], headers, scope.get("state", {})))
         patterns = self._auth.authorise_remote_write(principal)
+        self._admit(principal)
         version = _version(headers)
         limit, timeout_s = self._settings.body_bytes_max, self._ingest.body_timeout_s
         body = await read_body(receive, headers, limit, timeout_s, "remote_write.body_bytes_max")

@@ -1,0 +1,172 @@
+"""A connection that nobody holds open by doing nothing: heads and answers have their time, and nonsense its measure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import h11
+
+from eagle_eye.server.limits import SAID_EVERY_S
+from eagle_eye.server.tls import PeerProtocol
+
+STALL_S = 60.0  # how long a client may leave an answer unread
+VISIT = "visit"  # in an ASGI scope's state
+
+_OVERDUE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def is_bad(status: int) -> bool:
+    """Return whether telemetry that is answered so was of no use: its sender is unknown, or nobody can read it."""
+    return 400 <= status < 500 and status != 429
+
+
+class Seldom(logging.Filter):
+    """Lets each text of a warning through once in ``SAID_EVERY_S``; errors always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is logged."""
+        if record.levelno > logging.WARNING:
+            return True
+        now_s = time.monotonic()
+        if now_s - self._said_s.get(record.msg, -SAID_EVERY_S) < SAID_EVERY_S:
+            return False
+        self._said_s[record.msg] = now_s
+        return True
+
+
+# uvicorn warns of each request that it cannot read, in constant texts.
+_log = logging.getLogger(__name__)
+_log.addFilter(Seldom())
+
+
+class Guest(Protocol):
+    """The connection as visitors.py counts it."""
+
+    def proven(self) -> None:
+        """Take note that somebody who may ask has asked."""
+        ...
+
+    def bad(self) -> bool:
+        """Take note of a request that was of no use; return whether the connection is to be closed for it."""
+        ...
+
+
+class Stranger:
+    """The guest of a connection that came through no door."""
+
+    def proven(self) -> None:
+        """Do nothing."""
+
+    def bad(self) -> bool:
+        """Return that it may stay."""
+        return False
+
+
+class GuardedProtocol(PeerProtocol):
+    """One connection. ``closed(reason)`` is called for each that is closed for what its client did or left undone:
+    "slow_head", "slow_reader", "malformed" or "rate". Subclasses set it and ``head_timeout_s``.
+    """  # noqa: D205 - one thought
+
+    closed: Callable[[str], None]
+    head_timeout_s: Callable[[], float]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.logger = _log
+        self.visit: Guest = Stranger()
+        self.is_stranger = True
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def prove(self) -> None:
+        """Take note that somebody who may ask has asked."""
+        self.is_stranger = False
+        self.visit.proven()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; the first head has its time from here on."""
+        super().connection_made(transport)
+        connected = getattr(transport.get_extra_info("socket"), "_sock", None)
+        self.visit = getattr(connected, "visit", self.visit)
+        self.app_state = {**self.app_state, VISIT: self.visit}
+        self.await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        super().data_received(data)
+        self._mind_head()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request."""
+        super().on_response_complete()
+        self._mind_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self.head_came()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def await_head(self) -> None:
+        """Have the head that is awaited come in time, from the first call on."""
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s(), self._overdue)
+
+    def head_came(self) -> None:
+        """Await no head any more."""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def turn_away(self, reason: str) -> None:
+        """Close once what was written is sent."""
+        self.closed(reason)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request."""
+        self.closed("malformed")
+        self.visit.bad()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # in the middle of an answer nothing can be said
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, not for ever."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(STALL_S, self._stalled)
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        if self.flow is not None:
+            super().resume_writing()
+
+    def _mind_head(self) -> None:
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self.await_head()
+        else:
+            self.head_came()
+
+    def _overdue(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.visit.bad()
+            self.transport.write(_OVERDUE)
+            self.turn_away("slow_head")
+
+    def _stalled(self) -> None:
+        self._stall_timer = None
+        self.closed("slow_reader")
+        self.transport.abort()
