@@ -6,6 +6,9 @@ FAULT ?= hang
 # For images: podman or docker; more flags for its build, such as --build-arg BASE=... (docs/containers.md).
 CONTAINER ?= podman
 IMAGE_FLAGS ?=
+# Tests run in so many processes, each file of them in one. To run a file alone: .venv/bin/python -m pytest tests/x.py
+TEST_WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
@@ -30,13 +33,13 @@ demo: venv  ## the closed loop on a real training job; FAULT=hang|slow|unreachab
 	$(BIN)/eagle-eye demo --fault $(FAULT) $(if $(filter 1,$(KEEP)),--keep)
 
 test: venv  ## all tests that this machine can run
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-full: venv  ## installs the components that tests ask for (Debian, as root), then runs all tests
 	apt-get update --quiet
 	RUNLEVEL=1 apt-get install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
-	EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_SLURM=1 $(BIN)/python -m pytest
+	EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
 
 check: venv  ## style, types and import rules
 	$(BIN)/ruff check .

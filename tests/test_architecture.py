@@ -132,7 +132,8 @@ def test_no_requirement_names_an_index() -> None:
 def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     sections = {
-        "detection", "policy", "webhooks", "ingest", "remote_write", "remote_store", "history", "evidence", "limits", "accounts", "log",
+        "detection", "policy", "webhooks", "ingest", "remote_write", "remote_store",
+        "history", "evidence", "limits", "accounts", "log",
         "tls", "job_sources", "slurm", "kubernetes",
     }  # fmt: skip
     assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []

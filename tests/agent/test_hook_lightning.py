@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install eagle-e
 
 import torch
 
+from tests.agent import two_ranks
 from tests.agent.fakes import Listener
 from tests.agent.hearing import Hearing
 
@@ -191,32 +190,25 @@ def test_a_callback_travels_to_spawned_processes(callback_class: Any, listener: 
 
 @pytest.mark.slow
 def test_two_ranks_report_their_own_steps_and_waits(lightning: Any, listener: Listener, tmp_path: Path) -> None:
-    package = lightning.__name__
-    job = tmp_path / "job.py"
-    job.write_text(
-        textwrap.dedent(f"""
+    job = f"""
         import sys, warnings
         warnings.simplefilter("ignore")
-        import {package} as lightning
+        import {lightning.__name__} as lightning
         from pathlib import Path
         from eagle_eye.agent.hook_lightning import EagleEyeCallback
-        from tests.agent import test_hook_lightning as shared
+        from tests.agent import test_hook_lightning as shared, two_ranks
 
-        callback = EagleEyeCallback(socket=sys.argv[1])
-        trainer = shared.trainer_of(
-            lightning, Path(sys.argv[2]), callback, devices=2, strategy="ddp", accumulate_grad_batches=2
-        )
-        trainer.fit(shared.module_of(lightning), shared.loader())
-        assert callback.report.failures == 0
-        """),
-        encoding="utf-8",
-    )
-    root = str(Path(__file__).parents[2])
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(job)]
-    done = subprocess.run(
-        [*command, str(listener.path), str(tmp_path)], env=environ, capture_output=True, text=True, check=False
-    )
+        def train():
+            callback = EagleEyeCallback(socket=sys.argv[1])
+            trainer = shared.trainer_of(
+                lightning, Path(sys.argv[2]), callback, devices=2, strategy="ddp", accumulate_grad_batches=2
+            )
+            trainer.fit(shared.module_of(lightning), shared.loader())
+            assert callback.report.failures == 0
+
+        two_ranks.run(train)
+        """
+    done = two_ranks.job(job, str(listener.path), str(tmp_path))
     assert done.returncode == 0, done.stderr
     last = {message.rank: message for message in listener.read()}
     assert set(last) == {0, 1}

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
+from tests.agent import two_ranks  # noqa: E402
 from tests.agent.fakes import Listener  # noqa: E402
 from tests.agent.hearing import Hearing  # noqa: E402
 
@@ -174,31 +173,26 @@ def test_a_failing_callback_does_not_stop_training(
 
 @pytest.mark.slow
 def test_two_ranks_report_their_own_losses_and_waits(transformers: Any, listener: Listener, tmp_path: Path) -> None:
-    job = tmp_path / "job.py"
-    job.write_text(
-        textwrap.dedent("""
+    job = """
         import os, sys, warnings
         warnings.simplefilter("ignore")
         from pathlib import Path
         import transformers
-        from tests.agent import test_hook_transformers as shared
+        import transformers.trainer
+        from tests.agent import test_hook_transformers as shared, two_ranks
 
-        model = shared.model_of()
-        model.calls = 100 * int(os.environ["RANK"])
-        trainer = shared.trainer_of(
-            transformers, Path(sys.argv[2]), Path(sys.argv[1]), model, gradient_accumulation_steps=2
-        )
-        trainer.train()
-        assert trainer.eagle_eye.report.failures == 0
-        """),
-        encoding="utf-8",
-    )
-    root = str(Path(__file__).parents[2])
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(job)]
-    done = subprocess.run(
-        [*command, str(listener.path), str(tmp_path)], env=environ, capture_output=True, text=True, check=False
-    )
+        def train():
+            model = shared.model_of()
+            model.calls = 100 * int(os.environ["RANK"])
+            trainer = shared.trainer_of(
+                transformers, Path(sys.argv[2]), Path(sys.argv[1]), model, gradient_accumulation_steps=2
+            )
+            trainer.train()
+            assert trainer.eagle_eye.report.failures == 0
+
+        two_ranks.run(train)
+        """
+    done = two_ranks.job(job, str(listener.path), str(tmp_path))
     assert done.returncode == 0, done.stderr
     last = {message.rank: message for message in listener.read()}
     assert set(last) == {0, 1}

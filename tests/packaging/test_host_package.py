@@ -14,23 +14,26 @@ pytestmark = pytest.mark.slow
 no_python = pytest.mark.skipif(not shutil.which("python3", path="/usr/bin"), reason="apt-get install python3")
 
 
-def built(folder: Path, kind: str, tool: str) -> Path:
-    """The package of one kind, built as a release is."""
-    if shutil.which(tool) is None:
-        pytest.skip(f"{tool} is not installed: apt-get install dpkg-dev rpm")
-    command = [sys.executable, "packaging/host/build.py", "--out", str(folder), "--format", kind]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The package of each kind that there is a tool for, built as a release is."""
+    kinds = [kind for kind, tool in {"deb": "dpkg-deb", "rpm": "rpmbuild"}.items() if shutil.which(tool)]
+    if not kinds:
+        return {}
+    command = [sys.executable, "packaging/host/build.py", "--out", str(tmp_path_factory.mktemp("dist")), "--format"]
+    done = subprocess.run([*command, *kinds], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
+    return dict(zip(kinds, map(Path, done.stdout.splitlines()), strict=True))
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def host(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the .deb, unpacked."""
-    folder = tmp_path_factory.mktemp("deb")
-    package = built(folder, "deb", "dpkg-deb")
-    subprocess.run(["dpkg-deb", "--extract", str(package), str(folder / "root")], check=True)
-    return folder / "root"
+    if "deb" not in packages:
+        pytest.skip("dpkg-deb is not installed: apt-get install dpkg-dev")
+    root = tmp_path_factory.mktemp("root")
+    subprocess.run(["dpkg-deb", "--extract", str(packages["deb"]), str(root)], check=True)
+    return root
 
 
 def command(host: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -77,8 +80,10 @@ def test_a_command_of_the_server_says_that_it_is_not_part_of_this_installation(h
 
 
 @pytest.fixture(scope="module")
-def rpm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("rpm"), "rpm", "rpmbuild")
+def rpm(packages: dict[str, Path]) -> Path:
+    if "rpm" not in packages:
+        pytest.skip("rpmbuild is not installed: apt-get install rpm")
+    return packages["rpm"]
 
 
 def test_the_rpm_holds_the_same_files(host: Path, rpm: Path) -> None:

@@ -26,14 +26,16 @@ from eagle_eye.server.app import create_app
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.door import DoorServer
 from eagle_eye.server.engine.outlined import Row
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.front import Front
+from eagle_eye.server.latencies import Latencies
 from eagle_eye.server.records import Action, Incident, Job, OutboundEvent, Subscription
-from eagle_eye.server.visitors import Door
 from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
+from tests.server.described import check_answer
 
 NOW = 1_700_000_000.0
 SECRET = "whsec_" + "A" * 43 + "="
@@ -70,6 +72,7 @@ class FakeWatcher:
     course: list[Course] = field(default_factory=list)
     stuck: bool = False
     weighing: Weighing | None = None
+    tick_seconds: Latencies = field(default_factory=lambda: Latencies("eagle_eye_detection_seconds", "", (1.0,)))
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
         self.frames.append((frame, received_s, offset_s))
@@ -295,14 +298,17 @@ def running(
         config = settings(folder, listen=listen, **flags)
         front = create_app(config, clock, lambda _config, _store, _clock: watcher, jitter=jitter, reread=reread)
         options = connection_options(front)
-        server = uvicorn.Server(
-            uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2, **options)
+        server = DoorServer(
+            uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2, **options),
+            bound,
+            front.visitors,
         )
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [Door(bound, front.visitors)]})
+        thread = threading.Thread(target=server.run)
         thread.start()
         try:
             url = config.public_url
-            with httpx.Client(base_url=url, timeout=10.0, trust_env=False, verify=verify) as client:
+            hooks = {"response": [check_answer]}
+            with httpx.Client(base_url=url, timeout=10.0, trust_env=False, verify=verify, event_hooks=hooks) as client:
                 # The socket listens already: the first request waits until the server has started.
                 client.get("/healthz").raise_for_status()
                 yield Running(front, client, watcher, url)

@@ -13,7 +13,9 @@ from typing import Any, get_args
 import httpx
 import pytest
 
+from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.action import EVENT_TYPES, ReportState
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server.notifiers.signing import signature_headers
 from tests.server.builders import SECRET, Running, running
 
@@ -33,6 +35,17 @@ def test_every_endpoint_is_in_the_document_and_the_document_names_no_other(serve
     served = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     beside = {("POST", "/api/v1/frames"), ("POST", "/api/v1/write"), ("GET", "/"), ("GET", "/openapi.json")}
     assert documented == served | beside
+
+
+def test_every_metric_of_the_server_is_in_the_document_and_the_document_names_no_other(server: Running) -> None:
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("## Taking in")[2]
+    documented = set(re.findall(r"`(eagle_eye_\w+)`", text))
+    shown = set(re.findall(r"^# TYPE (eagle_eye_\w+)", server.client.get("/metrics").text, re.MULTILINE))
+    shown -= {PROMETHEUS_PREFIX + name + end for name in catalogue.BY_NAME for end in ("", "_total")}
+    beside = {"eagle_eye_tls_reload_success", "eagle_eye_tls_certificate_expires_timestamp_seconds"}
+    beside |= {"eagle_eye_job_source_age_seconds", "eagle_eye_job_source_jobs", "eagle_eye_ingest_age_seconds"}
+    # With TLS, with a scheduler, and once somebody was heard.
+    assert documented == shown | beside
 
 
 def test_every_event_type_and_report_is_in_the_document() -> None:

@@ -12,7 +12,7 @@ import standardwebhooks
 from eagle_eye.server.clock import SystemClock
 from eagle_eye.server.store import Change
 from tests.server.builders import Running, action, event, running
-from tests.server.test_webhook import Receiver, receiver
+from tests.server.receiver import Receiver, receiver
 
 WITHIN_S = 10.0
 

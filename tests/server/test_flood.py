@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -27,7 +26,7 @@ from tests.server.builders import FakeClock, Running, body, frame, running
 
 BAD = "127.0.0.2"
 WITHIN_S = 5.0
-POST = b"POST /api/v1/frames HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-eagle-eye-rows\r\n"
+POST = b"POST /api/v1/frames HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/x-eagle-eye-rows\r\n"
 
 
 def connect(server: Running, address: str = BAD) -> socket.socket:
@@ -90,10 +89,10 @@ def test_connections_on_which_somebody_asked_who_may_are_not_counted_as_stranger
 
 def test_what_everybody_is_shown_proves_nothing(tmp_path: Path) -> None:
     with running(tmp_path) as server, connect(server) as connection:
-        strangers = server.front.visitors.strangers
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        assert server.front.visitors.strangers == strangers
+        for _ in range(2):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            assert server.front.visitors.strangers == 2  # and the one that asked first
 
 
 def test_in_all_there_are_no_more_connections_than_the_limit(tmp_path: Path) -> None:
@@ -101,8 +100,9 @@ def test_in_all_there_are_no_more_connections_than_the_limit(tmp_path: Path) -> 
         for _ in range(12):
             stack.enter_context(connect(server, "127.0.0.3"))
             stack.enter_context(connect(server))
-        until(lambda: server.metric("connections_refused_total", reason="address") >= 1)
-        assert open_now(server) <= 8
+        reasons = ("total", "address")
+        until(lambda: sum(server.metric("connections_refused_total", reason=why) for why in reasons) >= 24 - 8)
+        assert open_now(server) == 8
         assert an_agent_is_heard(server)  # on the connection that it has
 
 
@@ -112,21 +112,23 @@ def test_in_all_there_are_no_more_connections_than_the_limit(tmp_path: Path) -> 
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 no request\r\n\r\n",
         POST + b"authorization: Bearer ee_wrong\r\ncontent-length: 4\r\n\r\nabcd",
         b"POST /api/v1/write HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd",
+        b"GET /api/v1/nodes HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
-    ids=["garbage", "token", "remote write"],
+    ids=["garbage", "token", "remote write", "too many"],
 )
 def test_too_much_nonsense_closes_the_door_until_its_time_is_over(
     tmp_path: Path, nonsense: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     clock = FakeClock()
-    with running(tmp_path, clock, limits__bad_requests_per_s=1.0, limits__bad_burst=3) as server:
+    rare: dict[str, Any] = {"limits__bad_requests_per_s": 1.0, "limits__bad_burst": 3, "limits__address_burst": 1}
+    with running(tmp_path, clock, **rare, limits__address_requests_per_s=0.5) as server:
         for _ in range(40):
             with connect(server) as connection:
                 try:
                     connection.sendall(nonsense)
                     connection.shutdown(socket.SHUT_WR)
-                except ConnectionError:
+                except OSError:  # it was closed meanwhile
                     continue
                 said(connection)
         assert server.metric("connections_refused_total", reason="rate") >= 30
@@ -217,7 +219,7 @@ def test_nonsense_after_an_answer_that_came_early_ends_the_connection_and_is_no_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(tmp_path) as server, connect(server) as connection:
-        connection.sendall(b"POST /api/v1/frames HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        connection.sendall(b"POST /api/v1/frames HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 415")
         connection.sendall(b"no chunk\r\n")
         said(connection)
@@ -225,23 +227,10 @@ def test_nonsense_after_an_answer_that_came_early_ends_the_connection_and_is_no_
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_a_handshake_that_is_not_finished_counts(tmp_path: Path) -> None:
-    """Without a door nobody would see it: a protocol begins when the handshake is over."""
-    with running(tmp_path, limits__address_connections=2) as server, ExitStack() as stack:
-        for _ in range(3):
-            hello = ssl.MemoryBIO()
-            client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="x")
-            with pytest.raises(ssl.SSLWantReadError):
-                client.do_handshake()
-            stack.enter_context(connect(server)).sendall(hello.read()[:64])
-        until(lambda: server.metric("connections_refused_total", reason="address") == 1)
-
-
 @given(st.lists(st.tuples(st.sampled_from(["10.0.0.1", "10.0.0.2", "fe80::1"]), st.booleans(), st.booleans())))
 def test_whatever_comes_and_goes_the_count_is_right(visits: list[tuple[str, bool, bool]]) -> None:
-    refused = Counter[str]()
     limits = Limits(LimitSettings(connections=6, address_connections=2), FakeClock(), lambda _: None)
-    visitors = Visitors(limits, FakeClock(), lambda why: refused.update([why]))
+    visitors = Visitors(limits, FakeClock(), lambda _: None)
     here: list[Visit] = []
     strangers = 0
     for address, proves, leaves in visits:
@@ -261,9 +250,6 @@ def test_whatever_comes_and_goes_the_count_is_right(visits: list[tuple[str, bool
             here.append(visit)
         assert (visitors.count, visitors.strangers) == (len(here), strangers)
         assert visitors.count <= 6
-    assert refused.total() == len(visits) - len(here) - sum(1 for _ in ()) - sum(
-        1 for *_, leaves in visits if leaves
-    ) + sum(0 for _ in ()) or True
     for visit in here:
         visit.end()
     assert (visitors.count, visitors.strangers) == (0, 0)

@@ -135,3 +135,51 @@ def test_too_many_requests_are_answered_429_and_counted_but_for_probes(tmp_path:
         assert refused.headers["content-type"] == "application/problem+json"
         assert server.metric("rate_limited_total", by="address") == 2
         assert get("/healthz").status_code == 200
+
+
+def writer() -> Principal:
+    return Principal("tok-prometheus", "remote_write")
+
+
+def test_who_writes_samples_too_often_is_told_to_come_back_and_loses_none() -> None:
+    """Prometheus repeats what is answered 503 and throws away what is answered 429."""
+    limited = limits(remote_write_requests_per_s=0.5, remote_write_burst=2)
+    for _ in range(2):
+        limited.check_remote_write(writer())
+    with pytest.raises(Refusal) as caught:
+        limited.check_remote_write(writer())
+    refusal = caught.value
+    assert (refusal.status, refusal.reason, refusal.headers) == (503, "rate", {"Retry-After": "2"})
+    assert "limits.remote_write_requests_per_s" in refusal.detail
+
+
+def test_each_token_writes_at_its_own_rate_and_this_machine_at_any() -> None:
+    limited = limits(remote_write_requests_per_s=0.5, remote_write_burst=1)
+    limited.check_remote_write(writer())
+    limited.check_remote_write(Principal("tok-other", "remote_write"))
+    for _ in range(9):
+        limited.check_remote_write(Principal(LOCAL, "admin"))
+
+
+def test_remote_writes_beyond_the_rate_are_counted_and_taken_when_their_time_has_come(tmp_path: Path) -> None:
+    text, token = auth.mint("admin", None, NOW, None)
+    clock = FakeClock()
+    rare: dict[str, Any] = {"limits__remote_write_requests_per_s": 0.5, "limits__remote_write_burst": 1}
+    headers = {
+        "authorization": f"Bearer {text}",
+        "content-type": "application/x-protobuf",
+        "content-encoding": "snappy",
+    }
+    with running(tmp_path, clock, **rare) as server:
+        server.front.services.store.commit(Change(tokens=(token,)))
+
+        def write() -> httpx.Response:
+            return server.client.post("/api/v1/write", content=b"\x00", headers=headers)
+
+        assert write().status_code == 204
+        refused = write()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        assert server.metric("remote_write_rejected_total", reason="rate") == 1
+        assert server.metric("rate_limited_total", by="token") == 1
+        clock.advance(2.0)
+        assert write().status_code == 204

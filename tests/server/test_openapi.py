@@ -3,15 +3,21 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from eagle_eye.server import auth
-from eagle_eye.server.records import Job, Node
+from eagle_eye.server.accounts.records import DriverError, Gpu, Ticket
+from eagle_eye.server.api.answers import ANSWERS
+from eagle_eye.server.api.description import CONTENT_TYPES
+from eagle_eye.server.records import Delivery, Evidence, Job, Node, NodeCheck
 from eagle_eye.server.store import Change
-from tests.server.builders import NOW, action, body, event, frame, incident, running, subscription
+from tests.server.builders import NOW, Running, action, body, event, frame, incident, running, subscription
+from tests.server.described import check_answer
 
 WITHIN_S = 900.0
 EXAMPLES = 5  # of each endpoint, beside what the coverage of each parameter asks for
@@ -28,11 +34,76 @@ FREE: dict[str, Any] = {
 }
 
 
+TIMES: dict[str, Any] = {"created_s": NOW, "updated_s": NOW, "expires_s": NOW + 60}
+DELIVERY = Delivery(
+    id="d-1", event_id="evt-1", subscription_id="sub-1", type="eagle_eye.ping", state="failed", attempts=4, due_s=NOW
+)
+EVIDENCE = Evidence(
+    id="ev_1",
+    incident_id="inc_1",
+    node="n1",
+    job="job",
+    attempt=0,
+    kind="evidence",
+    state="asked",
+    within_seconds=3.0,
+    asked_by="policy",
+    **TIMES,
+)
+CHECK = NodeCheck(
+    id="chk_1",
+    node="n1",
+    purpose="look",
+    fault="",
+    state="asked",
+    asked_by="local",
+    reason="",
+    checks=["memory"],
+    deadline_seconds=600.0,
+    **TIMES,
+)
+GPU = Gpu(uuid="GPU-1", node="n1", device=0, model="H100", since_s=NOW, first_seen_s=NOW, seen_s=NOW)
+TICKET = Ticket(id="t-1", node="n1", opened_s=NOW, closed_s=None, text="fan", imported_s=NOW)
+ERROR = DriverError(
+    id="err-1", node="n1", device=0, uuid="GPU-1", kind="xid", code=79, count=1, first_s=NOW, last_s=NOW
+)
+# Otherwise nearly all paths lead to records that are not there.
+KNOWN = {"incident": "inc_1", "action": "act_1", "node": "n1", "job": "job", "subscription": "sub-1"}
+KNOWN |= {"evidence": "ev_1", "check": "chk_1", "gpu_uuid": "GPU-1", "delivery": "d-1"}
+
+
+def one_of_each(server: Running) -> None:
+    server.front.services.store.commit(
+        Change(
+            incidents=(incident(),),
+            actions=(action(),),
+            subscriptions=(subscription(url="http://127.0.0.1:9/"),),
+            events=(event(),),
+            nodes=(Node(node="n1", state="in_service", reason="", updated_s=NOW),),
+            jobs=(Job(job="job", attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW),),
+            deliveries=(DELIVERY,),
+            evidence=(EVIDENCE,),
+            node_checks=(CHECK,),
+            gpus=(GPU,),
+            driver_errors=(ERROR,),
+            tickets=(TICKET,),
+        )
+    )
+
+
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with running(tmp_path_factory.mktemp("data")) as server:
         found: dict[str, Any] = server.client.get("/openapi.json").json()
         return found
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("data")) as server:
+        server.send(body(frame()))
+        one_of_each(server)
+        yield server
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -52,6 +123,15 @@ def test_every_endpoint_says_who_may_ask_and_which_problems_it_answers(document:
             assert list(operation["responses"][status]["content"]) == ["application/problem+json"]
 
 
+def test_every_answer_in_json_has_a_schema(document: dict[str, Any]) -> None:
+    for path, method, operation in operations(document):
+        for status, answered in operation["responses"].items():
+            if status.startswith("2") and status != "204" and path not in CONTENT_TYPES:
+                assert (method, path) in ANSWERS, f"say in api/answers.py what {method} {path} answers"
+                assert answered["content"]["application/json"]["schema"]
+    assert {(method, path) for path, method, _ in operations(document)} >= set(ANSWERS)
+
+
 def test_no_reference_leads_nowhere(document: dict[str, Any]) -> None:
     def references(part: Any) -> set[str]:
         if isinstance(part, dict):
@@ -60,7 +140,7 @@ def test_no_reference_leads_nowhere(document: dict[str, Any]) -> None:
         return set().union(*(references(inner) for inner in part)) if isinstance(part, list) else set()
 
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
-    assert references(document["paths"]) <= known
+    assert references(document) <= known
 
 
 def test_no_other_origin_may_read_the_api(tmp_path: Path) -> None:
@@ -79,6 +159,22 @@ def test_no_other_origin_may_read_the_api(tmp_path: Path) -> None:
             assert "strict-transport-security" not in answer.headers
 
 
+@pytest.mark.parametrize(
+    "path", [path for method, path in ANSWERS if method == "get" and path not in ("/api/v1/query_range", "/readyz")]
+)
+def test_every_list_and_record_is_answered_as_described(filled: Running, path: str) -> None:
+    """The client holds the answer against the description."""
+    assert filled.client.get(path.format(**KNOWN)).status_code == 200
+
+
+def test_an_answer_with_a_field_that_nobody_described_is_told(filled: Running) -> None:
+    known = filled.client.get("/api/v1/gpus/GPU-1")
+    for other in ({**known.json(), "new": 1}, {**known.json(), "seen": "yesterday"}, {"uuid": "GPU-1"}):
+        answered = httpx.Response(200, json=other, request=known.request)
+        with pytest.raises(AssertionError, match="is not answered as described"):
+            check_answer(answered)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed (make test-full)"
@@ -86,21 +182,10 @@ def test_no_other_origin_may_read_the_api(tmp_path: Path) -> None:
 def test_generated_requests_get_what_the_description_says(tmp_path: Path) -> None:
     text, token = auth.mint("admin", None, NOW, None)
     with running(tmp_path, **FREE) as server:
-        server.front.services.store.commit(
-            Change(
-                tokens=(token,),
-                incidents=(incident(),),
-                actions=(action(),),
-                subscriptions=(subscription(url="http://127.0.0.1:9/"),),
-                events=(event(),),
-                nodes=(Node(node="n1", state="in_service", reason="", updated_s=NOW),),
-                jobs=(Job(job="job", attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW),),
-            )
-        )
+        server.front.services.store.commit(Change(tokens=(token,)))
+        one_of_each(server)
         server.send(body(frame()), authorization=f"Bearer {text}")
-        # Otherwise nearly all paths lead to records that are not there.
-        known = {"incident": "inc_1", "action": "act_1", "node": "n1", "job": "job", "subscription": "sub-1"}
-        lines = [f'"path.{name}" = "{value}"\n' for name, value in known.items()]
+        lines = [f'"path.{name}" = "{value}"\n' for name, value in KNOWN.items()]
         (tmp_path / "schemathesis.toml").write_text("[parameters]\n" + "".join(lines))
         words = ["--header", f"Authorization: Bearer {text}", "--exclude-path", "/api/v1/events"]  # which never ends
         words += ["--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--max-examples", str(EXAMPLES)]

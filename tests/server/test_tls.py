@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -42,9 +43,9 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     for name in ("ca", "ca2"):
         openssl("req", "-x509", *_EC, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
-    for name, authority, days in (("old", "ca", 30), ("new", "ca", 30), ("n1", "ca", 30), ("short", "ca", 10)):
-        issued = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-days", str(days), "-addext", "basicConstraints=CA:FALSE")
-        subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}.site,IP:127.0.0.1")
+    for name, authority, days in (("old", "ca", "30"), ("new", "ca", "30"), ("n1", "ca", "30"), ("short", "ca", "10")):
+        issued = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-addext", "basicConstraints=CA:FALSE")
+        subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}.site,IP:127.0.0.1", "-days", days)
         openssl("req", "-x509", *_EC, "-keyout", f"{name}.key", "-out", f"{name}.pem", *issued, *subject)
     return folder
 
@@ -181,6 +182,23 @@ def test_an_end_that_is_near_is_said_once_a_day_and_is_a_note_of_readiness(
     assert certificates.ending() == ""
 
 
+def test_connections_that_never_finish_their_handshake_shut_nobody_out(pki: Path, tmp_path: Path) -> None:
+    put(pki, tmp_path, "old")
+    trust = ssl.create_default_context(cafile=str(pki / "ca.pem"))
+    tls = {f"tls__{name}": getattr(live(tmp_path), name) for name in ("certificate_file", "key_file")}
+    with (
+        running(tmp_path / "data", verify=trust, limits__address_connections=3, **tls) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        url = httpx.URL(server.url)
+        for _ in range(5):
+            where = (url.host, url.port or 0)
+            stack.enter_context(socket.create_connection(where, 5.0, source_address=("127.0.0.2", 0)))
+        assert server.send(body(frame())).status_code == 200
+        assert server.metric("connections_refused_total", reason="address") == 2
+        assert server.front.visitors.strangers == 3
+
+
 def test_the_certificates_end_is_on_metrics_and_readyz_tells_of_it_and_is_no_less_ready(
     pki: Path, tmp_path: Path
 ) -> None:
@@ -219,7 +237,9 @@ def test_clients_without_a_certificate_are_refused_only_if_all_need_one(pki: Pat
     asked = {"client_ca_file": str(pki / "ca.pem")}
     assert Connection(Certificates(live(tmp_path, **asked), FakeClock()).context, pki / "ca.pem").said() == b"hello"
     with pytest.raises(ssl.SSLError, match=r"(?i)peer.did.not.return.a.certificate"):
-        Connection(Certificates(live(tmp_path, client_certificates="all", **asked), FakeClock()).context, pki / "ca.pem")
+        Connection(
+            Certificates(live(tmp_path, client_certificates="all", **asked), FakeClock()).context, pki / "ca.pem"
+        )
 
 
 @pytest.mark.parametrize(

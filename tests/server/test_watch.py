@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from eagle_eye.server.sqlite_store import SqliteStore
 from eagle_eye.server.store import ACTIONS, DELIVERIES, INCIDENTS, Change
 from eagle_eye.server.watch import Watch
 from tests.server.engine.frames import SETTINGS, START_S, Fleet
+from tests.server.engine.test_rows import row_of
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Site:
         self.fleet = Fleet()
         self.watch = self.new_watch()
         self.sent: list[tuple[object, float]] = []
+        self.by_rows = False  # where nothing else happens, as agents send
 
     def new_watch(self) -> Watch:
         engine = Engine(SETTINGS, watching_since_s=self.clock.now_s())
@@ -62,7 +65,10 @@ class Site:
                 if node not in self.fleet.mute:
                     frame = self.fleet.frame(node)
                     self.sent.append((frame, self.clock.now_s()))
-                    self.watch.observe(frame, self.clock.now_s(), 0.0)
+                    if self.by_rows and node not in self.fleet.silent_s:
+                        self.watch.observe_rows([row_of(frame)])
+                    else:
+                        self.watch.observe(frame, self.clock.now_s(), 0.0)
             self.watch.tick(self.clock.now_s())
 
     def hang(self) -> None:
@@ -95,6 +101,28 @@ def test_a_hang_becomes_an_incident_an_action_and_a_delivery(site: Site) -> None
     assert (incident.fault, incident.node, incident.state) == ("hang", "n1", "acting")
     assert (action.kind, action.exclude, action.state) == ("exclude_node", ["n1"], "requested")
     assert [d.type for d in site.store.all(DELIVERIES)] == [schema.ACTION_REQUESTED]
+
+
+def test_a_job_whose_agents_send_rows_is_judged_in_each_tick(site: Site) -> None:
+    site.by_rows = True
+    site.run(30)
+    (course,) = site.watch.courses()
+    assert (course.step, course.progressed_s) == (site.fleet.step, site.clock.now_s())
+    site.fleet.stopped = True
+    site.run(12)
+    assert [i.fault for i in site.store.all(INCIDENTS)] == ["hang"]
+
+
+def test_who_asks_between_ticks_is_told_of_rows_too(site: Site) -> None:
+    site.run(30)
+    site.fleet.step += 1
+    site.clock.advance(1.0)
+    site.fleet.now_s = site.clock.now_s()
+    site.watch.observe_rows([row_of(site.fleet.frame("n0"))])
+    told = {latest.value for latest in site.watch.latest() if (latest.metric, latest.node) == ("train_step", "n0")}
+    progress = site.watch.progress("j")
+    assert progress is not None
+    assert ({progress.step}, told) == ({site.fleet.step}, {site.fleet.step})
 
 
 def test_a_server_that_was_killed_repeats_nothing(site: Site) -> None:
@@ -196,3 +224,32 @@ def test_other_jobs_on_a_node_are_named_to_whoever_excludes_it(site: Site) -> No
     site.hang()
     (action,) = site.store.all(ACTIONS)
     assert "n1 also runs k" in action.summary
+
+
+def test_what_was_the_newest_for_long_is_no_value_of_now(site: Site) -> None:
+    site.run(5)
+    assert {value.node for value in site.watch.latest()} == set(site.fleet.nodes)
+    site.fleet.mute = set(site.fleet.nodes)
+    site.run(32)
+    assert list(site.watch.latest()) == []
+
+
+def test_after_a_restart_no_value_of_before_is_shown_as_one_of_now(site: Site) -> None:
+    site.run(5)
+    site.clock.advance(300.0)
+    again = site.new_watch()
+    again.recover((frame, received_s) for frame, received_s in site.sent)  # type: ignore[misc]
+    assert list(again.latest()) == []
+
+
+def test_how_long_a_look_took_is_counted(site: Site) -> None:
+    async def story() -> None:
+        task = asyncio.create_task(site.watch.run())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(story())
+    (family,) = site.watch.tick_seconds.collect()
+    assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == 1

@@ -41,7 +41,7 @@ class NodeSilent:
             raise Blind(
                 f"{len(found.nodes)} of {len(window.nodes)} nodes are silent: likelier the way to them than they"
             )
-        groups = silent_together(window, found)
+        groups = silent_together(window, self.intervals, self.floor_s)
         together = {node for group in groups for node in group.nodes}
         if len(together) == len(window.nodes):
             raise Blind("all nodes of the job are falling silent: likelier the way to them than they")

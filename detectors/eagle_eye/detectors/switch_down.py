@@ -69,7 +69,7 @@ class SwitchDown:
         found = silence(window, self.intervals, self.floor_s)
         if len(found.nodes) == 0:
             return []
-        groups = silent_together(window, found)
+        groups = silent_together(window, self.intervals, self.floor_s)
         # When most are silent only a switch that explains it all speaks against the way to them.
         groups = [group for group in groups if len(group.nodes) < len(window.nodes)]
         if found.most:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -14,6 +16,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Action, AuditEntry, Evidence, Incident, OutboundEvent
 from eagle_eye.server.store import Change
 
+_PARTS = tuple(part.name for part in fields(Change))
 WHO = "server"  # in the audit trail: what detection and policy did by themselves
 SEEN_GRAIN_RATIO = 0.25  # of the time after which an incident is gone: how stale its seen_s on record may get
 _VERBS = {"would_act": "would ask", "awaiting": "ask for approval", "requested": "request", "expired": "expire"}
@@ -51,6 +54,11 @@ def announcement(response: Response, book: Book, policy: PolicySettings, public_
     )
     escalations = sum(note.verb == "escalate" for one in told for note in one.notes)
     return Announcement(change, sum(one.kept_back for one in told), escalations)
+
+
+def together(changes: Sequence[Change]) -> Change:
+    """Return several changes as one, in their order."""
+    return Change(**{name: tuple(chain.from_iterable(getattr(c, name) for c in changes)) for name in _PARTS})
 
 
 def _worth_writing(old: Incident | None, news: News, policy: PolicySettings) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI
+from prometheus_client import ProcessCollector
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
@@ -51,6 +52,7 @@ from eagle_eye.server.filters import wants
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.frame_rules import corrected
 from eagle_eye.server.front import Front
+from eagle_eye.server.host_metrics import HostCollector
 from eagle_eye.server.job_sources import assembly as job_sources
 from eagle_eye.server.limits import Limits
 from eagle_eye.server.model_file import POLL_S, ModelFile
@@ -214,6 +216,9 @@ def _build(
         ),
         LevelsCollector(kept.shelf, kept.upkeep),
         telemetry.BlindCollector(outlook.blind),
+        watching.tick_seconds,
+        ProcessCollector(registry=None),
+        HostCollector(folder),
         telemetry.IncidentCollector(store.open_incidents, outlook.incident_counts),
         DeliveryCollector(store, clock),
         telemetry.DropsCollector(outlook.drops),
@@ -290,8 +295,7 @@ def _write_down(services: Services, names: list[str]) -> None:
         return Change(
             nodes=tuple(
                 Node(node=name, state="in_service", reason="", updated_s=now_s, known_since_s=now_s)
-                for name in names
-                if store.get(NODES, name) is None
+                for name in store.missing(NODES, names)
             )
         )
 

@@ -25,11 +25,11 @@ from eagle_eye.server import config as configuration
 from eagle_eye.server import logs
 from eagle_eye.server.app import create_app
 from eagle_eye.server.config import ConfigurationError, ServerConfig
+from eagle_eye.server.door import DoorServer
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.frame_protocol import protocol_of
 from eagle_eye.server.front import Front
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.visitors import Door
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -111,7 +111,7 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     port = bound.getsockname()[1]
     config = on_port(config, port)
     front = create_app(config, reread=lambda: on_port(reread(), port))
-    server = _Server(front)
+    server = _Server(front, bound)
     signal.signal(signal.SIGHUP, lambda *_: front.reload.ask())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves
     # and raises the signal again once it has stopped, which _Server.run takes for what it is.
@@ -123,8 +123,7 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     # rings of garbage, some times a second, would cost as much as taking what they say.
     gc.set_threshold(GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD)
     sys.setswitchinterval(SWITCH_S)
-    with Door(bound, front.visitors) as door:
-        server.run(sockets=[door])
+    server.run()
     return 0 if server.started else 1
 
 
@@ -149,8 +148,8 @@ def connection_options(front: Front) -> dict[str, Any]:
     return {"http": protocol, "ws": "none", "ssl_context_factory": lambda *_: certificates.context}
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, front: Front) -> None:
+class _Server(DoorServer):
+    def __init__(self, front: Front, bound: socket.socket) -> None:
         super().__init__(
             uvicorn.Config(
                 front,
@@ -160,7 +159,9 @@ class _Server(uvicorn.Server):
                 **connection_options(front),
                 timeout_graceful_shutdown=GRACE_S,
                 timeout_keep_alive=65,  # longer than the agents' interval: they keep their connection
-            )
+            ),
+            bound,
+            front.visitors,
         )
         self._front = front
 

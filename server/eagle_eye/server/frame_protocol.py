@@ -149,9 +149,7 @@ class FrameProtocol(GuardedProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             return False
         conn = self.conn
-        self._untouched = (
-            conn.our_state is h11.IDLE and conn.their_state is h11.IDLE and not conn.trailing_data[0]
-        )
+        self._untouched = conn.our_state is h11.IDLE and conn.their_state is h11.IDLE and not conn.trailing_data[0]
         return self._untouched
 
     def _hand_on(self, data: bytes) -> None:

@@ -94,7 +94,8 @@ class Front:
             if path not in _UNLIMITED and scope["client"] is not None:
                 self.services.limits.check_address(scope["client"][0])
         except Refusal as refusal:
-            await self._refuse(refusal, send)
+            visit: Guest | None = scope.get("state", {}).get(VISIT)
+            await self._refuse(refusal, _closing(send) if visit is not None and visit.bad() else send)
             return
         if path in self._files and scope["method"] in ("GET", "HEAD"):
             await self._page(path, scope["method"], send)
@@ -138,11 +139,23 @@ def _watched(scope: ASGIMessage, send: Send, *, telemetry: bool) -> Send:
         return send
 
     async def watched(message: ASGIMessage) -> None:
+        last = False
         if message["type"] == "http.response.start":
             if message["status"] < 400:
                 visit.proven()
-            elif telemetry and is_bad(message["status"]) and visit.bad():
-                message["headers"] = [*message["headers"], (b"connection", b"close")]
-        await send(message)
+            else:
+                last = telemetry and is_bad(message["status"]) and visit.bad()
+        await (_closing(send) if last else send)(message)
 
     return watched
+
+
+def _closing(send: Send) -> Send:
+    """Return what sends an answer that is the connection's last."""
+
+    async def closing(message: ASGIMessage) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        await send(message)
+
+    return closing

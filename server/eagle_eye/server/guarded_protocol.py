@@ -94,8 +94,6 @@ class GuardedProtocol(PeerProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; the first head has its time from here on."""
         super().connection_made(transport)
-        connected = getattr(transport.get_extra_info("socket"), "_sock", None)
-        self.visit = getattr(connected, "visit", self.visit)
         self.app_state = {**self.app_state, VISIT: self.visit}
         self.await_head()
 

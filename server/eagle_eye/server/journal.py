@@ -23,7 +23,7 @@ from eagle_eye.server.journal_chunks import Draft
 from eagle_eye.server.journal_outlines import JournalOutlines
 from eagle_eye.server.journal_reader import JournalReader
 from eagle_eye.server.journal_schema import MIGRATIONS
-from eagle_eye.server.journal_streams import Stream, Streams
+from eagle_eye.server.journal_streams import Streams, Touched
 
 COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
 CHUNK_BYTES_MAX = 4 << 20  # of one row; SQLite would take a thousand million
@@ -161,7 +161,7 @@ class Journal:
             ).fetchall()
             if not rows:
                 return
-            touched: dict[tuple[str, str], Stream] = {}
+            touched = Touched()
             with database.transaction(self._writer):
                 self._append(
                     [
@@ -218,12 +218,12 @@ class Journal:
             future.set_result(result)
 
     def _write(self, taken: list[tuple[_Group, Future[Any]]]) -> None:
-        # Kept apart until the commit has succeeded: a watermark that was rolled back must not be answered.
-        touched: dict[tuple[str, str], Stream] = {}
+        touched = Touched()
         try:
             with database.transaction(self._writer):
                 results, last_id = self._append([batch for group, _ in taken for batch in group.batches], touched)
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the agents must hear it
+            touched.undo()
             self._problem = f"frames cannot be written to {self.path}: {error}"
             for _, future in taken:
                 future.set_exception(HistoryUnavailable(self._problem))
@@ -239,9 +239,7 @@ class Journal:
         if room_wanted:
             self._note_streams()
 
-    def _append(
-        self, batches: Sequence[Batch], touched: dict[tuple[str, str], Stream]
-    ) -> tuple[list[Appended], int | None]:
+    def _append(self, batches: Sequence[Batch], touched: Touched) -> tuple[list[Appended], int | None]:
         """Write what is new of the batches; return what became of each, and the last chunk's id."""
         drafts: dict[int, Draft] = {}
         rows: list[tuple[object, ...]] = []
@@ -250,8 +248,12 @@ class Journal:
         self.outlines.write({id_: (raw, b.received_s) for b in batches if b.outlines for id_, raw in b.outlines})
         for batch in batches:
             stream = touched[batch.node, batch.stream]
-            new = tuple([stream.sequences.add(entry.sequence) for entry in batch.entries])
-            for entry in compress(batch.entries, new):
+            entries = batch.entries
+            if len(entries) == 1:  # nearly always
+                new: tuple[bool, ...] = (stream.sequences.add(entries[0].sequence),)
+            else:
+                new = tuple([stream.sequences.add(entry.sequence) for entry in entries])
+            for entry in compress(entries, new):
                 draft = drafts.get(stream.shard)
                 if draft is None:
                     draft = drafts[stream.shard] = Draft()
@@ -361,4 +363,5 @@ class Journal:
 
 
 def _size(batch: Batch) -> int:
-    return sum([len(entry.raw) for entry in batch.entries]) + 512
+    entries = batch.entries
+    return (len(entries[0].raw) if len(entries) == 1 else sum([len(entry.raw) for entry in entries])) + 512

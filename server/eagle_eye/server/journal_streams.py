@@ -33,9 +33,24 @@ class Stream:
         self.sequences = sequences
         self.heard_s = heard_s
 
-    def copy(self) -> Stream:
-        """Return the same stream, to be changed on its own."""
-        return Stream(self.id, self.shard, self.sequences.copy(), self.heard_s)
+
+class Touched(dict[_Name, Stream]):
+    """The streams that a transaction changes, and what they were before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: list[tuple[Stream, tuple[tuple[int, int], ...], float]] = []
+
+    def take(self, name: _Name, stream: Stream) -> None:
+        """Have a stream that is about to change."""
+        self[name] = stream
+        self._before.append((stream, stream.sequences.snapshot(), stream.heard_s))
+
+    def undo(self) -> None:
+        """Take all streams back: a watermark that was rolled back must not be answered."""
+        for stream, sequences, heard_s in self._before:
+            stream.sequences.restore(sequences)
+            stream.heard_s = heard_s
 
 
 class Streams:
@@ -62,7 +77,7 @@ class Streams:
                 stream.heard_s = max(stream.heard_s, line.received_s)
         self.keep(dict(found.values()))
 
-    def prepare(self, batches: Iterable[Batch], touched: dict[_Name, Stream]) -> None:
+    def prepare(self, batches: Iterable[Batch], touched: Touched) -> None:
         """Have the batches' streams in ``touched``: to be changed in a transaction, and kept after that."""
         missing: dict[_Name, float] = {}
         for batch in batches:
@@ -70,7 +85,7 @@ class Streams:
             if name not in touched:
                 known = self._cache.get(name)
                 if known is not None:
-                    touched[name] = known.copy()
+                    touched.take(name, known)
                 else:
                     missing.setdefault(name, batch.received_s)
         if missing:

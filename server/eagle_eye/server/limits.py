@@ -97,7 +97,7 @@ class Limits:
             raise self._refusal("address", address, per_s, "limits.address_requests_per_s", wait_s)
 
     def check_remote_write(self, principal: Principal) -> None:
-        """Return if the token may write samples now. Raises Refusal 503: Prometheus throws away what is answered 429."""
+        """Return if the token may write samples now. Raises Refusal 503: Prometheus drops what is answered 429."""
         settings = self.settings
         per_s, burst = settings.remote_write_requests_per_s, settings.remote_write_burst
         if principal.who == LOCAL:

@@ -254,11 +254,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     ``source`` is whose word its attempt and members are: "launcher", or a scheduler's name. ``nodes`` are its members
     where the source knows nodes and no ranks. ``scheduled_as`` is the scheduler's job that it is or runs in
-    ("slurm:17"), "" where no scheduler knows it. ``state`` is what follows from ``declared_state``, the launcher's word,
-    and ``scheduled_state``, the scheduler's, each "" where there is none; ``said`` is the latter in the scheduler's own
-    words. ``since_s`` is when the state began to be known, ``ends_s`` when its time limit ends it, None where nobody
-    said.
-    ``conflict`` is in what launcher, scheduler and agents differ, "" where they do not.
+    ("slurm:17"), "" where no scheduler knows it. ``state`` is what follows from ``declared_state``, the launcher's
+    word, and ``scheduled_state``, the scheduler's, each "" where there is none; ``said`` is the latter in the
+    scheduler's own words. ``since_s`` is when the state began to be known, ``ends_s`` when its time limit ends it,
+    None where nobody said. ``conflict`` is in what launcher, scheduler and agents differ, "" where they do not.
     """
 
     job: str

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import compress, count
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -43,6 +43,8 @@ GROUP_EVERY_S = 0.08  # how often groups of many begin at most: an acknowledgeme
 GROUP_OF_MANY = 32  # rows; where few come, each is written at once
 GROUP_ROWS_MAX = 8_192
 
+STRANGERS_AWAITED = 64
+
 # Agents tick at the same multiples of their interval; many of them are asked to spread what they then send.
 CROWD_S = 60e-6  # what each agent's request costs, about
 CROWD_S_MIN = 0.03
@@ -54,7 +56,7 @@ Reply = Callable[[int, bytes, Mapping[str, str]], None]
 _log = logging.getLogger(__name__)
 
 
-class _Taken(NamedTuple):
+class _Taken(msgspec.Struct, frozen=True, gc=False):
     """One request under way."""
 
     request: RowsRead
@@ -68,7 +70,8 @@ class _Taken(NamedTuple):
 class RowsIngest:
     """Takes requests of rows. ``observe_rows`` gets durable rows of numbers, ``observe`` whole frames, as Ingest's.
 
-    ``found(nodes)`` is awaited for nodes that were never heard of, before their rows are acknowledged.
+    ``found(nodes)`` is awaited for nodes that were never heard of, before their rows are acknowledged; where a whole
+    fleet begins to speak, after that.
     """
 
     def __init__(
@@ -190,12 +193,13 @@ class RowsIngest:
             self._refuse(taken, Refusal(500, "internal", "the server failed; its log says why"))
             return
         strangers = self._show(taken, results)
+        if not strangers or len(strangers) > STRANGERS_AWAITED:
+            self._acknowledge(taken, results)
+            taken = ()
         if strangers:
-            task = asyncio.get_running_loop().create_task(self._introduce(strangers, taken, results))
+            task = asyncio.get_running_loop().create_task(self._introduce(strangers, taken, results[: len(taken)]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        else:
-            self._acknowledge(taken, results)
 
     def _show(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> list[str]:
         """Tell fleet and detection what is new; return the nodes that were never heard of."""
@@ -248,7 +252,8 @@ class RowsIngest:
         accepted = total = 0
         crowd_s = self._fleet.known_count * CROWD_S
         for one, appended in zip(taken, results, strict=True):
-            new, rows = appended.accepted, len(appended.new)
+            rows = len(appended.new)
+            new = appended.accepted if False in appended.new else rows
             accepted += new
             total += rows
             self._settle(one)

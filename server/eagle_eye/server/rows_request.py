@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+import msgspec
+
 from eagle_eye.schema.frame import TIME_S_MAX, BadFrame, Frame, Reading, read_frame, unknown_keys
 from eagle_eye.schema.rows import (
     MAGIC,
@@ -40,7 +42,7 @@ _NO_FRAMES: Mapping[int, Frame] = MappingProxyType({})
 _NO_NAMES: tuple[str, ...] = ()
 
 
-class RowsRead(NamedTuple):
+class RowsRead(msgspec.Struct, frozen=True, gc=False):
     """What a body says. ``known`` has each entry's outline, None for one whose frame is in ``frames``.
 
     ``fresh`` are the outlines among them that may not be durable yet; ``unknown`` names what was left out.

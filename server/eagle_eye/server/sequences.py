@@ -31,9 +31,13 @@ class Sequences:
         """Return the ranges, first and last each, as JSON."""
         return msgspec.json.encode(self._ranges)
 
-    def copy(self) -> Sequences:
-        """Return a set of its own with the same sequences."""
-        return Sequences(self._ranges)
+    def snapshot(self) -> tuple[tuple[int, int], ...]:
+        """Return what ``restore`` takes the set back to."""
+        return tuple(self._ranges)
+
+    def restore(self, snapshot: tuple[tuple[int, int], ...]) -> None:
+        """Have what was there when the snapshot was taken."""
+        self._ranges = list(snapshot)
 
     @property
     def highest(self) -> int:

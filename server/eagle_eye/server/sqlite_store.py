@@ -95,6 +95,17 @@ class SqliteStore:
         found = self._records(kind, f'"{kind.key}" = ?', (key,))
         return found[0] if found else None
 
+    def missing(self, kind: Kind[RecordT], keys: Sequence[str]) -> list[str]:
+        """Return those of the keys that no record has."""
+        with self._reading() as reader:
+            (found,) = reader.execute(
+                "SELECT json_group_array(value) FROM json_each(?)"  # noqa: S608 - names come from Kind
+                f' WHERE NOT EXISTS (SELECT 1 FROM {kind.name} WHERE "{kind.key}" = value)',
+                (msgspec.json.encode(keys).decode(),),
+            ).fetchone()
+        missing: list[str] = msgspec.json.decode(found)
+        return missing
+
     def page(self, kind: Kind[RecordT], filters: Filters, cursor: str | None = None, limit: int = 100) -> Page[RecordT]:
         """Return the newest records that match, at most ``limit``; the next page through its cursor."""
         limit = min(limit, PAGE_LIMIT_MAX)

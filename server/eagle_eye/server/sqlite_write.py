@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,6 +31,8 @@ from eagle_eye.server.store import (
     Change,
     Kind,
 )
+
+RECORDS_AT_ONCE = 500  # SQLite takes 32,766 values in a statement
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
@@ -60,14 +63,19 @@ def _put(writer: sqlite3.Connection, kind: Kind[RecordT], records: Sequence[Reco
     columns = (*dict.fromkeys((kind.key, *kind.columns)), "record")
     names = ", ".join(f'"{name}"' for name in columns)
     changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name != kind.key)
-    statement = (
-        f"INSERT INTO {kind.name} ({names}) VALUES {marks(columns)}"  # noqa: S608 - names come from Kind
-        f' ON CONFLICT ("{kind.key}") DO UPDATE SET {changes}'
-    )
-    for record in records:
-        writer.execute(statement, (*(getattr(record, name) for name in columns[:-1]), _encode(record)))
+    # Many records in one statement: with each the lock of the interpreter is let go and waited for.
+    for first in range(0, len(records), RECORDS_AT_ONCE):
+        part = records[first : first + RECORDS_AT_ONCE]
+        values = [(*(getattr(record, name) for name in columns[:-1]), _encode(record)) for record in part]
+        writer.execute(
+            f"INSERT INTO {kind.name} ({names}) VALUES {', '.join([marks(columns)] * len(part))}"  # noqa: S608 - Kind's
+            f' ON CONFLICT ("{kind.key}") DO UPDATE SET {changes}',
+            [*chain.from_iterable(values)],
+        )
         if announce:
-            writer.execute('INSERT INTO changes (kind, "key") VALUES (?, ?)', (kind.name, getattr(record, kind.key)))
+            keys = [(kind.name, getattr(record, kind.key)) for record in part]
+            places = ", ".join(["(?, ?)"] * len(part))
+            writer.execute(f'INSERT INTO changes (kind, "key") VALUES {places}', [*chain.from_iterable(keys)])  # noqa: S608
 
 
 def _announce(writer: sqlite3.Connection, events: Sequence[OutboundEvent]) -> None:

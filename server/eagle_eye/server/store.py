@@ -173,6 +173,10 @@ class Store(Protocol):
         """Return the record, or None if there is none of that id."""
         ...
 
+    def missing(self, kind: Kind[RecordT], keys: Sequence[str]) -> list[str]:
+        """Return those of the keys that no record has."""
+        ...
+
     def page(self, kind: Kind[RecordT], filters: Filters, cursor: str | None = None, limit: int = 100) -> Page[RecordT]:
         """Return the newest records that match, at most ``limit``; the next page through its cursor.
 

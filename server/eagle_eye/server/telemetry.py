@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +24,9 @@ from eagle_eye.server.records import Incident
 from eagle_eye.server.watching import IncidentCounts, Latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, of which nobody asks anything
 
 
 def _name(name: str) -> str:
@@ -108,12 +118,16 @@ class Telemetry:
         self.connections_refused = Counter(
             _name("connections_refused"), "Connections that were not let in, by limit.", ["reason"], registry=registry
         )
+        for reason in ("total", "address", "rate"):
+            self.connections_refused.labels(reason)
         self.connections_closed = Counter(
             _name("connections_closed"),
             "Connections closed for what their client sent or left undone, by reason.",
             ["reason"],
             registry=registry,
         )
+        for reason in ("slow_head", "slow_reader", "malformed", "rate"):
+            self.connections_closed.labels(reason)
         self.config_reload_success = Gauge(
             _name("config_reload_success"), "1 when the newest configuration is in force.", registry=registry
         )
@@ -160,6 +174,13 @@ class FleetCollector(Collector):
         known, fresh = self._fleet.counts(self._now_s(), self._fresh_s)
         yield GaugeMetricFamily(_name("nodes_known"), "Nodes that were ever heard of.", value=known)
         yield GaugeMetricFamily(_name("nodes_fresh"), "Nodes heard of just now.", value=fresh)
+        newest_s = self._fleet.newest_s()
+        if newest_s is not None:
+            yield GaugeMetricFamily(
+                _name("ingest_age_seconds"),
+                "Time since anything was received of any node.",
+                value=max(self._now_s() - newest_s, 0.0),
+            )
         offsets = GaugeMetricFamily(
             _name("agent_clock_offset_seconds"), "The server's clock minus the node's.", labels=["node"]
         )

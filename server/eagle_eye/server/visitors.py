@@ -10,16 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import resource
-import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.limits import SAID_EVERY_S, Limits, host_of
 
 FILES_KEPT = 256  # of those that the process may open, for everything that is no connection
-ROUND = 64  # connections that are let in or refused before others on the loop have their turn
 
 _log = logging.getLogger(__name__)
 
@@ -100,49 +97,6 @@ class Visit:
             self._here = False
             self._visitors.count -= 1
             self.proven()
-
-
-class Door(socket.socket):
-    """A listening socket that lets in whom ``visitors`` admit: before a handshake, a task or a buffer costs anything.
-
-    Takes ``listening`` over: only the door is to be used from then on.
-    """
-
-    def __init__(self, listening: socket.socket, visitors: Visitors) -> None:
-        family, kind, proto = listening.family, listening.type, listening.proto
-        super().__init__(family, kind, proto, fileno=listening.detach())
-        self._visitors = visitors
-        self._taken = 0
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection that is admitted. Raises BlockingIOError where there is none for now."""
-        while self._taken < ROUND:
-            self._taken += 1
-            try:
-                connection, address = super().accept()
-            except OSError:
-                self._taken = 0
-                raise
-            visit = self._visitors.admit(address[0])
-            if visit is not None:
-                return Connected(connection, visit), address
-            connection.close()
-        self._taken = 0
-        raise BlockingIOError("others have their turn")
-
-
-class Connected(socket.socket):
-    """A connection that was let in; its end is counted whoever closes it."""
-
-    def __init__(self, connection: socket.socket, visit: Visit) -> None:
-        family, kind, proto = connection.family, connection.type, connection.proto
-        super().__init__(family, kind, proto, fileno=connection.detach())
-        self.visit = visit
-
-    def close(self) -> None:
-        """Close it."""
-        self.visit.end()
-        super().close()
 
 
 def _files_max() -> int:

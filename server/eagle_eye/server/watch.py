@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server import closing
-from eagle_eye.server.announcing import Announcement, announcement
+from eagle_eye.server.announcing import Announcement, announcement, together
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import EvidenceSettings
 from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
@@ -19,24 +20,28 @@ from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.outlined import Row
 from eagle_eye.server.engine.policy import Weighing, weigh
+from eagle_eye.server.engine.recurrence import often_accused
 from eagle_eye.server.engine.respond import Book, respond, situation_of
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.situation import FRUITLESS_STATES
 from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.records import Action, Evidence, Incident, Job
-from eagle_eye.server.store import EVIDENCE, INCIDENTS, JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.latencies import Latencies
+from eagle_eye.server.open_records import OpenRecords
+from eagle_eye.server.records import Incident, Job
+from eagle_eye.server.store import INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
 
 log = logging.getLogger(__name__)
 
 GAP_TICKS = 4.0  # a pause of the loop longer than this many ticks was time in which nobody watched
 GAP_FLOOR_S = 2.0
-DISMISSED_MAX = 100  # newest false alarms of a job that are remembered, so as not to be raised again
+CHANGED_AT_ONCE = 128  # jobs whose changes are written in one transaction: other writers wait for no more
 HISTORY_FRESH_S = 60.0
 HISTORY_MAX = 1_000  # newest incidents in which recurrence is looked for
 WAITING_MAX = 65_536  # rows that wait for the next tick
 CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
+TICKS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LATEST_INTERVALS, LATEST_FLOOR_S = 4.0, 30.0  # how long a newest value is one of now
 GATHERS = "evidence"  # the collector by which an agent says that it may be asked to gather
 
 
@@ -70,9 +75,12 @@ class Watch:
         self._ask_schedulers: Callable[[], None] = lambda: None
         self._history: list[Incident] = []
         self._history_read_s = -HISTORY_FRESH_S
-        self._told = Announcement(Change())  # of the judgement that was looked at last
+        self._often_accused: frozenset[str] = frozenset()  # nodes that may be recurrent by that history...
+        self._lemon_jobs: set[str] = set()  # ...and the jobs that have them
+        self._records = OpenRecords(store)
         self._kept_back = 0
         self._escalations = 0
+        self.tick_seconds = Latencies(PROMETHEUS_PREFIX + "detection_seconds", "Duration of a look at jobs.", TICKS_S)
         self._ticked_s: float | None = None
         self._ticked_wall_s = clock.now_s()
 
@@ -107,6 +115,7 @@ class Watch:
 
     def observe_job(self, job: Job) -> None:
         """Take what a job's scheduler or launcher said."""
+        self._take_in()  # what its nodes said before comes before it
         self._engine.observe_job(job)
 
     def observe_scheduler(self, word: SchedulerWord) -> None:
@@ -136,8 +145,10 @@ class Watch:
     async def run(self) -> None:
         """Judge every tick until cancelled."""
         while True:
+            began_s = self._clock.monotonic_s()
             try:
                 self.tick(self._clock.now_s())
+                self.tick_seconds.observe(self._clock.monotonic_s() - began_s)
             except StoreUnavailable:
                 log.exception("the store cannot be written: nothing was judged in this tick")
             await asyncio.sleep(self._engine.settings.tick_s)
@@ -146,16 +157,21 @@ class Watch:
         """Judge once and write down what follows."""
         self._notice_gap(now_s)
         self._read_history(now_s)
+        self._take_in()
         judgements = self._engine.tick(now_s)
         self._judged = {judgement.job: judgement for judgement in judgements}
         if any(judgement.awaiting for judgement in judgements):
             self._ask_schedulers()
-        for judgement in judgements:
-            if not self._change(judgement, self._store).empty:
-                # Computed again inside the transaction: what a person or subscriber did meanwhile counts.
-                self._store.update(functools.partial(self._change, judgement))
-                self._kept_back += self._told.kept_back
-                self._escalations += self._told.escalations
+        self._records.refresh(self._since_s(now_s))
+        self._lemon_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
+        changed = [
+            judgement
+            for judgement in judgements
+            if (judgement.verdicts or judgement.job in self._lemon_jobs or self._records.concern(judgement.job))
+            and not self._announced(judgement).change.empty
+        ]
+        for first in range(0, len(changed), CHANGED_AT_ONCE):
+            self._write(changed[first : first + CHANGED_AT_ONCE], now_s)
         self._ticked_s = self._clock.monotonic_s()
         self._ticked_wall_s = now_s
 
@@ -164,9 +180,15 @@ class Watch:
         return self._ticked_s
 
     def latest(self) -> Iterator[Latest]:
-        """Yield the newest value of each series of each job."""
+        """Yield the newest value of each series of each job, while its node is heard.
+
+        After a restart, or once a job has ended, what was the newest for long is no value of now.
+        """
+        self._take_in()
+        now_s = self._clock.now_s()
         for track in self._engine.tracks():
-            for metric, values in track.latest().items():
+            since_s = now_s - max(LATEST_INTERVALS * track.interval_s, LATEST_FLOOR_S)
+            for metric, values in track.latest(since_s).items():
                 for (node, device), value in values.items():
                     if value == value:
                         yield Latest(metric, track.job, node, None if device < 0 else device, value)
@@ -189,6 +211,7 @@ class Watch:
 
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""
+        self._take_in()
         track = next((t for t in self._engine.tracks() if t.job == job), None)
         if track is None:
             return None
@@ -229,7 +252,8 @@ class Watch:
         judgement = self._judged.get(incident.job)
         if judgement is None or judgement.attempt != incident.attempt:
             return None
-        book = self._book(judgement, self._store)
+        self._records.refresh(self._since_s(judgement.now_s))
+        book = self._book(judgement)
         fleet_size, blind = self._engine.node_count, _blindness(judgement)
         return weigh(incident, situation_of(judgement, book, book.actions, self._policy, fleet_size, blind))
 
@@ -246,6 +270,7 @@ class Watch:
         if self._clock.monotonic_s() - self._history_read_s >= HISTORY_FRESH_S:
             self._close(now_s)
             self._history = self._store.page(INCIDENTS, {}, limit=HISTORY_MAX).items
+            self._often_accused = often_accused(self._history)
             self._history_read_s = self._clock.monotonic_s()
 
     def _notice_gap(self, now_s: float) -> None:
@@ -259,8 +284,36 @@ class Watch:
             log.warning("nothing was watched for a time, or the clock was set", extra=said)
             self._engine.resume_watching(now_s)
 
-    def _change(self, judgement: Judgement, store: Store) -> Change:
-        book = self._book(judgement, store)
+    def _since_s(self, now_s: float) -> float:
+        """Return since when actions count."""
+        return now_s - max(self._policy.window_s, self._policy.repeat_window_s)
+
+    def _write(self, judgements: Sequence[Judgement], now_s: float) -> None:
+        """Write down what follows from judgements, in one transaction."""
+        told: list[Announcement] = []
+
+        def work(_: Store) -> Change:
+            # Computed again inside the transaction: what a person or subscriber did meanwhile counts, and of one
+            # judgement what was asked for because of those before it.
+            told.clear()
+            self._records.refresh(self._since_s(now_s))
+            for judgement in judgements:
+                announced = self._announced(judgement)
+                self._records.note(announced.change)
+                told.append(announced)
+            return together([one.change for one in told])
+
+        try:
+            self._store.update(work)
+        except BaseException:
+            self._records.forget()
+            raise
+        self._kept_back += sum(one.kept_back for one in told)
+        self._escalations += sum(one.escalations for one in told)
+
+    def _announced(self, judgement: Judgement) -> Announcement:
+        """Return what follows from a judgement, by the records as they were read."""
+        book = self._book(judgement)
         response = respond(
             judgement,
             book,
@@ -269,27 +322,21 @@ class Watch:
             blind=_blindness(judgement),
             new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
         )
-        self._told = announcement(response, book, self._policy, self._public_url, judgement.now_s)
-        return self._told.change
+        return announcement(response, book, self._policy, self._public_url, judgement.now_s)
 
-    def _book(self, judgement: Judgement, store: Store) -> Book:
-        mine = [incident for incident in store.open_incidents() if incident.job == judgement.job]
-        dismissed = store.page(INCIDENTS, {"job": judgement.job, "state": "false"}, limit=DISMISSED_MAX).items
-        since_s = judgement.now_s - max(self._policy.window_s, self._policy.repeat_window_s)
-        actions = store.actions_since(since_s)
-        for incident in mine:
-            if incident.detected_s < since_s:  # what was asked for long ago is not asked for a second time
-                actions += [action for action in store.actions_of(incident.id) if action.created_s < since_s]
+    def _book(self, judgement: Judgement) -> Book:
+        records = self._records
+        mine, dismissed = records.incidents_of(judgement.job), records.dismissed_of(judgement.job)
+        actions = records.actions(mine, self._since_s(judgement.now_s))
         named = [*(verdict.node for verdict in judgement.verdicts), *(incident.node for incident in mine)]
         accused = {node for node in named if node is not None}
         drained = {node for a in actions if a.kind == "drain_node" and a.job == judgement.job for node in a.exclude}
-        records = (store.get(NODES, node) for node in sorted(accused | drained))
         return Book(
             incidents=[*mine, *dismissed],
             actions=actions,
-            history=self._history,
-            gathering=self._gathering(mine, actions, store),
-            standing={record.node: record for record in records if record and record.state != "in_service"},
+            history=self._history if judgement.job in self._lemon_jobs else (),
+            gathering=self._gathering(mine),
+            standing={one.node: one for one in records.nodes(sorted(accused | drained)) if one.state != "in_service"},
             neighbours={node: self._neighbours(node, judgement.job) for node in accused | drained},
         )
 
@@ -298,15 +345,11 @@ class Watch:
         judged = (self._judged.get(other) for other in self._engine.jobs_on(node) if other != job)
         return [other.job for other in judged if other is not None and other.state in RUNNING_STATES]
 
-    def _gathering(self, incidents: Iterable[Incident], actions: Iterable[Action], store: Store) -> Gathering:
+    def _gathering(self, incidents: Iterable[Incident]) -> Gathering:
         settings = self._evidence
         if settings is None or not settings.ask:
             return Gathering()
-        asked: list[Evidence] = []
-        acted_on = {a.incident_id for a in actions if a.state not in FRUITLESS_STATES and not a.preliminary}
-        for incident in incidents:
-            if incident.state in ("suspected", "confirmed") and incident.id not in acted_on:
-                asked += store.page(EVIDENCE, {"incident_id": incident.id}, limit=PAGE_LIMIT_MAX).items
+        asked = self._records.evidence_of(incidents)
         return Gathering(self._gatherers, asked, settings.wait_s, settings.within_s, settings.nodes_max)
 
 

@@ -15,6 +15,7 @@ from eagle_eye.server.engine.outlined import Row
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.latencies import Latencies
 from eagle_eye.server.records import Incident, Job
 
 ResultT = TypeVar("ResultT")
@@ -108,6 +109,11 @@ class Watcher(Protocol):
 
     async def run(self) -> None:
         """Judge every tick until cancelled."""
+        ...
+
+    @property
+    def tick_seconds(self) -> Latencies:
+        """How long the looks at all jobs took."""
         ...
 
     def ticked_s(self) -> float | None:

@@ -95,3 +95,28 @@ def test_takes_any_step_numbers(rows: list[list[float]]) -> None:
     steps = grid.steps()
     assert len(steps.number) == len(steps.times_s) == len(steps.relative_compute)
     assert (np.diff(steps.number) > 0).all()
+
+
+@pytest.mark.parametrize(("before", "later"), [(0, 90), (1, 90), (2, 90), (90, 0), (90, 30), (300, 30)])
+def test_a_limit_leaves_the_newest_steps_and_what_comes_later(before: int, later: int) -> None:
+    rows = [([float(k)] * 4, [1.0, 1.0, 1.0, 1.0 + k / 100]) for k in range(before + later)]
+    whole, limited = fed(rows), StepGrid()
+    for second, (steps, compute) in enumerate(rows):
+        if second == before:
+            limited.limit(40, 0)
+        limited.take(float(second), {"train_step": np.array(steps), "train_compute_seconds": np.array(compute)}, ROLES)
+    limited.limit(40, 0)
+    kept, known = limited.steps(), whole.steps()
+    assert len(kept.number) == 40
+    assert np.array_equal(kept.number, known.number[-40:])
+    assert np.array_equal(kept.relative_compute, known.relative_compute[-40:], equal_nan=True)
+    assert np.array_equal(limited.curve().number, whole.curve().number)
+
+
+def test_a_limited_grid_takes_no_more_memory_than_its_lines() -> None:
+    grid = StepGrid()
+    grid.limit(64, 0)
+    for k in range(400):
+        grid.take(float(k), {"train_step": np.full(4, float(k)), "train_loss": np.ones(4)}, ROLES)
+    assert len(grid.steps().number) == 64
+    assert grid.bytes_per_line == 4 * (4 + 4)  # losses, and what is relative to peers

@@ -36,6 +36,13 @@ def median_of_others(values: Floats, least: int) -> Floats:
     """
     order = np.argsort(values, axis=1)
     ordered = np.take_along_axis(values, order, axis=1)
+    if values.shape[1] > least and np.isfinite(ordered[:, [0, -1]]).all():  # the usual case: no holes
+        rank = np.arange(values.shape[1])
+        low, high = (len(rank) - 2) // 2, (len(rank) - 1) // 2
+        without: Floats = (ordered[:, low + (low >= rank)] + ordered[:, high + (high >= rank)]) / 2
+        placed = np.empty_like(without)
+        np.put_along_axis(placed, order, without, axis=1)
+        return placed
     count = np.isfinite(values).sum(axis=1, keepdims=True)  # (rows, 1)
     rank = np.arange(values.shape[1])[None, :]
     others = count - 1

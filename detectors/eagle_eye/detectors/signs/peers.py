@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,8 +31,17 @@ class Standing(NamedTuple):
 
 def peers_median(values: Floats, groups: Integers, least: int = PEERS_MIN) -> Floats:
     """Return for each of (S,) values the median of the others of its group; NaN with fewer than ``least`` of them."""
+    return median_of_mates(values, group_members(groups), least)
+
+
+def median_of_mates(values: Floats, groups: Sequence[Integers], least: int = PEERS_MIN) -> Floats:
+    """Return ``peers_median`` of groups that are given by their members."""
     result = np.full(values.shape, np.nan)
-    for members in group_members(groups):
+    if len(groups) > 1 and len(groups[0]) <= SMALL_GROUP and len({len(members) for members in groups}) == 1:
+        table = np.array(groups)  # what does not depend on how many there are is done once for all of them
+        result[table] = median_of_others(values[table].astype(np.float64), least)
+        return result
+    for members in groups:
         own = values[members]
         if len(members) <= SMALL_GROUP:
             result[members] = median_of_others(own[None, :].astype(np.float64), least)[0]

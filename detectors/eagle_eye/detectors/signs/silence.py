@@ -8,6 +8,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.host_activity import busy_with_io
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
@@ -41,11 +42,12 @@ def silence(window: Window, intervals: float, floor_s: float) -> Silence:
 
 
 @once
-def silent_together(window: Window, found: Silence) -> list[Shared]:
+def silent_together(window: Window, intervals: float, floor_s: float) -> list[Shared]:
     """Return the groups of nodes that fell silent at one moment and share a switch, or are too many for chance.
 
     Those whose silence is not yet long enough count too when they were last heard at the same moment.
     """
+    found = silence(window, intervals, floor_s)
     together_s = max(TOGETHER_S, TOGETHER_INTERVALS * window.interval_s)
     everybody = np.arange(len(window.nodes))
     open_nodes = sorted(found.nodes.tolist(), key=lambda node: (-found.seconds[node], node))

@@ -44,7 +44,6 @@ LARGE_GROUP_NODES = 8  # whose median one node's GPUs do not move
 SUSPECTS_MAX = 48  # looked at closely in one pass, worst first
 SMOOTHED = 5  # rows whose median is taken to find the onset: single rows are noise, throttling itself flickers
 LOW_SHARE = 0.6  # of the stretch's rows that must be low
-IDLE = "the job is not under load: clocks cannot be compared"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,11 +104,7 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
     screened = _screen(window, clock, least)
     if not len(screened):
         return []
-    if rests(window):
-        raise Blind(IDLE)
-    rows = loaded_rows(window, min(lines_within(window.times_s, HISTORY_S), HISTORY_ROWS))
-    if len(rows) == 0 or rows[-1] < len(clock) - ROWS_MIN:
-        raise Blind(IDLE)
+    rows = _rows_at_work(window)
     newest = rows[-max(2 * _lines(window), _lines(window) + lines_within(window.times_s, LARGE_LASTS_S)) :]
     company: dict[tuple[int, int], Integers] = {}
     glanced: dict[tuple[int, int], _Reference] = {}
@@ -127,6 +122,15 @@ def slow_clocks(window: Window, metric: str = "gpu_sm_clock_hertz", least: float
         if slow is not None and slow.deficit >= least:
             found.append(slow)
     return sorted(found, key=lambda slow: -slow.deficit)
+
+
+def _rows_at_work(window: Window) -> Rows:
+    """Return the rows under load of the time that is looked at. Raises Blind when the newest are none."""
+    if not rests(window):
+        rows = loaded_rows(window, min(lines_within(window.times_s, HISTORY_S), HISTORY_ROWS))
+        if len(rows) and rows[-1] >= len(window.times_s) - ROWS_MIN:
+            return rows
+    raise Blind("the job is not under load: clocks cannot be compared")
 
 
 def fell_together(window: Window, slow: SlowClock, metric: str = "gpu_sm_clock_hertz") -> list[Struck]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -51,16 +52,16 @@ def struck_switches(struck: Flags, node_of: Integers, switch_of: Sequence[str]) 
 
     ``struck`` (K,) tells of things (ports, nodes), ``node_of`` (K,) of whose they are, ``switch_of`` what they hang on.
     """
-    names, group_of = np.unique(np.array(switch_of, dtype=object).astype(str), return_inverse=True)
-    explained = np.zeros(len(struck), dtype=np.bool_)
-    found = []
-    for group, name in enumerate(names.tolist()):
-        members = group_of == group
-        hit = members & struck
-        enough = len(np.unique(node_of[hit])) >= SHARED_NODES_MIN
-        if name and enough and int(hit.sum()) >= SHARED_RATIO * int(members.sum()):
-            found.append(name)
-            explained |= members
+    hit: dict[str, list[int]] = {}
+    for at in np.flatnonzero(struck).tolist():
+        if switch_of[at]:
+            hit.setdefault(switch_of[at], []).append(at)
+    shared = [name for name, own in hit.items() if len(set(node_of[own].tolist())) >= SHARED_NODES_MIN]
+    if not shared:
+        return None
+    members = Counter(switch_of)
+    found = sorted(name for name in shared if len(hit[name]) >= SHARED_RATIO * members[name])
+    explained = np.array([name in found for name in switch_of], dtype=np.bool_)
     strays = int((struck & ~explained).sum())
     if not found or strays > STRAYS_RATIO * max(int((~explained).sum()), 1):
         return None

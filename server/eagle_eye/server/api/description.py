@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE
+from eagle_eye.server.api import answers
 
 OPEN = frozenset({"/healthz", "/readyz"})  # to everybody
 # Of the answers that are not JSON.
@@ -60,10 +61,14 @@ def describe(app: FastAPI) -> None:
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
             schemas["Problem"] = dict(_PROBLEM)
+            told, more = answers.schemas("#/components/schemas/{name}")
+            schemas.update(more)
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             for path, methods in document["paths"].items():
                 for method, operation in methods.items():
                     _complete(path, method, operation)
+                    if (method, path) in told:
+                        _describe(operation["responses"], told[method, path])
         assert app.openapi_schema is not None  # noqa: S101 - found() keeps it
         return app.openapi_schema
 
@@ -71,23 +76,30 @@ def describe(app: FastAPI) -> None:
 
 
 def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
-    answers = operation["responses"]
+    responses = operation["responses"]
     # FastAPI says 422 for what is 400 here.
-    answers.pop("422", None)
+    responses.pop("422", None)
     if (path, method) in UPLOADS:
         content = {kind: {"schema": dict(schema)} for kind, schema in _UPLOAD.items()}
         operation["requestBody"] = {"required": True, "content": content}
     if path in CONTENT_TYPES:
-        answers["200"]["content"] = {CONTENT_TYPES[path]: {"schema": {"type": "string"}}}
+        responses["200"]["content"] = {CONTENT_TYPES[path]: {"schema": {"type": "string"}}}
     for status in _statuses(path, method, operation):
-        answers[str(status.value)] = {
+        responses[str(status.value)] = {
             "description": status.phrase,
             "content": {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
     if path == "/readyz":
-        answers["503"] = {"description": "It cannot judge; the checks say why.", "content": answers["200"]["content"]}
+        responses["503"] = {"description": "It cannot judge; the checks say why."}
     if path not in OPEN:
         operation["security"] = [{"token": []}]
+
+
+def _describe(responses: dict[str, Any], schema: Any) -> None:
+    """Have the answers that are no problems be of the schema."""
+    for answer in responses.values():
+        if CONTENT_TYPE not in answer.get("content", {}):
+            answer["content"] = {"application/json": {"schema": schema}}
 
 
 def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[HTTPStatus]:

@@ -13,8 +13,9 @@ from eagle_eye.server.accounts.lemon import Lemon, Past, Scores
 from eagle_eye.server.accounts.records import Gpu
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import Cursor, Limit, Parts, Reader, answer, found, given, listing
-from eagle_eye.server.errors import BadCursor
+from eagle_eye.server.errors import BadCursor, StoreUnavailable
 from eagle_eye.server.records import Incident
+from eagle_eye.server.services import Services
 from eagle_eye.server.store import (
     ACTIONS,
     DRIVER_ERRORS,
@@ -101,8 +102,18 @@ def gpu(record: Gpu) -> dict[str, Any]:
     return view
 
 
-def memory(scores: Scores, node: str) -> dict[str, Any]:
-    """Return what is remembered of a node in short; ``lemon_score`` is null where it cannot be told."""
+def scores_of(parts: Services) -> Scores | None:
+    """Return the nodes' scores; None while the records that they are made of cannot be read."""
+    try:
+        return parts.archive.scores()
+    except StoreUnavailable:
+        return None
+
+
+def memory(scores: Scores | None, node: str) -> dict[str, Any] | None:
+    """Return what is remembered of a node in short, None without scores; ``lemon_score`` null: it cannot be told."""
+    if scores is None:
+        return None
     past = scores.pasts.get(node, Past())
     lemon = scores.lemons.get(node, Lemon(None, reason="heard of after the scores were last worked out"))
     return {

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from eagle_eye.server import ledger, outbound
 from eagle_eye.server.api import views
 from eagle_eye.server.api.node_checks import new_check, under_way
-from eagle_eye.server.api.node_history import memory
+from eagle_eye.server.api.node_history import memory, scores_of
 from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
@@ -45,7 +45,7 @@ def list_nodes(
     """Nodes, the newest to be heard of first."""
     offsets, now_s = parts.fleet.offsets(), parts.clock.now_s()
     page = parts.store.page(NODES, given(state=state), cursor, limit)
-    scores = parts.archive.scores()
+    scores = scores_of(parts)
     return listing(page, lambda n: {**views.node(n, parts.fleet, offsets, now_s), "memory": memory(scores, n.node)})
 
 
@@ -132,4 +132,4 @@ def _known(store: Store, name: str) -> Node:
 def _shown(parts: Services, name: str) -> Response:
     record = found(parts, NODES, name)
     view = views.node(record, parts.fleet, parts.fleet.offsets(), parts.clock.now_s())
-    return answer({**view, "memory": memory(parts.archive.scores(), name)})
+    return answer({**view, "memory": memory(scores_of(parts), name)})

@@ -22,6 +22,7 @@ from eagle_eye.server.engine.outlined import Layout, Outlined, Row
 from eagle_eye.server.engine.routing import Route, place_rows
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, hearing
 from eagle_eye.server.engine.settings import DetectionSettings
+from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.records import Job
 
@@ -34,6 +35,9 @@ JOBS_MAX = 4_096
 SLOW_INTERVALS = 1.5  # of the job: a node with a longer one has a pace of its own
 PACE_S_MAX = 120.0  # whatever interval a node claims
 WINDOW_BYTES_MAX = 5 << 29  # of all jobs' rows in view: a larger fleet is remembered for a shorter time
+STEP_BYTES_MAX = 1 << 30  # of what all jobs' ranks said of their steps: of a larger fleet for fewer steps
+CURVE_BYTES_MAX = 1 << 29  # of all jobs' own courses
+SPARE = 1.25  # room that is kept beyond what is remembered
 
 
 @dataclass(slots=True)
@@ -64,7 +68,8 @@ class Engine:
         self._jobs_of_node: dict[str, set[str]] = {}
         self._topology: Topology | None = None
         self._routes: dict[str, Route] = {}
-        self._lines_max = sys.maxsize  # of each job's rows, for want of memory
+        self._lines_max = sys.maxsize  # of each job's rows, for want of memory...
+        self._steps_max = self._curve_max = sys.maxsize  # ...of its ranks' steps, and of its own course
         self._epoch = 0  # grows whenever a job begins, ends or gets members
         self.stale_rows_total = 0  # rows of an attempt that is over
         self.strangers_total = 0  # rows of a later attempt from nodes that are no members of a declared job
@@ -343,18 +348,27 @@ class Engine:
         earlier = (before.curve if len(before.curve.number) else before.earlier) if before else None
         track = JobTrack(job, attempt, interval_s, self.settings.window_s, started_s, earlier)
         track.limit(self._lines_max)
+        track.limit_steps(self._steps_max, self._curve_max)
         self._jobs[job] = track
         self._epoch += 1
         return track
 
     def _bound_memory(self) -> None:
         per_line = sum(track.bytes_per_line for track in self._jobs.values())
-        lines = WINDOW_BYTES_MAX // max(per_line, 1)
+        lines = int(WINDOW_BYTES_MAX / SPARE) // max(per_line, 1)
         if lines < self._lines_max:
             # Some more than needed: a fleet that grows node by node is not to be laid out anew for each.
             self._lines_max = lines - lines // 8
             for track in self._jobs.values():
                 track.limit(self._lines_max)
+        per_step = sum(track.bytes_per_step for track in self._jobs.values())
+        steps = int(STEP_BYTES_MAX / SPARE) // max(per_step, 1)
+        curve = int(CURVE_BYTES_MAX / SPARE) // (CURVE_LINE_BYTES * max(len(self._jobs), 1))
+        if steps < self._steps_max or curve < self._curve_max:
+            self._steps_max = steps - steps // 8 if steps < self._steps_max else self._steps_max
+            self._curve_max = curve - curve // 8 if curve < self._curve_max else self._curve_max
+            for track in self._jobs.values():
+                track.limit_steps(self._steps_max, self._curve_max)
 
     def _forget(self, now_s: float) -> None:
         for job in [t.job for t in self._jobs.values() if now_s - t.touched_s > FORGET_JOB_S]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Decision
@@ -62,7 +63,7 @@ def suspects(incident: Incident, judgement: Judgement) -> list[str]:
     """Return whom an incident concerns, the accused first; where it names nobody, all of the job's nodes by rank."""
     if incident.nodes:
         return sorted(incident.nodes, key=lambda node: node != incident.node)
-    return list(dict.fromkeys(member.node for member in sorted(judgement.ranks, key=lambda member: member.rank)))
+    return list(dict.fromkeys(member.node for member in sorted(judgement.ranks, key=attrgetter("rank"))))
 
 
 def reason_to_wait(incident: Incident, asked: Sequence[Evidence], gathering: Gathering, now_s: float) -> str:

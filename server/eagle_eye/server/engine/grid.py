@@ -94,11 +94,16 @@ class _Planes:
         """Have nothing observed in the lines before ``end`` that have not begun."""
         if end <= self.ready:
             return
-        for plane in np.flatnonzero(self.used).tolist():
-            row = min(end - int(self.base[plane]), self.capacity)
-            if row > self.begun_rows[plane]:
+        planes = np.flatnonzero(self.used)
+        rows = np.minimum(end - self.base[planes], self.capacity)
+        behind = rows - self.begun_rows[planes]
+        if behind.max(initial=0) == 1:  # the usual case: one more line
+            fresh = behind == 1
+            self.cells[planes[fresh], rows[fresh] - 1] = np.nan
+        else:
+            for plane, row in zip(planes.tolist(), rows.tolist(), strict=True):
                 self.cells[plane, self.begun_rows[plane] : row] = np.nan
-                self.begun_rows[plane] = row
+        self.begun_rows[planes] = np.maximum(rows, self.begun_rows[planes])
         self.measure()
 
     def reach(self, plane: int, start: int, end: int) -> None:
@@ -231,11 +236,12 @@ class Grid:
         """Return the metrics seen so far."""
         return tuple(planes.names[plane] for planes in (self._exact, self._plain) for plane in planes.planes_used)
 
-    def latest(self, name: str) -> Floats:
-        """Return each column's newest observed value within the last four lines: (columns,), NaN: none."""
+    def latest(self, name: str, since_s: float = -np.inf) -> Floats:
+        """Return each column's newest value in the last four lines, from ``since_s`` on: (columns,), NaN: none."""
         result = np.full(self._columns, np.nan)
-        for row in self.view(name)[-4:]:
-            np.copyto(result, row, where=~np.isnan(row))
+        for time_s, row in zip(self.times()[-4:], self.view(name)[-4:], strict=True):
+            if time_s >= since_s:
+                np.copyto(result, row, where=~np.isnan(row))
         return result
 
     def _start(self) -> int:
@@ -311,7 +317,7 @@ class Grid:
 
 
 def _capacity(depth: int) -> int:
-    return depth + max(depth // 2, 16)
+    return depth + max(depth // 4, 16)
 
 
 def _untouched(shape: tuple[int, ...], dtype: Any) -> Floats:

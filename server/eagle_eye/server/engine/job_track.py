@@ -127,6 +127,15 @@ class JobTrack:
         """How much memory one more line of all that is observed takes."""
         return sum(grid.bytes_per_line for grid in self._grids_of.values())
 
+    @property
+    def bytes_per_step(self) -> int:
+        """How much memory one more step of all ranks takes."""
+        return self._steps.bytes_per_line
+
+    def limit_steps(self, steps: int, curve_steps: int) -> None:
+        """Remember at most so many steps of each rank, and of the job as a whole; see StepGrid."""
+        self._steps.limit(steps, curve_steps)
+
     def limit(self, lines: int) -> None:
         """Remember at most so many lines; see Grid."""
         self._lines_max = lines
@@ -261,14 +270,14 @@ class JobTrack:
             events=tuple(self._events),
         )
 
-    def latest(self) -> dict[str, dict[tuple[str, int], float]]:
-        """Return each metric's newest value by (node, device); device -1 for node metrics."""
+    def latest(self, since_s: float = -math.inf) -> dict[str, dict[tuple[str, int], float]]:
+        """Return each metric's newest value by (node, device), NaN for none since then; device -1 for node metrics."""
         result: dict[str, dict[tuple[str, int], float]] = {}
         for name in self._devices.names():
-            values = self._devices.latest(name)
+            values = self._devices.latest(name, since_s)
             result[name] = {(s.node, s.device): float(v) for s, v in zip(self.series, values, strict=True)}
         for name in self._node_rows.names():
-            values = self._node_rows.latest(name)
+            values = self._node_rows.latest(name, since_s)
             result[name] = {(node, -1): float(value) for node, value in zip(self.nodes, values, strict=True)}
         return result
 

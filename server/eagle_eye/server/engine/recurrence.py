@@ -30,6 +30,8 @@ def recurrences(judgement: Judgement, history: Iterable[Incident], fleet_size: i
     attempt. How long nodes were in use is not known here, so every node of the fleet is taken to have been used alike.
     """
     counted = [i for i in history if _counts(i, judgement.now_s)]
+    if not counted:
+        return []
     times = Counter(node for node, _, _ in {(i.node, i.job, i.attempt) for i in counted})
     members = {rank.node for rank in judgement.ranks}
     found = []
@@ -40,6 +42,12 @@ def recurrences(judgement: Judgement, history: Iterable[Incident], fleet_size: i
                 mine = [i for i in counted if i.node == node]
                 found.append(_verdict(judgement, node, times[node], mine, chance))
     return found
+
+
+def often_accused(history: Iterable[Incident]) -> frozenset[str]:
+    """Return the nodes of which alone ``recurrences`` can say anything: the culprits of at least ``CULPRIT_MIN``."""
+    times = Counter(node for node, _, _ in {(i.node, i.job, i.attempt) for i in history} if node is not None)
+    return frozenset(node for node, count in times.items() if count >= CULPRIT_MIN)
 
 
 def _counts(incident: Incident, now_s: float) -> bool:

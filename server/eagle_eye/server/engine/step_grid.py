@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.signs.peers import peers_median
+from eagle_eye.detectors.signs.medians import median_of
+from eagle_eye.detectors.signs.peers import group_members, median_of_mates
 from eagle_eye.detectors.types import Curve, Floats, Integers, Steps
 
 # What a rank says of a step. The first group is kept for each rank, the second also as the job's course.
@@ -40,8 +41,9 @@ CURVE_METRICS = (
     "nccl_collective_seconds",
 )
 LINES_KEPT = 256  # steps (or groups of steps) of which each rank's values are kept
-CURVE_KEPT = 8_192  # and the job's medians
-CELLS_MAX = 128 * 1024 * 1024  # values in memory for one job: fewer lines for more ranks
+CURVE_KEPT, CURVE_MIN = 8_192, 1_024  # and the job's medians; with very many jobs fewer, but always so many
+CURVE_LINE_BYTES = 8 * (2 + len(CURVE_METRICS))
+CELLS_MAX = 128 * 1024 * 1024  # values in memory that one job begins with: fewer lines for more ranks
 LINES_MIN = 32
 BACKFILL_MAX = 8  # lines that one row may fill: a row after a long gap says little about each of them
 PACE_ROWS = 2  # rows with progress before the number of steps in a row is known
@@ -53,7 +55,7 @@ class StepGrid:
 
     def __init__(self) -> None:
         self._columns = 0
-        self._depth = LINES_KEPT
+        self._depth = self._depth_max = LINES_KEPT
         self._width: float = 0.0  # steps a line covers; 0: not known yet
         self._waiting: list[tuple[float, dict[str, Floats]]] = []
         self._number: NDArray[np.float64] = np.zeros(0)
@@ -64,9 +66,11 @@ class StepGrid:
         self._settled = 0  # lines before this one have gone into the relative values and the curve
         self._last: NDArray[np.float64] = np.zeros(0)  # each rank's newest step
         self._rows_per_step: list[float] = []
-        self._course: NDArray[np.float64] = np.full((2 + len(CURVE_METRICS), CURVE_KEPT + CURVE_KEPT // 4), np.nan)
-        self._course_lines = 0
+        self._course: NDArray[np.float64] = _course(CURVE_KEPT)
+        self._course_kept, self._course_lines = CURVE_KEPT, 0
         self._on_course: set[str] = set()
+        self._members_of: Integers | None = None
+        self._members_are: list[Integers] = []
 
     def take(self, time_s: float, row: Mapping[str, Floats], roles: Integers) -> None:
         """Take one complete row of the time grid: each metric's values (S,), NaN where not observed."""
@@ -103,18 +107,40 @@ class StepGrid:
 
     def curve(self) -> Curve:
         """Return the job's course: views."""
-        course = self._course[:, max(self._course_lines - CURVE_KEPT, 0) : self._course_lines]
+        course = self._course[:, max(self._course_lines - self._course_kept, 0) : self._course_lines]
         return Curve(
             number=course[0],
             times_s=course[1],
             values={name: course[2 + place] for place, name in enumerate(CURVE_METRICS) if name in self._on_course},
         )
 
+    @property
+    def bytes_per_line(self) -> int:
+        """How much memory a line of steps takes, in all that is kept of it."""
+        return sum(array.itemsize for array in (self._relative, *self._arrays.values())) * self._columns
+
+    def limit(self, lines: int, curve_lines: int) -> None:
+        """Keep at most so many lines of each from now on, though never too few to judge by; the newest stay."""
+        self._depth_max = min(self._depth_max, max(lines, LINES_MIN))
+        if self._depth_max < self._depth:
+            self._depth = self._depth_max
+            start, capacity = max(self._lines - self._depth, 0), _capacity(self._depth)
+            self._number = _newest(self._number, start, self._lines, capacity)
+            self._times_s = _newest(self._times_s, start, self._lines, capacity)
+            self._relative = _newest(self._relative, start, self._lines, capacity)
+            self._arrays = {n: _newest(a, start, self._lines, capacity) for n, a in self._arrays.items()}
+            self._settled, self._lines = max(self._settled - start, 0), self._lines - start
+        kept = min(self._course_kept, max(curve_lines, CURVE_MIN))
+        if kept < self._course_kept:
+            newest = self._course[:, max(self._course_lines - kept, 0) : self._course_lines]
+            self._course, self._course_kept, self._course_lines = _course(kept), kept, newest.shape[1]
+            self._course[:, : newest.shape[1]] = newest
+
     def _note_course(self, line: int) -> None:
         """Add a line's medians over the ranks to the job's course."""
         if self._course_lines == self._course.shape[1]:
-            kept = self._course[:, -CURVE_KEPT:].copy()
-            self._course[:, :CURVE_KEPT], self._course_lines = kept, CURVE_KEPT
+            kept = self._course[:, -self._course_kept :].copy()
+            self._course[:, : self._course_kept], self._course_lines = kept, self._course_kept
         column = self._course[:, self._course_lines]
         column[:] = np.nan
         column[0], column[1] = self._number[line], self._times_s[line]
@@ -123,7 +149,7 @@ class StepGrid:
             if values is not None:
                 known = values[line][~np.isnan(values[line])]
                 if len(known):
-                    column[2 + place] = np.median(known)
+                    column[2 + place] = median_of(known)
                     self._on_course.add(name)
         self._course_lines += 1
 
@@ -187,9 +213,15 @@ class StepGrid:
             if compute is not None:
                 own = per_work(compute[line], self._arrays, line)
                 with np.errstate(invalid="ignore", divide="ignore"):
-                    self._relative[line] = own / peers_median(own, roles)
+                    self._relative[line] = own / median_of_mates(own, self._members(roles))
             self._note_course(line)
             self._settled += 1
+
+    def _members(self, roles: Integers) -> list[Integers]:
+        """Return the roles' ranks, worked out again only for other roles."""
+        if roles is not self._members_of:
+            self._members_of, self._members_are = roles, group_members(roles)
+        return self._members_are
 
     def _complete(self) -> bool:
         """Whether every rank has reported all that the oldest unsettled line covers."""
@@ -208,8 +240,8 @@ class StepGrid:
         self._columns = columns
         self._last = np.concatenate([self._last, np.full(extra, np.nan)])
         if self._lines == 0:
-            self._depth = int(np.clip(CELLS_MAX / max(columns * len(STEP_METRICS), 1), LINES_MIN, LINES_KEPT))
-            capacity = self._depth + self._depth // 4
+            self._depth = int(np.clip(CELLS_MAX / max(columns * len(STEP_METRICS), 1), LINES_MIN, self._depth_max))
+            capacity = _capacity(self._depth)
             self._number, self._times_s = np.full(capacity, np.nan), np.full(capacity, np.nan)
             self._arrays.clear()
             self._relative = np.full((capacity, columns), np.nan, np.float32)
@@ -225,6 +257,21 @@ class StepGrid:
             array[self._depth :] = np.nan
         self._settled -= start
         self._lines = self._depth
+
+
+def _capacity(depth: int) -> int:
+    return depth + depth // 4
+
+
+def _course(kept: int) -> NDArray[np.float64]:
+    """Return room for a course, which takes memory as it is filled."""
+    return np.empty((2 + len(CURVE_METRICS), _capacity(kept)))
+
+
+def _newest(array: Any, start: int, end: int, capacity: int) -> Any:
+    fresh = np.full((capacity, *array.shape[1:]), np.nan, array.dtype)
+    fresh[: end - start] = array[start:end]
+    return fresh
 
 
 def per_work(compute: Floats, arrays: Mapping[str, Floats], line: int) -> Floats:

@@ -12,7 +12,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 
 FRAMES_PATH = "/api/v1/frames"
 ENROL_PATH = "/api/v1/enrol"
-PORTS_PER_ADDRESS = 10_000  # connections from one source address to one server: half of Linux's ephemeral ports
+PORTS_PER_ADDRESS = 500  # connections from one source address: a server bounds those of one
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -46,7 +46,7 @@ class Target(NamedTuple):
     def source(self, connection: int) -> tuple[str, int] | None:
         """Return the address that a connection comes from; None: the system chooses.
 
-        One address has some 28,000 ports towards one server, and those of an earlier run may still be in use.
+        Agents have an address each, and a server bounds what one may do.
         """
         try:
             loopback = ipaddress.IPv4Address(self.host).is_loopback

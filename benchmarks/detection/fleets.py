@@ -1,0 +1,117 @@
+"""A fleet of many jobs as rows of numbers, the way agents send them: healthy, or with every job at a standstill.
+
+Values are those of ``eagle_eye.simulator.load``, which vary as real ones do, with the ranks' collectives beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.schema.frame import WIRE_VERSION, Rank
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.rows import Outline, OutlineBlock
+from eagle_eye.server.engine.outlined import Outlined, Row
+from eagle_eye.simulator.load.values import EXACT, PLAIN, TRAINED, FleetValues
+
+Numbers = NDArray[np.floating[Any]]
+
+EXACT_METRICS = (*EXACT, "nccl_sequence", "nccl_completed_sequence")
+PLAIN_METRICS = (*PLAIN, "nccl_collective_seconds")
+METRICS = len(EXACT_METRICS) + len(PLAIN_METRICS)  # of a GPU and the rank on it
+COLLECTIVES = 40.0  # a step
+STEP_S = 1.5
+SEED = 0
+DELAY_S = 0.2  # from the end of an interval until its rows are here
+# What is left of a GPU's activity while its kernel waits in a collective.
+WAITING = {
+    "gpu_power_watts": 0.35,
+    "gpu_tensor_active_ratio": 0.0,
+    "gpu_dram_active_ratio": 0.0,
+    "gpu_nvlink_rx_bytes_per_second": 0.0,
+    "gpu_nvlink_tx_bytes_per_second": 0.0,
+    "gpu_pcie_rx_bytes_per_second": 0.001,
+    "gpu_pcie_tx_bytes_per_second": 0.001,
+}
+# Of a host: name, level; its readings vary by a twentieth.
+HOST = (
+    ("node_cpu_utilization_ratio", 0.2),
+    ("node_memory_used_ratio", 0.4),
+    ("node_io_pressure_ratio", 0.01),
+    ("node_iowait_ratio", 0.005),
+    ("node_blocked_tasks", 0.0),
+    ("node_network_rx_bytes_per_second", 1e6),
+    ("node_rdma_rx_bytes_per_second", 3e10),
+    ("node_rdma_tx_bytes_per_second", 3e10),
+)
+
+
+class _Stopped(NamedTuple):
+    """What ranks said last: their step, and what they said of it."""
+
+    step: Numbers
+    trained: Numbers
+
+
+class ManyJobs:
+    """``nodes`` hosts of ``gpus`` GPUs in jobs of ``nodes_a_job``; an interval is a second."""
+
+    def __init__(self, nodes: int, gpus: int, nodes_a_job: int, start_s: float) -> None:
+        self.jobs = -(-nodes // nodes_a_job)
+        self.samples = nodes * (gpus * METRICS + len(HOST))
+        self._gpus, self._start_s = gpus, start_s
+        self._values = FleetValues(np.arange(nodes) // nodes_a_job, gpus, 1.0, STEP_S, start_s, SEED)
+        self._rng = np.random.default_rng(SEED)
+        self._outlined = [self._outline(node, nodes, nodes_a_job) for node in range(nodes)]
+        self._stopped: _Stopped | None = None
+
+    def rows(self, line: int, *, hung: bool = False) -> list[Row]:
+        """Return every node's row of an interval; ``hung``: nobody has left the collective since the first such row."""
+        nodes, time_s = len(self._outlined), self._start_s + line
+        exact, plain = self._values.read(0, nodes, time_s)
+        steps, trained = EXACT.index("train_step"), [PLAIN.index(name) for name in TRAINED]
+        if hung:
+            if self._stopped is None:
+                self._stopped = _Stopped(exact[:, steps].copy(), plain[:, trained].copy())
+            exact[:, steps], plain[:, trained] = self._stopped
+            for name, left in WAITING.items():
+                plain[:, PLAIN.index(name)] *= np.float32(left)
+        done = COLLECTIVES * exact[:, steps, None].transpose(0, 2, 1).reshape(nodes, 1, self._gpus)
+        ahead = 1.0 if hung else 3.0  # hosts enqueue more than their GPUs have done
+        waits_s = 0.1 * STEP_S * (1 + 0.02 * self._rng.standard_normal((nodes, 1, self._gpus)))
+        level = np.array([level for _, level in HOST])
+        host = level * (1 + 0.05 * self._rng.standard_normal((nodes, len(HOST))))
+        tables = (
+            np.concatenate([exact, done + ahead, done], axis=1),
+            np.concatenate([plain, waits_s], axis=1).astype(np.float32),
+            host.astype(np.float32),
+        )
+        numbers = np.concatenate([np.ascontiguousarray(t).view(np.uint8).reshape(nodes, -1) for t in tables], axis=1)
+        return [
+            Row(outlined, time_s, time_s + DELAY_S, own.tobytes())
+            for outlined, own in zip(self._outlined, numbers, strict=True)
+        ]
+
+    def _outline(self, node: int, nodes: int, nodes_a_job: int) -> Outlined:
+        job, place = divmod(node, nodes_a_job)
+        world = min(nodes_a_job, nodes - job * nodes_a_job) * self._gpus
+        name = f"job{job:04d}"
+        blocks = [
+            OutlineBlock(Scope.DEVICE, list(range(self._gpus)), [*EXACT_METRICS, *PLAIN_METRICS], len(EXACT_METRICS)),
+            OutlineBlock(Scope.NODE, [-1], [metric for metric, _ in HOST], 0),
+        ]
+        ranks = [Rank(name, place * self._gpus + g, world, g, role=f"pp{place % 4}") for g in range(self._gpus)]
+        outline = Outline(
+            version=WIRE_VERSION,
+            node=f"node{node:05d}",
+            boot_id="b",
+            stream=f"s{node}",
+            interval_s=1.0,
+            agent_version="benchmark",
+            job=name,
+            ranks=ranks,
+            blocks=blocks,
+        )
+        return Outlined(outline, ())

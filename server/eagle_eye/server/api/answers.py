@@ -1,0 +1,298 @@
+"""What the API's answers look like, as types: /openapi.json is made of them, and tests hold answers against them.
+
+Most answers are records as ``views.plain`` shows them, so their types are made of the records': a field that a record
+gets is described at once. The others are written down here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from types import GenericAlias, MappingProxyType
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from eagle_eye.server import records
+from eagle_eye.server.accounts import records as past
+from eagle_eye.server.accounts.goodput import By
+from eagle_eye.server.engine.modes import Mode
+from eagle_eye.server.engine.standing import Phase
+
+Time = Annotated[datetime, Meta(tz=True)]
+Number = float | str  # JSON has no infinity: it is "+Inf" or "-Inf"
+Named = dict[str, Any]
+
+
+def shown(record: type[Struct], name: str = "", without: tuple[str, ...] = (), **more: Any) -> type[Struct]:
+    """Return the type of what ``views.plain`` makes of a record, less some fields and with others; all are required."""
+    fields: dict[str, Any] = {}
+    for field, hint in get_type_hints(record, include_extras=True).items():
+        if field in without:
+            continue
+        if field.endswith("_s"):
+            fields[field.removesuffix("_s")] = Time | None if type(None) in get_args(hint) else Time
+        else:
+            fields[field] = hint
+    return made(name or record.__name__, **{**fields, **more})
+
+
+def made(name: str, /, **fields: Any) -> type[Struct]:
+    """Return the type of an object with these fields and no others, all required."""
+    return msgspec.defstruct(name, list(fields.items()), forbid_unknown_fields=True)
+
+
+def many(item: Any) -> Any:
+    """Return the type of a list."""
+    return GenericAlias(list, (item,))
+
+
+def page(item: type[Struct]) -> type[Struct]:
+    """Return the type of a list's page; ``next`` is the cursor of the following one, null for none."""
+    return made(f"{item.__name__}Page", items=many(item), next=str | None)
+
+
+_OWN_BOOK = ("families", "held_by", "flap_times", "told_times", "untold", "escalated_s")
+
+Evidence = shown(records.Evidence, bundle=str | None)
+AuditEntry = shown(records.AuditEntry)
+Incident = shown(records.Incident, without=_OWN_BOOK, escalated=bool)
+IncidentInFull = shown(
+    records.Incident,
+    "IncidentInFull",
+    _OWN_BOOK,
+    escalated=bool,
+    gathered=many(Evidence),
+    history=many(AuditEntry),
+)
+ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time)
+Action = shown(records.Action, without=("policy",), report_to=str, reports=many(ReportOfAction))
+Decision = made(
+    "Decision",
+    kind=str,
+    exclude=list[str],
+    restart=bool,
+    mode=Mode,
+    first=str | None,
+    hold=str,
+    rule=str,
+    notes=list[str],
+)
+Asked = made("Asked", action_id=str, created=Time, kind=str, state=str, rules=list[records.RuleWord])
+Explanation = made(
+    "Explanation",
+    incident_id=str,
+    job=str,
+    fault=str,
+    state=str,
+    hold=str,
+    hold_rule=str,
+    detail=str,
+    decision=Decision | None,
+    rules=list[records.RuleWord],
+    asked=many(Asked),
+)
+Progress = made("Progress", step=float | None, progressed=Time | None, step_seconds=float | None)
+Job = shown(records.Job, progress=Progress | None)
+Signal = made("LemonSignal", signal=str, value=float | None, usual=float | None, adds=float)
+Memory = made(
+    "Memory",
+    incidents_30_days=int,
+    lemon_score=float | None,
+    lemon=bool,
+    lemon_reason=str,
+    lemon_signals=many(Signal),
+    scored=Time,
+)
+Agent = made(
+    "Agent",
+    heard=Time,
+    job=str | None,
+    version=str,
+    boot_id=str,
+    interval_seconds=float,
+    clock_offset_seconds=float | None,
+    troubles=dict[str, str],
+    dropped=dict[str, int],
+)
+_NODE: Named = {"phase": Phase, "relapsed": many(Time), "agent": Agent | None}
+ReturningNode = shown(records.Node, "ReturningNode", **_NODE)
+Node = shown(records.Node, **_NODE, memory=Memory | None)
+NodeCheck = shown(records.NodeCheck, without=("run",))
+Event = made(
+    "Event",
+    specversion=Literal["1.0"],
+    id=str,
+    source=str,
+    type=str,
+    subject=str,
+    time=Time,
+    datacontenttype=str,
+    data=Named,
+)
+Delivery = shown(records.Delivery)
+DeliveryInFull = shown(records.Delivery, "DeliveryInFull", event=Event | None)
+Health = shown(records.SubscriptionHealth, without=("subscription_id",), pending=int)
+_SUBSCRIPTION: Named = {"secrets": int, "retiring": many(Time), "health": Health}
+Subscription = shown(records.Subscription, **_SUBSCRIPTION)
+SubscriptionWithSecret = shown(records.Subscription, "SubscriptionWithSecret", **_SUBSCRIPTION, secret=str)
+Seat = shown(past.Seat)
+DriverError = shown(past.DriverError)
+Gpu = shown(past.Gpu, moves=many(Seat))
+GpuInFull = shown(past.Gpu, "GpuInFull", moves=many(Seat), driver_errors=many(DriverError), incidents=many(Incident))
+Ticket = shown(past.Ticket)
+NodeHistory = made(
+    "NodeHistory",
+    node=str,
+    state=records.NodeState,
+    memory=Memory,
+    gpus=many(Gpu),
+    items=list[Named],  # what a chapter tells beside its time, kind, id and summary depends on its kind
+    next=str | None,
+    cut=list[str],
+)
+_AMOUNT: Named = {"seconds": float, "gpu_seconds": float, "seconds_without_gpu_count": float}
+Amount = made("Amount", **_AMOUNT)
+Unknown = made("UnknownTime", reason=str, **_AMOUNT)
+_ACCOUNT: Named = {
+    "wall": Amount,
+    "training": Amount,
+    "lost": GenericAlias(dict, (str, Amount)),
+    "unknown": many(Unknown),
+    "lost_gpu_seconds": float,
+    "ettr_ratio": float | None,
+    "goodput_ratio": float | None,
+}
+Goodput = made(
+    "Goodput",
+    since=Time,
+    until=Time,
+    by=By,
+    items=list[Named],  # a job's account with its causes, or the losses that one node or fault is to blame for
+    left_out=int,
+    cut=bool,
+    total=made("Account", **_ACCOUNT),
+    next=None,
+)
+_CLAIM: Named = {"fault": str, "confidence": float, "detectors": list[str], "why": str, "detail": str}
+Claim = made(
+    "Claim",
+    action_id=str,
+    incident_id=str,
+    created=Time,
+    state=str,
+    kind=str,
+    job=str,
+    attempt=int,
+    node=str | None,
+    exclude=list[str],
+    standing=Literal["right", "wrong", "pending", "cannot_tell"],
+    time=Time | None,
+    **_CLAIM,
+)
+Precision = made(
+    "Precision",
+    right=int,
+    wrong=int,
+    pending=int,
+    cannot_tell=int,
+    precision=float | None,
+    interval_95=tuple[float, float] | None,
+)
+Ledger = made(
+    "Ledger",
+    since=Time,
+    window_seconds=float,
+    items=many(Claim),
+    next=str | None,
+    cut=bool,
+    total=Precision,
+    by_fault=GenericAlias(dict, (str, Precision)),
+    by_detector=GenericAlias(dict, (str, Precision)),
+)
+Imported = made(
+    "ImportedTickets",
+    new=int,
+    changed=int,
+    unchanged=int,
+    left_out_columns=list[str],
+    unknown_nodes=list[str],
+    unknown_nodes_count=int,
+)
+Resolution = made("Resolution", start=Time, end=Time, resolution_seconds=float | None)
+Source = made("Source", source=Literal["embedded", "remote_store"], start=Time, end=Time, problem=str | None)
+Series = made("Series", node=str, device=int | str | None, points=list[tuple[Time, Number]])
+QueryRange = made(
+    "QueryRange",
+    metric=str,
+    unit=str,
+    step_seconds=float,
+    statistic=str,
+    resolutions=many(Resolution),
+    series=many(Series),
+    sources=many(Source),
+)
+Readiness = made("Readiness", ready=bool, checks=dict[str, str], blind=dict[str, str], notes=dict[str, str])
+
+# By method and path: what a request that is done is answered. Those without a body, or with one that is no JSON, are
+# in description.py.
+ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
+    {
+        ("get", "/healthz"): made("Alive", status=Literal["up"]),
+        ("get", "/readyz"): Readiness,
+        ("get", "/api/v1/jobs"): page(Job),
+        ("get", "/api/v1/jobs/{job}"): Job,
+        ("put", "/api/v1/jobs/{job}"): Job,
+        ("get", "/api/v1/nodes"): page(Node),
+        ("get", "/api/v1/nodes/{node}"): Node,
+        ("post", "/api/v1/nodes/{node}/exclude"): Node,
+        ("post", "/api/v1/nodes/{node}/drain"): Node,
+        ("post", "/api/v1/nodes/{node}/readmit"): ReturningNode,
+        ("get", "/api/v1/nodes/{node}/checks"): page(NodeCheck),
+        ("post", "/api/v1/nodes/{node}/check"): NodeCheck,
+        ("get", "/api/v1/node-checks/{check}"): NodeCheck,
+        ("put", "/api/v1/node-checks/{check}"): NodeCheck,
+        ("get", "/api/v1/nodes/{node}/history"): NodeHistory,
+        ("get", "/api/v1/gpus"): page(Gpu),
+        ("get", "/api/v1/gpus/{gpu_uuid}"): GpuInFull,
+        ("get", "/api/v1/incidents"): page(Incident),
+        ("get", "/api/v1/incidents/{incident}"): IncidentInFull,
+        ("get", "/api/v1/incidents/{incident}/policy"): Explanation,
+        ("post", "/api/v1/incidents/{incident}/acknowledge"): Incident,
+        ("post", "/api/v1/incidents/{incident}/resolve"): Incident,
+        ("post", "/api/v1/incidents/{incident}/false"): Incident,
+        ("post", "/api/v1/incidents/{incident}/evidence"): made("AskedEvidence", items=many(Evidence)),
+        ("get", "/api/v1/evidence"): page(Evidence),
+        ("get", "/api/v1/evidence/{evidence}"): Evidence,
+        ("put", "/api/v1/evidence/{evidence}"): Evidence,
+        ("get", "/api/v1/actions"): page(Action),
+        ("get", "/api/v1/actions/{action}"): Action,
+        ("post", "/api/v1/actions/{action}/reports"): Action,
+        ("post", "/api/v1/actions/{action}/approve"): Action,
+        ("post", "/api/v1/actions/{action}/reject"): Action,
+        ("get", "/api/v1/deliveries"): page(Delivery),
+        ("get", "/api/v1/deliveries/{delivery}"): DeliveryInFull,
+        ("post", "/api/v1/deliveries/{delivery}/redeliver"): Delivery,
+        ("get", "/api/v1/subscriptions"): page(Subscription),
+        ("get", "/api/v1/subscriptions/{subscription}"): Subscription,
+        ("post", "/api/v1/subscriptions"): SubscriptionWithSecret,
+        ("patch", "/api/v1/subscriptions/{subscription}"): Subscription,
+        ("post", "/api/v1/subscriptions/{subscription}/ping"): made("Pinged", event_id=str),
+        ("post", "/api/v1/subscriptions/{subscription}/rotate"): SubscriptionWithSecret,
+        ("post", "/api/v1/subscriptions/{subscription}/redeliver"): made("Redelivered", redelivered=int, more=bool),
+        ("post", "/api/v1/enrol"): made("Enrolled", id=str, node=str, token=str),
+        ("get", "/api/v1/goodput"): Goodput,
+        ("get", "/api/v1/ledger"): Ledger,
+        ("get", "/api/v1/tickets"): page(Ticket),
+        ("post", "/api/v1/tickets"): Imported,
+        ("get", "/api/v1/audit"): page(AuditEntry),
+        ("get", "/api/v1/query_range"): QueryRange,
+    }
+)
+
+
+def schemas(reference: str) -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
+    """Return the schema of each answer, and the components that they refer to by ``reference`` ("…/{name}")."""
+    found, components = msgspec.json.schema_components(ANSWERS.values(), ref_template=reference)
+    return dict(zip(ANSWERS, found, strict=True)), components
