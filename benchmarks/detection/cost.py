@@ -3,7 +3,8 @@
 A pass of Eagle Eye is ``Engine.tick``: every detector judges the whole window. Taking in the frames is reported apart,
 for it happens as they arrive. Beside it, in the same run and on the newest interval of the same data, one row a GPU:
 scikit-learn's ``IsolationForest.score_samples`` and PyOD's ``ECOD.decision_function``, both fitted on 10,000 rows and
-given one core. They judge single rows: no time, no peers, no verdict. Medians of several passes; where some of
+given one core. They judge single rows: no time, no peers, no verdict. Seconds of CPU, whoever else uses the machine;
+medians of several passes; where some of
 Eagle Eye's detectors look less often than every second, the mean shows it. Then the same for
 smaller fleets, and ``eagle-eye backtest`` on a simulated trace of 32 nodes against real time.
 
@@ -140,12 +141,12 @@ def fleet_cost(nodes: int, gpus: int, window_s: float, warm: int, passes: int) -
     verdicts, blind = 0, set[str]()
     for line in range(warm + passes):
         frames = fleet.frames(line)
-        began_s = perf_counter()
+        began_s = process_time()
         for frame in frames:
             engine.observe(frame, frame.time_s)
-        observed_s = perf_counter()
+        observed_s = process_time()
         judgements = engine.tick(START_S + line + 1.2)
-        ticked_s = perf_counter()
+        ticked_s = process_time()
         if line >= warm:
             observing.append(observed_s - began_s)
             ticking.append(ticked_s - observed_s)
@@ -186,7 +187,7 @@ class _Clock:
 
 
 def jobs_cost(nodes: int, gpus: int, nodes_a_job: int, warm: int, passes: int) -> dict[str, Any]:
-    """Return what the detection loop costs with many jobs: seconds of CPU, whoever else uses the machine."""
+    """Return what the detection loop costs with many jobs, healthy and with all of them hung."""
     fleet = ManyJobs(nodes, gpus, nodes_a_job, START_S)
     before_bytes = psutil.Process().memory_info().rss
     with tempfile.TemporaryDirectory() as folder:
@@ -235,9 +236,9 @@ def _others(data: np.ndarray[Any, np.dtype[np.float64]]) -> Iterator[tuple[str, 
 
 def _timed(run: Callable[[], object], passes: int) -> Iterator[float]:
     for _ in range(passes):
-        began_s = perf_counter()
+        began_s = process_time()
         run()
-        yield perf_counter() - began_s
+        yield process_time() - began_s
 
 
 def _figure(seconds: list[float], rows: int) -> dict[str, float]:

@@ -35,16 +35,16 @@ WAITING = {
     "gpu_pcie_rx_bytes_per_second": 0.001,
     "gpu_pcie_tx_bytes_per_second": 0.001,
 }
-# Of a host: name, level; its readings vary by a twentieth.
+# Of a host: name, level, what is left of it while its GPUs wait; its readings vary by a twentieth.
 HOST = (
-    ("node_cpu_utilization_ratio", 0.2),
-    ("node_memory_used_ratio", 0.4),
-    ("node_io_pressure_ratio", 0.01),
-    ("node_iowait_ratio", 0.005),
-    ("node_blocked_tasks", 0.0),
-    ("node_network_rx_bytes_per_second", 1e6),
-    ("node_rdma_rx_bytes_per_second", 3e10),
-    ("node_rdma_tx_bytes_per_second", 3e10),
+    ("node_cpu_utilization_ratio", 0.2, 1.0),
+    ("node_memory_used_ratio", 0.4, 1.0),
+    ("node_io_pressure_ratio", 0.01, 1.0),
+    ("node_iowait_ratio", 0.005, 1.0),
+    ("node_blocked_tasks", 0.0, 1.0),
+    ("node_network_rx_bytes_per_second", 1e6, 1.0),
+    ("node_rdma_rx_bytes_per_second", 3e10, 0.0),
+    ("node_rdma_tx_bytes_per_second", 3e10, 0.0),
 )
 
 
@@ -81,7 +81,7 @@ class ManyJobs:
         done = COLLECTIVES * exact[:, steps, None].transpose(0, 2, 1).reshape(nodes, 1, self._gpus)
         ahead = 1.0 if hung else 3.0  # hosts enqueue more than their GPUs have done
         waits_s = 0.1 * STEP_S * (1 + 0.02 * self._rng.standard_normal((nodes, 1, self._gpus)))
-        level = np.array([level for _, level in HOST])
+        level = np.array([level * (left if hung else 1.0) for _, level, left in HOST])
         host = level * (1 + 0.05 * self._rng.standard_normal((nodes, len(HOST))))
         tables = (
             np.concatenate([exact, done + ahead, done], axis=1),
@@ -100,7 +100,7 @@ class ManyJobs:
         name = f"job{job:04d}"
         blocks = [
             OutlineBlock(Scope.DEVICE, list(range(self._gpus)), [*EXACT_METRICS, *PLAIN_METRICS], len(EXACT_METRICS)),
-            OutlineBlock(Scope.NODE, [-1], [metric for metric, _ in HOST], 0),
+            OutlineBlock(Scope.NODE, [-1], [metric for metric, _, _ in HOST], 0),
         ]
         ranks = [Rank(name, place * self._gpus + g, world, g, role=f"pp{place % 4}") for g in range(self._gpus)]
         outline = Outline(

@@ -100,7 +100,23 @@ class Front:
         if path in self._files and scope["method"] in ("GET", "HEAD"):
             await self._page(path, scope["method"], send)
         else:
-            await self.api(scope, receive, self._secured(send))
+            await self._call_api(scope, receive, send)
+
+    async def _call_api(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        answered = False
+
+        async def noted(message: ASGIMessage) -> None:
+            nonlocal answered
+            await send(message)
+            answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self.api(scope, receive, self._secured(noted))
+        except Exception:
+            if not answered:
+                raise
+            # It was answered with 500, counted and logged where it was caught first; starlette raises it again. The
+            # connection is as good as before, and uvicorn would close it under its client's next request.
 
     def stop(self) -> None:
         """Let the readers of /api/v1/events go; may be called from any thread or a signal handler."""

@@ -56,11 +56,17 @@ def test_slowness_that_costs_less_than_a_restart_only_notifies() -> None:
         ({"actions": (past(attempt=1, state="running"),)}, "already"),
         ({"actions": tuple(past(id=str(i)) for i in range(4))}, "of this job were excluded"),
         ({"actions": tuple(past(id=str(i), job=str(i)) for i in range(5))}, "the limit for 100 nodes"),
-        ({"actions": tuple(past(id=str(i), exclude=[]) for i in range(10))}, "restarted 10 times"),
     ],
 )
 def test_every_hold_gives_its_reason(changes: dict[str, Any], reason: str) -> None:
     assert reason in decide(incident(), situation(**changes)).hold
+
+
+def test_a_spent_budget_holds_a_restart_alone_and_says_so() -> None:
+    spent = tuple(past(id=str(i), exclude=[]) for i in range(10))
+    decision = decide(incident(fault="process_crash", node=None, nodes=[]), situation(actions=spent))
+    assert (decision.kind, decision.restart) == ("restart_job", True)
+    assert "restarted 10 times" in decision.hold
 
 
 def test_a_job_that_somebody_else_restarts_is_only_excluded_from() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 GONE_LINES = 2  # rows in a row without any of a device's values, in which its neighbours had some
-NEAR_LINES = 32  # rows looked at one by one; for devices gone for longer...
+NEWEST_LINES = 3  # rows looked at one by one: most devices are in them
+NEAR_LINES = 32  # rows looked at for all devices; for those gone for longer...
 SAMPLED_LINES = 16  # ...so many, evenly spread, tell those that ever had values...
 GONE_MAX = 64  # ...and so many are looked at closely
 MOST_RATIO = 0.5  # of the job's devices: when more have no values, it is not the devices
@@ -56,25 +57,39 @@ def vanished(window: Window) -> list[Vanished]:
 def _last_lines(metrics: list[Floats]) -> Integers:
     """Return the newest row in which each column had a value: (columns,), -1 where it never had."""
     last = np.full(metrics[0].shape[1], -1, dtype=np.intp)
-    left = np.arange(len(last))
-    top = len(metrics[0]) - 1
-    for line in range(top, max(top - NEAR_LINES, -1), -1):
+    left: Integers = np.arange(len(last))
+    end = len(metrics[0])
+    for line in range(end - 1, max(end - 1 - NEWEST_LINES, -1), -1):
         for values in metrics:
             seen = ~np.isnan(values[line] if len(left) == len(last) else values[line, left])
             last[left[seen]] = line
             left = left[~seen]
             if len(left) == 0:
                 return last
-    chosen = np.unique(np.linspace(0, top, SAMPLED_LINES).astype(np.intp))
-    had = np.zeros(len(left), dtype=np.bool_)
-    for values in metrics:
-        had |= np.isfinite(values[chosen][:, left]).sum(axis=0) > 0
-    left = left[had][:GONE_MAX]
-    seen = np.zeros((top + 1, len(left)), dtype=np.bool_)
-    for values in metrics:
-        seen |= ~np.isnan(values[:, left])
-    last[left] = np.where(seen.any(axis=0), top - np.argmax(seen[::-1], axis=0), -1)
+    near = max(end - NEAR_LINES, 0)
+    left = _find(metrics, near, max(end - NEWEST_LINES, near), left, last)
+    if len(left):
+        chosen = np.unique(np.linspace(0, end - 1, SAMPLED_LINES).astype(np.intp))
+        had = np.zeros(len(left), dtype=np.bool_)
+        for values in metrics:
+            had |= np.isfinite(values[chosen][:, left]).any(axis=0)
+        left = left[had][:GONE_MAX]
+    end = near
+    while end > 0 and len(left):
+        start = max(end - NEAR_LINES, 0)
+        left, end = _find(metrics, start, end, left, last), start
     return last
+
+
+def _find(metrics: list[Floats], start: int, end: int, left: Integers, last: Integers) -> Integers:
+    """Note in ``last`` the newest of some rows in which columns of ``left`` had a value; return those that had none."""
+    shown = np.zeros((end - start, len(left)), dtype=np.bool_)
+    for values in metrics:
+        shown |= ~np.isnan(values[start:end, left])
+    hit = shown.any(axis=0)
+    if hit.any():
+        last[left[hit]] = end - 1 - np.argmax(shown[::-1, hit], axis=0)
+    return left[~hit]
 
 
 def _node_line(window: Window, node: int) -> int:
