@@ -35,7 +35,7 @@ GRACE_S = 3  # how long requests under way may take once the server is asked to 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 SWITCH_S = 0.001  # how long the event loop may keep the writers of journal and records from the interpreter
 GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD = 100_000, 50, 100  # of gc.set_threshold
-BACKLOG = 2_048  # connections that wait to be accepted: a fleet's agents come back all at once
+BACKLOG = 8_192  # connections that wait to be accepted: a fleet's agents come back all at once
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

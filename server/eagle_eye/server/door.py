@@ -13,7 +13,7 @@ import uvicorn
 from eagle_eye.server.guarded_protocol import GuardedProtocol
 from eagle_eye.server.visitors import Visit, Visitors
 
-ROUND = 64  # connections that are let in or refused before others on the loop have their turn
+ROUND = 1_024  # connections let in or refused before others on the loop have their turn: a fleet comes all at once
 HANDSHAKE_S, GOODBYE_S = 10.0, 5.0  # how long TLS may take to begin and to end
 REST_S = 1.0  # after the system had no room for a connection
 
