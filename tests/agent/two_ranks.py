@@ -27,7 +27,7 @@ def job(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def run(train: Callable[[], None]) -> None:
     """``train`` has ended well in this process, as rank 0, and in a copy of it, as rank 1; else it ends ill."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's, on a port that was free
     peer = os.fork()
