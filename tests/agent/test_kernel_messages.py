@@ -335,12 +335,12 @@ def test_no_text_breaks_the_reader(pieces: list[str]) -> None:
 
 
 def test_a_hostile_line_costs_little() -> None:
-    begin_s = time.perf_counter()
+    begin_s = time.process_time()
     for line in (b"link status definitely " * 700, b"a: " * 4000 + b"link down", b"Killed process 1 (" + b")" * 16_000):
         message(line)
         message(b"NVRM: Xid (" + line)
         panic(line * 10)
-    assert time.perf_counter() - begin_s < 0.5
+    assert time.process_time() - begin_s < 0.5
 
 
 def test_an_ordinary_record_costs_microseconds() -> None:

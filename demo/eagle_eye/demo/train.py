@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from eagle_eye.agent.hook import attach
 
 CONTEXT_CHARS = 64
-BATCH = 64
 WIDTH = 128
 LAYERS = 2
 HEADS = 4
@@ -55,17 +54,18 @@ class CharacterModel(nn.Module):
 class Text:
     """Batches of the documentation's text, a different stream for each rank and attempt."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, batch: int) -> None:
         text = "\n".join(topics.topics[key] for key in sorted(topics.topics))
         alphabet = sorted(set(text))
         index = {character: i for i, character in enumerate(alphabet)}
         self.characters = len(alphabet)
         self._data = torch.tensor([index[character] for character in text])
+        self._size = batch
         self._random = torch.Generator().manual_seed(seed)
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets, each (batch, time)."""
-        starts = torch.randint(0, len(self._data) - CONTEXT_CHARS - 1, (BATCH,), generator=self._random)
+        starts = torch.randint(0, len(self._data) - CONTEXT_CHARS - 1, (self._size,), generator=self._random)
         rows = torch.stack([self._data[start : start + CONTEXT_CHARS + 1] for start in starts.tolist()])
         return rows[:, :-1], rows[:, 1:]
 
@@ -76,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), int(os.environ.get("EAGLE_EYE_ATTEMPT", "0"))
-    text = Text(seed=1000 * attempt + rank)
+    text = Text(1000 * attempt + rank, args.batch)
     torch.manual_seed(0)
     model = DistributedDataParallel(CharacterModel(text.characters))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -91,7 +91,7 @@ def main() -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         norm = nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
         optimizer.step()
-        training.step(loss=loss, grad_norm=norm, tokens=BATCH * CONTEXT_CHARS)  # the second
+        training.step(loss=loss, grad_norm=norm, tokens=args.batch * CONTEXT_CHARS)  # the second
         if rank == 0:
             _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), resumed_from=first - 1)
         if step % args.evaluate_every == 0:
@@ -110,6 +110,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--step-log", type=Path, required=True)
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--checkpoint-every", type=int, default=10)
