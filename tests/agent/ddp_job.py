@@ -1,4 +1,4 @@
-"""Two ranks train a small model for a given number of seconds; rank 1 has three times the work."""
+"""Two ranks train a small model for a given number of seconds; rank 1 has sixteen times the work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from eagle_eye.agent.hook import attach
 
 dist.init_process_group("gloo")
-rows = 96 if dist.get_rank() == 1 else 32
+rows = 512 if dist.get_rank() == 1 else 32
 layers = [
     torch.nn.Linear(256, 512),
     torch.nn.ReLU(),
