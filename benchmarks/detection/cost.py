@@ -197,26 +197,26 @@ def jobs_cost(nodes: int, gpus: int, nodes_a_job: int, warm: int, passes: int) -
         taken: list[float] = []
         ticked: list[float] = []
         for line in range(warm + passes + HUNG_S):
-            rows = fleet.rows(line, hung=line >= warm + passes)
+            arrived = fleet.rows(line, hung=line >= warm + passes)
             clock.time_s = START_S + line + 0.5
             began_s = process_time()
-            engine.observe_rows(rows)
+            engine.observe_rows(arrived)
             observed_s = process_time()
             watch.tick(clock.now_s())
             taken.append(observed_s - began_s)
             ticked.append(process_time() - observed_s)
         incidents = len(store.open_incidents())
         store.close()
-    rows_count = nodes * gpus
+    rows = nodes * gpus
     return {
         "nodes": nodes,
         "nodes_a_job": nodes_a_job,
         "jobs": fleet.jobs,
         "samples": fleet.samples,
-        "healthy": _figure(ticked[warm : warm + passes], rows_count),
-        "all_hang": _figure(ticked[warm + passes :], rows_count),
+        "healthy": _figure(ticked[warm : warm + passes], rows, fleet.samples),
+        "all_hang": _figure(ticked[warm + passes :], rows, fleet.samples),
         "incidents": incidents,
-        "observe_rows": _figure(taken[warm:], rows_count),
+        "observe_rows": _figure(taken[warm:], rows, fleet.samples),
         "engine_rss_bytes": psutil.Process().memory_info().rss - before_bytes,
     }
 
@@ -241,14 +241,15 @@ def _timed(run: Callable[[], object], passes: int) -> Iterator[float]:
         yield process_time() - began_s
 
 
-def _figure(seconds: list[float], rows: int) -> dict[str, float]:
+def _figure(seconds: list[float], rows: int, values: int | None = None) -> dict[str, float]:
+    """Return what passes cost over so many GPUs' rows and values (None: METRICS of each row)."""
     median_s = statistics.median(seconds)
     return {
         "median_s": round(median_s, 5),
         "mean_s": round(statistics.fmean(seconds), 5),
         "max_s": round(max(seconds), 5),
         "us_a_row": round(1e6 * median_s / rows, 4),
-        "us_a_value": round(1e6 * median_s / rows / len(METRICS), 5),
+        "us_a_value": round(1e6 * median_s / (values or rows * len(METRICS)), 5),
     }
 
 
