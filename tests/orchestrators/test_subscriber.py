@@ -10,7 +10,7 @@ import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.protocol import JobState, Orchestrator, Restart
+from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, Restart
 from eagle_eye.orchestrators.receiver import Readmission
 from eagle_eye.orchestrators.subscriber import Subscriber, carry_out
 from eagle_eye.schema.action import ActionRequest, ReportState
@@ -35,8 +35,8 @@ class Recording:
     def stop(self, job: str, reason: str) -> str:
         return self._done("stop", job)
 
-    def exclude(self, job: str, nodes: Sequence[str], reason: str, *, now: bool) -> str:
-        return self._done("exclude", job, tuple(nodes), now)
+    def exclude(self, request: Exclusion) -> str:
+        return self._done("exclude", request.job, request.nodes, request.now)
 
     def restart(self, job: str, request: Restart) -> str:
         return self._done("restart", job, request.over_attempt, request.distrust_since_s)

@@ -12,7 +12,7 @@ from eagle_eye.orchestrators.acceptance import refusal
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.protocol import Orchestrator, Restart
+from eagle_eye.orchestrators.protocol import Cause, Exclusion, Orchestrator, Restart
 from eagle_eye.orchestrators.receiver import Readmission, ReportTo, Work
 from eagle_eye.schema.action import ActionRequest
 
@@ -32,18 +32,18 @@ def distrust_since_s(action: ActionRequest) -> float | None:
 
 def carry_out(orchestrator: Orchestrator, action: ActionRequest) -> str:
     """The action is done; returns what was done, for people. Raises CannotCarryOutError with the reason."""
-    reason = f"{action.fault}: {action.summary}"
+    cause = Cause(action.incident_id, action.action_id, action.fault, action.summary, action.repair)
+    nodes = tuple(action.exclude)
     done: list[str] = []
-    if action.kind == "exclude_node":
-        done.append(orchestrator.exclude(action.job, action.exclude, reason, now=action.restart))
-    elif action.kind == "drain_node":
-        done.append(orchestrator.exclude(action.job, action.exclude, reason, now=False))
+    if action.kind in ("exclude_node", "drain_node"):
+        now = action.kind == "exclude_node" and action.restart
+        done.append(orchestrator.exclude(Exclusion(action.job, action.attempt, nodes, now, cause)))
     elif action.kind in ("notify", "none"):
         return "noted; nothing was changed"
     elif action.kind == "checkpoint_now":
         raise CannotCarryOutError(f"{orchestrator.name} cannot make the job write a checkpoint")
     if action.kind == "restart_job" or (action.kind == "exclude_node" and action.restart):
-        request = Restart(action.attempt, distrust_since_s(action), reason)
+        request = Restart(action.attempt, distrust_since_s(action), cause, nodes)
         done.append(orchestrator.restart(action.job, request))
     return "; ".join(text for text in done if text)
 

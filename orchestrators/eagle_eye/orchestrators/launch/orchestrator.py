@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch.coordinator import Coordinator
-from eagle_eye.orchestrators.protocol import JobState, Restart
+from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 
 STOPPED_EXIT_CODE = 1
 
@@ -29,15 +29,15 @@ class LaunchOrchestrator:
         self._coordinator.post(on.Cancelled(reason, STOPPED_EXIT_CODE))
         return "stopping"
 
-    def exclude(self, job: str, nodes: Sequence[str], reason: str, *, now: bool) -> str:  # noqa: ARG002
+    def exclude(self, request: Exclusion) -> str:
         """The nodes are not used from the next start on; kept in the state folder."""
-        names = tuple(nodes)
-        return self._coordinator.ask(lambda request: on.ExcludeAsked(request, names, now, reason))
+        reason = request.cause.reason
+        return self._coordinator.ask(lambda number: on.ExcludeAsked(number, request.nodes, request.now, reason))
 
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002
         """The next attempt's ranks were spawned."""
         return self._coordinator.ask(
-            lambda number: on.RestartAsked(number, request.over_attempt, request.distrust_since_s, request.reason)
+            lambda number: on.RestartAsked(number, request.over_attempt, request.distrust_since_s, request.cause.reason)
         )
 
     def readmit(self, nodes: Sequence[str]) -> str:
