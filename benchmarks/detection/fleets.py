@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from eagle_eye.schema.frame import WIRE_VERSION, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import Outline, OutlineBlock
-from eagle_eye.server.engine.outlined import Outlined, Row
+from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.simulator.load.values import EXACT, PLAIN, TRAINED, FleetValues
 
 Numbers = NDArray[np.floating[Any]]
@@ -67,7 +67,7 @@ class ManyJobs:
         self._outlined = [self._outline(node, nodes, nodes_a_job) for node in range(nodes)]
         self._stopped: _Stopped | None = None
 
-    def rows(self, line: int, *, hung: bool = False) -> list[Row]:
+    def rows(self, line: int, *, hung: bool = False) -> list[RowGroup]:
         """Return every node's row of an interval; ``hung``: nobody has left the collective since the first such row."""
         nodes, time_s = len(self._outlined), self._start_s + line
         exact, plain = self._values.read(0, nodes, time_s)
@@ -89,10 +89,10 @@ class ManyJobs:
             host.astype(np.float32),
         )
         numbers = np.concatenate([np.ascontiguousarray(t).view(np.uint8).reshape(nodes, -1) for t in tables], axis=1)
-        return [
-            Row(outlined, time_s, time_s + DELAY_S, own.tobytes())
-            for outlined, own in zip(self._outlined, numbers, strict=True)
-        ]
+        layout = self._outlined[0].layout
+        assert layout is not None
+        times_s, received_s = [time_s] * nodes, [time_s + DELAY_S] * nodes
+        return [RowGroup(layout, self._outlined, times_s, received_s, numbers)]
 
     def _outline(self, node: int, nodes: int, nodes_a_job: int) -> Outlined:
         job, place = divmod(node, nodes_a_job)

@@ -22,12 +22,12 @@ from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_fram
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server import config as configuration
 from eagle_eye.server import logs
-from eagle_eye.server.app import create_app
+from eagle_eye.server.app import build_watcher, create_app
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.door import DoorServer
-from eagle_eye.server.engine.outlined import Row
+from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
@@ -77,9 +77,10 @@ class FakeWatcher:
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
         self.frames.append((frame, received_s, offset_s))
 
-    def observe_rows(self, rows: Sequence[Row]) -> None:
-        for outlined, time_s, received_s, numbers in rows:
-            self.frames.append((outlined.frame(1, time_s, numbers), received_s, 0.0))
+    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
+        for group in groups:
+            for outlined, time_s, received_s, numbers in zip(*group[1:], strict=True):
+                self.frames.append((outlined.frame(1, time_s, numbers.tobytes()), received_s, 0.0))
 
     def observe_job(self, job: Job) -> None:
         self.jobs.append(job)
@@ -286,17 +287,24 @@ def running(
     jitter: Callable[[], float] = lambda: 0.5,
     verify: ssl.SSLContext | bool = True,
     reread: Callable[[], ServerConfig] | None = None,
+    port: int = 0,
+    judging: bool = False,
     **flags: Any,
 ) -> Iterator[Running]:
-    """Run a server on a free port of loopback, with a watcher that judges nothing; ``verify`` is the client's."""
+    """Run a server on a free port of loopback, or on ``port``; ``verify`` is the client's.
+
+    Its watcher judges nothing, unless ``judging``: then it is the real one, and ``Running.watcher`` is idle.
+    """
     clock = clock or FakeClock()
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", port))
         bound.listen(64)
         listen = f"127.0.0.1:{bound.getsockname()[1]}"
         watcher = FakeWatcher(clock)
         config = settings(folder, listen=listen, **flags)
-        front = create_app(config, clock, lambda _config, _store, _clock: watcher, jitter=jitter, reread=reread)
+        factory = build_watcher if judging else lambda _config, _store, _clock: watcher
+        front = create_app(config, clock, factory, jitter=jitter, reread=reread)
         options = connection_options(front)
         server = DoorServer(
             uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2, **options),

@@ -12,6 +12,7 @@ import pytest
 
 from eagle_eye.schema import action as schema
 from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.outlined import groups_of
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ledger import mark_false, report_action
 from eagle_eye.server.records import Subscription
@@ -66,7 +67,7 @@ class Site:
                     frame = self.fleet.frame(node)
                     self.sent.append((frame, self.clock.now_s()))
                     if self.by_rows and node not in self.fleet.silent_s:
-                        self.watch.observe_rows([row_of(frame)])
+                        self.watch.observe_rows(groups_of([row_of(frame)]))
                     else:
                         self.watch.observe(frame, self.clock.now_s(), 0.0)
             self.watch.tick(self.clock.now_s())
@@ -118,7 +119,7 @@ def test_who_asks_between_ticks_is_told_of_rows_too(site: Site) -> None:
     site.fleet.step += 1
     site.clock.advance(1.0)
     site.fleet.now_s = site.clock.now_s()
-    site.watch.observe_rows([row_of(site.fleet.frame("n0"))])
+    site.watch.observe_rows(groups_of([row_of(site.fleet.frame("n0"))]))
     told = {latest.value for latest in site.watch.latest() if (latest.metric, latest.node) == ("train_step", "n0")}
     progress = site.watch.progress("j")
     assert progress is not None

@@ -216,9 +216,8 @@ class _Reader:
                 yield from self._look(number, now_s)
 
     def _look(self, number: int, now_s: float) -> Iterator[_Part]:
-        heard_s = self._engine.heard_s()
         for track in self._engine.tracks():
-            window = track.window(now_s, heard_s, {}, self._trace.header.start)
+            window = self._engine.window(track, now_s, self._trace.header.start)
             if not len(window.times_s) or now_s - window.started_s < WARMUP_S + self._shape.view.past_s:
                 self.left_out["start of an attempt"] += len(window.nodes)
                 continue

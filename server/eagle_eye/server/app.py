@@ -31,10 +31,13 @@ from eagle_eye.server.api import (
     health,
     history,
     incidents,
+    job_pictures,
     jobs,
     node_checks,
     node_history,
     nodes,
+    overview,
+    pictures,
     problems,
     stream,
     subscriptions,
@@ -53,6 +56,7 @@ from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.frame_rules import corrected
 from eagle_eye.server.front import Front
 from eagle_eye.server.host_metrics import HostCollector
+from eagle_eye.server.incident_metrics import IncidentListCollector, JobCollector
 from eagle_eye.server.job_sources import assembly as job_sources
 from eagle_eye.server.limits import Limits
 from eagle_eye.server.model_file import POLL_S, ModelFile
@@ -76,7 +80,7 @@ from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store import NODES, SUBSCRIPTIONS, Change, Store
 from eagle_eye.server.tls import Certificates
 from eagle_eye.server.tls_metrics import CertificateCollector
-from eagle_eye.server.topology_file import read_topology
+from eagle_eye.server.topology_file import Places, read_places, read_topology
 from eagle_eye.server.watching import Outlook, Watcher
 
 RESTART_S = 1.0  # a background task that failed starts again after this
@@ -134,6 +138,8 @@ def create_app(
     problems.install(api, services.telemetry)
     for module in (jobs, nodes, node_checks, incidents, evidence, actions, deliveries, subscriptions, enrolment):
         api.include_router(module.router)
+    for module in (overview, pictures, job_pictures):
+        api.include_router(module.router)
     for module in (accounts, node_history, audit, history, stream, health):
         api.include_router(module.router)
     description.describe(api)
@@ -144,9 +150,12 @@ def create_app(
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.desk.asked_of(node) + services.node_checks.asked_of(node)
 
+    def asks_anybody() -> bool:
+        return services.desk.asks_anybody() or services.node_checks.asks_anybody()
+
     outlines = Outlines(services.history.outline)
     parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
-    ingest = ingest_assembly.build(services, outlines, found, asked_of)
+    ingest = ingest_assembly.build(services, outlines, found, asked_of, asks_anybody)
     return Front(api, ingest, remote_write.build(services, lambda node: found([node])), services, reload)
 
 
@@ -203,6 +212,7 @@ def _build(
         ),
         archive=archive,
         job_sources=sources,
+        places=read_places(Path(config.topology_file)) if config.topology_file else Places(),
     )
     for collector in (
         telemetry.FleetCollector(fleet, clock.now_s, fresh_s),
@@ -220,6 +230,8 @@ def _build(
         ProcessCollector(registry=None),
         HostCollector(folder),
         telemetry.IncidentCollector(store.open_incidents, outlook.incident_counts),
+        IncidentListCollector(store, clock),
+        JobCollector(outlook.courses, clock),
         DeliveryCollector(store, clock),
         telemetry.DropsCollector(outlook.drops),
         telemetry.LatestCollector(lambda: outlook.latest(config.series_max)),

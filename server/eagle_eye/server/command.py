@@ -22,7 +22,7 @@ import uvicorn
 
 from eagle_eye.schema.configuration import masked
 from eagle_eye.server import config as configuration
-from eagle_eye.server import logs
+from eagle_eye.server import heap, logs
 from eagle_eye.server.app import create_app
 from eagle_eye.server.config import ConfigurationError, ServerConfig
 from eagle_eye.server.door import DoorServer
@@ -123,6 +123,7 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     # rings of garbage, some times a second, would cost as much as taking what they say.
     gc.set_threshold(GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD)
     sys.setswitchinterval(SWITCH_S)
+    heap.keep_blocks()
     server.run()
     return 0 if server.started else 1
 

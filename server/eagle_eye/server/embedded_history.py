@@ -13,7 +13,18 @@ from typing import NamedTuple, TypeVar
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.history import Appended, Batch, Reading, Recorded, Run, StreamInfo, runs_of, speaks_of
+from eagle_eye.server.history import (
+    Appended,
+    AppendedRows,
+    Batch,
+    Reading,
+    Recorded,
+    RowsOfMany,
+    Run,
+    StreamInfo,
+    runs_of,
+    speaks_of,
+)
 from eagle_eye.server.journal import Journal
 from eagle_eye.server.journal_reader import Chunk
 from eagle_eye.server.segments.compaction import Compaction
@@ -70,6 +81,10 @@ class EmbeddedHistory:
     def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
         """Return a future that is done once all batches are durable. Raises HistoryBusy, HistoryUnavailable."""
         return self.journal.submit_all(batches)
+
+    def submit_rows(self, rows: RowsOfMany) -> Future[AppendedRows]:
+        """Return a future of what became of the rows. Raises HistoryBusy, HistoryUnavailable."""
+        return self.journal.submit_rows(rows)
 
     def outline(self, id_: bytes) -> bytes | None:
         """Return the outline of a durable row by its id; None: it is not known (any more)."""

@@ -42,13 +42,19 @@ class Desk:
         self._read_s = float("-inf")
         store.listen(self._changed.set)
 
+    def asks_anybody(self) -> bool:
+        """Return whether any node's agent may be asked something now."""
+        if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
+            self._read()
+        return bool(self._by_node)
+
     def asked_of(self, node: str) -> list[dict[str, Any]]:
         """Return what the node's agent is to be asked now, as the answer to its frames says it; called for each answer.
 
         A request is repeated until its bundle is here or its time is over: an answer may be lost.
         """
-        if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
-            self._read()
+        if not self.asks_anybody():
+            return []
         known = self._by_node.get(node)
         if not known:
             return []

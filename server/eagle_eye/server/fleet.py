@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
-from eagle_eye.server.engine.outlined import Outlined
+from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.history import LATE_S
 
@@ -71,6 +71,18 @@ class Voice(NamedTuple):
     agent_version: str
 
 
+class Presence(NamedTuple):
+    """When a node was heard last, by the server's clock, and how often it speaks."""
+
+    node: str
+    received_s: float
+    interval_s: float
+
+    def is_fresh(self, now_s: float, fresh_s: float) -> bool:
+        """Return whether the node was heard within ``fresh_s``, or longer where it speaks less often."""
+        return abs(now_s - self.received_s) <= max(fresh_s, _patience_s(self.interval_s))
+
+
 class Fleet:
     """All nodes that were ever heard of, at most ``nodes_max``. Used on the event loop and read by others."""
 
@@ -117,6 +129,20 @@ class Fleet:
             estimate_s = offset.add(sample_s, received_s)
         return estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0
 
+    def offsets_s(self, nodes: Sequence[str], sent_s: Sequence[float], received_s: Sequence[float]) -> list[float]:
+        """Return what ``offset_s`` does for one request of each of the nodes."""
+        found: list[float] = []
+        known = self._offsets
+        for node, sent, received in zip(nodes, sent_s, received_s, strict=True):
+            offset = known.get(node)
+            sample_s = received - sent
+            if offset is None or sample_s < offset.current_s or received - offset.started_s >= _OFFSET_BUCKET_S:
+                found.append(self.offset_s(node, sent, received))
+            else:
+                estimate_s = offset.value_s
+                found.append(estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0)
+        return found
+
     def is_late(self, frame: Frame, sent_s: float) -> bool:
         """Return whether the frame has waited, and its node has been heard of with a newer one meanwhile.
 
@@ -128,8 +154,9 @@ class Fleet:
         """Return whether a frame of the node and time is late; see ``is_late``."""
         if sent_s - time_s <= LATE_S:
             return False
-        newest = self.last(node)
-        return newest is not None and time_s < newest.time_s
+        row, whole = self._rows.get(node), self._heard.get(node)
+        newest_s = row[1] if row is not None else whole.time_s if whole is not None else None
+        return newest_s is not None and time_s < newest_s
 
     def heard(self, frame: Frame, received_s: float) -> bool:
         """Take note of a durable frame that is not late; return whether its node is new."""
@@ -151,6 +178,13 @@ class Fleet:
         self._newest_interval_s = outlined.outline.interval_s
         self._rows[node] = (outlined, time_s, received_s)
         return new
+
+    def heard_rows(self, group: RowGroup, time_s: Sequence[float]) -> None:
+        """Take note of rows of nodes that are known already, as ``heard_row`` does; ``time_s`` is by their clocks."""
+        nodes = [outlined.node for outlined in group.outlined]
+        self._rows.update(zip(nodes, zip(group.outlined, time_s, group.received_s, strict=True), strict=True))
+        self._newest_s = group.received_s[-1]
+        self._newest_interval_s = group.outlined[-1].outline.interval_s
 
     def last(self, node: str) -> Heard | None:
         """Return the last that the node's agent said, or None if it said nothing since the server started."""
@@ -196,6 +230,15 @@ class Fleet:
             if node not in rows and heard.received_s >= since_s:
                 yield Voice(node, heard.job, heard.ranks, heard.agent_version)
 
+    def presences(self) -> Iterator[Presence]:
+        """Yield each node that was heard since the server started."""
+        rows = self._rows.copy()
+        for node, (outlined, _, received_s) in rows.items():
+            yield Presence(node, received_s, outlined.outline.interval_s)
+        for node, heard in self._heard.copy().items():
+            if node not in rows:
+                yield Presence(node, heard.received_s, heard.interval_s)
+
     def newest_s(self) -> float | None:
         """Return when the last frame of any node was received, or None."""
         return self._newest_s
@@ -210,14 +253,7 @@ class Fleet:
 
     def counts(self, now_s: float, fresh_s: float) -> tuple[int, int]:
         """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
-        heard = {node: (heard.received_s, heard.interval_s) for node, heard in self._heard.copy().items()}
-        for node, (outlined, _, received_s) in self._rows.copy().items():
-            heard[node] = (received_s, outlined.outline.interval_s)
-        fresh = sum(
-            abs(now_s - received_s) <= max(fresh_s, _patience_s(interval_s))
-            for received_s, interval_s in heard.values()
-        )
-        return len(self._known), fresh
+        return len(self._known), sum(presence.is_fresh(now_s, fresh_s) for presence in self.presences())
 
 
 def _heard(frame: Frame, received_s: float) -> Heard:

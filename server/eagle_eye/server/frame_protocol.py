@@ -21,7 +21,8 @@ from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.guarded_protocol import GuardedProtocol, is_bad
 from eagle_eye.server.ingest import PATH
-from eagle_eye.server.rows_ingest import Reply, RowsIngest
+from eagle_eye.server.principals import Pass
+from eagle_eye.server.rows_ingest import RowsIngest
 from eagle_eye.server.telemetry import Telemetry
 
 WHOLE_BYTES_MAX = 1 << 16  # of a request that is taken here; larger ones go the long way
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Principals(Protocol):
-    def authenticate(self, credentials: Credentials) -> Principal:
+    def authenticate(self, credentials: Credentials, held: Pass | None = None) -> Pass:
         """Return who it is. Raises Refusal."""
         ...
 
@@ -85,6 +86,7 @@ class FrameProtocol(GuardedProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._head: _Head | None = None
+        self._pass: Pass | None = None  # of whom the head speaks for
         self._untouched = True  # uvicorn has seen nothing, or all that it saw is over
         self._held = b""  # what has come of a request that is not whole yet, or of the next one
         self._waits = False  # for the answer to a request that was taken
@@ -115,6 +117,7 @@ class FrameProtocol(GuardedProtocol):
         head = self._head
         if head is None or not data.startswith(head.raw) or len(head.raw) != end:
             head = self._head = self._read(data[:end])
+            self._pass = None
         if head is None:
             self._hand_on(data)
             return
@@ -202,33 +205,51 @@ class FrameProtocol(GuardedProtocol):
         taker = self.taker
         self._unset_keepalive_if_required()
         self._waits = True
-        answer: Reply = self._answer
         try:
-            taker.admit(principal := taker.principals.authenticate(head.credentials))
-            taker.rows.take(principal, body, taker.clock.monotonic_s(), answer)
-        except Refusal as refusal:
-            taker.telemetry.rejected.labels(refusal.reason).inc()
-            answer(refusal.status, refusal.document(), refusal.headers)
-        except Exception:  # noqa: BLE001 - nothing stands behind this that would answer and count it
-            _log.exception("rows could not be taken for a reason that was not foreseen")
-            taker.telemetry.rejected.labels("internal").inc()
-            internal = Refusal(500, "internal", "the server failed; its log says why")
-            answer(500, internal.document(), internal.headers)
+            held = self._pass = taker.principals.authenticate(head.credentials, self._pass)
+            taker.admit(held.principal)
+            started_s = taker.clock.monotonic_s()
+            if not taker.rows.take_if_usual(held.principal, body, started_s, self):
+                taker.rows.take(held.principal, body, started_s, self.answer)
+        except Exception as error:  # noqa: BLE001 - nothing stands behind this that would answer and count it
+            self.refuse(error)
 
-    def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def refuse(self, error: Exception) -> None:
+        """Answer the request that was taken with a problem, and count it; see ``Asker``."""
+        if not isinstance(error, Refusal):
+            _log.error("rows could not be taken for a reason that was not foreseen", exc_info=error)
+            error = Refusal(500, "internal", "the server failed; its log says why")
+        self.taker.telemetry.rejected.labels(error.reason).inc()
+        self.answer(error.status, error.document(), error.headers)
+
+    def accept(self, body: bytes) -> None:
+        """Answer the request that was taken with 200 and a JSON body; see ``Asker``."""
         self._waits = False
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
+        if self.is_stranger:
+            self.prove()
+        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._good_head(), len(body), body))
+        self._go_on_soon()
+
+    def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Answer the request that was taken; see ``Asker``."""
         if status == 200:
-            if self.is_stranger:
-                self.prove()
-            self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._good_head(), len(body), body))
-        else:
-            self.transport.write(_head(status, self.server_state.default_headers, headers, PROBLEM_TYPE, body))
-            if is_bad(status) and self.visit.bad():
-                self.turn_away("rate")
-                return
+            self.accept(body)
+            return
+        self._waits = False
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.transport.write(_head(status, self.server_state.default_headers, headers, PROBLEM_TYPE, body))
+        if is_bad(status) and self.visit.bad():
+            self.turn_away("rate")
+            return
+        self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        """Await the next request, or take the one that came meanwhile."""
         if self._ends:
             self.transport.close()
             return

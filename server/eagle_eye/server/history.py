@@ -61,6 +61,37 @@ class Appended(NamedTuple):
         return len(self.new) - self.accepted
 
 
+class StreamRef:
+    """A stream that frames come of again and again; the history keeps in ``held`` what spares it looking it up."""
+
+    __slots__ = ("held", "name")
+
+    def __init__(self, node: str, stream: str) -> None:
+        self.name = (node, stream)
+        self.held: Any = None
+
+
+class RowsOfMany(NamedTuple):
+    """Rows that came at about one moment as columns: one of each stream, of durable outlines, all of one size.
+
+    ``time_s`` is by each node's clock; ``raw`` has a row's bytes in each line.
+    """
+
+    refs: Sequence[StreamRef]
+    sequence: np.ndarray[Any, np.dtype[np.int64]]
+    time_s: np.ndarray[Any, np.dtype[np.float64]]
+    received_s: np.ndarray[Any, np.dtype[np.float64]]
+    offset_s: np.ndarray[Any, np.dtype[np.float64]]
+    raw: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class AppendedRows(NamedTuple):
+    """What became of rows: whether each was not there before, and its stream's watermark, as ``Appended`` says."""
+
+    new: list[bool]
+    watermarks: list[int]
+
+
 class Recorded(NamedTuple):
     """One frame of the history. Its times are as its node sent them; ``offset_s`` corrects them."""
 
@@ -119,6 +150,10 @@ class History(Protocol):
 
     def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
         """Return a future of what became of each of them; all are durable then, or none. Raises as ``submit``."""
+        ...
+
+    def submit_rows(self, rows: RowsOfMany) -> Future[AppendedRows]:
+        """Return a future of what became of the rows; all are durable then, or none. Raises as ``submit``."""
         ...
 
     def outline(self, id_: bytes) -> bytes | None:

@@ -19,6 +19,7 @@ def build(
     outlines: Outlines,
     found: Callable[[list[str]], Awaitable[None]],
     asked_of: Callable[[str], list[dict[str, Any]]],
+    asks_anybody: Callable[[], bool],
 ) -> Ingest:
     """Return the endpoint; ``found(nodes)`` writes down nodes that were never heard of."""
     unknown = UnknownThings(services.telemetry)
@@ -40,6 +41,7 @@ def build(
         services.watcher.observe_rows,
         found,
         asked_of,
+        asks_anybody,
         reader,
     )
 

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,22 +18,23 @@ from eagle_eye.server import database
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, StoreUnavailable
-from eagle_eye.server.history import Appended, Batch, Entry, StreamInfo
-from eagle_eye.server.journal_chunks import Draft
+from eagle_eye.server.history import Appended, AppendedRows, Batch, Entry, RowsOfMany, StreamInfo
+from eagle_eye.server.journal_chunks import Draft, insert
 from eagle_eye.server.journal_outlines import JournalOutlines
 from eagle_eye.server.journal_reader import JournalReader
+from eagle_eye.server.journal_rows import Extended, chunks_of
 from eagle_eye.server.journal_schema import MIGRATIONS
-from eagle_eye.server.journal_streams import Streams, Touched
+from eagle_eye.server.journal_streams import Stream, Streams, Touched
 
 COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
 CHUNK_BYTES_MAX = 4 << 20  # of one row; SQLite would take a thousand million
 PAGE_BYTES = 16_384  # a page takes several frames: half the CPU of 4 KiB pages, and small fleets write little more
 IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
 RETENTION_S = 30.0  # how often old chunks are looked for
-INSERT_ROWS_MAX = 1_000  # chunks in one statement: SQLite takes 32,766 values
 DELETE_BATCH = 200  # chunks deleted in one transaction; new frames wait for no more
 ADOPT_FRAMES = 500  # of the first version's file, moved in one transaction
 WINDOW_S = 900.0
+BATCH_BYTES = 512  # what a request takes in memory, about, beside its frames
 
 T = TypeVar("T")
 
@@ -45,10 +46,23 @@ class _Group(NamedTuple):
     size: int  # in bytes
     alone: bool
 
+    @property
+    def entries(self) -> int:
+        return sum([len(batch.entries) for batch in self.batches])
+
+
+class _Rows(NamedTuple):
+    """Rows that are written in one transaction."""
+
+    rows: RowsOfMany
+    size: int  # in bytes
+
+    @property
+    def entries(self) -> int:
+        return len(self.rows.refs)
+
 
 _Work = Callable[[sqlite3.Connection], Any]
-_INSERT = "INSERT INTO chunks (shard, frames, size, received_s, first_s, last_s, directory, raw) VALUES "
-_ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Journal:
@@ -65,7 +79,7 @@ class Journal:
         self._writer = database.connect(path, PAGE_BYTES)
         database.migrate(self._writer, MIGRATIONS, path)
         self.reader = JournalReader(path, clock)
-        self._waiting: deque[tuple[_Group | _Work, Future[Any]]] = deque()
+        self._waiting: deque[tuple[_Group | _Rows | _Work, Future[Any]]] = deque()
         self._waiting_bytes = 0
         self._wake = threading.Condition()
         self._closing = False
@@ -96,6 +110,11 @@ class Journal:
         size = sum(map(_size, batches))
         return self._enqueue(_Group(batches, size, alone=False), size)
 
+    def submit_rows(self, rows: RowsOfMany) -> Future[AppendedRows]:
+        """Return a future that is done once all rows are durable. Raises HistoryBusy, HistoryUnavailable."""
+        size = rows.raw.nbytes + BATCH_BYTES * len(rows.refs)
+        return self._enqueue(_Rows(rows, size), size)
+
     def change(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Return a future of what ``work`` returns, done in a transaction of its own. Raises HistoryUnavailable."""
         return self._enqueue(work, 0)
@@ -124,7 +143,7 @@ class Journal:
 
     # The writer's thread
 
-    def _enqueue(self, what: _Group | _Work, size: int) -> Future[Any]:
+    def _enqueue(self, what: _Group | _Rows | _Work, size: int) -> Future[Any]:
         with self._wake:
             if self._closing or not self._thread.is_alive():
                 raise HistoryUnavailable("the history is closed; the server is stopping")
@@ -163,49 +182,51 @@ class Journal:
                 return
             touched = Touched()
             with database.transaction(self._writer):
-                self._append(
+                _, chunks = self._append(
                     [
                         Batch(node, stream, received_s, offset_s, (Entry(sequence, time_s - offset_s, raw),))
                         for _, node, stream, received_s, offset_s, sequence, time_s, raw in rows
                     ],
                     touched,
                 )
+                insert(self._writer, chunks)
                 self._writer.execute("DELETE FROM earlier_frames WHERE id <= ?", (rows[-1][0],))
             self._streams.keep(touched)
 
     def _run(self) -> None:
         while True:
             taken = self._take()
-            if taken and not isinstance(taken[0][0], _Group):
+            if taken and not isinstance(taken[0][0], (_Group, _Rows)):
                 self._do(taken[0][0], taken[0][1])
             elif taken:
-                self._write([(what, future) for what, future in taken if isinstance(what, _Group)])
+                self._write([(what, future) for what, future in taken if isinstance(what, (_Group, _Rows))])
             elif self._closing:
                 return
             elif self._problem is not None:
                 self._probe()
             self._retain_if_due()
 
-    def _take(self) -> list[tuple[_Group | _Work, Future[Any]]]:
+    def _take(self) -> list[tuple[_Group | _Rows | _Work, Future[Any]]]:
         # No delay is added to gather more: while one commit runs, the next group gathers by itself.
         with self._wake:
             if not self._waiting and not self._closing:
                 self._wake.wait(IDLE_S)
-            taken: list[tuple[_Group | _Work, Future[Any]]] = []
+            taken: list[tuple[_Group | _Rows | _Work, Future[Any]]] = []
             entries = 0
             while self._waiting and entries < COMMIT_ENTRIES_MAX:
                 what = self._waiting[0][0]
-                if taken and not isinstance(what, _Group):
+                frames = what if isinstance(what, (_Group, _Rows)) else None
+                if taken and frames is None:
                     break
                 _, future = self._waiting.popleft()
-                if isinstance(what, _Group):
-                    self._waiting_bytes -= what.size
+                if frames is not None:
+                    self._waiting_bytes -= frames.size
                 # From here on the waiting request can no longer cancel it.
                 if future.set_running_or_notify_cancel():
                     taken.append((what, future))
-                    if not isinstance(what, _Group):
+                    if frames is None:
                         break
-                    entries += sum([len(batch.entries) for batch in what.batches])
+                    entries += frames.entries
             return taken
 
     def _do(self, work: _Work, future: Future[Any]) -> None:
@@ -217,30 +238,43 @@ class Journal:
         else:
             future.set_result(result)
 
-    def _write(self, taken: list[tuple[_Group, Future[Any]]]) -> None:
-        touched = Touched()
+    def _write(self, taken: list[tuple[_Group | _Rows, Future[Any]]]) -> None:
+        touched, extended = Touched(), Extended()
+        groups = [(group, future) for group, future in taken if isinstance(group, _Group)]
+        many = [(one.rows, future) for one, future in taken if isinstance(one, _Rows)]
+        told: list[tuple[AppendedRows, list[Stream]]] = []
         try:
             with database.transaction(self._writer):
-                results, last_id = self._append([batch for group, _ in taken for batch in group.batches], touched)
+                results, chunks = self._append([batch for group, _ in groups for batch in group.batches], touched)
+                for rows, _ in many:
+                    streams = self._streams.referred(rows.refs, rows.received_s.tolist(), touched)
+                    appended = extended.add(rows, streams)
+                    chunks += chunks_of(rows, streams, appended.new, CHUNK_BYTES_MAX)
+                    told.append((appended, streams))
+                last_id = insert(self._writer, chunks)
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the agents must hear it
+            extended.undo()
             touched.undo()
             self._problem = f"frames cannot be written to {self.path}: {error}"
             for _, future in taken:
                 future.set_exception(HistoryUnavailable(self._problem))
             return
         self._problem = None
-        self._note_commit(last_id, sum(result.accepted for result in results))
+        self._note_commit(last_id, sum(result.accepted for result in results) + sum(sum(one.new) for one, _ in told))
         room_wanted = self._streams.keep(touched)
         at = 0
-        for group, future in taken:
+        for group, future in groups:
             mine = results[at : at + len(group.batches)]
             at += len(group.batches)
             future.set_result(mine[0] if group.alone else mine)
+        for (rows, future), (appended, streams) in zip(many, told, strict=True):
+            self._streams.keep_referred(rows.refs, streams)
+            future.set_result(appended)
         if room_wanted:
             self._note_streams()
 
-    def _append(self, batches: Sequence[Batch], touched: Touched) -> tuple[list[Appended], int | None]:
-        """Write what is new of the batches; return what became of each, and the last chunk's id."""
+    def _append(self, batches: Sequence[Batch], touched: Touched) -> tuple[list[Appended], list[tuple[object, ...]]]:
+        """Return what became of each batch, and what is new of them as rows for ``_insert``."""
         drafts: dict[int, Draft] = {}
         rows: list[tuple[object, ...]] = []
         results: list[Appended] = []
@@ -264,15 +298,7 @@ class Journal:
                 stream.heard_s = batch.received_s
             results.append(Appended(new, stream.sequences.highest))
         rows += (draft.row(shard) for shard, draft in drafts.items())
-        if not rows:
-            return results, None
-        # In one statement: the lock of the interpreter is let go and waited for with each.
-        last_id: int | None = None
-        for first in range(0, len(rows), INSERT_ROWS_MAX):
-            part = rows[first : first + INSERT_ROWS_MAX]
-            statement = _INSERT + ", ".join([_ROW] * len(part))
-            last_id = self._writer.execute(statement, list(chain.from_iterable(part))).lastrowid
-        return results, last_id
+        return results, rows
 
     def _note_commit(self, last_id: int | None, frames: int) -> None:
         if last_id is None:
@@ -296,7 +322,7 @@ class Journal:
         # Without this a full disk that has space again would count as full until an agent tries.
         try:
             with database.transaction(self._writer):
-                self._writer.execute(_INSERT + _ROW, (-1, 0, 0, 0.0, 0.0, 0.0, b"", bytes(65_536)))
+                insert(self._writer, [(-1, 0, 0, 0.0, 0.0, 0.0, b"", bytes(65_536))])
                 self._writer.execute("DELETE FROM chunks WHERE shard = -1")
         except sqlite3.Error as error:
             self._problem = f"frames cannot be written to {self.path}: {error}"
@@ -364,4 +390,4 @@ class Journal:
 
 def _size(batch: Batch) -> int:
     entries = batch.entries
-    return (len(entries[0].raw) if len(entries) == 1 else sum([len(entry.raw) for entry in entries])) + 512
+    return (len(entries[0].raw) if len(entries) == 1 else sum([len(entry.raw) for entry in entries])) + BATCH_BYTES

@@ -5,8 +5,10 @@ A row a frame would cost a page and an index entry each; a fleet sends more than
 
 from __future__ import annotations
 
+import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,11 @@ DIRECTORY = np.dtype(
         ("size", "<u4"),
     ]
 )
+
+
+INSERT_ROWS_MAX = 1_000  # chunks in one statement: SQLite takes 32,766 values
+_INSERT = "INSERT INTO chunks (shard, frames, size, received_s, first_s, last_s, directory, raw) VALUES "
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Line(NamedTuple):
@@ -80,6 +87,17 @@ class Draft:
             b"".join(self._lines),
             b"".join(self._raws),
         )
+
+
+def insert(writer: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> int | None:
+    """Write chunks, within a transaction; return the last one's id, None where there is none."""
+    # In one statement: the lock of the interpreter is let go and waited for with each.
+    last_id: int | None = None
+    for first in range(0, len(rows), INSERT_ROWS_MAX):
+        part = rows[first : first + INSERT_ROWS_MAX]
+        statement = _INSERT + ", ".join([_ROW] * len(part))
+        last_id = writer.execute(statement, list(chain.from_iterable(part))).lastrowid
+    return last_id
 
 
 def lines(directory: bytes) -> Iterator[Line]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.server.history import Batch, StreamInfo
+from eagle_eye.server.history import Batch, StreamInfo, StreamRef
 from eagle_eye.server.journal_chunks import lines
 from eagle_eye.server.sequences import Sequences
 
@@ -23,15 +23,20 @@ _Name = tuple[str, str]
 
 
 class Stream:
-    """One stream; ``heard_s`` is when something new of it was last received."""
+    """One stream; ``heard_s`` is when something new of it was last received.
 
-    __slots__ = ("heard_s", "id", "sequences", "shard")
+    ``noted``: its row says all that is here. ``forgotten``: another object will stand for it.
+    """
+
+    __slots__ = ("forgotten", "heard_s", "id", "noted", "sequences", "shard")
 
     def __init__(self, id_: int, shard: int, sequences: Sequences, heard_s: float) -> None:
         self.id = id_
         self.shard = shard
         self.sequences = sequences
         self.heard_s = heard_s
+        self.noted = True
+        self.forgotten = False
 
 
 class Touched(dict[_Name, Stream]):
@@ -48,9 +53,13 @@ class Touched(dict[_Name, Stream]):
 
     def undo(self) -> None:
         """Take all streams back: a watermark that was rolled back must not be answered."""
+        known = set()
         for stream, sequences, heard_s in self._before:
             stream.sequences.restore(sequences)
             stream.heard_s = heard_s
+            known.add(stream)
+        for stream in self.values():
+            stream.forgotten = stream not in known
 
 
 class Streams:
@@ -58,7 +67,7 @@ class Streams:
 
     def __init__(self, writer: sqlite3.Connection) -> None:
         self._writer = writer
-        self._cache: dict[_Name, Stream] = {}  # least lately heard of first
+        self._cache: dict[_Name, Stream] = {}
         self._dirty: dict[_Name, Stream] = {}  # of which more is here than their rows say
 
     def __len__(self) -> int:
@@ -97,9 +106,26 @@ class Streams:
     def keep(self, touched: dict[_Name, Stream]) -> bool:
         """Take over what a transaction changed, once it is durable; return whether ``note`` is due for want of room."""
         for name, stream in touched.items():
-            self._cache.pop(name, None)
             self._cache[name] = self._dirty[name] = stream
+            stream.noted = False
         return len(self._cache) > STREAMS_CACHED_MAX
+
+    def referred(self, refs: Sequence[StreamRef], received_s: Sequence[float], touched: Touched) -> list[Stream]:
+        """Return the streams of the references, to be changed in a transaction; those not at hand as of ``prepare``."""
+        streams = [ref.held for ref in refs]
+        if any(stream is None or stream.forgotten for stream in streams):
+            self.prepare([Batch(*ref.name, at_s, 0.0, ()) for ref, at_s in zip(refs, received_s, strict=True)], touched)
+            for ref in refs:
+                ref.held = touched[ref.name]
+            streams = [ref.held for ref in refs]
+        return streams
+
+    def keep_referred(self, refs: Sequence[StreamRef], streams: Sequence[Stream]) -> None:
+        """Take over what a transaction changed of streams that were at hand."""
+        for ref, stream in zip(refs, streams, strict=True):
+            if stream.noted:
+                stream.noted = False
+                self._dirty[ref.name] = stream
 
     def note(self) -> None:
         """Write the rows of what has changed, within a transaction."""
@@ -116,9 +142,15 @@ class Streams:
 
     def noted(self) -> None:
         """Know that what ``note`` wrote is durable."""
+        for stream in self._dirty.values():
+            stream.noted = True
         self._dirty = {}
-        while len(self._cache) > STREAMS_CACHED_MAX:
-            del self._cache[next(iter(self._cache))]
+        surplus = len(self._cache) - STREAMS_CACHED_MAX
+        if surplus > 0:
+            longest_unheard = sorted(self._cache.items(), key=lambda item: item[1].heard_s)[:surplus]
+            for name, stream in longest_unheard:
+                stream.forgotten = True
+                del self._cache[name]
 
     def forget(self, oldest_s: float) -> None:
         """Delete, within a transaction, what was not heard of since; call it after ``note``."""
@@ -126,7 +158,8 @@ class Streams:
         if gone:
             self._writer.execute("DELETE FROM nodes WHERE id NOT IN (SELECT node_id FROM streams)")
             ids = {id_ for (id_,) in gone}
-            self._cache = {name: stream for name, stream in self._cache.items() if stream.id not in ids}
+            for name in [name for name, stream in self._cache.items() if stream.id in ids]:
+                self._cache.pop(name).forgotten = True
 
     def known(self, rows: Iterable[tuple[Any, ...]]) -> list[StreamInfo]:
         """Return the streams of rows (node, stream, sequences, heard_s), as they are now; from any thread."""

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from eagle_eye.schema.frame import BadFrame
-from eagle_eye.schema.rows import decode_outline, outline_id
+from eagle_eye.schema.rows import REQUEST_HEAD, ROW_HEAD, SIZE, decode_outline, outline_id
 from eagle_eye.server.engine.outlined import Outlined
+from eagle_eye.server.history import StreamRef
 
 KEPT_MAX = 32_768  # in memory, some KiB each; the history has the others
+
+ALONE_BYTES = REQUEST_HEAD.size + SIZE.size + ROW_HEAD.size  # of a request of one row, before its numbers
 
 
 class Known:
     """An outline that was checked.
 
     ``durable``: the history has it. ``used``: a row of it came since ``take_used``. ``admitted``: its node may take
-    part.
+    part. ``alone_bytes`` is the size of a request of one row of it and nothing else, -1 where rows are read one by one.
     """
 
-    __slots__ = ("admitted", "durable", "id", "outlined", "raw", "used")
+    __slots__ = ("admitted", "alone_bytes", "durable", "id", "interval_s", "node", "outlined", "raw", "ref", "used")
 
     def __init__(self, id_: bytes, raw: bytes, outlined: Outlined, *, durable: bool) -> None:
         self.id = id_
@@ -26,6 +29,10 @@ class Known:
         self.outlined = outlined
         self.durable = durable
         self.used = self.admitted = False
+        self.node = outlined.node
+        self.interval_s = outlined.outline.interval_s
+        self.ref = StreamRef(outlined.node, outlined.outline.stream)
+        self.alone_bytes = -1 if outlined.layout is None else ALONE_BYTES + outlined.size
 
 
 class Outlines:

@@ -7,11 +7,12 @@ cost some dozen transactions, and no future, task or lock of their own. What row
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import compress, count
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,7 +23,7 @@ from eagle_eye.schema.rows import (
 from eagle_eye.server.auth import Principal
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import IngestSettings
-from eagle_eye.server.engine.outlined import Row
+from eagle_eye.server.engine.outlined import Row, RowGroup, groups_of
 from eagle_eye.server.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.frame_rules import (
@@ -34,9 +35,10 @@ from eagle_eye.server.frame_rules import (
     check_time,
     corrected,
 )
-from eagle_eye.server.history import Appended, Batch, History
+from eagle_eye.server.history import Appended, AppendedRows, Batch, History
 from eagle_eye.server.rows_request import RowsRead, RowsReader
 from eagle_eye.server.telemetry import Telemetry
+from eagle_eye.server.usual_rows import Asker, Usual, UsualRows, read
 
 GATHER_S = 0.005  # how long the first request of a group waits for others
 GROUP_EVERY_S = 0.08  # how often groups of many begin at most: an acknowledgement waits no longer for its turn
@@ -52,6 +54,9 @@ SPREAD_RATIO = 0.8  # of the interval
 
 # What takes an answer: status, body, headers.
 Reply = Callable[[int, bytes, Mapping[str, str]], None]
+
+T = TypeVar("T")
+U = TypeVar("U", "Sequence[_Taken]", UsualRows)
 
 _log = logging.getLogger(__name__)
 
@@ -83,9 +88,10 @@ class RowsIngest:
         telemetry: Telemetry,
         clock: Clock,
         observe: Callable[[Frame, float, float], None],
-        observe_rows: Callable[[Sequence[Row]], None],
+        observe_rows: Callable[[Sequence[RowGroup]], None],
         found: Callable[[list[str]], Awaitable[None]],
         asked_of: Callable[[str], list[dict[str, Any]]],
+        asks_anybody: Callable[[], bool],
         reader: RowsReader,
     ) -> None:
         self._settings = settings
@@ -98,8 +104,10 @@ class RowsIngest:
         self._observe_rows = observe_rows
         self._found = found
         self._asked_of = asked_of
+        self._asks_anybody = asks_anybody
         self._reader = reader
         self._gathered: list[_Taken] = []
+        self._usual: list[Usual] = []
         self._rows = self._bytes = 0  # of what has gathered
         self._last_rows = 0  # of the group before
         self._writing = 0
@@ -144,6 +152,26 @@ class RowsIngest:
         elif self._due is None and self._writing == 0:
             self._begin_soon(GATHER_S)
 
+    def take_if_usual(self, principal: Principal, body: bytes, started_s: float, asker: Asker) -> bool:
+        """Take a body that is one row of a known outline, to be read with others; return whether it is.
+
+        On the event loop. ``asker`` is answered once, when the row is durable or cannot be. Raises Refusal at once
+        for what cannot be taken.
+        """
+        known = self._reader.alone(body)
+        if known is None:
+            return False
+        self._auth.authorise_frames(principal, known.node)
+        self._check_room(len(body))
+        self._usual.append(Usual(known, principal, body, started_s, asker))
+        self._rows += 1
+        self._bytes += len(body)
+        if self._rows >= GROUP_ROWS_MAX:
+            self._begin()
+        elif self._due is None and self._writing == 0:
+            self._begin_soon(GATHER_S)
+        return True
+
     def _check_room(self, size: int) -> None:
         if self._bytes + size > self._settings.pending_bytes_max:
             detail = (
@@ -162,35 +190,77 @@ class RowsIngest:
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        taken, self._last_rows = self._gathered, self._rows
-        self._gathered, self._rows, self._bytes = [], 0, 0
-        if not taken:
-            return
+        self._last_rows = self._rows
         self._begun_s = self._clock.monotonic_s()
+        usual, self._usual = self._usual, []
+        if usual:
+            groups, odd = read(usual, self._fleet, self._clock.now_s() - self._begun_s)
+            for group in groups:
+                self._write(functools.partial(self._history.submit_rows, group.rows), group, self._rows_written)
+            for one in odd:
+                try:
+                    self.take(one.principal, one.body, one.started_s, one.asker.answer)
+                except Exception as error:  # noqa: BLE001 - whoever waits must be answered
+                    one.asker.refuse(error)
+        taken, self._gathered = self._gathered, []
+        self._rows = self._bytes = 0
+        if taken:
+            self._write(functools.partial(self._history.submit_all, [one.batch for one in taken]), taken, self._written)
+
+    def _write(self, submit: Callable[[], Future[T]], what: U, written: Callable[[U, Future[T]], None]) -> None:
+        """Hand something to the history; ``written(what, future)`` is called once it is durable or cannot be."""
         loop = asyncio.get_running_loop()
         try:
-            future = self._history.submit_all([one.batch for one in taken])
+            future = submit()
         except HistoryBusy as error:
-            self._refuse(taken, Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}))
-            return
+            self._refuse(what, Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}))
         except HistoryUnavailable as error:
-            self._refuse(taken, _unavailable(error))
-            return
-        self._writing += 1
-        future.add_done_callback(lambda done: _on(loop, self._written, taken, done))
+            self._refuse(what, _unavailable(error))
+        else:
+            self._writing += 1
+            future.add_done_callback(lambda done: _on(loop, written, what, done))
 
-    def _written(self, taken: Sequence[_Taken], done: Future[list[Appended]]) -> None:
+    def _outcome(self, what: Sequence[_Taken] | UsualRows, done: Future[T]) -> T | None:
+        """Return what became of a group; None: it is refused."""
         self._writing -= 1
-        if self._gathered and self._due is None:
+        if (self._gathered or self._usual) and self._due is None:
             self._begin_soon(0.0)
         try:
-            results = done.result()
+            return done.result()
         except HistoryUnavailable as error:
-            self._refuse(taken, _unavailable(error))
-            return
+            self._refuse(what, _unavailable(error))
         except Exception:  # noqa: BLE001 - whoever waits must be answered
             _log.exception("rows could not be kept for a reason that was not foreseen")
-            self._refuse(taken, Refusal(500, "internal", "the server failed; its log says why"))
+            self._refuse(what, Refusal(500, "internal", "the server failed; its log says why"))
+        return None
+
+    def _rows_written(self, usual: UsualRows, done: Future[AppendedRows]) -> None:
+        appended = self._outcome(usual, done)
+        if appended is None:
+            return
+        news = usual.of(appended.new)
+        if news.requests:
+            self._fleet.heard_rows(news.group, news.rows.time_s.tolist())
+            self._observe_rows([news.group])
+        self._accept(usual, appended)
+
+    def _accept(self, usual: UsualRows, appended: AppendedRows) -> None:
+        asks = self._asks_anybody()
+        ends: dict[float, bytes] = {}
+        for request, new, watermark in zip(usual.requests, appended.new, appended.watermarks, strict=True):
+            known = request.known
+            end = ends.get(known.interval_s)
+            if end is None:
+                end = ends[known.interval_s] = self._spread(known.interval_s)
+            asked = self._asked_of(known.node) if asks else None
+            if asked:
+                end = b',"requests":' + msgspec.json.encode(asked) + end
+            request.asker.accept(b'{"accepted":%d,"duplicates":%d,"watermark":%d%b}' % (new, not new, watermark, end))
+        self._count(sum(appended.new), len(appended.new), usual.rows.raw.nbytes, [r.started_s for r in usual.requests])
+
+    def _written(self, taken: Sequence[_Taken], done: Future[list[Appended]]) -> None:
+        results = self._outcome(taken, done)
+        if results is None:
             return
         strangers = self._show(taken, results)
         if not strangers or len(strangers) > STRANGERS_AWAITED:
@@ -213,7 +283,7 @@ class RowsIngest:
                     self._show_late(one, at)
                 elif self._show_one(one, at, rows):
                     strangers.append(one.batch.node)
-        self._observe_rows(rows)
+        self._observe_rows(groups_of(rows))
         return strangers
 
     def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
@@ -225,7 +295,7 @@ class RowsIngest:
             rows.append(Row(known.outlined, time_s, batch.received_s, entry.raw[ROW_HEAD.size :]))
             return self._fleet.heard_row(known.outlined, entry.time_s, batch.received_s)
         frame = one.request.frames[at]
-        self._observe_rows(rows)  # what its node said before comes before it
+        self._observe_rows(groups_of(rows))  # what its node said before comes before it
         rows.clear()
         new = self._fleet.heard(frame, batch.received_s)
         self._observe(corrected(frame, batch.offset_s), batch.received_s, batch.offset_s)
@@ -250,7 +320,6 @@ class RowsIngest:
 
     def _acknowledge(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
         accepted = total = 0
-        crowd_s = self._fleet.known_count * CROWD_S
         for one, appended in zip(taken, results, strict=True):
             rows = len(appended.new)
             new = appended.accepted if False in appended.new else rows
@@ -261,22 +330,36 @@ class RowsIngest:
             asked = self._asked_of(one.batch.node)
             if asked:
                 said += b',"requests":' + msgspec.json.encode(asked)
-            if crowd_s >= CROWD_S_MIN:
-                said += b',"spread_seconds":%.2f' % min(crowd_s, SPREAD_RATIO * one.request.interval_s)
+            said += self._spread(one.request.interval_s)
             if one.request.unknown:
                 said += b',"unknown":' + msgspec.json.encode(one.request.unknown)
             one.reply(200, said + b"}", NO_HEADERS)
+        self._count(accepted, total, sum(one.size for one in taken), [one.started_s for one in taken])
+
+    def _spread(self, interval_s: float) -> bytes:
+        """Return what an answer says of how far agents should spread their sending."""
+        crowd_s = self._fleet.known_count * CROWD_S
+        if crowd_s < CROWD_S_MIN:
+            return b""
+        return b',"spread_seconds":%.2f' % min(crowd_s, SPREAD_RATIO * interval_s)
+
+    def _count(self, accepted: int, total: int, size: int, started_s: Sequence[float]) -> None:
         now_s = self._clock.monotonic_s()
         self._telemetry.frames.inc(accepted)
         self._telemetry.duplicates.inc(total - accepted)
-        self._telemetry.bytes.inc(sum(one.size for one in taken))
-        self._telemetry.ingest_seconds.observe_all([now_s - one.started_s for one in taken])
+        self._telemetry.bytes.inc(size)
+        self._telemetry.ingest_seconds.observe_all([now_s - one_s for one_s in started_s])
 
-    def _refuse(self, taken: Sequence[_Taken], refusal: Refusal) -> None:
-        for one in taken:
-            self._settle(one)
-            one.reply(refusal.status, refusal.document(), refusal.headers)
-        self._telemetry.rejected.labels(refusal.reason).inc(len(taken))
+    def _refuse(self, what: Sequence[_Taken] | UsualRows, refusal: Refusal) -> None:
+        if isinstance(what, UsualRows):
+            replies: list[Reply] = [one.asker.answer for one in what.requests]
+        else:
+            replies = [one.reply for one in what]
+            for one in what:
+                self._settle(one)
+        for reply in replies:
+            reply(refusal.status, refusal.document(), refusal.headers)
+        self._telemetry.rejected.labels(refusal.reason).inc(len(replies))
 
     def _settle(self, one: _Taken) -> None:
         if False not in one.late:

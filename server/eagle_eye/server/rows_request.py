@@ -32,6 +32,7 @@ from eagle_eye.server.history import Entry
 from eagle_eye.server.limits import Rates
 from eagle_eye.server.outlines import Known, Outlines
 from eagle_eye.server.unknown_things import UnknownThings
+from eagle_eye.server.usual_rows import ID
 
 LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # outlines: each costs some hundred times what a row of it does
 RETRY_LEARN_S = 2
@@ -128,6 +129,14 @@ class RowsReader:
             tuple(fresh.values()),
             self._note_unknown(first, read) if frames else [],
         )
+
+    def alone(self, body: bytes) -> Known | None:
+        """Return the outline of a body that is as long as one row of it alone; None: ``read`` it by itself."""
+        known = self._outlines.get(body[ID])
+        if known is None or len(body) != known.alone_bytes or not (known.durable and known.admitted):
+            return None
+        known.used = True
+        return known
 
     def _learn(self, outlines: Sequence[bytes]) -> None:
         for at, raw in enumerate(outlines):

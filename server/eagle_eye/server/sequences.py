@@ -11,16 +11,22 @@ import msgspec
 # are joined: what lay between them would count as here, and a stream is sent in order, so it no longer comes.
 RANGES_MAX = 256
 
+_Ranges = tuple[tuple[int, int], ...]
 _decoder = msgspec.json.Decoder(list[tuple[int, int]])
 
 
 class Sequences:
-    """A set of sequences. Adding in ascending order, the common case, costs no search."""
+    """A set of sequences from 1 on. Adding in ascending order, the common case, costs no search.
 
-    __slots__ = ("_ranges",)
+    ``highest`` is 0 where there is none. Whoever adds ``highest + 1`` may as well set it.
+    """
+
+    __slots__ = ("_earlier", "_first", "highest")
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        self._ranges = list(ranges)
+        self._earlier: list[tuple[int, int]] = []
+        self._first, self.highest = 1, 0  # of nothing 1 is the next
+        self._take(list(ranges))
 
     @classmethod
     def decode(cls, text: bytes) -> Sequences:
@@ -29,31 +35,29 @@ class Sequences:
 
     def encode(self) -> bytes:
         """Return the ranges, first and last each, as JSON."""
-        return msgspec.json.encode(self._ranges)
+        return msgspec.json.encode(self._ranges())
 
-    def snapshot(self) -> tuple[tuple[int, int], ...]:
+    def snapshot(self) -> _Ranges:
         """Return what ``restore`` takes the set back to."""
-        return tuple(self._ranges)
+        return tuple(self._ranges())
 
-    def restore(self, snapshot: tuple[tuple[int, int], ...]) -> None:
+    def restore(self, snapshot: _Ranges) -> None:
         """Have what was there when the snapshot was taken."""
-        self._ranges = list(snapshot)
-
-    @property
-    def highest(self) -> int:
-        """The highest sequence; 0 where there is none."""
-        return self._ranges[-1][1] if self._ranges else 0
+        self._take(list(snapshot))
 
     def add(self, sequence: int) -> bool:
         """Have the sequence in the set; return whether it is new."""
-        ranges = self._ranges
-        if not ranges or sequence > ranges[-1][1]:
-            if ranges and sequence == ranges[-1][1] + 1:
-                ranges[-1] = (ranges[-1][0], sequence)
-            else:
-                ranges.append((sequence, sequence))
-                self._bound()
+        if sequence > self.highest:
+            if sequence > self.highest + 1:
+                if self.highest:
+                    self._earlier.append((self._first, self.highest))
+                    self._bound()
+                self._first = sequence
+            self.highest = sequence
             return True
+        if sequence >= self._first:
+            return False
+        ranges = self._ranges()
         after = bisect_right(ranges, (sequence, 1 << 62))  # the first range that begins later
         if after and sequence <= ranges[after - 1][1]:
             return False
@@ -64,9 +68,17 @@ class Sequences:
         if after < len(ranges) and ranges[after][0] == sequence + 1:
             end, high = after + 1, ranges[after][1]
         ranges[begin:end] = [(low, high)]
+        self._take(ranges)
         self._bound()
         return True
 
+    def _ranges(self) -> list[tuple[int, int]]:
+        return [*self._earlier, (self._first, self.highest)] if self.highest else []
+
+    def _take(self, ranges: list[tuple[int, int]]) -> None:
+        self._first, self.highest = ranges.pop() if ranges else (1, 0)
+        self._earlier = ranges
+
     def _bound(self) -> None:
-        if len(self._ranges) > RANGES_MAX:
-            self._ranges[:2] = [(self._ranges[0][0], self._ranges[1][1])]
+        if len(self._earlier) >= RANGES_MAX:
+            self._earlier[:2] = [(self._earlier[0][0], self._earlier[1][1])]

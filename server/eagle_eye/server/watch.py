@@ -18,7 +18,7 @@ from eagle_eye.server.config import EvidenceSettings
 from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.outlined import Row
+from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.recurrence import often_accused
 from eagle_eye.server.engine.respond import Book, respond, situation_of
@@ -69,8 +69,8 @@ class Watch:
         self._public_url = public_url
         self._evidence = evidence
         self._gatherers: dict[str, float] = {}  # nodes whose agents gather evidence, and when each was last heard
-        self._waiting: list[Row] = []
-        self._waiting_nodes: set[str] = set()
+        self._waiting: list[RowGroup] = []
+        self._waiting_rows = 0
         self._judged: dict[str, Judgement] = {}
         self._ask_schedulers: Callable[[], None] = lambda: None
         self._history: list[Incident] = []
@@ -86,26 +86,27 @@ class Watch:
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:  # noqa: ARG002 - applied already
         """Take a durable frame."""
-        if frame.node in self._waiting_nodes:
-            self._take_in()
+        if self._waiting:
+            self._take_in()  # what its node said before comes before it
         self._note_gatherer(frame.node, frame.collectors, received_s)
         self._engine.observe(frame, received_s)
 
-    def observe_rows(self, rows: Sequence[Row]) -> None:
+    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
         """Take durable rows of numbers."""
         # Until something is asked: many nodes' rows of one moment are placed together at a fraction of the cost.
-        self._waiting.extend(rows)
-        self._waiting_nodes.update([row.outlined.node for row in rows])
-        if len(self._waiting) >= WAITING_MAX:
+        self._waiting.extend(groups)
+        self._waiting_rows += sum([len(group.outlined) for group in groups])
+        if self._waiting_rows >= WAITING_MAX:
             self._take_in()
 
     def _take_in(self) -> None:
         """Show the engine the rows that wait."""
-        rows, self._waiting = self._waiting, []
-        self._waiting_nodes.clear()
-        for outlined, _, received_s, _ in rows:
-            self._note_gatherer(outlined.node, outlined.outline.collectors, received_s)
-        self._engine.observe_rows(rows)
+        groups, self._waiting = self._waiting, []
+        self._waiting_rows = 0
+        for group in groups:
+            for outlined, received_s in zip(group.outlined, group.received_s, strict=True):
+                self._note_gatherer(outlined.node, outlined.outline.collectors, received_s)
+        self._engine.observe_rows(groups)
 
     def _note_gatherer(self, node: str, collectors: Mapping[str, str], received_s: float) -> None:
         if collectors.get(GATHERS) == "ok":
@@ -239,6 +240,10 @@ class Watch:
                     step_s=track.pace_s,
                     nodes=track.nodes,
                     gpus=(len(track.ranks) if track.ranked else len(track.series)) or None,
+                    heard=judged.heard,
+                    metrics=track.metrics,
+                    restart_owner=judged.restart_owner,
+                    ends_s=judged.ends_s,
                 )
             )
         return found

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.engine.outlined import Row
+from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
@@ -45,7 +45,8 @@ class Course(NamedTuple):
     """How far the latest attempt of a job has come, and who takes part; None: not observed.
 
     ``state`` is the scheduler's word, "running" where nobody ``declared`` the job. ``gpus`` counts device rows, of
-    ranks where those are known.
+    ranks where those are known. ``heard`` of the nodes were heard lately; ``metrics`` are those that any of them sent
+    in this attempt. ``restart_owner`` is who restarts it, "" where nobody said.
     """
 
     job: str
@@ -59,6 +60,10 @@ class Course(NamedTuple):
     step_s: float | None
     nodes: tuple[str, ...]
     gpus: int | None
+    heard: int = 0
+    metrics: frozenset[str] = frozenset()
+    restart_owner: str = ""
+    ends_s: float | None = None  # when its time limit ends it
 
 
 class IncidentCounts(NamedTuple):
@@ -79,7 +84,7 @@ class Watcher(Protocol):
         """Take a durable frame. Its times are corrected already, by ``offset_s``."""
         ...
 
-    def observe_rows(self, rows: Sequence[Row]) -> None:
+    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
         """Take durable rows of numbers, their times corrected already."""
         ...
 
@@ -186,6 +191,10 @@ class Outlook:
     def incident_counts(self) -> IncidentCounts:
         """Return what was done about incidents since the start."""
         return self._ask(self._watcher.incident_counts)
+
+    def courses(self) -> list[Course]:
+        """Return how far each job has come that was judged in the last tick."""
+        return self._ask(self._watcher.courses)
 
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from eagle_eye.detectors.types import Happening
@@ -67,5 +68,5 @@ def test_the_inventory_of_a_large_job_leaves_room_for_what_is_judged() -> None:
     for number in range(EVENTS_KEPT + 1):
         track.add_event(Happening(START_S, f"n{number}", 0, "inventory", {"uuid": f"GPU-{number}"}))
     track.add_event(Happening(START_S, "n0", 0, "xid", {"code": 79}))
-    events = track.window(START_S + 1, {}, {}, START_S).events
+    events = track.window(START_S + 1, np.array([-np.inf]), np.array([False]), START_S).events
     assert ([event.kind for event in events], track.events_dropped_total) == (["xid"], 0)

@@ -131,8 +131,8 @@ def test_order_of_arrival_does_not_matter() -> None:
         told.engine.observe(frame, received_s)
     for frame, received_s in reversed(frames):
         shuffled.engine.observe(frame, received_s)
-    here = next(told.engine.tracks()).window(told.now_s, {}, {}, 0.0)
-    there = next(shuffled.engine.tracks()).window(told.now_s, {}, {}, 0.0)
+    here = told.engine.window(next(told.engine.tracks()), told.now_s, 0.0)
+    there = shuffled.engine.window(next(shuffled.engine.tracks()), told.now_s, 0.0)
     assert here.times_s.tolist() == there.times_s.tolist()
     names = [s.node for s in there.series]
     for i, series in enumerate(here.series):
@@ -168,7 +168,7 @@ def test_a_detector_with_a_bug_is_blind_and_silences_nobody() -> None:
 
     fleet = Fleet()
     fleet.run(30)
-    window = next(fleet.engine.tracks()).window(fleet.now_s, {}, {}, 0.0)
+    window = fleet.engine.window(next(fleet.engine.tracks()), fleet.now_s, 0.0)
     verdicts, blind = Asking((Broken(), *build_detectors(fleet.engine.settings))).ask(window)
     assert blind["broken"] == "failed: ZeroDivisionError: float division by zero"
     assert "straggler" not in blind
@@ -217,5 +217,5 @@ def test_pauses_of_a_phase_are_learned() -> None:
     fleet.happens("n0", "phase", name="train", rank=0)
     fleet.stopped = False
     fleet.run(2)
-    window = next(fleet.engine.tracks()).window(fleet.now_s, {}, {}, 0.0)
+    window = fleet.engine.window(next(fleet.engine.tracks()), fleet.now_s, 0.0)
     assert [pause.phase for pause in window.pauses] == ["eval"]

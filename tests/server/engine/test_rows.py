@@ -11,7 +11,7 @@ from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import ROW_HEAD, encode_outline, encode_row, outline_id, outline_of
 from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.engine.outlined import Outlined, Row
+from eagle_eye.server.engine.outlined import Outlined, Row, groups_of
 from eagle_eye.server.engine.settings import DetectionSettings
 
 NOW = 1_000_000.0
@@ -57,23 +57,22 @@ def test_windows_are_the_same(said: list[tuple[int, int, int, bool, bool]], cuts
     for number, each in enumerate(frames):
         by_frames.observe(each, each.time_s + 0.1)
         if any(rank.silent_s for rank in each.ranks):  # such a row has a tail, and is told of as a frame
-            by_rows.observe_rows(waiting)
+            by_rows.observe_rows(groups_of(waiting))
             waiting = []
             by_rows.observe(each, each.time_s + 0.1)
         else:
             waiting.append(row_of(each))
         if number in cuts:
-            by_rows.observe_rows(waiting)
+            by_rows.observe_rows(groups_of(waiting))
             waiting = []
-    by_rows.observe_rows(waiting)
+    by_rows.observe_rows(groups_of(waiting))
     assert _shown(by_rows) == _shown(by_frames)
     assert by_rows.drops()["stale_attempt"] == by_frames.drops()["stale_attempt"]
-    assert by_rows.heard_s() == by_frames.heard_s()
 
 
 def _shown(engine: Engine) -> dict[str, dict[str, object]]:
     """Return what detectors would see of each job, in plain values, by names of series."""
-    return {track.job: _plain(track.window(NOW + 30, engine.heard_s(), {}, NOW)) for track in engine.tracks()}
+    return {track.job: _plain(engine.window(track, NOW + 30, NOW)) for track in engine.tracks()}
 
 
 def _plain(window: Window) -> dict[str, object]:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
 
 from eagle_eye.detectors.learned import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.detectors.types import Happening, Verdict
+from eagle_eye.detectors.types import Happening, Verdict, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.outlined import Layout, Outlined, Row
-from eagle_eye.server.engine.routing import Route, place_rows
+from eagle_eye.server.engine.node_tracks import NodeTracks, Places
+from eagle_eye.server.engine.outlined import Outlined, RowGroup
+from eagle_eye.server.engine.routing import Route, place_groups
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, hearing
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
@@ -32,19 +32,10 @@ RUNNING_STATES = frozenset({"running"})
 HELD_STATES = frozenset({"running", "suspended", "completing", "maintenance"})
 FORGET_JOB_S = 86_400.0  # a job that nobody mentioned for this long is dropped from memory
 JOBS_MAX = 4_096
-SLOW_INTERVALS = 1.5  # of the job: a node with a longer one has a pace of its own
-PACE_S_MAX = 120.0  # whatever interval a node claims
 WINDOW_BYTES_MAX = 5 << 29  # of all jobs' rows in view: a larger fleet is remembered for a shorter time
 STEP_BYTES_MAX = 1 << 30  # of what all jobs' ranks said of their steps: of a larger fleet for fewer steps
 CURVE_BYTES_MAX = 1 << 29  # of all jobs' own courses
 SPARE = 1.25  # room that is kept beyond what is remembered
-
-
-@dataclass(slots=True)
-class _NodeTrack:
-    heard_s: float
-    interval_s: float
-    farewell: bool = False
 
 
 class Engine:
@@ -60,7 +51,7 @@ class Engine:
         self.settings = settings
         self._watching_since_s = watching_since_s
         self._asking = Asking(build_detectors(settings, model))
-        self._nodes: dict[str, _NodeTrack] = {}
+        self._nodes = NodeTracks()
         self._jobs: dict[str, JobTrack] = {}
         self._declared: dict[str, Job] = {}
         self._assigned: dict[str, frozenset[str]] = {}  # the nodes that jobs' schedulers gave them
@@ -84,14 +75,14 @@ class Engine:
 
     def observe(self, frame: Frame, received_s: float) -> None:
         """Take in a frame, its times on the server's clock."""
-        track = self._nodes.setdefault(frame.node, _NodeTrack(received_s, frame.interval_s))
-        if frame.blocks:  # a frame sent early, for an event alone, covers only part of an interval
-            track.interval_s = frame.interval_s
-        track.heard_s = max(track.heard_s, received_s)
-        track.farewell = any(event.kind == "agent_stop" for event in frame.events)
+        place = self._nodes.meet(frame.node, received_s, frame.interval_s)
+        # A frame sent early, for an event alone, covers only part of an interval.
+        if frame.blocks and self._nodes.set_interval_s(place, frame.interval_s) and frame.node in self._routes:
+            self._routes[frame.node].outlined = None  # rows of the outline say their own interval
+        self._nodes.hear(place, received_s, farewell=any(event.kind == "agent_stop" for event in frame.events))
         route = self._route(frame)
         for job in route.tracks:
-            job.adopt_interval(track.interval_s)
+            job.adopt_interval(self._pace_s(frame.node))
         if frame.blocks:
             route.place(frame)
         for event in frame.events:
@@ -100,31 +91,30 @@ class Engine:
                 if self._concerns(happening, job):
                     job.add_event(happening)
 
-    def observe_rows(self, rows: Iterable[Row]) -> None:
+    def observe_rows(self, groups: Iterable[RowGroup]) -> None:
         """Take in rows of numbers as ``observe`` does frames; those of one layout and moment are placed together."""
-        together: dict[tuple[Layout, float, JobTrack], tuple[list[tuple[int, ...]], list[bytes]]] = {}
-        for row in rows:
-            outlined = row.outlined
-            track = self._nodes.get(outlined.node)
-            if track is None:
-                track = self._nodes[outlined.node] = _NodeTrack(row.received_s, outlined.outline.interval_s)
-            if outlined.outline.blocks:
-                track.interval_s = outlined.outline.interval_s
-            track.heard_s = max(track.heard_s, row.received_s)
-            track.farewell = False
-            route = self._routes.get(outlined.node)
-            if route is None or not route.carries(outlined, self._epoch):
-                route = self._route_of(outlined, row.time_s, track.interval_s)
-            if not route.tracks:
-                continue
-            if outlined.layout is None or route.columns is None:
-                route.place(outlined.frame(1, row.time_s, row.numbers))
-                continue
-            columns, numbers = together.setdefault((outlined.layout, row.time_s, route.tracks[0]), ([], []))
-            columns.append(route.columns)
-            numbers.append(row.numbers)
-        for (layout, time_s, job), (columns, numbers) in together.items():
-            place_rows(layout, time_s, columns, numbers, job)
+        place_groups([(group, self._routes_of(group)) for group in groups])
+
+    def _routes_of(self, group: RowGroup) -> list[Route]:
+        """Return where each of the rows goes, and take note that their nodes were heard."""
+        known = self._routes
+        routes: list[Route] = []
+        ranked: dict[JobTrack, bool] = {}  # by job, asked once
+        for at, outlined in enumerate(group.outlined):
+            route = known.get(outlined.node)
+            if route is None or route.outlined is not outlined or route.epoch != self._epoch:
+                route = self._route_of(outlined, group.time_s[at], group.received_s[at])
+            else:
+                for was, job in zip(route.ranked, route.tracks, strict=True):
+                    if job not in ranked:
+                        ranked[job] = job.ranked
+                    if was is not ranked[job]:
+                        route = self._route_of(outlined, group.time_s[at], group.received_s[at])
+                        ranked.clear()
+                        break
+            routes.append(route)
+        self._nodes.hear_all(np.array([route.node for route in routes], dtype=np.intp), np.array(group.received_s))
+        return routes
 
     def observe_job(self, job: Job) -> None:
         """Take in the scheduler's or launcher's word on a job; an older attempt than known changes nothing."""
@@ -155,14 +145,13 @@ class Engine:
         """Judge every job."""
         self._forget(now_s)
         self._bound_memory()
-        farewell = {node: seen.farewell for node, seen in self._nodes.items()}
-        heard_s: dict[float, dict[str, float]] = {}  # by interval, of which all jobs together have few
-        judgements: list[Judgement] = []
-        for track in self._jobs.values():
-            if track.interval_s not in heard_s:
-                heard_s[track.interval_s] = self._heard_by_pace_s(track.interval_s)
-            judgements.append(self._judge(track, now_s, heard_s[track.interval_s], farewell))
-        return judgements
+        return [self._judge(track, now_s) for track in self._jobs.values()]
+
+    def window(self, track: JobTrack, now_s: float, watching_since_s: float) -> Window:
+        """Return what detectors may see of a job, by an observer who has watched since then; views, not copies."""
+        places = self._places(track)
+        heard_s = self._nodes.heard_s(places, track.interval_s, self.settings.silent_intervals)
+        return track.window(now_s, heard_s, self._nodes.farewell(places), watching_since_s, self._topology)
 
     def tracks(self) -> Iterator[JobTrack]:
         """Yield what is known of each job, for the API and metrics."""
@@ -181,34 +170,27 @@ class Engine:
     @property
     def node_count(self) -> int:
         """How many nodes were ever heard."""
-        return len(self._nodes)
-
-    def heard_s(self) -> dict[str, float]:
-        """Return when each node was last heard."""
-        return {node: track.heard_s for node, track in self._nodes.items()}
+        return self._nodes.count
 
     def jobs_on(self, node: str) -> list[str]:
         """Return the jobs in memory that have the node as a member in their latest attempt, by name."""
         names = self._jobs_of_node.get(node, ())
         return sorted(name for name in names if name in self._jobs and self._jobs[name].is_member(node))
 
-    def _heard_by_pace_s(self, interval_s: float) -> dict[str, float]:
-        """Return when each node was last heard, for a job of this interval.
+    def _places(self, track: JobTrack) -> Places:
+        """Return the places of a job's nodes, worked out again only when somebody joins."""
+        known: Places | None = track.memo.get(NodeTracks)
+        if known is None:
+            known = track.memo[NodeTracks] = self._nodes.places(track.nodes)
+        return known
 
-        A node that reports far less often than the job's others (scraped by Prometheus, among agents) counts as heard
-        for as long as its own pace allows.
-        """
-        slow_s = SLOW_INTERVALS * interval_s
-        return {
-            node: seen.heard_s
-            if seen.interval_s <= slow_s
-            else seen.heard_s + self.settings.silent_intervals * (min(seen.interval_s, PACE_S_MAX) - interval_s)
-            for node, seen in self._nodes.items()
-        }
+    def _pace_s(self, node: str) -> float:
+        """Return how often a node reports that has spoken."""
+        interval_s = self._nodes.interval_s(node)
+        assert interval_s is not None  # noqa: S101 - it has
+        return interval_s
 
-    def _judge(
-        self, track: JobTrack, now_s: float, heard_s: Mapping[str, float], farewell: Mapping[str, bool]
-    ) -> Judgement:
+    def _judge(self, track: JobTrack, now_s: float) -> Judgement:
         declared = self._declared.get(track.job)
         state = declared.state if declared is not None and declared.attempt >= track.attempt else "running"
         verdicts: list[Verdict] = []
@@ -217,8 +199,8 @@ class Engine:
         limit_s = max(self.settings.silent_floor_s, self.settings.silent_intervals * track.interval_s)
         judged = state in RUNNING_STATES or (crashed and now_s - _since_s(declared) <= FAILED_S)
         if judged and track.nodes:
-            window = track.window(now_s, heard_s, farewell, self._watching_since_s, self._topology)
-            verdicts, blind = self._asking.ask(window)
+            verdicts, blind = self._asking.ask(self.window(track, now_s, self._watching_since_s))
+        heard_s = self._nodes.heard_s(self._places(track), track.interval_s, self.settings.silent_intervals)
         heard = hearing(track.job, track.started_s, self._words.values())
         told = [verdict for verdict in verdicts if not heard.is_awaited(verdict, now_s)]
         return Judgement(
@@ -230,7 +212,7 @@ class Engine:
             state=state,
             restart_owner=declared.restart_owner if declared else "",
             members=len(track.nodes),
-            heard=sum(now_s - heard_s.get(node, -np.inf) <= limit_s for node in track.nodes),
+            heard=int(np.count_nonzero(now_s - heard_s <= limit_s)),
             stepping=track.last_step is not None,
             advanced_s=track.advanced_s,
             ranks=track.ranks,
@@ -248,18 +230,21 @@ class Engine:
             refused = self.stale_rows_total + self.strangers_total
             tracks = self._jobs_in(frame)
             ranked = tuple(track.ranked for track in tracks)
-            route = Route(frame.ranks, frame.job, self._epoch, tracks, ranked, [], [])
+            route = Route(self._nodes.place(frame.node), frame.ranks, frame.job, self._epoch, tracks, ranked, [], [])
             if refused == self.stale_rows_total + self.strangers_total:  # else every refusal is counted
                 self._routes[frame.node] = route
             else:
                 self._routes.pop(frame.node, None)
         return route
 
-    def _route_of(self, outlined: Outlined, time_s: float, interval_s: float) -> Route:
+    def _route_of(self, outlined: Outlined, time_s: float, received_s: float) -> Route:
         """Return where rows of the outline go from now on."""
+        place = self._nodes.meet(outlined.node, received_s, outlined.outline.interval_s)
+        if outlined.outline.blocks:
+            self._nodes.set_interval_s(place, outlined.outline.interval_s)
         route = self._route(msgspec.structs.replace(outlined.hollow, time_s=time_s))
         for job in route.tracks:
-            job.adopt_interval(interval_s)
+            job.adopt_interval(self._pace_s(outlined.node))
         route.lay_out(outlined)
         return route
 
@@ -297,7 +282,7 @@ class Engine:
         if declared is None or frame.node not in self._assigned.get(job, ()):
             return known
         if known is None or known.attempt < declared.attempt:
-            known = self._begin(job, declared.attempt, self._nodes[frame.node].interval_s, frame.time_s)
+            known = self._begin(job, declared.attempt, self._pace_s(frame.node), frame.time_s)
         if known.attempt == declared.attempt:
             known.add_node(frame.node)
         return known
@@ -313,7 +298,8 @@ class Engine:
 
     def _interval_s(self, ranks: list[MemberRank]) -> float:
         """Return the longest interval of the members' agents, 1 s where none was heard yet."""
-        known = [self._nodes[rank.node].interval_s for rank in ranks if rank.node in self._nodes]
+        said = [self._nodes.interval_s(node) for node in {rank.node for rank in ranks}]
+        known = [interval_s for interval_s in said if interval_s is not None]
         return max(known, default=1.0)
 
     def _of_another_attempt(self, frame: Frame, track: JobTrack) -> bool:
@@ -337,7 +323,7 @@ class Engine:
                 # A stranger's word must not end the attempt that the job's launcher declared.
                 self.strangers_total += 1
                 return None
-            known = self._begin(job, attempt, self._nodes[frame.node].interval_s, frame.time_s)
+            known = self._begin(job, attempt, self._pace_s(frame.node), frame.time_s)
         return known
 
     def _begin(self, job: str, attempt: int, interval_s: float, started_s: float) -> JobTrack:

@@ -6,8 +6,10 @@ import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Curve, Floats, Happening, Link, Pause, Series, Window
@@ -96,6 +98,16 @@ class JobTrack:
     def series(self) -> tuple[Series, ...]:
         """The device rows, in column order."""
         return self._roster.series
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """What any member sent in this attempt."""
+        return frozenset(name for grid in self._grids_of.values() for name in grid.names())
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        """What was worked out of the members alone: empty again after somebody joined or changed."""
+        return self._roster.memo
 
     @property
     def ranked(self) -> bool:
@@ -226,12 +238,12 @@ class JobTrack:
     def window(
         self,
         now_s: float,
-        heard_s: Mapping[str, float],
-        farewell: Mapping[str, bool],
+        heard_s: NDArray[np.float64],
+        farewell: NDArray[np.bool_],
         watching_since_s: float,
         topology: Topology | None = None,
     ) -> Window:
-        """Return what detectors may see at ``now_s``; views, not copies."""
+        """Return what detectors may see at ``now_s``; ``heard_s`` and ``farewell`` are the nodes', in their order."""
         device = self._devices.views()
         self._feed_steps(now_s, device)
         switches, links = self._hung_on(topology)
@@ -254,8 +266,8 @@ class JobTrack:
             link_times_s=self._link_rows.times(),
             links=links,
             switches=switches,
-            heard_s=self._roster.by_node(heard_s, -math.inf, np.float64),
-            farewell=self._roster.by_node(farewell, False, np.bool_),
+            heard_s=heard_s,
+            farewell=farewell,
             silent_s=self._roster.silent_s.copy(),
             watching_since_s=watching_since_s,
             phase=tuple(self._roster.phase),

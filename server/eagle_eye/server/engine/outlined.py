@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,7 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import Outline, frame_of
 
 Numbers = NDArray[np.floating[Any]]
+Matrix = NDArray[np.uint8]
 
 
 class Part(NamedTuple):
@@ -36,12 +38,12 @@ class Layout:
         self.parts = parts
         self.size = size
 
-    def matrix(self, rows: Sequence[bytes]) -> NDArray[np.uint8]:
+    def matrix(self, rows: Sequence[bytes]) -> Matrix:
         """Return the numbers of rows of this layout as one matrix of bytes: (rows, size)."""
         return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), self.size)
 
     @staticmethod
-    def values(part: Part, matrix: NDArray[np.uint8]) -> Numbers:
+    def values(part: Part, matrix: Matrix) -> Numbers:
         """Return a part's numbers: (rows, metrics, keys)."""
         width = np.dtype(part.dtype).itemsize * len(part.metrics) * len(part.keys)
         cut = np.ascontiguousarray(matrix[:, part.begin : part.begin + width])
@@ -80,6 +82,29 @@ class Row(NamedTuple):
     time_s: float
     received_s: float
     numbers: bytes
+
+
+class RowGroup(NamedTuple):
+    """Rows of one layout, without tails, in the order in which they came; times are on the server's clock.
+
+    ``numbers`` has a row's bytes in each line.
+    """
+
+    layout: Layout
+    outlined: Sequence[Outlined]
+    time_s: Sequence[float]
+    received_s: Sequence[float]
+    numbers: Matrix
+
+
+def groups_of(rows: Iterable[Row]) -> list[RowGroup]:
+    """Return rows as groups, each of those that follow each other in one layout."""
+    groups: list[RowGroup] = []
+    for layout, together in groupby(rows, lambda row: row.outlined.layout):
+        assert layout is not None  # noqa: S101 - a Row's outline has one
+        outlined, times_s, received_s, numbers = zip(*together, strict=True)
+        groups.append(RowGroup(layout, outlined, times_s, received_s, layout.matrix(numbers)))
+    return groups
 
 
 _layouts: WeakValueDictionary[tuple[Part, ...], Layout] = WeakValueDictionary()

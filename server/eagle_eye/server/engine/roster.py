@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -136,10 +136,6 @@ class Roster:
 
         made: tuple[MemberRank, ...] = self._once("ranks", make)
         return made
-
-    def by_node(self, values: Mapping[str, Any], otherwise: Any, dtype: Any) -> NDArray[Any]:
-        """Return a value for each node, in their order: (N,)."""
-        return np.array([values.get(node, otherwise) for node in self._nodes], dtype=dtype)
 
     def _once(self, name: str, make: Any) -> Any:
         known = self._made.get(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.engine.outlined import Layout, Outlined
+from eagle_eye.server.engine.outlined import Layout, Matrix, Outlined, RowGroup
 
 TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have said
 
@@ -33,6 +34,7 @@ class Placement(NamedTuple):
 class Route:
     """Where the frames of one node go while their ranks and the shape of their blocks stay as they are."""
 
+    node: int  # its place in NodeTracks
     ranks: list[Rank]
     job: str | None
     epoch: int
@@ -42,14 +44,6 @@ class Route:
     placements: list[list[Placement]]
     outlined: Outlined | None = None  # whose rows go here
     columns: tuple[int, ...] | None = None  # the first of each part's, where the parts go whole to one job
-
-    def carries(self, outlined: Outlined, epoch: int) -> bool:
-        """Whether rows of the outline belong where the last ones did."""
-        return (
-            self.outlined is outlined
-            and self.epoch == epoch
-            and all(ranked == track.ranked for ranked, track in zip(self.ranked, self.tracks, strict=True))
-        )
 
     def lay_out(self, outlined: Outlined) -> None:
         """Work out where rows of the outline go; ``columns`` is None where they cannot be placed together."""
@@ -87,11 +81,30 @@ class Route:
                 placement.track.write(frame.time_s, placement.scope, placement.metrics, placement.columns, chosen)
 
 
-def place_rows(
-    layout: Layout, time_s: float, columns: Sequence[tuple[int, ...]], numbers: Sequence[bytes], track: JobTrack
+def place_groups(routed: Iterable[tuple[RowGroup, Sequence[Route]]]) -> None:
+    """Write rows to where their routes lead: those of one layout, moment and job all at once."""
+    together: dict[tuple[Layout, float, JobTrack], list[tuple[Matrix, list[tuple[int, ...]]]]] = {}
+    for group, routes in routed:
+        here: dict[tuple[float, JobTrack], tuple[list[int], list[tuple[int, ...]]]] = {}
+        for at, route in enumerate(routes):
+            if route.columns is not None:
+                places, columns = here.setdefault((group.time_s[at], route.tracks[0]), ([], []))
+                places.append(at)
+                columns.append(route.columns)
+            elif route.tracks:
+                route.place(group.outlined[at].frame(1, group.time_s[at], group.numbers[at].tobytes()))
+        for (time_s, job), (places, columns) in here.items():
+            matrix = group.numbers if len(places) == len(routes) else group.numbers[places]
+            together.setdefault((group.layout, time_s, job), []).append((matrix, columns))
+    for (layout, time_s, job), parts in together.items():
+        matrix = parts[0][0] if len(parts) == 1 else np.concatenate([matrix for matrix, _ in parts])
+        _place_rows(layout, time_s, list(chain.from_iterable(columns for _, columns in parts)), matrix, job)
+
+
+def _place_rows(
+    layout: Layout, time_s: float, columns: Sequence[tuple[int, ...]], matrix: Matrix, track: JobTrack
 ) -> None:
-    """Write rows of one layout and moment to one job, all at once; ``columns`` are each row's, as of its Route."""
-    matrix = layout.matrix(numbers)
+    """Write rows of one layout and moment to one job; ``columns`` are each row's, as of its Route."""
     firsts = np.array(columns, dtype=np.intp)
     parts = [part for part in layout.parts if part.keys]
     for place, part in enumerate(parts):

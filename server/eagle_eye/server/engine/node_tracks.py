@@ -1,0 +1,100 @@
+"""When each node was last heard, how often it reports, and whether it said goodbye: as columns, for whole fleets. Pure.
+
+Nodes have places, given when they are first named and kept; a node that is a member and was never heard has one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+PACE_S_MAX = 120.0  # whatever interval a node claims
+SLOW_INTERVALS = 1.5  # of a job: a node with a longer one has a pace of its own
+_ROOM = 256
+
+
+class NodeTracks:
+    """All nodes that were ever heard or named."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._heard_s: Floats = np.full(_ROOM, -np.inf)
+        self._interval_s: Floats = np.full(_ROOM, np.nan)
+        self._farewell: NDArray[np.bool_] = np.zeros(_ROOM, dtype=np.bool_)
+        self._heard: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """How many nodes were ever heard."""
+        return len(self._heard)
+
+    def place(self, node: str) -> int:
+        """Return the node's place."""
+        place = self._places.get(node)
+        if place is None:
+            place = self._places[node] = len(self._places)
+            if place >= len(self._heard_s):
+                self._heard_s = _longer(self._heard_s, -np.inf)
+                self._interval_s = _longer(self._interval_s, np.nan)
+                self._farewell = _longer(self._farewell, False)
+        return place
+
+    def places(self, nodes: Iterable[str]) -> Places:
+        """Return the nodes' places, in their order: (N,)."""
+        return np.array([self.place(node) for node in nodes], dtype=np.intp)
+
+    def meet(self, node: str, received_s: float, interval_s: float) -> int:
+        """Know a node that speaks, with the interval that it says if it is a new one; return its place."""
+        place = self.place(node)
+        if self._heard_s[place] == -np.inf:
+            self._heard_s[place] = received_s
+            self._interval_s[place] = interval_s
+            self._heard.append(node)
+        return place
+
+    def hear(self, place: int, received_s: float, *, farewell: bool) -> None:
+        """Take note that a node was heard; ``farewell``: it said goodbye."""
+        self._heard_s[place] = max(self._heard_s[place], received_s)
+        self._farewell[place] = farewell
+
+    def hear_all(self, places: Places, received_s: Floats) -> None:
+        """Take note that nodes were heard, none of them for the last time."""
+        np.maximum.at(self._heard_s, places, received_s)
+        self._farewell[places] = False
+
+    def interval_s(self, node: str) -> float | None:
+        """Return how often the node reports; None for one that was never heard."""
+        place = self._places.get(node)
+        return None if place is None or self._heard_s[place] == -np.inf else float(self._interval_s[place])
+
+    def set_interval_s(self, place: int, interval_s: float) -> bool:
+        """Take how often a node reports from now on; return whether that is news."""
+        if self._interval_s[place] == interval_s:
+            return False
+        self._interval_s[place] = interval_s
+        return True
+
+    def farewell(self, places: Places) -> NDArray[np.bool_]:
+        """Return whether each of the nodes has said goodbye: (N,)."""
+        said: NDArray[np.bool_] = self._farewell[places]
+        return said
+
+    def heard_s(self, places: Places, interval_s: float, silent_intervals: float) -> Floats:
+        """Return when each of the nodes was last heard, for a job of this interval: (N,), -inf for never.
+
+        A node that reports far less often than the job's others (scraped by Prometheus, among agents) counts as heard
+        for as long as its own pace allows.
+        """
+        own_s = self._interval_s[places]
+        patience_s = silent_intervals * (np.minimum(own_s, PACE_S_MAX) - interval_s)
+        found: Floats = self._heard_s[places] + np.where(own_s > SLOW_INTERVALS * interval_s, patience_s, 0.0)
+        return found
+
+
+def _longer(column: NDArray[Any], rest: object) -> NDArray[Any]:
+    return np.concatenate([column, np.full(len(column), rest, dtype=column.dtype)])
