@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
@@ -88,7 +88,10 @@ class Watch:
         """Take a durable frame."""
         if self._waiting:
             self._take_in()  # what its node said before comes before it
-        self._note_gatherer(frame.node, frame.collectors, received_s)
+        if frame.collectors.get(GATHERS) == "ok":
+            self._gatherers[frame.node] = received_s
+        else:
+            self._gatherers.pop(frame.node, None)
         self._engine.observe(frame, received_s)
 
     def observe_rows(self, groups: Sequence[RowGroup]) -> None:
@@ -103,16 +106,14 @@ class Watch:
         """Show the engine the rows that wait."""
         groups, self._waiting = self._waiting, []
         self._waiting_rows = 0
+        gatherers = self._gatherers
         for group in groups:
             for outlined, received_s in zip(group.outlined, group.received_s, strict=True):
-                self._note_gatherer(outlined.node, outlined.outline.collectors, received_s)
+                if outlined.outline.collectors.get(GATHERS) == "ok":
+                    gatherers[outlined.node] = received_s
+                elif outlined.node in gatherers:
+                    del gatherers[outlined.node]
         self._engine.observe_rows(groups)
-
-    def _note_gatherer(self, node: str, collectors: Mapping[str, str], received_s: float) -> None:
-        if collectors.get(GATHERS) == "ok":
-            self._gatherers[node] = received_s
-        else:
-            self._gatherers.pop(node, None)
 
     def observe_job(self, job: Job) -> None:
         """Take what a job's scheduler or launcher said."""
