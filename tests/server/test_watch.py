@@ -19,6 +19,7 @@ from eagle_eye.server.records import Subscription
 from eagle_eye.server.sqlite_store import SqliteStore
 from eagle_eye.server.store import ACTIONS, DELIVERIES, INCIDENTS, Change
 from eagle_eye.server.watch import Watch
+from eagle_eye.server.watch_intake import Intake
 from tests.server.engine.frames import SETTINGS, START_S, Fleet
 from tests.server.engine.test_rows import row_of
 
@@ -254,3 +255,18 @@ def test_how_long_a_look_took_is_counted(site: Site) -> None:
     asyncio.run(story())
     (family,) = site.watch.tick_seconds.collect()
     assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == 1
+
+
+def test_what_comes_during_a_look_at_jobs_is_seen_by_the_next() -> None:
+    engine, fleet = Engine(SETTINGS, watching_since_s=START_S), Fleet()
+    intake = Intake(engine)
+    intake.hold()
+    intake.observe(fleet.frame("n0"), START_S)
+    intake.observe_rows(groups_of([row_of(fleet.frame("n1"))]))
+    seen_at: list[int] = []
+    intake.observe_in_turn(lambda: seen_at.append(engine.node_count))
+    intake.take_in()
+    assert (engine.node_count, seen_at) == (0, [])
+    intake.release()
+    intake.take_in()
+    assert (engine.node_count, seen_at) == (2, [2])

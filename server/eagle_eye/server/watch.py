@@ -29,7 +29,10 @@ from eagle_eye.server.latencies import Latencies
 from eagle_eye.server.open_records import OpenRecords
 from eagle_eye.server.records import Incident, Job
 from eagle_eye.server.store import INCIDENTS, JOBS, Change, Store
+from eagle_eye.server.watch_intake import Intake
 from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
+
+SLICE_S = 0.02  # how long a look at jobs may keep the event loop at a time
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +41,9 @@ GAP_FLOOR_S = 2.0
 CHANGED_AT_ONCE = 128  # jobs whose changes are written in one transaction: other writers wait for no more
 HISTORY_FRESH_S = 60.0
 HISTORY_MAX = 1_000  # newest incidents in which recurrence is looked for
-WAITING_MAX = 65_536  # rows that wait for the next tick
 CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
 TICKS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 LATEST_INTERVALS, LATEST_FLOOR_S = 4.0, 30.0  # how long a newest value is one of now
-GATHERS = "evidence"  # the collector by which an agent says that it may be asked to gather
 
 
 class Watch:
@@ -68,9 +69,7 @@ class Watch:
         self._policy = policy
         self._public_url = public_url
         self._evidence = evidence
-        self._gatherers: dict[str, float] = {}  # nodes whose agents gather evidence, and when each was last heard
-        self._waiting: list[RowGroup] = []
-        self._waiting_rows = 0
+        self._intake = Intake(engine)
         self._judged: dict[str, Judgement] = {}
         self._ask_schedulers: Callable[[], None] = lambda: None
         self._history: list[Incident] = []
@@ -86,39 +85,15 @@ class Watch:
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:  # noqa: ARG002 - applied already
         """Take a durable frame."""
-        if self._waiting:
-            self._take_in()  # what its node said before comes before it
-        if frame.collectors.get(GATHERS) == "ok":
-            self._gatherers[frame.node] = received_s
-        else:
-            self._gatherers.pop(frame.node, None)
-        self._engine.observe(frame, received_s)
+        self._intake.observe(frame, received_s)
 
     def observe_rows(self, groups: Sequence[RowGroup]) -> None:
         """Take durable rows of numbers."""
-        # Until something is asked: many nodes' rows of one moment are placed together at a fraction of the cost.
-        self._waiting.extend(groups)
-        self._waiting_rows += sum([len(group.outlined) for group in groups])
-        if self._waiting_rows >= WAITING_MAX:
-            self._take_in()
-
-    def _take_in(self) -> None:
-        """Show the engine the rows that wait."""
-        groups, self._waiting = self._waiting, []
-        self._waiting_rows = 0
-        gatherers = self._gatherers
-        for group in groups:
-            for outlined, received_s in zip(group.outlined, group.received_s, strict=True):
-                if outlined.outline.collectors.get(GATHERS) == "ok":
-                    gatherers[outlined.node] = received_s
-                elif outlined.node in gatherers:
-                    del gatherers[outlined.node]
-        self._engine.observe_rows(groups)
+        self._intake.observe_rows(groups)
 
     def observe_job(self, job: Job) -> None:
         """Take what a job's scheduler or launcher said."""
-        self._take_in()  # what its nodes said before comes before it
-        self._engine.observe_job(job)
+        self._intake.observe_in_turn(functools.partial(self._engine.observe_job, job))
 
     def observe_scheduler(self, word: SchedulerWord) -> None:
         """Take when a scheduler was heard, and of which jobs."""
@@ -149,7 +124,12 @@ class Watch:
         while True:
             began_s = self._clock.monotonic_s()
             try:
-                self.tick(self._clock.now_s())
+                slice_s = began_s
+                for _ in self._looking(self._clock.now_s()):
+                    # Agents wait for their answers meanwhile.
+                    if self._clock.monotonic_s() - slice_s >= SLICE_S:
+                        await asyncio.sleep(0)
+                        slice_s = self._clock.monotonic_s()
                 self.tick_seconds.observe(self._clock.monotonic_s() - began_s)
             except StoreUnavailable:
                 log.exception("the store cannot be written: nothing was judged in this tick")
@@ -157,10 +137,22 @@ class Watch:
 
     def tick(self, now_s: float) -> None:
         """Judge once and write down what follows."""
+        for _ in self._looking(now_s):
+            pass
+
+    def _looking(self, now_s: float) -> Iterator[None]:
+        """Judge once and write down what follows, a part before each time this yields."""
         self._notice_gap(now_s)
         self._read_history(now_s)
-        self._take_in()
-        judgements = self._engine.tick(now_s)
+        judgements: list[Judgement] = []
+        self._intake.hold()
+        try:
+            yield from self._intake.taking_in()
+            for judgement in self._engine.judging(now_s):
+                judgements.append(judgement)
+                yield
+        finally:
+            self._intake.release()
         self._judged = {judgement.job: judgement for judgement in judgements}
         if any(judgement.awaiting for judgement in judgements):
             self._ask_schedulers()
@@ -186,7 +178,7 @@ class Watch:
 
         After a restart, or once a job has ended, what was the newest for long is no value of now.
         """
-        self._take_in()
+        self._intake.take_in()
         now_s = self._clock.now_s()
         for track in self._engine.tracks():
             since_s = now_s - max(LATEST_INTERVALS * track.interval_s, LATEST_FLOOR_S)
@@ -213,7 +205,7 @@ class Watch:
 
     def progress(self, job: str) -> Progress | None:
         """Return how far the job has come, or None for a job that no agent speaks of."""
-        self._take_in()
+        self._intake.take_in()
         track = next((t for t in self._engine.tracks() if t.job == job), None)
         if track is None:
             return None
@@ -356,7 +348,7 @@ class Watch:
         if settings is None or not settings.ask:
             return Gathering()
         asked = self._records.evidence_of(incidents)
-        return Gathering(self._gatherers, asked, settings.wait_s, settings.within_s, settings.nodes_max)
+        return Gathering(self._intake.gatherers, asked, settings.wait_s, settings.within_s, settings.nodes_max)
 
 
 def _blindness(judgement: Judgement) -> str:

@@ -49,7 +49,7 @@ moments = st.lists(
 
 
 @given(moments, st.lists(st.integers(1, 20), max_size=10))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_windows_are_the_same(said: list[tuple[int, int, int, bool, bool]], cuts: list[int]) -> None:
     by_frames, by_rows = (Engine(DetectionSettings(), NOW) for _ in range(2))
     frames = [frame(node, second, shape, silent=silent, moved=moved) for node, second, shape, silent, moved in said]

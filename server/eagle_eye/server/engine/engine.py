@@ -19,7 +19,7 @@ from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.node_tracks import NodeTracks, Places
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
-from eagle_eye.server.engine.routing import Route, place_groups
+from eagle_eye.server.engine.routing import Route, placing
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, hearing
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
@@ -93,7 +93,16 @@ class Engine:
 
     def observe_rows(self, groups: Iterable[RowGroup]) -> None:
         """Take in rows of numbers as ``observe`` does frames; those of one layout and moment are placed together."""
-        place_groups([(group, self._routes_of(group)) for group in groups])
+        for _ in self.observing_rows(groups):
+            pass
+
+    def observing_rows(self, groups: Iterable[RowGroup]) -> Iterator[None]:
+        """Take in rows of numbers, a part before each time this yields."""
+        routed = []
+        for group in groups:
+            routed.append((group, self._routes_of(group)))
+            yield
+        yield from placing(routed)
 
     def _routes_of(self, group: RowGroup) -> list[Route]:
         """Return where each of the rows goes, and take note that their nodes were heard."""
@@ -143,9 +152,14 @@ class Engine:
 
     def tick(self, now_s: float) -> list[Judgement]:
         """Judge every job."""
+        return list(self.judging(now_s))
+
+    def judging(self, now_s: float) -> Iterator[Judgement]:
+        """Judge every job, one after the other; nothing may be observed before the last."""
         self._forget(now_s)
         self._bound_memory()
-        return [self._judge(track, now_s) for track in self._jobs.values()]
+        for track in list(self._jobs.values()):
+            yield self._judge(track, now_s)
 
     def window(self, track: JobTrack, now_s: float, watching_since_s: float) -> Window:
         """Return what detectors may see of a job, by an observer who has watched since then; views, not copies."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -81,8 +81,8 @@ class Route:
                 placement.track.write(frame.time_s, placement.scope, placement.metrics, placement.columns, chosen)
 
 
-def place_groups(routed: Iterable[tuple[RowGroup, Sequence[Route]]]) -> None:
-    """Write rows to where their routes lead: those of one layout, moment and job all at once."""
+def placing(routed: Iterable[tuple[RowGroup, Sequence[Route]]]) -> Iterator[None]:
+    """Write rows to where their routes lead, those of one layout, moment and job before each time this yields."""
     together: dict[tuple[Layout, float, JobTrack], list[tuple[Matrix, list[tuple[int, ...]]]]] = {}
     for group, routes in routed:
         here: dict[tuple[float, JobTrack], tuple[list[int], list[tuple[int, ...]]]] = {}
@@ -99,6 +99,7 @@ def place_groups(routed: Iterable[tuple[RowGroup, Sequence[Route]]]) -> None:
     for (layout, time_s, job), parts in together.items():
         matrix = parts[0][0] if len(parts) == 1 else np.concatenate([matrix for matrix, _ in parts])
         _place_rows(layout, time_s, list(chain.from_iterable(columns for _, columns in parts)), matrix, job)
+        yield
 
 
 def _place_rows(

@@ -1,0 +1,90 @@
+"""What waits to be shown to the engine: rows that many nodes send of one moment are placed together, later.
+
+While the detection loop looks at jobs, everything waits: what it judges does not change under its eyes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from eagle_eye.schema.frame import Frame
+from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.outlined import RowGroup
+
+WAITING_MAX = 65_536  # rows
+GATHERS = "evidence"  # the collector by which an agent says that it may be asked to gather
+
+
+class Intake:
+    """Durable frames and rows on their way to the engine, in the order in which they came.
+
+    ``gatherers`` are the nodes whose agents gather evidence, and when each was last heard.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.gatherers: dict[str, float] = {}
+        self._engine = engine
+        self._waiting: list[RowGroup | Callable[[], None]] = []
+        self._rows = 0
+        self._held = False
+
+    def observe(self, frame: Frame, received_s: float) -> None:
+        """Take a frame."""
+        self.observe_in_turn(functools.partial(self._show, frame, received_s))
+
+    def observe_in_turn(self, show: Callable[[], None]) -> None:
+        """Show the engine something once it has seen what came before."""
+        self._waiting.append(show)
+        self.take_in()
+
+    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
+        """Take rows of numbers."""
+        self._waiting.extend(groups)
+        self._rows += sum([len(group.outlined) for group in groups])
+        if self._rows >= WAITING_MAX:
+            self.take_in()
+
+    def take_in(self) -> None:
+        """Show the engine what waits; nothing while it is held."""
+        if not self._held:
+            for _ in self.taking_in():
+                pass
+
+    def taking_in(self) -> Iterator[None]:
+        """Show the engine what waits, a part before each time this yields."""
+        waiting, self._waiting = self._waiting, []
+        self._rows = 0
+        together: list[RowGroup] = []
+        for one in waiting:
+            if isinstance(one, RowGroup):
+                together.append(one)
+                continue
+            yield from self._show_rows(together)
+            together = []
+            one()
+        yield from self._show_rows(together)
+
+    def hold(self) -> None:
+        """Have what comes wait until ``release``."""
+        self._held = True
+
+    def release(self) -> None:
+        """Have what comes be shown again."""
+        self._held = False
+
+    def _show(self, frame: Frame, received_s: float) -> None:
+        self._note(frame.node, frame.collectors, received_s)
+        self._engine.observe(frame, received_s)
+
+    def _show_rows(self, groups: Sequence[RowGroup]) -> Iterator[None]:
+        for group in groups:
+            for outlined, received_s in zip(group.outlined, group.received_s, strict=True):
+                self._note(outlined.node, outlined.outline.collectors, received_s)
+        return self._engine.observing_rows(groups)
+
+    def _note(self, node: str, collectors: Mapping[str, str], received_s: float) -> None:
+        if collectors.get(GATHERS) == "ok":
+            self.gatherers[node] = received_s
+        elif node in self.gatherers:
+            del self.gatherers[node]
