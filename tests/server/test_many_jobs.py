@@ -23,8 +23,9 @@ JOBS = CHANGED_AT_ONCE + 2
 class AllHung(Engine):
     """Judges that a node of each job holds it up."""
 
-    def tick(self, now_s: float) -> list[Judgement]:
-        return [hung(f"job{job}", now_s) for job in range(JOBS)]
+    def judging(self, now_s: float) -> Iterator[Judgement]:
+        for job in range(JOBS):
+            yield hung(f"job{job}", now_s)
 
 
 def hung(job: str, now_s: float) -> Judgement:
