@@ -69,3 +69,10 @@ def test_only_this_machine_counts_as_loopback(listen: str, loopback: bool) -> No
 
 def test_an_ipv6_address_loses_its_brackets() -> None:
     assert address("[::1]:8470") == ("::1", 8470)
+
+
+@pytest.mark.parametrize("key", ["write_url", "read_url"])
+def test_a_password_in_the_remote_stores_url_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"remote_store.{key}: .*basic_auth_password_file") as refused:
+        load(None, {}, {"remote_store": {key: "https://me:sesame@store/api/v1/write"}})
+    assert "sesame" not in str(refused.value)

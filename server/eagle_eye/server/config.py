@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -217,6 +218,11 @@ def _check_remote_store(store: RemoteStoreSettings) -> None:
     for key, url in (("write_url", store.write_url), ("read_url", store.read_url)):
         if url and not url.startswith(("http://", "https://")):
             raise ConfigurationError(f"remote_store.{key}: expected an http:// or https:// URL, got {url!r}")
+        if "@" in urlsplit(url).netloc:  # not repeated here, and in no log later
+            raise ConfigurationError(
+                f"remote_store.{key}: expected no user and password in the URL;"
+                " set basic_auth_user and basic_auth_password_file"
+            )
     if store.bearer_token_file and store.basic_auth_user:
         raise ConfigurationError("remote_store.basic_auth_user: expected none beside bearer_token_file, got both")
     if store.basic_auth_password_file and not store.basic_auth_user:
