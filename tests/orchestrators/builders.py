@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,9 +49,9 @@ def action(now_s: float, **changes: Any) -> ActionRequest:
     return ActionRequest(**{**values, **changes})
 
 
-def event_body(data: Any, kind: str = ACTION_REQUESTED, event_id: str = "evt-1") -> bytes:
+def event_body(data: Any, kind: str = ACTION_REQUESTED, event_id: str = "evt-1", **attributes: str) -> bytes:
     plain = msgspec.to_builtins(data)
-    event = {"specversion": "1.0", "id": event_id, "type": kind, "source": "/eagle-eye", "data": plain}
+    event = {"specversion": "1.0", "id": event_id, "type": kind, "source": "/eagle-eye", **attributes, "data": plain}
     return json.dumps(event).encode()
 
 
@@ -63,6 +65,13 @@ def signed_headers(body: bytes, now_s: float, event_id: str = "evt-1", secret: s
         "webhook-timestamp": str(int(now_s)),
         "webhook-signature": signature,
     }
+
+
+def free_port() -> int:
+    """A port that nothing listens on: for processes that have to come back to where they were."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        port: int = listening.getsockname()[1]
+    return port
 
 
 def deliver(url: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
@@ -96,7 +105,7 @@ class StubServer:
                     stub.tokens.append(self.headers.get("authorization"))
                     stub.arrived.notify_all()
 
-            do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - as the standard library wants it
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - as the standard library wants it
 
             def log_message(self, *_: Any) -> None:
                 pass

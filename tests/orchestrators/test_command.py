@@ -13,6 +13,7 @@ from eagle_eye.orchestrators.launch import command
 from eagle_eye.orchestrators.launch.memory import Memory, MemoryFile
 from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.state import State
 from eagle_eye.schema.configuration import ConfigurationError
 
 
@@ -67,13 +68,13 @@ def test_wrong_usage_is_one_line_that_names_the_flag(
 
 def test_what_a_launcher_remembers_belongs_to_one_launcher_and_one_job(tmp_path: Path) -> None:
     first = MemoryFile(tmp_path, "j")
-    assert first.memory == Memory("j")
-    first.keep(Memory("j", 4, ["n2"]))
+    assert first.memory == Memory("j", launch=first.memory.launch)
+    first.keep(State(attempt=4, excluded=frozenset({"n2"})))
     with pytest.raises(OrchestratorError, match="another launcher"):
         MemoryFile(tmp_path, "j")
     first.close()
     second = MemoryFile(tmp_path, "j")
-    assert second.memory == Memory("j", 4, ["n2"])
+    assert second.memory == Memory("j", 4, ["n2"], phase="gathering", launch=first.memory.launch)
     second.close()
     with pytest.raises(OrchestratorError, match="belongs to job 'j'"):
         MemoryFile(tmp_path, "k")
@@ -114,9 +115,7 @@ def test_every_flag_and_every_event_is_in_the_manual() -> None:
     flags = [flag for action in parser._actions for flag in action.option_strings]
     assert [flag for flag in flags if f"`{flag}" not in manual] == []
     launch = Path(command.__file__).parent
-    code = "".join(
-        (launch / name).read_text(encoding="utf-8") for name in ("machine.py", "coordinator.py", "command.py")
-    )
+    code = "".join(path.read_text(encoding="utf-8") for path in launch.glob("*.py"))
     events = re.findall(r'(?:Say\(|\.say\(\s*)"(\w+)"', code)
     assert len(set(events)) > 10
     assert [event for event in events if f"`{event}`" not in manual] == []

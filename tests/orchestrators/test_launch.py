@@ -14,10 +14,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
-from eagle_eye.orchestrators.launch.messages import Configure, Ready, Start, Started, decode_from_runner, line
+from eagle_eye.orchestrators.launch.messages import (
+    Alive,
+    Configure,
+    FromRunner,
+    Logs,
+    Ping,
+    Ready,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+    ToRunner,
+    decode_from_runner,
+    line,
+)
 from tests.orchestrators.builders import StubServer, action, deliver, event_body, signed_headers, stub_server
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'eagle-eye[ml]'")
@@ -169,20 +184,28 @@ def test_without_a_server_a_failed_job_is_restarted_from_its_checkpoint(tmp_path
 
 
 @pytest.mark.slow
-def test_a_terminated_launcher_says_cancelled_and_a_killed_one_leaves_no_rank(tmp_path: Path) -> None:
+def test_a_killed_launcher_leaves_no_rank_its_successor_goes_on_and_a_terminated_one_says_cancelled(
+    tmp_path: Path,
+) -> None:
     with stub_server() as server:
-        with launched(tmp_path / "a", "n1,n2", "--nnodes", "2", "--server", server.url, steps=10_000) as launcher:
+        words = ("--nnodes", "2", "--server", server.url)
+        with launched(tmp_path, "n1,n2", *words, steps=10_000) as launcher:
             ranks = launcher.wait("running", 1)["ranks"]
-            launcher.process.terminate()
-            assert launcher.ends() == 143
-            assert server.told("PUT", "/api/v1/jobs/j")[-1]["state"] == "cancelled"
-            assert not any(running(rank["pid"]) for rank in ranks)
-        with launched(tmp_path / "b", "n1,n2", "--nnodes", "2", "--server", server.url, steps=10_000) as launcher:
-            ranks = launcher.wait("running", 1)["ranks"]
+            launcher.reaches(1, 11)
             os.kill(ranks[0]["pid"], signal.SIGSTOP)
             launcher.process.kill()
             launcher.ends()
             eventually(lambda: not any(running(rank["pid"]) for rank in ranks))
+        with launched(tmp_path, "n1,n2", *words, steps=10_000) as launcher:
+            assert "in the midst of attempt 1" in launcher.wait("resuming")["reason"]
+            second = launcher.wait("running")
+            assert second["attempt"] == 2
+            assert second["resumed_step"] >= 10
+            assert launcher.wait("verified")["resumed_step"] == second["resumed_step"]
+            launcher.process.terminate()
+            assert launcher.ends() == 143
+            assert server.told("PUT", "/api/v1/jobs/j")[-1]["state"] == "cancelled"
+            assert not any(running(rank["pid"]) for rank in second["ranks"])
 
 
 @pytest.mark.slow
@@ -205,13 +228,14 @@ def test_a_killed_runner_takes_its_ranks_with_it_and_its_node_is_replaced(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_runner_that_hears_nothing_for_longer_than_its_lease_ends_with_its_ranks(tmp_path: Path) -> None:
+def test_a_runner_answers_while_it_gets_ready_brings_its_logs_and_ends_with_its_lease(tmp_path: Path) -> None:
     script = tmp_path / "forever.py"
-    script.write_text("import time; time.sleep(1000)")
+    script.write_text("import time; print('rank here', flush=True); time.sleep(1000)")
+    log = tmp_path / "logs" / "attempt-1" / "n1" / "rank1.stdout.log"
     with contextlib.closing(AttemptStore("127.0.0.1", 0)) as store:
         start = Start(
             attempt=1, run_id="j-1", node="n1", node_rank=0, nodes=1, ranks_per_node=2, store_host=store.host,
-            store_port=store.port, env={}, command=[str(script)], log_dir=str(tmp_path / "logs"),
+            store_port=store.port, env={}, command=[str(script)], log_dir=str(log.parent),
         )  # fmt: skip
         process = subprocess.Popen(
             [sys.executable, "-m", "eagle_eye.orchestrators.launch.runner"],
@@ -221,13 +245,46 @@ def test_a_runner_that_hears_nothing_for_longer_than_its_lease_ends_with_its_ran
         assert process.stdout is not None
         assert process.stderr is not None
         with process, process.stdin, process.stdout, process.stderr:
-            process.stdin.write(line(Configure({}, lease_s=2.0)) + line(start))
-            process.stdin.flush()
-            assert isinstance(decode_from_runner(process.stdout.readline()), Ready)
-            started = decode_from_runner(process.stdout.readline())
-            assert isinstance(started, Started)
-            assert [rank.rank for rank in started.ranks] == [0, 1]
-            assert all(running(rank.pid) for rank in started.ranks)
+
+            def say(message: ToRunner) -> None:
+                assert process.stdin is not None
+                process.stdin.write(line(message))
+                process.stdin.flush()
+
+            def hears() -> FromRunner:
+                assert process.stdout is not None
+                word: FromRunner = decode_from_runner(process.stdout.readline())
+                return word
+
+            say(Configure({}, lease_s=2.0))
+            doing = set()
+            while isinstance(word := hears(), Alive):
+                doing.add(word.doing)
+                time.sleep(0.1)
+                say(Ping())
+            assert "importing torch" in doing
+            assert word == Ready(process.pid, "not checked")
+            say(start)
+            while not isinstance(word := hears(), Started):
+                assert isinstance(word, Alive)
+            assert [rank.rank for rank in word.ranks] == [0, 1]
+            assert all(running(rank.pid) for rank in word.ranks)
+
+            def written() -> bool:
+                say(Ping())
+                return log.exists() and log.read_text() == "rank here\n"
+
+            eventually(written)
+            say(Stop())
+            while isinstance(brought := hears(), Alive):
+                pass
+            assert isinstance(brought, Logs)
+            assert brought.files["rank1.stdout.log"] == "rank here\n"
+            assert isinstance(hears(), Stopped)
+            assert not any(running(rank.pid) for rank in word.ranks)
+            say(msgspec.structs.replace(start, attempt=2))
+            while not isinstance(word := hears(), Started):
+                assert isinstance(word, Alive)
             assert process.wait(PATIENCE_S) == 0
-            assert not any(running(rank.pid) for rank in started.ranks)
+            assert not any(running(rank.pid) for rank in word.ranks)
             assert b"nothing heard for 2 s" in process.stderr.read()

@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from eagle_eye.orchestrators import receiver as receiving
-from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
+from eagle_eye.orchestrators.intake import Intake, Readmission, Resumption
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import JobState
-from eagle_eye.orchestrators.receiver import Intake, Readmission, Receiver, listen_on, url_of
+from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
 from eagle_eye.schema.action import (
     ACTION_WITHDRAWN,
     HEARTBEAT,
@@ -25,7 +26,7 @@ from eagle_eye.schema.action import (
     ActionRequest,
     ReportState,
 )
-from tests.orchestrators.builders import SECRET, action, deliver, event_body, signed_headers
+from tests.orchestrators.builders import SECRET, action, deliver, event_body, rfc3339, signed_headers
 
 OTHER_SECRET = "whsec_b3RoZXItb3RoZXItb3RoZXItb3RoZXItb3RoZXI="
 
@@ -136,17 +137,28 @@ def test_idempotency_survives_a_restart_and_queued_actions_come_back(endpoint: E
     endpoint.reopen()
     assert endpoint.send(body).json()["outcome"] == "known"
     assert endpoint.queued() == []
-    endpoint.intake.resume(interrupted="ended")
+    endpoint.intake.resume()
     assert [one.action_id for one in endpoint.queued()] == ["act-1"]
 
 
-def test_what_was_begun_before_a_restart_is_reported_as_failed_not_repeated(endpoint: Endpoint) -> None:
-    endpoint.send(event_body(action(time.time())))
-    assert endpoint.ledger.begin("act-1")
+def test_what_was_begun_comes_back_first_with_how_far_it_had_come(endpoint: Endpoint) -> None:
+    first, second = action(time.time()), action(time.time(), action_id="act-2")
+    endpoint.send(event_body(first))
+    endpoint.send(event_body(second), "evt-2")
+    assert endpoint.ledger.begin("act-2")
+    endpoint.ledger.mark("act-2", "restarting")
     endpoint.reopen()
-    endpoint.intake.resume(interrupted="ended in the middle")
-    assert endpoint.queued() == []
-    assert endpoint.reports[-1] == ("act-1", "failed", "ended in the middle")
+    endpoint.intake.resume()
+    assert endpoint.queued() == [Resumption(second, "restarting"), first]
+
+
+def test_how_a_job_is_being_untellable_is_no_reason_to_refuse(endpoint: Endpoint) -> None:
+    def nobody_knows(_job: str) -> JobState | None:
+        raise CannotCarryOutError("slurmctld does not answer")
+
+    endpoint.intake.job_state = nobody_knows
+    assert endpoint.send(event_body(action(time.time()))).json()["outcome"] == "queued"
+    assert endpoint.reports == [("act-1", "accepted", "")]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +196,30 @@ def test_other_events_are_acknowledged_and_readmissions_queued(endpoint: Endpoin
         answer = endpoint.send(event_body({}, kind, f"e{number}"), f"e{number}")
         assert (answer.status_code, answer.json()["outcome"]) == (200, "acknowledged")
     endpoint.send(event_body({"node": "n2", "state": "in_service"}, NODE_READMITTED, "e9"), "e9")
-    assert endpoint.queued() == [Readmission(("n2",))]
+    assert endpoint.queued() == [Readmission(("n2",), "e9")]
+
+
+def test_a_readmission_survives_a_restart_and_is_done_once(endpoint: Endpoint) -> None:
+    endpoint.send(event_body({"node": "n2"}, NODE_READMITTED))
+    endpoint.reopen()
+    endpoint.intake.resume()
+    assert endpoint.queued() == [Readmission(("n2",), "evt-1")]
+    endpoint.ledger.readmitted("evt-1")
+    endpoint.intake.resume()
+    assert endpoint.queued() == []
+
+
+def test_a_readmission_that_comes_late_does_not_undo_an_exclusion_after_it(endpoint: Endpoint) -> None:
+    now_s = time.time()
+    endpoint.send(event_body(action(now_s, exclude=["n2"], detected=rfc3339(now_s - 5))))
+    endpoint.queued()
+    late = event_body({"nodes": ["n2", "n3"]}, NODE_READMITTED, "evt-2", time=rfc3339(now_s - 60))
+    endpoint.send(late, "evt-2")
+    assert endpoint.queued() == [Readmission(("n3",), "evt-2")]
+    later = event_body({"node": "n2"}, NODE_READMITTED, "evt-3", time=rfc3339(now_s))
+    assert endpoint.send(later, "evt-3").json()["outcome"] == "queued"
+    later = event_body({"node": "n2"}, NODE_READMITTED, "evt-4", time=rfc3339(now_s - 60))
+    assert endpoint.send(later, "evt-4").json()["outcome"] == "stale"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +263,7 @@ def test_other_content_types_methods_paths_and_oversized_bodies(endpoint: Endpoi
 
 def test_a_full_queue_asks_to_come_again_and_records_nothing(endpoint: Endpoint) -> None:
     endpoint.intake.work = queue.Queue(1)
-    endpoint.intake.work.put(Readmission(()))
+    endpoint.intake.work.put(Readmission((), ""))
     answer = endpoint.send(event_body(action(time.time())))
     assert_problem(answer, 503, "busy")
     assert answer.headers["retry-after"] == "5"

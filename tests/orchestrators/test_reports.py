@@ -192,3 +192,68 @@ def test_the_attempt_that_the_server_knows(tmp_path: Path) -> None:
         server.answer = lambda *_: (200, {"attempt": 7})
         assert subscription.attempt_of("j") == 7
         server.answer = StubServer.agreeable
+
+
+class Lasting(Subscribing):
+    """As ``eagle-eye orchestrate`` subscribes: for longer than its process lives."""
+
+    def __init__(self, server: StubServer, folder: Path, url: str = "http://127.0.0.1:9/") -> None:
+        self.client = ServerClient(server.url, "")
+        wanted = Wanted(url, ("llm-*",), lasting=True)
+        self.subscription = Subscription(self.client, wanted, folder / "subscription.json", 0.05, quick())
+
+
+def as_the_server_has_it(server: StubServer, **changed: object) -> None:
+    """Answer for the subscription that was made last, changed as said."""
+
+    def answer(method: str, path: str) -> tuple[int, Any]:
+        if method == "GET" and path == "/api/v1/subscriptions/sub-1":
+            return 200, {**server.told("POST", "/api/v1/subscriptions")[-1], "id": "sub-1", "active": True, **changed}
+        return server.agreeable(method, path)
+
+    server.answer = answer
+
+
+def test_a_lasting_subscription_is_left_and_taken_up_again_with_its_secret(tmp_path: Path) -> None:
+    with stub_server() as server:
+        with Lasting(server, tmp_path) as first:
+            server.wait("POST", "/api/v1/subscriptions", 1)
+            wait_for(lambda: first.in_touch)
+            secrets = list(first.secrets())
+        as_the_server_has_it(server)
+        with Lasting(server, tmp_path) as second:
+            wait_for(lambda: second.in_touch)
+            assert second.secrets()[0] == secrets[0]
+        assert len(server.told("POST", "/api/v1/subscriptions")) == 1
+        assert server.told("DELETE", "/api/v1/subscriptions/sub-1") == []
+        assert server.told("PATCH", "/api/v1/subscriptions/sub-1") == []
+
+
+def test_a_lasting_subscription_moves_with_its_receiver(tmp_path: Path) -> None:
+    with stub_server() as server:
+        with Lasting(server, tmp_path) as first:
+            wait_for(lambda: first.in_touch)
+        as_the_server_has_it(server)
+        with Lasting(server, tmp_path, "http://127.0.0.1:10/"):
+            changed = server.wait("PATCH", "/api/v1/subscriptions/sub-1", 1)[0]
+        assert changed == {"url": "http://127.0.0.1:10/"}
+
+
+def test_a_request_whose_answer_was_lost_is_repeated_with_the_same_secret(tmp_path: Path) -> None:
+    with stub_server() as server:
+        server.answer = lambda method, path: (500, {}) if method == "POST" else server.agreeable(method, path)
+        with Lasting(server, tmp_path):
+            server.wait("POST", "/api/v1/subscriptions", 1)
+        server.answer = server.agreeable
+        with Lasting(server, tmp_path) as second:
+            wait_for(lambda: second.in_touch)
+        assert len({body["secret"] for body in server.told("POST", "/api/v1/subscriptions")}) == 1
+
+
+def test_a_subscription_that_somebody_paused_is_left_alone(tmp_path: Path) -> None:
+    with stub_server() as server:
+        with Lasting(server, tmp_path) as first:
+            wait_for(lambda: first.in_touch)
+            as_the_server_has_it(server, active=False, ended_reason="paused")
+            wait_for(lambda: not first.in_touch)
+        assert len(server.told("POST", "/api/v1/subscriptions")) == 1

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.intake import Readmission
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, Restart
-from eagle_eye.orchestrators.receiver import Readmission
 from eagle_eye.orchestrators.subscriber import Subscriber, carry_out
 from eagle_eye.schema.action import ActionRequest, ReportState
 from tests.orchestrators.builders import action, rfc3339
@@ -23,13 +23,18 @@ class Recording:
     """An orchestrator that does nothing but remember; ``fails`` is raised by every verb."""
 
     name = "recording"
+    resumes = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.job = JobState(1, frozenset({"n1", "n2"}), running=True)
         self.fails: Exception | None = None
+        self.mends_after = -1
+        self.unknown: list[Exception] = []  # what state() raises, one after the other
 
     def state(self, job: str) -> JobState | None:
+        if self.unknown:
+            raise self.unknown.pop(0)
         return self.job if job == "j" else None
 
     def stop(self, job: str, reason: str) -> str:
@@ -45,7 +50,8 @@ class Recording:
         return self._done("readmit", tuple(nodes))
 
     def _done(self, *call: Any) -> str:
-        if self.fails is not None:
+        if self.fails is not None and self.mends_after != 0:
+            self.mends_after -= 1
             raise self.fails
         self.calls.append(call)
         return f"{call[0]} done"
@@ -56,7 +62,15 @@ class Desk:
         self.orchestrator = Recording()
         self.ledger = Ledger(folder / "ledger.sqlite")
         self.reports: list[tuple[str, str]] = []
-        self.subscriber = Subscriber(self.orchestrator, self.ledger, queue.Queue(), self._report, lambda: NOW_S)
+        self.now_s = NOW_S
+        self.clock_step_s = 0.0
+        self.subscriber = Subscriber(
+            self.orchestrator, self.ledger, queue.Queue(), self._report, self._clock, ask_again_s=0.01
+        )
+
+    def _clock(self) -> float:
+        self.now_s += self.clock_step_s
+        return self.now_s
 
     def _report(self, action: ActionRequest, state: ReportState, detail: str) -> None:
         self.reports.append((state, detail))
@@ -125,10 +139,25 @@ def test_a_withdrawn_action_is_dropped_in_silence(desk: Desk) -> None:
 
 
 def test_readmissions_reach_the_orchestrator_and_their_failure_ends_nothing(desk: Desk) -> None:
-    desk.subscriber.do(Readmission(("n2",)))
+    desk.subscriber.do(Readmission(("n2",), "evt-2"))
     assert desk.orchestrator.calls == [("readmit", ("n2",))]
+
+
+def test_a_readmission_that_fails_is_tried_again_and_kept_until_it_is_done(desk: Desk) -> None:
+    desk.ledger.record_readmission("evt-2", ["n2"], NOW_S)
+    desk.orchestrator.fails = CannotCarryOutError("slurmctld does not answer")
+    desk.orchestrator.mends_after = 2
+    desk.subscriber.do(Readmission(("n2",), "evt-2"))
+    assert desk.orchestrator.calls == [("readmit", ("n2",))]
+    assert desk.ledger.readmissions() == []
+
+
+def test_a_readmission_is_given_up_in_the_end(desk: Desk) -> None:
+    desk.ledger.record_readmission("evt-2", ["n2"], NOW_S)
     desk.orchestrator.fails = CannotCarryOutError("no")
-    desk.subscriber.do(Readmission(("n2",)))
+    desk.clock_step_s = 400.0
+    desk.subscriber.do(Readmission(("n2",), "evt-2"))
+    assert desk.ledger.readmissions() == []
 
 
 def test_the_thread_takes_work_in_order_and_stops(tmp_path: Path) -> None:
@@ -137,7 +166,7 @@ def test_the_thread_takes_work_in_order_and_stops(tmp_path: Path) -> None:
     subscriber = Subscriber(desk.orchestrator, desk.ledger, work, desk._report, lambda: NOW_S)
     subscriber.start()
     for name in ("n1", "n2"):
-        work.put(Readmission((name,)))
+        work.put(Readmission((name,), name))
     until_s = time.monotonic() + 5.0
     while len(desk.orchestrator.calls) < 2 and time.monotonic() < until_s:
         time.sleep(0.01)

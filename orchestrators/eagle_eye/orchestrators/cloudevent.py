@@ -17,12 +17,13 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:~-]{0,127}\Z")
 
 
 class CloudEvent(msgspec.Struct, frozen=True):
-    """An event as it came; ``data`` is still undecoded JSON."""
+    """An event as it came; ``data`` is still undecoded JSON, ``time`` RFC 3339 or ""."""
 
     specversion: str
     id: str
     type: str
     source: str
+    time: str = ""
     data: msgspec.Raw = msgspec.Raw(b"null")
 
 

@@ -16,9 +16,12 @@ from typing import Literal
 
 import msgspec
 
+from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.schema.action import ActionRequest, Report
 
-ActionState = Literal["queued", "begun", "finished", "refused", "withdrawn"]
+# Begun, excluded, restarting: carried out, and how far it has come.
+ActionState = Literal["queued", "begun", "excluded", "restarting", "finished", "refused", "withdrawn"]
+_IN_PROGRESS: tuple[ActionState, ...] = ("begun", "excluded", "restarting")
 
 # Long after a sender has given up redelivering: Standard Webhooks senders retry for some days.
 MEMORY_S = 14 * 86_400.0
@@ -28,6 +31,7 @@ CREATE TABLE IF NOT EXISTS delivery (webhook_id TEXT PRIMARY KEY, received_s REA
 CREATE TABLE IF NOT EXISTS action (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, action_id TEXT NOT NULL UNIQUE, state TEXT NOT NULL,
     received_s REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS readmission (webhook_id TEXT PRIMARY KEY, nodes TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS report (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, action_id TEXT NOT NULL, path TEXT NOT NULL,
     body BLOB NOT NULL, until_s REAL NOT NULL, fate TEXT NOT NULL DEFAULT 'owed');
@@ -93,17 +97,51 @@ class Ledger:
             ).rowcount
         return changed == 1
 
+    def record_readmission(self, webhook_id: str, nodes: list[str], now_s: float) -> None:
+        """The delivery and what it asks for are recorded together."""
+        with self._transaction() as execute:
+            self._remember(execute, webhook_id, now_s)
+            if nodes:
+                text = msgspec.json.encode(nodes).decode()
+                execute.execute("INSERT OR IGNORE INTO readmission VALUES (?, ?)", (webhook_id, text))
+
+    def readmissions(self) -> list[tuple[str, list[str]]]:
+        """Return the readmissions not done yet: (delivery, nodes)."""
+        with self._lock:
+            rows = self._connection.execute("SELECT webhook_id, nodes FROM readmission ORDER BY rowid").fetchall()
+        return [(webhook_id, msgspec.json.decode(nodes, type=list[str])) for webhook_id, nodes in rows]
+
+    def readmitted(self, webhook_id: str) -> None:
+        """The readmission is not tried again."""
+        with self._transaction() as execute:
+            execute.execute("DELETE FROM readmission WHERE webhook_id = ?", (webhook_id,))
+
+    def named_after(self, nodes: list[str], time_s: float) -> list[str]:
+        """Return those of the nodes that an action, detected after ``time_s`` and not withdrawn, excludes."""
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT body FROM action WHERE state NOT IN ('refused', 'withdrawn')"
+            ).fetchall()
+        later = [msgspec.json.decode(row[0], type=ActionRequest) for row in rows]
+        later = [action for action in later if unix_seconds(action.detected, "detected") > time_s]
+        named = {node for action in later for node in action.exclude}
+        return [node for node in nodes if node in named]
+
     def begin(self, action_id: str) -> bool:
         """The action is this caller's to carry out; False where it was withdrawn or is not queued."""
         return self._move(action_id, "begun", "queued")
 
+    def mark(self, action_id: str, state: ActionState) -> None:
+        """The action, which was begun, has come as far as ``state``."""
+        self._move(action_id, state, *_IN_PROGRESS)
+
     def finish(self, action_id: str) -> None:
         """The action was carried out, or failed: it is not begun again."""
-        self._move(action_id, "finished", "begun")
+        self._move(action_id, "finished", *_IN_PROGRESS)
 
-    def refuse(self, action_id: str) -> None:
-        """The action was queued and is not to be begun any more."""
-        self._move(action_id, "refused", "queued")
+    def refuse(self, action_id: str) -> bool:
+        """The action was queued and is not to be begun any more; False where it was withdrawn meanwhile."""
+        return self._move(action_id, "refused", "queued")
 
     def actions(self, state: ActionState) -> list[ActionRequest]:
         """Return the actions in this state, in the order of their arrival."""
@@ -143,10 +181,12 @@ class Ledger:
         with self._transaction() as execute:
             execute.execute("UPDATE report SET fate = ? WHERE sequence = ?", (fate, sequence))
 
-    def _move(self, action_id: str, state: ActionState, before: ActionState) -> bool:
+    def _move(self, action_id: str, state: ActionState, *before: ActionState) -> bool:
+        marks = ", ".join("?" * len(before))
         with self._transaction() as execute:
             changed = execute.execute(
-                "UPDATE action SET state = ? WHERE action_id = ? AND state = ?", (state, action_id, before)
+                f"UPDATE action SET state = ? WHERE action_id = ? AND state IN ({marks})",  # noqa: S608 - marks only
+                (state, action_id, *before),
             ).rowcount
         return changed == 1
 
@@ -155,7 +195,9 @@ class Ledger:
         execute.execute("INSERT OR IGNORE INTO delivery VALUES (?, ?)", (webhook_id, now_s))
         old_s = now_s - MEMORY_S
         execute.execute("DELETE FROM delivery WHERE received_s < ?", (old_s,))
-        execute.execute("DELETE FROM action WHERE received_s < ? AND state NOT IN ('queued', 'begun')", (old_s,))
+        execute.execute(
+            "DELETE FROM action WHERE received_s < ? AND state IN ('finished', 'refused', 'withdrawn')", (old_s,)
+        )
         execute.execute("DELETE FROM report WHERE until_s < ? AND fate <> 'owed'", (old_s,))
 
     @contextmanager

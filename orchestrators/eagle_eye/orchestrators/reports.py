@@ -52,6 +52,11 @@ class Reporter:
         self._ledger.owe(action.action_id, path, Report(state, detail[:DETAIL_CHARACTERS_MAX]), until_s)
         self._wake.set()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Owed reports are being sent."""
         self._thread.start()

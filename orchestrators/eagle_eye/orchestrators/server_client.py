@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import ssl
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -23,7 +25,9 @@ class ServerClient:
             raise ValueError(f"server is {url!r}; expected http://HOST:PORT or https://HOST")
         headers = {"authorization": f"Bearer {token}"} if token else {}
         # The server is the site's own: a proxy for the outside world has no part in it.
-        self._http = httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False, follow_redirects=False)
+        self._http = httpx.Client(
+            headers=headers, timeout=TIMEOUT_S, verify=authorities(), trust_env=False, follow_redirects=False
+        )
 
     def close(self) -> None:
         """Connections are closed; nothing may be called afterwards."""
@@ -56,6 +60,12 @@ class ServerClient:
             if there.path.startswith(f"{root}/") and not there.fragment:
                 return there.path[len(root) :] + (f"?{there.query}" if there.query else ""), True
         return f"/api/v1/actions/{quote(action.action_id, safe='')}/reports", False
+
+
+@functools.cache
+def authorities() -> ssl.SSLContext:
+    """Return whom certificates are believed from. Reading them takes longer than all else that a client does first."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def origin(url: str) -> tuple[str, str, int] | None:

@@ -1,55 +1,42 @@
-"""Actions carried out, one after the other, through an Orchestrator, with a report on every step."""
+"""Actions carried out through an Orchestrator, in order per job, with a report on every step."""
 
 from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 
 from eagle_eye.orchestrators.acceptance import refusal
+from eagle_eye.orchestrators.backoff import Backoff
 from eagle_eye.orchestrators.cloudevent import unix_seconds
+from eagle_eye.orchestrators.dry_run import would
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.protocol import Cause, Exclusion, Orchestrator, Restart
-from eagle_eye.orchestrators.receiver import Readmission, ReportTo, Work
+from eagle_eye.orchestrators.intake import Readmission, ReportTo, Resumption, Work
+from eagle_eye.orchestrators.lanes import Lanes
+from eagle_eye.orchestrators.ledger import ActionState, Ledger
+from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator
+from eagle_eye.orchestrators.resumption import INTERRUPTED, remainder
+from eagle_eye.orchestrators.verbs import verbs
 from eagle_eye.schema.action import ActionRequest
 
 log = logging.getLogger(__name__)
 
-# After these, what a checkpoint holds may be the damage itself.
-FAULTS_THAT_SPOIL_CHECKPOINTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
-INTERRUPTED = "the subscriber ended while it carried this out"
-
-
-def distrust_since_s(action: ActionRequest) -> float | None:
-    """Return the Unix time from which on checkpoints are not to be trusted; None where they all are."""
-    if action.fault not in FAULTS_THAT_SPOIL_CHECKPOINTS:
-        return None
-    return unix_seconds(action.onset, "onset")
-
-
-def carry_out(orchestrator: Orchestrator, action: ActionRequest) -> str:
-    """The action is done; returns what was done, for people. Raises CannotCarryOutError with the reason."""
-    cause = Cause(action.incident_id, action.action_id, action.fault, action.summary, action.repair)
-    nodes = tuple(action.exclude)
-    done: list[str] = []
-    if action.kind in ("exclude_node", "drain_node"):
-        now = action.kind == "exclude_node" and action.restart
-        done.append(orchestrator.exclude(Exclusion(action.job, action.attempt, nodes, now, cause)))
-    elif action.kind in ("notify", "none"):
-        return "noted; nothing was changed"
-    elif action.kind == "checkpoint_now":
-        raise CannotCarryOutError(f"{orchestrator.name} cannot make the job write a checkpoint")
-    if action.kind == "restart_job" or (action.kind == "exclude_node" and action.restart):
-        request = Restart(action.attempt, distrust_since_s(action), cause, nodes)
-        done.append(orchestrator.restart(action.job, request))
-    return "; ".join(text for text in done if text)
+PARALLEL_MAX = 8
+ASK_AGAIN_S = 2.0
+# A job that was stopped for a restart is worth asking for longer than the action was good for.
+RESUME_WITHIN_S = 600.0
+READMIT_WITHIN_S = 600.0
+READMIT_PAUSE_S_MAX = 60.0
 
 
 class Subscriber:
-    """Takes work from the receiver's queue on a thread of its own, from ``start`` to ``stop``."""
+    """Takes work from the receiver's queue, from ``start`` to ``stop``.
+
+    Up to ``parallel`` actions at once, where they have nothing in common. With ``dry_run`` nothing is changed, and
+    what would have been done is the reason for which an action is refused.
+    """
 
     def __init__(
         self,
@@ -58,67 +45,176 @@ class Subscriber:
         work: queue.Queue[Work],
         report: ReportTo,
         clock: Callable[[], float] = time.time,
+        *,
+        parallel: int = 1,
+        dry_run: bool = False,
+        ask_again_s: float = ASK_AGAIN_S,
     ) -> None:
         self._orchestrator = orchestrator
         self._ledger = ledger
-        self._work = work
         self._report = report
         self._clock = clock
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
+        self._dry_run = dry_run
+        self._ask_again_s = ask_again_s
+        self.lanes = Lanes(work, self.do, concerns, parallel)
+
+    @property
+    def alive(self) -> bool:
+        """Whether work is taken."""
+        return self.lanes.alive
 
     def start(self) -> None:
         """Work is being done."""
-        self._thread.start()
+        self.lanes.start()
 
-    def stop(self, within_s: float) -> None:
-        """No further work is begun; what was in progress has ended, or ``within_s`` has passed."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(within_s)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                work = self._work.get(timeout=0.1)
-            except queue.Empty:
-                continue
-            try:
-                self.do(work)
-            except Exception:
-                # The ledger could not be written. The next piece of work must find this thread alive.
-                log.exception("work was not done")
+    def stop(self, within_s: float) -> bool:
+        """No further work is begun; whether what was in progress has ended within ``within_s``."""
+        return self.lanes.stop(within_s)
 
     def do(self, work: Work) -> None:
         """The work is done or refused, and reported. Raises only where the ledger cannot be written."""
         if isinstance(work, Readmission):
             self._readmit(work)
-            return
-        action = work
+        elif isinstance(work, Resumption):
+            self._resume(work)
+        else:
+            self._take_up(work)
+
+    def _take_up(self, action: ActionRequest) -> None:
         # Asked again: it may have waited behind another action that restarted the job.
-        reason = refusal(action, self._orchestrator.state(action.job), self._clock())
+        try:
+            job = self._state(action, unix_seconds(action.expires, "expires"))
+        except CannotCarryOutError as error:
+            if self._ledger.begin(action.action_id):
+                self._end(action, "failed", f"how job {action.job!r} is could not be told: {error}")
+            return
+        except _StoppingError:
+            return
+        reason = refusal(action, job, self._clock())
+        if reason is None and self._dry_run:
+            reason = would(self._orchestrator, action)
         if reason is not None:
-            self._ledger.refuse(action.action_id)
-            self._report(action, "refused", reason)
+            if self._ledger.refuse(action.action_id):
+                self._report(action, "refused", reason)
             return
         if not self._ledger.begin(action.action_id):
             log.info("action %s was withdrawn before its turn", action.action_id)
             return
         self._report(action, "running", "")
+        self._carry_out(action, skip_exclusion=False)
+
+    def _resume(self, work: Resumption) -> None:
+        action = work.action
+        if self._dry_run or not self._orchestrator.resumes:
+            self._end(action, "failed", INTERRUPTED + ("; this one runs dry" if self._dry_run else ""))
+            return
         try:
-            detail = carry_out(self._orchestrator, action)
+            job = self._state(action, max(unix_seconds(action.expires, "expires"), self._clock() + RESUME_WITHIN_S))
         except CannotCarryOutError as error:
-            self._report(action, "failed", str(error))
+            self._end(action, "failed", f"{INTERRUPTED}; how job {action.job!r} is could not be told: {error}")
+            return
+        except _StoppingError:
+            return
+        left = remainder(action, work.step, job, self._clock())
+        if left.todo == "nothing":
+            self._end(action, left.report, left.detail)
+            return
+        self._report(action, left.report, left.detail)
+        self._carry_out(action, skip_exclusion=left.todo == "restart")
+
+    def _carry_out(self, action: ActionRequest, *, skip_exclusion: bool) -> None:
+        mark = partial(self._ledger.mark, action.action_id)
+        try:
+            detail = carry_out(self._orchestrator, action, self._tell(action), mark, skip_exclusion=skip_exclusion)
+        except CannotCarryOutError as error:
+            self._end(action, "failed", str(error))
         except Exception as error:
-            # The server must hear of it, and the next action must find this thread alive.
+            # The server must hear of it, and the next action must find us alive.
             log.exception("action %s (%s)", action.action_id, action.kind)
-            self._report(action, "failed", f"unexpected {type(error).__name__} in {self._orchestrator.name}")
+            self._end(action, "failed", f"unexpected {type(error).__name__} in {self._orchestrator.name}")
         else:
-            self._report(action, "done", detail)
+            self._end(action, "done", detail)
+
+    def _end(self, action: ActionRequest, state: str, detail: str) -> None:
+        # The report first: a crash in between repeats a harmless report, the other way round loses it.
+        self._report(action, "done" if state == "done" else "failed", detail)
         self._ledger.finish(action.action_id)
 
+    def _tell(self, action: ActionRequest) -> Callable[[str], None]:
+        return lambda text: self._report(action, "running", text)
+
+    def _state(self, action: ActionRequest, until_s: float) -> JobState | None:
+        """Return how the job is, asking until somebody can tell. Raises CannotCarryOutError after ``until_s``."""
+        while True:
+            try:
+                return self._orchestrator.state(action.job)
+            except CannotCarryOutError as error:
+                if self._clock() + self._ask_again_s >= until_s:
+                    raise
+                log.warning("job %s: %s; will ask again", action.job, error)
+            if self.lanes.stopping.wait(self._ask_again_s):
+                raise _StoppingError
+
     def _readmit(self, work: Readmission) -> None:
-        try:
-            log.info("readmission: %s", self._orchestrator.readmit(work.nodes))
-        except CannotCarryOutError as error:
-            log.warning("readmission of %s: %s", ", ".join(work.nodes), error)
+        names = ", ".join(work.nodes)
+        if self._dry_run:
+            log.info("dry run: would readmit %s", names)
+            self._ledger.readmitted(work.key)
+            return
+        until_s = self._clock() + READMIT_WITHIN_S
+        pause = Backoff(self._ask_again_s, READMIT_PAUSE_S_MAX)
+        while True:
+            try:
+                log.info("readmission: %s", self._orchestrator.readmit(work.nodes))
+                break
+            except CannotCarryOutError as error:
+                wait_s = pause.next_s()
+                if self._clock() + wait_s >= until_s:
+                    log.error("readmission of %s: %s; given up", names, error)  # noqa: TRY400 - the message says it
+                    break
+                log.warning("readmission of %s: %s; will try again", names, error)
+            if self.lanes.stopping.wait(wait_s):
+                return
+        self._ledger.readmitted(work.key)
+
+
+class _StoppingError(Exception):
+    """The process ends; what waits is for the next one."""
+
+
+def carry_out(
+    orchestrator: Orchestrator,
+    action: ActionRequest,
+    tell: Callable[[str], None] = lambda _: None,
+    mark: Callable[[ActionState], None] = lambda _: None,
+    *,
+    skip_exclusion: bool = False,
+) -> str:
+    """The action is done; returns what was done, for people. Raises CannotCarryOutError with the reason.
+
+    ``mark`` is called with how far it has come, before the next thing is touched. ``skip_exclusion``: an earlier
+    process has done that part.
+    """
+    if action.kind == "checkpoint_now":
+        raise CannotCarryOutError(f"{orchestrator.name} cannot make the job write a checkpoint")
+    asked = verbs(action, tell)
+    if not asked:
+        return "noted; nothing was changed"
+    done: list[str] = []
+    for verb in asked:
+        if not isinstance(verb, Exclusion):
+            mark("restarting")
+            done.append(orchestrator.restart(action.job, verb))
+        elif not skip_exclusion:
+            done.append(orchestrator.exclude(verb))
+            mark("excluded")
+    return "; ".join(text for text in done if text)
+
+
+def concerns(work: Work) -> frozenset[Hashable]:
+    """Return the jobs, incidents and nodes that the work has to do with."""
+    if isinstance(work, Readmission):
+        return frozenset(("node", node) for node in work.nodes)
+    action = work.action if isinstance(work, Resumption) else work
+    nodes = [("node", node) for node in action.exclude]
+    return frozenset([("job", action.job), ("incident", action.incident_id), *nodes])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -30,21 +31,26 @@ from eagle_eye.schema.action import (
 log = logging.getLogger(__name__)
 
 TYPES = (ACTION_REQUESTED, ACTION_EXPIRED, ACTION_WITHDRAWN, NODE_READMITTED, PING)
+PAUSED = "paused"  # what the server gives as ended_reason
 CHECK_EVERY_S = 15.0
 LAST_WORD_S = 2.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to subscribe to: where the receiver can be reached and for which jobs."""
+    """What to subscribe to: where the receiver can be reached and for which jobs (none: for all).
+
+    ``lasting`` keeps the subscription beyond this process: what is delivered meanwhile waits for the next one.
+    """
 
     url: str
     jobs: tuple[str, ...]
     types: tuple[str, ...] = TYPES
+    lasting: bool = False
 
 
 class _Held(msgspec.Struct, frozen=True):
-    id: str
+    id: str  # "": asked for, and no answer yet
     secret: str
 
 
@@ -52,13 +58,14 @@ class Subscription:
     """Keeps one subscription alive and the server's picture of the jobs current, on a thread of its own.
 
     The secret is made here and sent along, so that not even the first ping arrives before it is known. The
-    file keeps it, and lets a later process remove what an earlier one left at the server.
+    file keeps it, and lets a later process go on with what an earlier one left at the server, or remove it.
+    ``wanted`` None: somebody else subscribes, and only the jobs' state is told.
     """
 
     def __init__(
         self,
         client: ServerClient,
-        wanted: Wanted,
+        wanted: Wanted | None,
         file: Path,
         check_every_s: float = CHECK_EVERY_S,
         backoff: Backoff | None = None,
@@ -80,7 +87,7 @@ class Subscription:
 
     @property
     def in_touch(self) -> bool:
-        """Whether the server knew the subscription when last asked."""
+        """Whether the server knew the subscription, and delivered to it, when last asked."""
         return self._in_touch
 
     def secrets(self) -> Sequence[str]:
@@ -98,6 +105,11 @@ class Subscription:
             return 0
         attempt = answer.get("attempt") if isinstance(answer, dict) else None
         return attempt if isinstance(attempt, int) else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def start(self) -> None:
         """The subscription is being made and kept."""
@@ -122,19 +134,22 @@ class Subscription:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
-        if self._held is not None:
+        if self._held is not None and not (self._wanted and self._wanted.lasting):
             self._remove(self._held.id)
             self._held = None
 
     def _run(self) -> None:
-        self._remove_leftover()
+        if self._wanted and self._wanted.lasting:
+            self._take_up_leftover()
+        elif self._wanted:
+            self._remove_leftover()
         check_due_s = time.monotonic()
         while not self._stopping:
             self._wake.clear()
             try:
                 self._tell_all()
                 if time.monotonic() >= check_due_s:
-                    self._keep()
+                    self._in_touch = self._keep()
                     self._tell_all()
                     check_due_s = time.monotonic() + self._check_every_s
             except (ServerUnreachableError, OSError) as error:
@@ -144,8 +159,8 @@ class Subscription:
                 # Not the event: what is told meanwhile would only meet the same server.
                 self._pause(self._backoff.next_s())
             else:
-                self._in_touch = True
-                self._complain("")
+                if self._in_touch:
+                    self._complain("")
                 self._backoff.reset()
                 self._wake.wait(self._check_every_s)
 
@@ -163,30 +178,52 @@ class Subscription:
                 log.info("server: in touch again")
         self._complained = message
 
-    def _keep(self) -> None:
-        if self._held is not None and not self._known(self._held.id):
+    def _keep(self) -> bool:
+        """The subscription is there; returns whether the server delivers to it."""
+        if self._wanted is None:
+            self._client.call("GET", "/healthz")
+            return True
+        if self._held is not None and self._held.id:
+            found = self._found(self._held.id)
+            if found is not None and found.get("ended_reason") == PAUSED:
+                # Somebody wants nothing to be done. Subscribing anew would go behind his back.
+                self._complain(f"subscription {self._held.id} is paused there; nothing is delivered here")
+                return False
+            if found is not None and found.get("active") is not False:
+                self._adapt(self._held.id, self._wanted, found)
+                return True
             log.warning("the server has lost the subscription; subscribing again")
             self._held = None
             # A server that forgot the subscription may have forgotten the jobs as well.
             self._tell_again()
-        if self._held is None:
-            self._held = self._create()
+        self._held = self._create(self._wanted)
+        return True
 
-    def _known(self, identifier: str) -> bool:
-        """Whether the server would deliver: it ends a subscription that did not answer for too long."""
+    def _found(self, identifier: str) -> dict[str, Any] | None:
+        """Return the subscription as the server has it, None where it has none: it ends those that never answer."""
         try:
             answer = self._client.call("GET", f"/api/v1/subscriptions/{quote(identifier, safe='')}")
         except RejectedError as error:
             if error.status not in (404, 410):
                 raise
-            return False
-        return not isinstance(answer, dict) or answer.get("active") is not False
+            return None
+        return answer if isinstance(answer, dict) else {}
 
-    def _create(self) -> _Held:
+    def _adapt(self, identifier: str, wanted: Wanted, found: dict[str, Any]) -> None:
+        """A subscription of an earlier process, which had other flags, is changed: what waits comes here."""
+        wishes = {"url": wanted.url, "jobs": list(wanted.jobs), "types": list(wanted.types)}
+        changed = {name: wish for name, wish in wishes.items() if name in found and found[name] != wish}
+        if changed:
+            self._client.call("PATCH", f"/api/v1/subscriptions/{quote(identifier, safe='')}", changed)
+
+    def _create(self, wanted: Wanted) -> _Held:
+        # On disk before it is sent: whoever comes after a crash repeats the request with the same secret, which
+        # makes no second subscription.
+        write_whole(self._file, msgspec.json.encode(_Held("", self._proposed)))
         body = {
-            "url": self._wanted.url,
-            "types": list(self._wanted.types),
-            "jobs": list(self._wanted.jobs),
+            "url": wanted.url,
+            "types": list(wanted.types),
+            "jobs": list(wanted.jobs),
             "format": "cloudevents",
             "secret": self._proposed,
         }
@@ -221,15 +258,25 @@ class Subscription:
         with self._lock:
             return all(arrived for _, arrived in self._jobs.values())
 
-    def _remove_leftover(self) -> None:
+    def _leftover(self) -> _Held | None:
         try:
-            left = msgspec.json.decode(self._file.read_bytes(), type=_Held)
+            return msgspec.json.decode(self._file.read_bytes(), type=_Held)
         except FileNotFoundError:
-            return
+            return None
         except (OSError, msgspec.DecodeError) as error:
             log.warning("%s cannot be read (%s); an old subscription may stay", self._file, error)
-            return
-        self._remove(left.id)
+            return None
+
+    def _take_up_leftover(self) -> None:
+        left = self._leftover()
+        if left is not None:
+            self._proposed = left.secret
+            self._held = left if left.id else None
+
+    def _remove_leftover(self) -> None:
+        left = self._leftover()
+        if left is not None and left.id:
+            self._remove(left.id)
 
     def _remove(self, identifier: str) -> None:
         try:

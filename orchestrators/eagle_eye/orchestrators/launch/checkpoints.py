@@ -23,6 +23,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
     step: int
     written_s: float
 
+    @property
+    def folder(self) -> Path:
+        """Return the path as such."""
+        return Path(self.path)
+
 
 class Span(msgspec.Struct, frozen=True):
     """A stretch of Unix time, both ends included, in which what was written is not to be trusted."""

@@ -13,20 +13,24 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.errors import OrchestratorError, ServerUnreachableError
+from eagle_eye.orchestrators.intake import Intake
 from eagle_eye.orchestrators.launch import happenings as on
-from eagle_eye.orchestrators.launch.coordinator import Coordinator, Job, NoServer
-from eagle_eye.orchestrators.launch.machine import Rules
+from eagle_eye.orchestrators.launch.coordinator import Coordinator
+from eagle_eye.orchestrators.launch.job import Job, NoServer, Sight
 from eagle_eye.orchestrators.launch.memory import MemoryFile
 from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.runners import LEASE_S
+from eagle_eye.orchestrators.launch.state import Rules
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.receiver import Intake, Receiver, listen_on, url_of
+from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
 from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.server_client import ServerClient
-from eagle_eye.orchestrators.subscriber import INTERRUPTED, Subscriber
+from eagle_eye.orchestrators.subscriber import Subscriber
 from eagle_eye.orchestrators.subscription import Subscription, Wanted
 from eagle_eye.schema.configuration import ConfigurationError
 
@@ -36,6 +40,7 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}\Z")
 REPORTS_WITHIN_S = 3.0
 LAST_STATE_WITHIN_S = 3.0
+LOOK_WITHIN_S = 2.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +69,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how long a node may take to stop its ranks before it is given up (default 5)")  # fmt: skip
     add("--start-wait", type=_seconds, default=180.0, metavar="S",
         help="how long a node may take to get ready before it is given up (default 180)")  # fmt: skip
+    add("--silence", type=_seconds, default=20.0, metavar="S",
+        help="how long a node that has spoken may be silent before it is given up (default 20)")  # fmt: skip
+    add("--backoff", type=_seconds, default=10.0, metavar="S",
+        help="wait before the second own restart, doubling from there to 300 (default 10)")  # fmt: skip
+    add("--settled-after", type=_seconds, default=300.0, metavar="S",
+        help="after so long, and a new checkpoint, earlier own restarts are forgotten (default 300)")  # fmt: skip
+    add("--verify-wait", type=_seconds, default=1800.0, metavar="S",
+        help="how long to wait for the first step of an attempt (default 1800)")  # fmt: skip
+    add("--grow", choices=("restart", "checkpoint"), default="restart",
+        help="when a job that shrank takes nodes back: at the next restart anyway, or by one after the next "
+        "checkpoint (default restart)")  # fmt: skip
+    add("--check", choices=("auto", "off", "quick", "full"), default="auto",
+        help="eagle-eye check on each node before it joins; auto: quick, where there are GPUs (default)")  # fmt: skip
+    add("--check-wait", type=_seconds, default=60.0, metavar="S",
+        help="how long a check may take; one that takes longer keeps no node out (default 60)")  # fmt: skip
+    add("--log-mib", type=_positive, default=64, metavar="M",
+        help="how long a rank's log may grow; one older part of it is kept (default 64)")  # fmt: skip
     add("--json", action="store_true", help="one JSON object a line on stdout")
     server = parser.add_argument_group("Eagle Eye")
     server.add_argument("--server", metavar="URL", default="http://127.0.0.1:8470")
@@ -134,6 +156,9 @@ def read_job(arguments: argparse.Namespace) -> Job:
         store_port=arguments.rdzv_port,
         checkpoint_dir=arguments.checkpoint_dir and arguments.checkpoint_dir.absolute(),
         log_dir=(arguments.log_dir or _state_dir(arguments) / "logs").absolute(),
+        log_bytes_max=arguments.log_mib << 20,
+        check=arguments.check,
+        check_within_s=arguments.check_wait,
     )
 
 
@@ -155,6 +180,15 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
         restarts_max=arguments.restarts_max,
         ready_within_s=arguments.start_wait,
         stopped_within_s=arguments.stop_wait,
+        silent_within_s=arguments.silence,
+        lease_s=LEASE_S,
+        backoff_s=arguments.backoff,
+        settled_after_s=arguments.settled_after,
+        # Where nobody could ever tell of a step, nobody is waited for.
+        verified_within_s=0.0 if arguments.without_server and not arguments.checkpoint_dir else arguments.verify_wait,
+        checkpoints=arguments.checkpoint_dir is not None,
+        grow_at_checkpoint=arguments.grow == "checkpoint",
+        check=arguments.check != "off",
     )
 
 
@@ -202,12 +236,16 @@ def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memo
     with _parts(arguments) as parts, contextlib.closing(listen_on(*_address(arguments.listen))) as listening:
         url = arguments.webhook_url or url_of(listening)
         subscription = Subscription(parts.client, Wanted(url, (job.name,)), _state_dir(arguments) / "subscription.json")
-        coordinator = Coordinator(job, rules, memory, subscription, output, subscription.attempt_of(job.name))
+
+        def look() -> Sight | None:
+            return _sight(parts.client, job.name)
+
+        coordinator = Coordinator(job, rules, memory, subscription, output, subscription.attempt_of(job.name), look)
         orchestrator = LaunchOrchestrator(coordinator, job.name)
         intake = Intake(parts.ledger, orchestrator.state, parts.reporter, subscription.secrets)
         receiver = Receiver(intake, listening)
         subscriber = Subscriber(orchestrator, parts.ledger, intake.work, parts.reporter)
-        intake.resume(interrupted=INTERRUPTED)
+        intake.resume()
         receiver.start()
         for part in (parts.reporter, subscription, subscriber):
             part.start()
@@ -222,6 +260,16 @@ def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memo
             subscriber.stop(REPORTS_WITHIN_S)
             if not parts.reporter.stop(REPORTS_WITHIN_S):
                 log.warning("reports are still owed; the next launcher with this --state-dir sends them")
+
+
+def _sight(client: ServerClient, job: str) -> Sight | None:
+    try:
+        answer = client.call("GET", f"/api/v1/jobs/{quote(job, safe='')}", timeout_s=LOOK_WITHIN_S)
+    except ServerUnreachableError:
+        return None  # the subscription says so
+    progress = answer.get("progress") if isinstance(answer, dict) else None
+    step, attempt = (progress.get("step"), answer.get("attempt")) if isinstance(progress, dict) else (None, None)
+    return Sight(attempt, int(step)) if isinstance(step, int | float) and isinstance(attempt, int) else None
 
 
 def _require_torch() -> None:

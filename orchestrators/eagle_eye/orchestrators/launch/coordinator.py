@@ -6,85 +6,32 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.launch import happenings as on
-from eagle_eye.orchestrators.launch import messages
+from eagle_eye.orchestrators.launch import logs, messages
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, choose_checkpoint, find_checkpoints
-from eagle_eye.orchestrators.launch.machine import ENDED, Phase, Rules, State, due_s, step
-from eagle_eye.orchestrators.launch.memory import Memory, MemoryFile
-from eagle_eye.orchestrators.launch.nodes import RUNNER, NodeRunner
+from eagle_eye.orchestrators.launch.job import Job, ServerLink, Sight
+from eagle_eye.orchestrators.launch.machine import step
+from eagle_eye.orchestrators.launch.memory import MemoryFile, resume
 from eagle_eye.orchestrators.launch.output import Output
+from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE
+from eagle_eye.orchestrators.launch.progress import Watcher
+from eagle_eye.orchestrators.launch.runners import Runners
+from eagle_eye.orchestrators.launch.state import ENDED, Phase, Rules, due_s
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.schema.action import JobUpdate, MemberRank
 
 # The name by which the server knows that it may ask for restarts.
 RESTART_OWNER = "eagle-eye"
-PING_EVERY_S = 2.0
-LEASE_S = 30.0
-RETRY_AFTER_S = 5.0
-RETRIES_MAX = 3
 WORD_S = 0.25
 LAST_WORD_S = 2.0
-ENDED_WITHIN_S = 5.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """What runs, and how a command is run on a node.
-
-    ``{node}`` and ``{index}`` (its place in the list of nodes) are substituted in each word of ``exec_words``
-    and in the values of ``env``. ``command`` is what follows ``python`` on the command line of a rank.
-    """
-
-    name: str
-    nodes: tuple[str, ...]
-    ranks_per_node: int
-    command: tuple[str, ...]
-    exec_words: tuple[str, ...]
-    python: str
-    env: Mapping[str, str]
-    store_host: str
-    store_port: int
-    checkpoint_dir: Path | None
-    log_dir: Path
-
-    def on_node(self, text: str, node: str) -> str:
-        """Return the text with the node's name and index put in."""
-        return text.replace("{node}", node).replace("{index}", str(self.nodes.index(node)))
-
-
-class ServerLink(Protocol):
-    """How the job's state gets to Eagle Eye."""
-
-    @property
-    def in_touch(self) -> bool:
-        """Whether word from Eagle Eye can be expected."""
-
-    def tell(self, job: str, update: JobUpdate) -> None:
-        """The server will hear of it."""
-
-    def flush(self, within_s: float) -> bool:
-        """Return whether the server has heard everything, after at most ``within_s``."""
-
-
-class NoServer:
-    """Nobody to tell."""
-
-    in_touch = False
-
-    def tell(self, job: str, update: JobUpdate) -> None:
-        """Do nothing."""
-
-    def flush(self, within_s: float) -> bool:  # noqa: ARG002 - the protocol's name
-        """Return True: nothing is owed."""
-        return True
 
 
 class Coordinator:
@@ -98,31 +45,26 @@ class Coordinator:
         link: ServerLink,
         output: Output,
         attempts_before: int = 0,
+        look: Callable[[], Sight | None] = lambda: None,
     ) -> None:
+        """``look`` returns what the server says of the job's progress; ``attempts_before`` see memory.resume."""
         self._job = job
         self._rules = rules
         self._memory = memory
         self._link = link
         self._output = output
-        kept = memory.memory
-        self._state = State(
-            # Further than any launcher got before: what was asked about those attempts is void.
-            attempt=max(kept.attempt, attempts_before) + 1,
-            excluded=frozenset(kept.excluded),
-            draining=frozenset(kept.draining),
-            distrusted=tuple(kept.distrusted),
-        )
+        self._state = resume(memory.memory, rules.fleet, attempts_before)
+        self._interrupted = memory.memory.phase not in ENDED
         # A SimpleQueue, because signal handlers put into it as well.
         self._happenings: queue.SimpleQueue[on.Happening] = queue.SimpleQueue()
-        self._runners: dict[str, NodeRunner] = {}
-        self._retries: dict[str, int] = {}
-        self._retry_due_s: dict[str, float] = {}
+        self._runners = Runners(
+            job, memory.memory.launch, self.post, lambda: link.in_touch, lambda: self._state.excluded
+        )
+        self._watcher = Watcher(job.checkpoint_dir, look, self.post)
         self._requests = itertools.count(1)
         self._answers: dict[int, Future[tuple[bool, str]]] = {}
-        self._ranks: dict[str, list[messages.Rank]] = {}
         self._store: Any = None
-        self._resumed: Checkpoint | None = None
-        self._ping_due_s = 0.0
+        self._found: list[Checkpoint] = []
         self._end: to.End | None = None
         self._closed = False
 
@@ -152,29 +94,46 @@ class Coordinator:
         """The job has ended and no rank runs any more; returns the exit code."""
         # Torch takes seconds to import: meanwhile the runners do the same.
         threading.Thread(target=_import_store, name="import", daemon=True).start()
+        self._watcher.start()
         try:
-            self._output.say("warming", self._state.attempt, {"nodes": list(self._job.nodes)})
-            for node in self._job.nodes:
-                if node not in self._state.excluded:
-                    self._open(node)
-            self._take(on.Opened())
+            self._begin()
             while self._end is None:
                 self._take(self._next())
-                self._keep_runners()
+                self._runners.tend()
         finally:
             self._close()
         return self._end.exit_code
 
+    def _begin(self) -> None:
+        state = self._state
+        where = {"logs": str(self._job.log_dir)}
+        if self._interrupted:
+            text = f"a launcher ended in the midst of attempt {state.attempt - 1}; going on from there"
+            self._output.say("resuming", state.attempt, {"reason": text, "restarts": state.restarts})
+        self._output.say("warming", state.attempt, {"nodes": list(self._job.nodes), **where})
+        try:
+            logs.mark(self._job.log_dir, self._memory.memory.launch)
+        except OSError as error:
+            self._output.say("forgetful", state.attempt, {"reason": f"no logs are gathered: {error}"})
+        self._persist()
+        for node in self._job.nodes:
+            if node not in state.excluded:
+                self._runners.open(node)
+        self._take(on.Opened())
+
     def _next(self) -> on.Happening:
-        due = min(due_s(self._state), self._ping_due_s, *self._retry_due_s.values(), float("inf"))
+        due = min(due_s(self._state), self._runners.due_s)
         try:
             return self._happenings.get(timeout=max(0.0, due - time.monotonic()))
         except queue.Empty:
             return on.Tick()
 
     def _take(self, happening: on.Happening) -> None:
-        if isinstance(happening, on.RunnerLost):
-            happening = self._try_again(happening)
+        match happening:
+            case on.RunnerLost(node):
+                happening = replace(happening, returning=self._runners.failed(node))
+            case on.RunnerReady(node):
+                self._runners.ready(node)
         moment = on.Moment(time.monotonic(), time.time())
         self._state, orders = step(self._rules, self._state, happening, moment)
         for order in orders:
@@ -184,6 +143,8 @@ class Coordinator:
         match order:
             case to.TellServer(state, attempt, nodes):
                 self._tell(state, attempt, nodes)
+            case to.ChooseCheckpoint():
+                threading.Thread(target=self._choose, args=(order,), name="choose", daemon=True).start()
             case to.Running():
                 self._running(order)
             case to.Answer(request, success, text):
@@ -194,7 +155,8 @@ class Coordinator:
                 self._persist()
             case to.End():
                 self._end = order
-                self._output.say(order.phase, self._state.attempt, {"reason": order.reason})
+                where = {"reason": order.reason, "logs": str(self._job.log_dir)}
+                self._output.say(order.phase, self._state.attempt, where)
             case _:
                 self._order_runners(order)
 
@@ -204,32 +166,57 @@ class Coordinator:
                 self._start_ranks(order)
             case to.StopRanks(nodes):
                 for node in nodes:
-                    self._runners[node].stop()
+                    self._runners.stop(node)
             case to.Abandon(node, _):
-                self._retry_due_s.pop(node, None)
-                if node in self._runners:
-                    self._runners[node].abandon()
+                self._runners.abandon(node)
+            case to.Check(node):
+                self._runners.check(node)
             case to.Revive(node):
-                self._retries.pop(node, None)
-                self._retry_due_s[node] = 0.0
+                self._runners.revive(node)
+
+    def _choose(self, order: to.ChooseCheckpoint) -> None:
+        """In a thread, because a folder may hang: choose what to resume from, without what is damaged."""
+        try:
+            found = find_checkpoints(self._job.checkpoint_dir)
+            left = found
+            while (chosen := choose_checkpoint(left, order.distrusted)) is not None:
+                if not (wrong := flaw(chosen.folder)):
+                    break
+                fields = {"step": chosen.step, "path": chosen.path, "reason": wrong}
+                self._output.say("checkpoint_damaged", order.attempt, fields)
+                left = [one for one in left if one != chosen]
+        except OSError as error:
+            self.post(on.StartImpossible(order.attempt, f"checkpoints: {type(error).__name__}: {error}"))
+            return
+        self._found = found
+        step_number, path = (chosen.step, chosen.path) if chosen else (None, "")
+        self.post(on.CheckpointChosen(order.attempt, step_number, path))
 
     def _start_ranks(self, order: to.StartRanks) -> None:
         job = self._job
         try:
-            self._resumed = choose_checkpoint(find_checkpoints(job.checkpoint_dir), order.distrusted)
             if self._store is not None:
                 self._store.close()
             self._store = _import_store()(job.store_host, job.store_port)
         except OSError as error:
             self.post(on.StartImpossible(order.attempt, f"{type(error).__name__}: {error}"))
             return
-        resume_from = self._resumed.path if self._resumed else ""
-        self._ranks = {}
-        self._output.say("starting", order.attempt, {"nodes": list(order.nodes), "resume_from": resume_from})
+        self._runners.ranks = {}
+        self._watcher.watch(order.attempt, order.step, self._found)
+        logs.drop_old(job.log_dir, order.attempt)
+        self._output.say(
+            "starting",
+            order.attempt,
+            {
+                "nodes": list(order.nodes),
+                "resume_from": order.resume_from,
+                "logs": str(job.log_dir / f"attempt-{order.attempt}"),
+            },
+        )
         for node_rank, node in enumerate(order.nodes):
-            self._runners[node].run(self._start_message(order, node, node_rank, resume_from))
+            self._runners.run(node, self._start_message(order, node, node_rank))
 
-    def _start_message(self, order: to.StartRanks, node: str, node_rank: int, resume_from: str) -> messages.Start:
+    def _start_message(self, order: to.StartRanks, node: str, node_rank: int) -> messages.Start:
         job = self._job
         return messages.Start(
             attempt=order.attempt,
@@ -244,19 +231,21 @@ class Coordinator:
                 "EAGLE_EYE_JOB": job.name,
                 "EAGLE_EYE_ATTEMPT": str(order.attempt),
                 "EAGLE_EYE_NODE": node,
-                "EAGLE_EYE_RESUME_FROM": resume_from,
+                "EAGLE_EYE_RESUME_FROM": order.resume_from,
+                LAUNCH_VARIABLE: self._memory.memory.launch,
             },
             command=list(job.command),
             log_dir=str(job.log_dir / f"attempt-{order.attempt}" / node),
+            log_bytes_max=job.log_bytes_max,
         )
 
     def _running(self, order: to.Running) -> None:
         ranks = [
             {"rank": rank.rank, "node": node, "device": rank.local_rank, "pid": rank.pid}
             for node in order.nodes
-            for rank in self._ranks.get(node, [])
+            for rank in self._runners.ranks.get(node, [])
         ]
-        step_number = self._resumed.step if self._resumed else None
+        step_number = self._state.resumed_step
         resumed = "the beginning" if step_number is None else f"step {step_number}"
         text = f"attempt {order.attempt} runs on {', '.join(order.nodes)} from {resumed}"
         if order.unconfirmed:
@@ -289,80 +278,21 @@ class Coordinator:
             self._link.flush(WORD_S)
 
     def _persist(self) -> None:
-        state = self._state
-        memory = Memory(
-            self._job.name, state.attempt, sorted(state.excluded), sorted(state.draining), list(state.distrusted)
-        )
         try:
-            self._memory.keep(memory)
+            self._memory.keep(self._state)
         except OSError as error:
             # The job can go on without; a launcher started later would not know what this one knew.
-            self._output.say("forgetful", state.attempt, {"reason": f"the state is not on disk: {error}"})
-
-    def _open(self, node: str) -> None:
-        job = self._job
-        command = [*(job.on_node(word, node) for word in job.exec_words), job.python, *RUNNER]
-        log = job.log_dir / f"runner-{node}.log"
-        try:
-            # In the environment as well, so that what runs for the job on a node can be told in a process list.
-            marks = {"EAGLE_EYE_JOB": job.name, "EAGLE_EYE_NODE": node}
-            runner = NodeRunner(node, command, marks, log, self._heard, self._gone)
-        except OSError as error:
-            self._gone(node, f"its runner cannot be started: {error}")
-            return
-        if (former := self._runners.get(node)) is not None:
-            former.close(0.0)
-        self._runners[node] = runner
-        runner.start({name: job.on_node(value, node) for name, value in job.env.items()}, LEASE_S)
-
-    def _keep_runners(self) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._ping_due_s:
-            self._ping_due_s = now_s + PING_EVERY_S
-            for runner in self._runners.values():
-                runner.ping()
-        for node in [node for node, due in self._retry_due_s.items() if now_s >= due]:
-            del self._retry_due_s[node]
-            self._open(node)
-
-    def _heard(self, node: str, message: messages.FromRunner) -> None:
-        """On the runner's thread: what a runner says becomes something that happened."""
-        match message:
-            case messages.Ready():
-                self.post(on.RunnerReady(node))
-            case messages.Started(attempt, ranks):
-                self._ranks[node] = ranks
-                self.post(on.RanksStarted(node, attempt))
-            case messages.Ended(attempt, success, exits, detail):
-                codes = tuple((one.rank, one.exit_code) for one in exits)
-                in_touch = self._link.in_touch
-                self.post(on.RanksEnded(node, attempt, success, codes, detail, in_touch))
-            case messages.Stopped(survivors):
-                self.post(on.RanksStopped(node, len(survivors)))
-
-    def _gone(self, node: str, detail: str) -> None:
-        """On the runner's thread: it has ended."""
-        self.post(on.RunnerLost(node, detail, in_touch=self._link.in_touch))
-
-    def _try_again(self, lost: on.RunnerLost) -> on.RunnerLost:
-        """Another runner will be started on the node, unless it is out or that was tried often enough."""
-        tries = self._retries[lost.node] = self._retries.get(lost.node, 0) + 1
-        returning = tries <= RETRIES_MAX and lost.node not in self._state.excluded
-        if returning:
-            self._retry_due_s[lost.node] = time.monotonic() + RETRY_AFTER_S
-        return replace(lost, returning=returning)
+            reason = f"the state is not on disk: {error}"
+            self._output.say("forgetful", self._state.attempt, {"reason": reason})
 
     def _close(self) -> None:
         """Every runner has ended or was killed, everybody who waits for an answer has one."""
         self._closed = True
+        self._watcher.stop()
         for answer in list(self._answers.values()):
             answer.set_result((False, "the launcher has ended"))
         self._answers.clear()
-        closing = [threading.Thread(target=runner.close, args=(ENDED_WITHIN_S,)) for runner in self._runners.values()]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join()
+        self._runners.close()
         if self._store is not None:
             self._store.close()
 

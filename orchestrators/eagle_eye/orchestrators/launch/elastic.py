@@ -21,6 +21,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from eagle_eye.orchestrators.launch.logs import SizeLimit
 from eagle_eye.orchestrators.launch.messages import Ended, Exit, FromRunner, Rank, Start, Started
 
 STORE_TIMEOUT_S = 60.0
@@ -139,7 +140,15 @@ def run_attempt(start: Start, say: Callable[[FromRunner], None]) -> None:
         max_restarts=0,
         monitor_interval=MONITOR_INTERVAL_S,
     )
-    agent = TellingAgent(spec, RankLogs(logs), lambda ranks: say(Started(start.attempt, ranks)))
+    limits: list[SizeLimit] = []
+
+    def started(ranks: list[Rank]) -> None:
+        say(Started(start.attempt, ranks))
+        files = [logs / f"rank{rank.rank}.{stream}.log" for rank in ranks for stream in ("stdout", "stderr")]
+        limits.append(SizeLimit(files, start.log_bytes_max))
+        limits[-1].start()
+
+    agent = TellingAgent(spec, RankLogs(logs), started)
     try:
         result = agent.run()
     except SignalException as error:

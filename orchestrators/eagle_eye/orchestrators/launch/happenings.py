@@ -20,9 +20,39 @@ class Opened:
 
 @dataclass(frozen=True)
 class RunnerReady:
-    """The node's runner can start ranks."""
+    """The node's runner can start ranks. ``check`` is what the check of the node said, for people."""
 
     node: str
+    check: str = ""
+
+
+@dataclass(frozen=True)
+class RunnerBusy:
+    """The node's runner answers and is not ready; ``doing`` is what it does meanwhile, for people."""
+
+    node: str
+    doing: str
+
+
+@dataclass(frozen=True)
+class RunnerSilent:
+    """The node's runner has spoken before and has not answered for ``for_s`` seconds. Told again and again.
+
+    ``returning`` says that another one would be started if this one is given up.
+    """
+
+    node: str
+    for_s: float
+    returning: bool = False
+    in_touch: bool = True
+
+
+@dataclass(frozen=True)
+class NodeUnfit:
+    """The node was checked before it joins, and is sick; ``reasons`` are for people."""
+
+    node: str
+    reasons: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +105,32 @@ class StartImpossible:
 
 
 @dataclass(frozen=True)
+class CheckpointChosen:
+    """The checkpoint to resume from was chosen: its step, None for the beginning, and its folder."""
+
+    attempt: int
+    step: int | None
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class StepSeen:
+    """The first step of the attempt that was heard of; ``most`` is the highest that it can have reached by then."""
+
+    attempt: int
+    step: int
+    most: int
+
+
+@dataclass(frozen=True)
+class CheckpointWritten:
+    """The attempt has completed a checkpoint."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True)
 class ExcludeAsked:
     """The nodes shall not be used: from now on, or from the next start on if possible."""
 
@@ -115,6 +171,7 @@ class Tick:
     """Time has passed."""
 
 
-RunnerWord = RunnerReady | RunnerLost | RanksStarted | RanksEnded | RanksStopped
+RunnerWord = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStarted | RanksEnded | RanksStopped
+Progress = CheckpointChosen | StepSeen | CheckpointWritten
 Asked = ExcludeAsked | RestartAsked | ReadmitAsked
-Happening = RunnerWord | Asked | Opened | StartImpossible | Cancelled | Tick
+Happening = RunnerWord | Progress | Asked | Opened | StartImpossible | Cancelled | Tick

@@ -4,23 +4,71 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from pathlib import Path
 
 import msgspec
 
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch.checkpoints import Span
+from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.orchestrators.launch.state import ENDED, Phase, State
 from eagle_eye.orchestrators.whole_file import write_whole
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """The last attempt's number, the nodes that are out, and the times whose checkpoints are spoiled."""
+    """What is kept of the state (state.py), and the id by which ranks of this folder's launchers know each other.
+
+    ``phase`` is that in which the last launcher was; one that was killed is not in a last phase.
+    """
 
     job: str
     attempt: int = 0
     excluded: list[str] = []
     draining: list[str] = []
     distrusted: list[Span] = []
+    distrust_since_s: float | None = None
+    members: list[str] = []
+    restarts: int = 0
+    step_max: int | None = None
+    phase: str = Phase.FINISHED.value
+    launch: str = ""
+
+
+def remember(memory: Memory, state: State) -> Memory:
+    """Return what is to be kept of the state."""
+    return msgspec.structs.replace(
+        memory,
+        attempt=state.attempt,
+        excluded=sorted(state.excluded),
+        draining=sorted(state.draining),
+        distrusted=list(state.distrusted),
+        distrust_since_s=state.distrust_since_s,
+        members=list(state.members),
+        restarts=state.restarts,
+        step_max=state.step_max,
+        phase=state.phase.value,
+    )
+
+
+def resume(memory: Memory, fleet: Fleet, attempts_before: int = 0) -> State:
+    """Return the state in which the next launcher begins: a new attempt, whatever the last one was in the midst of.
+
+    ``attempts_before`` is the attempt that the server knows of: what was asked about those attempts is void. The
+    restart budget starts anew where the last launcher had ended by itself, and goes on where it was killed.
+    """
+    known = frozenset(fleet.nodes)
+    ended = memory.phase in ENDED
+    return State(
+        attempt=max(memory.attempt, attempts_before) + 1,
+        members=tuple(node for node in memory.members if node in known)[: fleet.wanted],
+        excluded=frozenset(memory.excluded) & known,
+        draining=frozenset(memory.draining) & known,
+        distrusted=tuple(memory.distrusted),
+        distrust_since_s=memory.distrust_since_s,
+        restarts=0 if ended else memory.restarts,
+        step_max=memory.step_max,
+    )
 
 
 class MemoryFile:
@@ -41,10 +89,12 @@ class MemoryFile:
             os.close(self._lock)
             raise
 
-    def keep(self, memory: Memory) -> None:
-        """The memory is on disk."""
-        write_whole(self._path, msgspec.json.format(msgspec.json.encode(memory)))
-        self.memory = memory
+    def keep(self, state: State) -> None:
+        """What matters of the state is on disk. Raises OSError."""
+        memory = remember(self.memory, state)
+        if memory != self.memory:
+            write_whole(self._path, msgspec.json.format(msgspec.json.encode(memory)))
+            self.memory = memory
 
     def close(self) -> None:
         """Another launcher may use the folder."""
@@ -54,9 +104,9 @@ class MemoryFile:
         try:
             memory = msgspec.json.decode(self._path.read_bytes(), type=Memory)
         except FileNotFoundError:
-            return Memory(job)
+            memory = Memory(job)
         except msgspec.DecodeError as error:
             raise OrchestratorError(f"{self._path}: {error}; repair or remove it") from None
         if memory.job != job:
             raise OrchestratorError(f"{self._path} belongs to job {memory.job!r}; use another --state-dir")
-        return memory
+        return memory if memory.launch else msgspec.structs.replace(memory, launch=secrets.token_hex(8))

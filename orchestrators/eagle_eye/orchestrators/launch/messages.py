@@ -6,10 +6,18 @@ import msgspec
 
 
 class Configure(msgspec.Struct, frozen=True, tag_field="do", tag="configure"):
-    """First line: the environment of everything that runs on the node, and how long silence is borne."""
+    """First line: the environment of everything that runs on the node, and how long silence is borne.
+
+    ``launch`` marks the ranks of one state folder's launchers: those of an earlier attempt are ended first.
+    ``check`` is how the node is checked before it joins (prepare.py), for at most ``check_within_s``.
+    """
 
     env: dict[str, str]
     lease_s: float
+    node: str = ""
+    launch: str = ""
+    check: str = "off"
+    check_within_s: float = 60.0
 
 
 class Start(msgspec.Struct, frozen=True, tag_field="do", tag="start"):
@@ -26,14 +34,19 @@ class Start(msgspec.Struct, frozen=True, tag_field="do", tag="start"):
     env: dict[str, str]
     command: list[str]
     log_dir: str
+    log_bytes_max: int = 64 << 20
 
 
 class Stop(msgspec.Struct, frozen=True, tag_field="do", tag="stop"):
     """Kill whatever runs; answered by Stopped."""
 
 
+class Check(msgspec.Struct, frozen=True, tag_field="do", tag="check"):
+    """Check the node again; answered by Ready or Unfit."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag_field="do", tag="ping"):
-    """The coordinator is still there."""
+    """The coordinator is still there; answered by Alive."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -51,10 +64,23 @@ class Exit(msgspec.Struct, frozen=True):
     exit_code: int
 
 
+class Alive(msgspec.Struct, frozen=True, tag_field="is", tag="alive"):
+    """The runner answers; ``doing`` is what it does before it is ready, "" from then on."""
+
+    doing: str = ""
+
+
 class Ready(msgspec.Struct, frozen=True, tag_field="is", tag="ready"):
-    """Torch is imported; an attempt can start at once."""
+    """Torch is imported; an attempt can start at once. ``check`` is what the check of the node said."""
 
     pid: int
+    check: str = ""
+
+
+class Unfit(msgspec.Struct, frozen=True, tag_field="is", tag="unfit"):
+    """The node must not join; the reasons are for people."""
+
+    reasons: str
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="is", tag="started"):
@@ -79,8 +105,15 @@ class Stopped(msgspec.Struct, frozen=True, tag_field="is", tag="stopped"):
     survivors: list[int] = []
 
 
-ToRunner = Configure | Start | Stop | Ping
-FromRunner = Ready | Started | Ended | Stopped
+class Logs(msgspec.Struct, frozen=True, tag_field="is", tag="logs"):
+    """The ends of the logs that an attempt's ranks wrote on the node, where the coordinator cannot see them."""
+
+    attempt: int
+    files: dict[str, str]
+
+
+ToRunner = Configure | Start | Stop | Check | Ping
+FromRunner = Alive | Ready | Unfit | Started | Ended | Stopped | Logs
 
 decode_to_runner = msgspec.json.Decoder(ToRunner).decode
 decode_from_runner = msgspec.json.Decoder(FromRunner).decode

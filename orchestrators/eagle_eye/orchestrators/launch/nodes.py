@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 import psutil
 
+from eagle_eye.orchestrators.launch.logs import shorten_runner_log
 from eagle_eye.orchestrators.launch.messages import (
+    Check,
     Configure,
     FromRunner,
     Ping,
@@ -48,7 +51,9 @@ class NodeRunner:
         self._heard = heard
         self._gone = gone
         log.parent.mkdir(parents=True, exist_ok=True)
+        shorten_runner_log(log)
         self._log = log
+        self._heard_s = 0.0
         with log.open("ab") as stderr:
             # A session of its own: Ctrl-C in the terminal is for the coordinator alone.
             self._process = subprocess.Popen(
@@ -66,10 +71,24 @@ class NodeRunner:
         self._abandoned = False
         self._thread = threading.Thread(target=self._listen, name=f"runner-{node}", daemon=True)
 
-    def start(self, env: Mapping[str, str], lease_s: float) -> None:
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs and it was not given up."""
+        return not self._abandoned and self._process.poll() is None
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago it said its last word; 0 where it has not said a first one yet."""
+        return time.monotonic() - self._heard_s if self._heard_s else 0.0
+
+    def start(self, configure: Configure) -> None:
         """The runner gets ready and will say so."""
         self._thread.start()
-        self._send(Configure(dict(env), lease_s))
+        self._send(configure)
+
+    def check(self) -> None:
+        """The runner has its node checked again and says what came of it."""
+        self._send(Check())
 
     def run(self, start: Start) -> None:
         """The ranks will be started, replacing what runs."""
@@ -128,6 +147,7 @@ class NodeRunner:
                     # Banners of whatever runs commands on the node.
                     sys.stderr.write(f"{self.node}: {text.decode(errors='replace')}")
                     continue
+                self._heard_s = time.monotonic()
                 if not self._abandoned:
                     self._heard(self.node, message)
         code = self._process.wait()

@@ -15,6 +15,8 @@ class LaunchOrchestrator:
     """One job, run by one coordinator."""
 
     name = "eagle-eye launch"
+    # What a killed launcher was asked for is in its memory: asked again, it is found done, or gone on with.
+    resumes = True
 
     def __init__(self, coordinator: Coordinator, job: str) -> None:
         self._coordinator = coordinator

@@ -9,12 +9,21 @@ from eagle_eye.orchestrators.launch.checkpoints import Span
 
 
 @dataclass(frozen=True)
+class ChooseCheckpoint:
+    """Look for the newest complete checkpoint outside ``distrusted``, and say which it is."""
+
+    attempt: int
+    distrusted: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
 class StartRanks:
-    """Start the attempt on the nodes, by node rank, from the newest checkpoint outside ``distrusted``."""
+    """Start the attempt on the nodes, by node rank. ``resume_from`` is a checkpoint's folder, "" for the beginning."""
 
     attempt: int
     nodes: tuple[str, ...]
-    distrusted: tuple[Span, ...]
+    resume_from: str
+    step: int | None
 
 
 @dataclass(frozen=True)
@@ -26,10 +35,17 @@ class StopRanks:
 
 @dataclass(frozen=True)
 class Abandon:
-    """Give the node's runner up; whatever of it can be reached from here is killed."""
+    """Give the node's runner up; whatever of it can be reached from here is killed. Another one is tried later."""
 
     node: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Have the node checked again; its runner says that it is ready, or that the node is unfit."""
+
+    node: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +93,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Persist:
-    """What must outlive the launcher has changed."""
+    """What must outlive the launcher has changed; on disk before the next order is carried out."""
 
 
 @dataclass(frozen=True)
@@ -89,5 +105,5 @@ class End:
     exit_code: int
 
 
-RunnerOrder = StartRanks | StopRanks | Abandon | Revive
-Order = RunnerOrder | TellServer | Running | Answer | Say | Persist | End
+RunnerOrder = StartRanks | StopRanks | Abandon | Check | Revive
+Order = RunnerOrder | ChooseCheckpoint | TellServer | Running | Answer | Say | Persist | End

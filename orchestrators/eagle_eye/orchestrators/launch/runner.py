@@ -12,24 +12,33 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import psutil
 
+from eagle_eye.orchestrators.launch import logs
 from eagle_eye.orchestrators.launch.messages import (
+    Alive,
+    Check,
     Configure,
     Ended,
     FromRunner,
+    Logs,
+    Ping,
     Ready,
     Start,
     Stop,
     Stopped,
+    Unfit,
     decode_from_runner,
     decode_to_runner,
     line,
 )
+from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
 
 KILL_DEADLINE_S = 3.0
 POLL_S = 0.5
@@ -46,13 +55,20 @@ class Runner:
         self._selector = selectors.DefaultSelector()
         self._selector.register(incoming, selectors.EVENT_READ, self._read_coordinator)
         self._unread = b""
-        self._lease_s = float("inf")
+        self._configured = Configure({}, float("inf"))
         self._heard_s = time.monotonic()
         self._child: int | None = None
         self._child_pipe: int | None = None
         self._child_unread = b""
         self._child_attempt = 0
         self._child_ended = True
+        self._logs_owed: Path | None = None
+        self._prepared, self._prepared_end = os.pipe()
+        self._selector.register(self._prepared, selectors.EVENT_READ, self._join)
+        self._preparing: threading.Thread | None = None
+        self._doing = ""
+        self._answer: FromRunner | None = None
+        self._start_owed: Start | None = None
         self._gone = False
 
     def serve(self) -> None:
@@ -63,8 +79,8 @@ class Runner:
                 ready = [key.data for key, _ in self._selector.select(POLL_S)]
                 if ready:
                     (self._read_coordinator if self._read_coordinator in ready else ready[0])()
-                if time.monotonic() - self._heard_s > self._lease_s:
-                    _note(f"nothing heard for {self._lease_s:.0f} s; the ranks are stopped")
+                if time.monotonic() - self._heard_s > self._configured.lease_s:
+                    _note(f"nothing heard for {self._configured.lease_s:.0f} s; the ranks are stopped")
                     break
         finally:
             self._kill()
@@ -85,20 +101,73 @@ class Runner:
         except msgspec.DecodeError as error:
             _note(f"not understood: {error}")
             return
-        if isinstance(message, Configure):
-            os.environ.update(message.env)
-            self._lease_s = message.lease_s
-            # Before torch: some of its settings are read when it is imported.
+        match message:
+            case Configure():
+                # Before torch: some of its settings are read when it is imported.
+                os.environ.update(message.env)
+                self._configured = message
+                self._prepare()
+            case Check():
+                self._prepare()
+            case Start() if self._preparing is not None:
+                self._start_owed = message
+            case Start():
+                self._kill()
+                self._start(message)
+            case Stop():
+                self._start_owed = None
+                survivors = self._kill()
+                self._bring_logs()
+                self._say(Stopped(survivors))
+            case Ping():
+                self._say(Alive(self._doing))
+
+    def _prepare(self) -> None:
+        """Get ready in a thread: who answers meanwhile is slow, and not dead."""
+        if self._preparing is None:
+            self._preparing = threading.Thread(target=self._get_ready, name="prepare", daemon=True)
+            self._doing = "starting"
+            self._preparing.start()
+            self._say(Alive(self._doing))
+
+    def _get_ready(self) -> None:
+        configured = self._configured
+        checking: list[Checked] = []
+        check = threading.Thread(
+            target=lambda: checking.append(check_node(configured.check, configured.check_within_s)), daemon=True
+        )
+        try:
+            self._doing = "ending ranks of an earlier launcher"
+            if survivors := configured.launch and end_leftovers(configured.launch, configured.node):
+                self._answer = Unfit(f"{len(survivors)} processes of an earlier attempt cannot be killed")
+                return
+            check.start()
+            self._doing = "importing torch"
             import eagle_eye.orchestrators.launch.elastic  # noqa: F401
 
-            # The import may have taken longer than the lease; what was said meanwhile is still unread.
-            self._heard_s = time.monotonic()
-            self._say(Ready(os.getpid()))
-        elif isinstance(message, Start):
-            self._kill()
-            self._start(message)
-        elif isinstance(message, Stop):
-            self._say(Stopped(self._kill()))
+            self._doing = "checking its node"
+            check.join()
+            found = checking[0] if checking else Checked("cannot tell", "the check itself failed")
+            self._answer = Unfit(found.text or "sick") if found.state == "sick" else Ready(os.getpid(), str(found))
+        except Exception as error:  # noqa: BLE001 - whatever importing torch raises
+            self._answer = None
+            _note(f"cannot get ready: {type(error).__name__}: {error}")
+        finally:
+            os.write(self._prepared_end, b".")
+
+    def _join(self) -> None:
+        """Say what came of getting ready. The thread has ended: attempts are forked from a process without threads."""
+        os.read(self._prepared, 1)
+        if self._preparing is not None:
+            self._preparing.join()
+        self._preparing, self._doing = None, ""
+        if self._answer is None:  # another runner is tried; the last line of this one's log is told
+            self._gone = True
+            return
+        self._say(self._answer)
+        if (start := self._start_owed) is not None:
+            self._start_owed = None
+            self._start(start)
 
     def _start(self, start: Start) -> None:
         read_end, write_end = os.pipe()
@@ -109,6 +178,10 @@ class Runner:
         os.close(write_end)
         self._child, self._child_pipe, self._child_unread = child, read_end, b""
         self._child_attempt, self._child_ended = start.attempt, False
+        folder = Path(start.log_dir)
+        self._logs_owed = None if logs.is_marked(folder.parent.parent, self._configured.launch) else folder
+        if self._logs_owed is not None:
+            logs.drop_old(folder.parent.parent, start.attempt)
         self._selector.register(read_end, selectors.EVENT_READ, self._read_child)
 
     def _become_attempt(self, start: Start, write_end: int) -> NoReturn:
@@ -118,7 +191,7 @@ class Runner:
             # Should the runner be killed, the elastic agent ends its ranks as it does on any SIGTERM.
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             self._selector.close()
-            for descriptor in (self._incoming, self._outgoing):
+            for descriptor in (self._incoming, self._outgoing, self._prepared, self._prepared_end):
                 os.close(descriptor)
             from eagle_eye.orchestrators.launch.elastic import run_attempt
 
@@ -138,7 +211,9 @@ class Runner:
         *lines, self._child_unread = (self._child_unread + received).split(b"\n")
         for text in lines:
             message = decode_from_runner(text)
-            self._child_ended = self._child_ended or isinstance(message, Ended)
+            if isinstance(message, Ended):
+                self._child_ended = True
+                self._bring_logs()
             self._say(message)
 
     def _child_gone(self) -> None:
@@ -146,6 +221,7 @@ class Runner:
         ended, attempt = self._child_ended, self._child_attempt
         self._kill()
         if not ended:
+            self._bring_logs()
             self._say(Ended(attempt, success=False, detail="the elastic agent ended without a word"))
 
     def _kill(self) -> list[int]:
@@ -168,6 +244,12 @@ class Runner:
         self._child = self._child_pipe = None
         self._child_ended = True
         return [process.pid for process in alive]
+
+    def _bring_logs(self) -> None:
+        """The coordinator has the ends of the attempt's logs, where it does not see this folder itself."""
+        if self._logs_owed is not None:
+            self._say(Logs(self._child_attempt, logs.ends(self._logs_owed)))
+            self._logs_owed = None
 
     def _say(self, message: FromRunner) -> None:
         try:

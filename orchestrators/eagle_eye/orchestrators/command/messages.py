@@ -1,0 +1,107 @@
+"""What a program of the site reads on stdin and answers on stdout: ``eagle-eye-command/1``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
+from eagle_eye.schema.action import JobUpdate, MemberRank
+
+FORMAT = "eagle-eye-command/1"
+LINE_CHARACTERS_MAX = 500
+TEXT_CHARACTERS_MAX = 1_500
+STATES = ("running", "completing", "cancelled", "preempted", "timeout", "maintenance", "failed", "finished")
+_UNSEEN = re.compile(r"[^\x20-\x7e\u00a0-\uffff]+")
+
+
+class StateAnswer(msgspec.Struct, frozen=True):
+    """The answer to ``state``. ``state`` and ``ranks`` are for the server, where it has nobody better to ask."""
+
+    attempt: int
+    nodes: list[str]
+    running: bool
+    state: str = ""
+    ranks: list[MemberRank] = []
+    restart_owner: str = ""
+
+    def known(self) -> JobState:
+        """Return what actions are measured against."""
+        return JobState(self.attempt, frozenset(self.nodes), self.running)
+
+    def update(self) -> JobUpdate | None:
+        """Return what to tell the server; None where the answer does not say what a job that stands still is."""
+        state = self.state or ("running" if self.running else "")
+        return JobUpdate(self.attempt, state, self.ranks, self.restart_owner) if state else None
+
+
+def state_request(job: str) -> dict[str, Any]:
+    """Return the question how a job is."""
+    return {"format": FORMAT, "verb": "state", "job": job}
+
+
+def exclude_request(request: Exclusion) -> dict[str, Any]:
+    """Return the wish that nodes are left out; ``now`` announces a restart that follows at once."""
+    return {
+        "format": FORMAT,
+        "verb": "exclude",
+        "job": request.job,
+        "attempt": request.attempt,
+        "nodes": list(request.nodes),
+        "now": request.now,
+        "cause": _cause(request.cause),
+    }
+
+
+def restart_request(job: str, request: Restart) -> dict[str, Any]:
+    """Return the wish that a job's next attempt runs; ``distrust_since_s`` is a Unix time or null."""
+    return {
+        "format": FORMAT,
+        "verb": "restart",
+        "job": job,
+        "over_attempt": request.over_attempt,
+        "without": list(request.without),
+        "distrust_since_s": request.distrust_since_s,
+        "cause": _cause(request.cause),
+    }
+
+
+def readmit_request(nodes: Sequence[str]) -> dict[str, Any]:
+    """Return the wish that nodes are used again."""
+    return {"format": FORMAT, "verb": "readmit", "nodes": list(nodes)}
+
+
+def stop_request(job: str, reason: str) -> dict[str, Any]:
+    """Return the wish that a job ends."""
+    return {"format": FORMAT, "verb": "stop", "job": job, "reason": reason}
+
+
+def parse_state(text: str) -> StateAnswer | None:
+    """Return the answer, None for ``null``: not a job of this program's. Raises CannotCarryOutError."""
+    try:
+        answer = msgspec.json.decode(text, type=StateAnswer | None)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CannotCarryOutError(f"the program's answer to 'state' is not understood: {error}") from None
+    if answer is not None and answer.state not in ("", *STATES):
+        raise CannotCarryOutError(f"the program says state {answer.state[:40]!r}; expected one of {', '.join(STATES)}")
+    return answer
+
+
+def for_people(text: str) -> str:
+    """Return the end of what a program printed as one line."""
+    lines = [_UNSEEN.sub(" ", line).strip()[:LINE_CHARACTERS_MAX] for line in text.splitlines()]
+    return "; ".join(line for line in lines if line)[-TEXT_CHARACTERS_MAX:]
+
+
+def _cause(cause: Cause) -> dict[str, str]:
+    return {
+        "incident_id": cause.incident_id,
+        "action_id": cause.action_id,
+        "fault": cause.fault,
+        "summary": cause.summary,
+        "repair": cause.repair,
+    }

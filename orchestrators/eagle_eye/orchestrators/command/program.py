@@ -1,0 +1,158 @@
+"""A program run for a bounded time, with bounded output, in a session of its own and without a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+OUTPUT_BYTES_MAX = 65_536
+KILL_AFTER_S = 3.0
+POLL_S = 0.05
+_READ_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended; ``exit_code`` is negative for a signal, as in subprocess. ``late``: it took too long.
+
+    Of more output than OUTPUT_BYTES_MAX the end is kept.
+    """
+
+    exit_code: int
+    out: str
+    err: str
+    late: bool = False
+
+
+class Programs:
+    """Runs programs, from any thread; ``close`` ends those that run."""
+
+    def __init__(self, environment: Mapping[str, str], folder: str) -> None:
+        self._environment = dict(environment)
+        self._folder = folder
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, words: Sequence[str], given: bytes, within_s: float, extra: Mapping[str, str]) -> Ended:
+        """Return how the program ended. Raises OSError where it cannot be started, also after ``close``.
+
+        What it started in the background goes on after a normal end; where it is late, all of its session that
+        did not leave it is killed.
+        """
+        with self._lock:
+            if self._closed:
+                raise OSError(0, "the orchestrator is ending")
+            process = subprocess.Popen(
+                list(words),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**self._environment, **extra},
+                cwd=self._folder,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        try:
+            with process:
+                return _Attendance(process, given).until_its_end(time.monotonic() + within_s)
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+    def close(self) -> None:
+        """No program runs and none is started."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        until_s = time.monotonic() + KILL_AFTER_S
+        while any(process.poll() is None for process in running) and time.monotonic() < until_s:
+            time.sleep(POLL_S)
+        for process in running:
+            _signal(process, signal.SIGKILL)
+
+
+class _Attendance:
+    """Feeds one process and reads it, until it has ended or has to be ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], given: bytes) -> None:
+        self._process = process
+        self._unsent = memoryview(given)
+        self._kept = {_descriptor(pipe): b"" for pipe in (process.stdout, process.stderr)}
+        self._selector = selectors.DefaultSelector()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            descriptor = _descriptor(pipe)
+            os.set_blocking(descriptor, False)
+            self._selector.register(
+                descriptor, selectors.EVENT_WRITE if pipe is process.stdin else selectors.EVENT_READ
+            )
+
+    def until_its_end(self, until_s: float) -> Ended:
+        """Return how it ended; from ``until_s`` (of the monotonic clock) on it is asked to end, then made to."""
+        late, kill_s = False, float("inf")
+        with self._selector:
+            while self._process.poll() is None:
+                self._exchange()
+                now_s = time.monotonic()
+                if not late and now_s >= until_s:
+                    late, kill_s = True, now_s + KILL_AFTER_S
+                    _signal(self._process, signal.SIGTERM)
+                elif now_s >= kill_s:
+                    _signal(self._process, signal.SIGKILL)
+        if late:
+            _signal(self._process, signal.SIGKILL)
+        # What it wrote last. Not until the pipes end: what it left in the background may hold them for ever.
+        for descriptor in self._kept:
+            for _ in range(OUTPUT_BYTES_MAX // _READ_BYTES + 1):
+                self._receive(descriptor)
+        out, err = (content.decode(errors="replace") for content in self._kept.values())
+        return Ended(self._process.returncode, out, err, late)
+
+    def _exchange(self) -> None:
+        if not self._selector.get_map():  # it has closed all three, and goes on
+            time.sleep(POLL_S)
+            return
+        for key, _ in self._selector.select(POLL_S):
+            done = self._send(key.fd) if key.events & selectors.EVENT_WRITE else not self._receive(key.fd)
+            if done:
+                self._selector.unregister(key.fd)
+                if key.events & selectors.EVENT_WRITE and self._process.stdin is not None:
+                    self._process.stdin.close()
+
+    def _send(self, descriptor: int) -> bool:
+        """Return whether all was sent, or nobody wants it: its exit code counts."""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                self._unsent = self._unsent[os.write(descriptor, self._unsent[:_READ_BYTES]) :]
+            except BrokenPipeError:
+                self._unsent = self._unsent[:0]
+        return not self._unsent
+
+    def _receive(self, descriptor: int) -> bool:
+        """Return whether there may be more."""
+        try:
+            received = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._kept[descriptor] = (self._kept[descriptor] + received)[-OUTPUT_BYTES_MAX:]
+        return bool(received)
+
+
+def _descriptor(pipe: IO[bytes] | None) -> int:
+    assert pipe is not None  # noqa: S101 - all three are pipes
+    return pipe.fileno()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

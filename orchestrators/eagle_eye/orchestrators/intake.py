@@ -1,0 +1,158 @@
+"""What becomes of a delivery: recorded in the ledger, refused with a report, or queued as work."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from eagle_eye.orchestrators import cloudevent
+from eagle_eye.orchestrators.acceptance import refusal
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.ledger import ActionState, Ledger
+from eagle_eye.orchestrators.protocol import JobState
+from eagle_eye.orchestrators.resumption import STEPS
+from eagle_eye.schema.action import (
+    ACTION_EXPIRED,
+    ACTION_REQUESTED,
+    ACTION_WITHDRAWN,
+    NODE_READMITTED,
+    ActionRequest,
+    ReportState,
+)
+
+log = logging.getLogger(__name__)
+
+QUEUE_MAX = 1_000
+
+
+@dataclass(frozen=True)
+class Readmission:
+    """Nodes that the server has let back in; ``key`` is the ledger's name for it."""
+
+    nodes: tuple[str, ...]
+    key: str
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """An action that an earlier process was carrying out when it ended, and how far it had come."""
+
+    action: ActionRequest
+    step: ActionState
+
+
+Work = ActionRequest | Readmission | Resumption
+
+
+class ReportTo(Protocol):
+    """Takes a report on an action; returns once it is durable."""
+
+    def __call__(self, action: ActionRequest, state: ReportState, detail: str) -> None:
+        """The report will reach the server."""
+
+
+@dataclass
+class Intake:
+    """Where deliveries go.
+
+    ``secrets`` are the signing secrets that count now, two during a rotation; with none, nothing is accepted.
+    ``count`` hears in a word what became of each delivery.
+    """
+
+    ledger: Ledger
+    job_state: Callable[[str], JobState | None]
+    report: ReportTo
+    secrets: Callable[[], Sequence[str]]
+    clock: Callable[[], float] = time.time
+    count: Callable[[str], None] = lambda _: None
+    work: queue.Queue[Work] = field(default_factory=lambda: queue.Queue(QUEUE_MAX))
+    # Two deliveries at once must not overtake each other between the ledger and the queue.
+    _order: threading.Lock = field(default_factory=threading.Lock)
+
+    def signed(self, body: bytes, headers: dict[str, str]) -> str | None:
+        """Return why the signature does not hold, None where it does; times may differ by 5 minutes."""
+        reasons = [_verify(secret, body, headers) for secret in self.secrets()]
+        return None if None in reasons else (reasons[0] if reasons else "no signing secret is known yet")
+
+    def take(self, webhook_id: str, body: bytes) -> str:
+        """The event is durable; returns what became of it. Raises UnacceptableEventError and queue.Full."""
+        event = cloudevent.parse_event(body)
+        with self._order:
+            if self.ledger.seen(webhook_id):
+                return "known"
+            if self.work.full():
+                raise queue.Full
+            if event.type == ACTION_REQUESTED:
+                return self._request(webhook_id, cloudevent.parse_action(event))
+            if event.type in (ACTION_EXPIRED, ACTION_WITHDRAWN):
+                action_id = cloudevent.parse_reference(event).action_id
+                cancelled = self.ledger.withdraw(webhook_id, action_id, self.clock())
+                return "cancelled" if cancelled else "nothing to cancel"
+            if event.type == NODE_READMITTED:
+                return self._readmit(webhook_id, event)
+            # Heartbeats, pings, incidents: nothing to do but to say that they arrived.
+            self.ledger.record_delivery(webhook_id, self.clock())
+            return "acknowledged"
+
+    def resume(self) -> None:
+        """Work left by an earlier process is queued again, in its order; what it had begun comes first.
+
+        Waits where the queue is full: by then somebody should be taking from it.
+        """
+        begun = [Resumption(action, step) for step in STEPS for action in self.ledger.actions(step)]
+        readmissions = [Readmission(tuple(nodes), key) for key, nodes in self.ledger.readmissions()]
+        left: tuple[Work, ...] = (*begun, *self.ledger.actions("queued"), *readmissions)
+        for work in left:
+            self.work.put(work)
+
+    def _request(self, webhook_id: str, action: ActionRequest) -> str:
+        now_s = self.clock()
+        if self.ledger.state_of(action.action_id) is not None:
+            self.ledger.record_delivery(webhook_id, now_s)
+            return "known"
+        try:
+            reason = refusal(action, self.job_state(action.job), now_s)
+        except CannotCarryOutError as error:
+            # Not being able to tell is no reason to refuse: it is asked again when its turn comes.
+            log.warning("job %s: %s; will ask again", action.job, error)
+            reason = None
+        # The report first: should this process end in between, the repeated delivery repeats it, whereas
+        # a recorded action without a report would stay silent for good.
+        self.report(action, "refused" if reason else "accepted", reason or "")
+        self.ledger.record_action(webhook_id, action, "refused" if reason else "queued", now_s)
+        if reason is not None:
+            log.warning("action %s (%s) refused: %s", action.action_id, action.kind, reason)
+            return "refused"
+        self.work.put_nowait(action)
+        return "queued"
+
+    def _readmit(self, webhook_id: str, event: cloudevent.CloudEvent) -> str:
+        nodes = cloudevent.parse_nodes(event)
+        said_s = cloudevent.unix_seconds(event.time, "time") if event.time else self.clock()
+        # A readmission that comes late must not undo an exclusion that came after it.
+        stale = self.ledger.named_after(nodes, said_s)
+        if stale:
+            log.warning("readmission of %s is older than its exclusion; ignored", ", ".join(stale))
+        wanted = [node for node in nodes if node not in stale]
+        self.ledger.record_readmission(webhook_id, wanted, self.clock())
+        if not wanted:
+            return "stale"
+        self.work.put_nowait(Readmission(tuple(wanted), webhook_id))
+        return "queued"
+
+
+def _verify(secret: str, body: bytes, headers: dict[str, str]) -> str | None:
+    try:
+        Webhook(secret).verify(body, headers, json_parse=False)
+    except WebhookVerificationError as error:
+        return str(error)
+    except ValueError:  # a signature that is no list or no base64, a body that is no UTF-8
+        return "malformed signature or body"
+    return None

@@ -1,0 +1,227 @@
+"""Kubernetes' API server, by the official client: what is asked of it, and what its refusals mean. Touches the network.
+
+The client brings what a site's kubeconfig needs (certificates, tokens that are renewed, plug-ins); answers are
+decoded by us, field by field, since its models refuse what another version of the server says. The rights that this
+needs are exactly those in packaging/kubernetes/orchestrator.yaml.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import urllib3
+from kubernetes import client as official
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config.config_exception import ConfigException
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.kubernetes import marks
+from eagle_eye.orchestrators.kubernetes.objects import Node, Page, Pod, Resources, Status
+
+PAGE = 500  # objects of one answer
+PAGES_MAX = 200
+STRATEGIC = "application/strategic-merge-patch+json"
+MERGE = "application/merge-patch+json"
+# A list of names: the server leaves the rest of each object out.
+NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+FROM_CACHE = "0"  # as the API server has it in memory, which costs it little and may be a moment old
+TIMEOUT_S = 10.0
+RETRY_AFTER_S = (0.2, 0.5, 1.0)
+_BUSY = frozenset({429, 500, 502, 503, 504})
+
+ShapeT = TypeVar("ShapeT")
+
+
+class Conflict(Exception):  # noqa: N818 - it names what happened
+    """The object has changed since it was read: read it again."""
+
+
+class Eviction(NamedTuple):
+    """What became of the wish to evict a pod: gone, or kept for now, with the reason."""
+
+    gone: bool
+    why: str = ""
+
+
+class _OnlyMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    metadata: _OnlyMetadata = _OnlyMetadata()
+
+
+class Api:
+    """One cluster, from several threads. Every method raises CannotCarryOutError where the server says no."""
+
+    def __init__(self, client: official.ApiClient, pause: Callable[[float], object] = time.sleep) -> None:
+        self._client = client
+        self._core = official.CoreV1Api(client)
+        self._pause = pause
+        self._eviction: str | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Connections are closed."""
+        self._client.close()
+
+    def node(self, name: str) -> Node | None:
+        """Return the node as it is now; None where there is none of this name."""
+        try:
+            body = self._ask(f"get node {name}", lambda: self._core.read_node(name, **_RAW))
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            raise refused(f"get node {name}", error) from None
+        return _decode(body, Node, f"node {name}")
+
+    def node_names(self) -> frozenset[str]:
+        """Return the names of all nodes of the cluster, as the API server has them in memory."""
+        return frozenset(item.metadata.name for item in self._pages("list nodes", self._list_names, _Named))
+
+    def pods(
+        self, namespaces: Iterable[str], *, label: str | None = None, node: str | None = None, cached: bool = False
+    ) -> list[Pod]:
+        """Return the pods with the label selector, or on the node, in these namespaces; in all where none is named."""
+        where = {
+            **({"label_selector": label} if label else {}),
+            **({"field_selector": f"spec.nodeName={node}"} if node else {}),
+            **({"resource_version": FROM_CACHE} if cached else {}),
+        }
+        found: list[Pod] = []
+        for namespace in namespaces or ("",):
+            what = f"list pods in {namespace}" if namespace else "list pods"
+            # From its memory the server gives everything at once, and takes no limit.
+            page = where if cached else {**where, "limit": PAGE}
+            found += self._pages(what, lambda more, n=namespace, p=page: self._list_pods(n, {**p, **more}), Pod)  # type: ignore[misc]
+        return found
+
+    def mark(self, node: str, patch: dict[str, Any]) -> None:
+        """The node has this patch; raises Conflict where it has changed since it was read."""
+        what = f"patch node {node}"
+        self._patch(what, lambda: self._core.patch_node(node, patch, _content_type=MERGE, **_OURS))
+
+    def set_condition(self, node: str, patch: dict[str, Any]) -> None:
+        """The node's status has this condition."""
+        what = f"patch nodes/status of {node}"
+        self._patch(what, lambda: self._core.patch_node_status(node, patch, _content_type=STRATEGIC, **_OURS))
+
+    def evict(self, pod: Pod) -> Eviction:
+        """The pod is asked to go, unless a PodDisruptionBudget keeps it or it is another one by now."""
+        name, space = pod.metadata.name, pod.metadata.namespace
+        body = official.V1Eviction(
+            api_version=self._eviction_version(),
+            kind="Eviction",
+            metadata=official.V1ObjectMeta(name=name, namespace=space),
+            delete_options=official.V1DeleteOptions(preconditions=official.V1Preconditions(uid=pod.metadata.uid)),
+        )
+        what = f"evict pod {pod.full_name}"
+        try:
+            self._ask(
+                what, lambda: self._core.create_namespaced_pod_eviction(name, space, body, **_RAW), busy=_BUSY - {429}
+            )
+        except ApiException as error:
+            if error.status in (404, 409):  # it is gone, or a new one has its name
+                return Eviction(True)
+            if error.status == 429:
+                return Eviction(False, _said(error) or "the API server asks to try again later")
+            raise refused(what, error) from None
+        return Eviction(True)
+
+    def _eviction_version(self) -> str:
+        """Return the version in which the server takes evictions: policy/v1beta1 before Kubernetes 1.22."""
+        with self._lock:
+            if self._eviction is None:
+                try:
+                    body = self._ask("discover", lambda: self._core.get_api_resources(**_RAW))
+                except ApiException as error:
+                    raise refused("discover", error) from None
+                known = _decode(body, Resources, "the API's resources").resources
+                version = next((item.version for item in known if item.name == "pods/eviction"), "v1")
+                self._eviction = f"policy/{version}"
+            return self._eviction
+
+    def _list_names(self, more: dict[str, Any]) -> Any:
+        asked: dict[str, Any] = {"limit": PAGE, **more}
+        return self._core.list_node(**asked, _headers={"Accept": NAMES_ONLY}, **_RAW)
+
+    def _list_pods(self, namespace: str, asked: dict[str, Any]) -> Any:
+        if namespace:
+            return self._core.list_namespaced_pod(namespace, **asked, **_RAW)
+        return self._core.list_pod_for_all_namespaces(**asked, **_RAW)
+
+    def _pages(self, what: str, ask: Callable[[dict[str, Any]], Any], shape: type[ShapeT]) -> list[ShapeT]:
+        found: list[ShapeT] = []
+        more: dict[str, Any] = {}
+        for _ in range(PAGES_MAX):
+            asked = dict(more)
+            try:
+                body = self._ask(what, lambda asked=asked: ask(asked))  # type: ignore[misc]
+            except ApiException as error:
+                raise refused(what, error) from None
+            page = _decode(body, Page, what)
+            found += [_decode(item, shape, what) for item in page.items]
+            if not page.metadata.more:
+                return found
+            more = {"_continue": page.metadata.more}
+        raise CannotCarryOutError(f"{what}: more than {PAGES_MAX * PAGE} objects")
+
+    def _patch(self, what: str, patch: Callable[[], Any]) -> None:
+        try:
+            self._ask(what, patch)
+        except ApiException as error:
+            if error.status == 409:
+                raise Conflict from None
+            raise refused(what, error) from None
+
+    def _ask(self, what: str, call: Callable[[], Any], busy: frozenset[int] = _BUSY) -> bytes:
+        """Return the answer's body. What is asked may be asked again: a server that is busy is, after a moment."""
+        for pause_s in (*RETRY_AFTER_S, None):
+            try:
+                answer = call()
+                return bytes(answer.data)
+            except ApiException as error:
+                if pause_s is None or error.status not in busy:
+                    raise
+            except urllib3.exceptions.HTTPError as error:
+                if pause_s is None:
+                    name = type(error).__name__
+                    raise CannotCarryOutError(f"{what}: the API server does not answer ({name})") from None
+            except (ConfigException, OSError) as error:  # a token that cannot be read or renewed
+                raise CannotCarryOutError(f"{what}: {str(error)[:300]}") from None
+            self._pause(pause_s)
+        raise AssertionError("unreachable")
+
+
+def refused(what: str, error: ApiException) -> CannotCarryOutError:
+    """Return what to tell people: what was asked, what the server says, and where rights are granted."""
+    said = _said(error) or str(error.reason or "")
+    remedy = "; see docs/kubernetes.md, Rights" if error.status in (401, 403) else ""
+    if error.status == 0:  # as the client says that TLS failed
+        return CannotCarryOutError(f"{what}: {' '.join(said.split())[:300]}")
+    return CannotCarryOutError(f"{what}: the API server answers {error.status}: {said[:500]}{remedy}")
+
+
+def _said(error: ApiException) -> str:
+    body = error.body
+    if not body:
+        return ""
+    try:
+        return msgspec.json.decode(body, type=Status).text
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return str(body)[:200]
+
+
+def _decode(body: bytes | msgspec.Raw, shape: type[ShapeT], what: str) -> ShapeT:
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CannotCarryOutError(f"{what}: the answer is not understood: {str(error)[:200]}") from None
+
+
+_RAW: dict[str, Any] = {"_preload_content": False, "_request_timeout": TIMEOUT_S}
+_OURS: dict[str, Any] = {**_RAW, "field_manager": marks.MANAGER}

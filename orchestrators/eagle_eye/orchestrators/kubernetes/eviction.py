@@ -1,0 +1,98 @@
+"""Which of a job's pods go for a restart, and how far it has come. Pure.
+
+A restart takes every pod of the job: ranks that wait for one that is gone do not come back by themselves. Pods that
+began after the fault was told of stay: they are the next attempt's already. That makes a restart that is asked for
+twice, or that a killed process left half-done, happen once. On a node that is to be left, no pod of the job stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from eagle_eye.orchestrators.kubernetes.jobs import began_s
+from eagle_eye.orchestrators.kubernetes.objects import Pod
+
+# Kubernetes' times are whole seconds; no fault is told of within a second of a pod's start.
+TIME_RESOLUTION_S = 1.0
+NAMED_MAX = 8
+MIRROR = "kubernetes.io/config.mirror"
+
+Scope = Literal["job", "nodes"]
+
+
+class Progress(NamedTuple):
+    """How far a job is on its way back. ``waiting`` says what is missing, in words; "" where it runs again."""
+
+    done: bool
+    waiting: str
+    ended: bool = False
+
+
+def victims(pods: Iterable[Pod], without: Collection[str], detected_s: float | None, scope: Scope) -> list[Pod]:
+    """Return the pods to be evicted, those on nodes to be left first.
+
+    ``scope`` "nodes" takes those alone, where there are such nodes: for jobs whose other ranks go on without them.
+    """
+    there = [pod for pod in pods if pod.live and pod.spec.node_name]
+    leaving = [pod for pod in there if pod.spec.node_name in without]
+    if scope == "nodes" and without:
+        return leaving
+    rest = [pod for pod in there if pod.spec.node_name not in without and not _began_after(pod, detected_s)]
+    return leaving + rest
+
+
+def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str], expected: int) -> Progress:
+    """Return how far the job is: ``pods`` are its members now, ``gone`` the uids of those that were evicted.
+
+    It runs again when as many pods as before run, none of them an evicted one and none on a node that was left.
+    """
+    live = [pod for pod in pods if pod.live and pod.metadata.uid not in gone]
+    back = [pod for pod in live if pod.spec.node_name in without]
+    if back:
+        where = ", ".join(f"{pod.full_name} on {pod.spec.node_name}" for pod in back[:NAMED_MAX])
+        return Progress(False, f"in spite of taint and cordon: {where}; look at the pod's tolerations and nodeName")
+    running = [pod for pod in live if pod.runs]
+    if len(live) >= expected > 0 and len(running) == len(live):
+        return Progress(True, "")
+    if pods and not live and all(pod.status.phase == "Succeeded" for pod in pods):
+        return Progress(True, "", ended=True)
+    missing = [f"{pod.full_name} waits{_why(pod)}" for pod in live if not pod.runs]
+    absent = expected - len(live)
+    if absent > 0:
+        leaving = [pod.full_name for pod in pods if pod.metadata.deletion_timestamp is not None]
+        text = f"{absent} of {expected} pods are not back"
+        if leaving:
+            text += f"; still ending: {named(leaving)}"
+        missing.insert(0, text)
+    return Progress(False, "; ".join(missing[:NAMED_MAX]))
+
+
+def bystanders(there: Iterable[Pod], job_uids: Collection[str]) -> list[str]:
+    """Return who else runs on a node: not the job itself, nor what belongs to the node."""
+    return sorted(
+        pod.full_name
+        for pod in there
+        if pod.live
+        and pod.metadata.uid not in job_uids
+        and MIRROR not in (pod.metadata.annotations or {})
+        and not any(owner.kind in ("DaemonSet", "Node") for owner in pod.metadata.owner_references or ())
+    )
+
+
+def named(names: Sequence[str]) -> str:
+    """Return some of the names, and how many more there are."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+def _began_after(pod: Pod, detected_s: float | None) -> bool:
+    return detected_s is not None and began_s(pod) > detected_s - TIME_RESOLUTION_S
+
+
+def _why(pod: Pod) -> str:
+    """Return the scheduler's word on a pod that it finds no place for."""
+    for condition in pod.status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False" and condition.message:
+            return f" for a node: {condition.message[:300]}"
+    return f" on {pod.spec.node_name}" if pod.spec.node_name else ""

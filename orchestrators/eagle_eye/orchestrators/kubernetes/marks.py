@@ -1,0 +1,161 @@
+"""What an exclusion leaves on a node, and whose a node's cordon is. Pure.
+
+Three marks are put on in one patch: the cordon, a taint and an annotation that says who did it and why. The cordon
+itself has no author; the API server's account of who set the field (managedFields) has, where it keeps one. What an
+administrator has done to a node stays: a node that was cordoned before is not marked at all, and a node whose marks
+are no longer as we left them is not uncordoned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from eagle_eye.orchestrators.kubernetes.objects import Node, Taint
+from eagle_eye.orchestrators.protocol import Cause
+
+# The server's source of jobs takes a cordon for ours where a key contains "eagle-eye".
+ANNOTATION = "eagle-eye/exclusion"
+TAINT = "eagle-eye/excluded"
+CONDITION = "EagleEyeFault"
+MANAGER = "eagle-eye"  # under which the API server keeps account of what we set
+
+TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+ConditionStatus = Literal["True", "False"]
+MESSAGE_CHARACTERS_MAX = 1_000
+
+
+class Exclusion(msgspec.Struct, frozen=True):
+    """The annotation's value, as JSON. ``since`` is RFC 3339, ``taint`` the effect that was put on with it."""
+
+    owner: str
+    incident: str
+    action: str
+    reason: str
+    since: str
+    taint: str
+
+
+class Whose(NamedTuple):
+    """Whose a node's exclusion is; ``ours`` is the annotation where it is ours and whole.
+
+    ``state`` "free": nobody keeps pods away; "ours": all marks are as we left them; "uncordoned": ours, and somebody
+    has lifted the cordon since; "theirs": the cordon is somebody else's; "taken": somebody has changed our marks.
+    ``why`` says more of the last two.
+    """
+
+    state: Literal["free", "ours", "uncordoned", "theirs", "taken"]
+    ours: Exclusion | None = None
+    why: str = ""
+
+
+def whose(node: Node, owner: str) -> Whose:
+    """Return whose the node's exclusion is, seen from the one who signs as ``owner``."""
+    cordoned = node.spec.unschedulable
+    text = (node.metadata.annotations or {}).get(ANNOTATION)
+    if text is None:
+        return Whose("theirs", None, "cordoned by somebody else") if cordoned else Whose("free")
+    ours = _decoded(text)
+    if not cordoned:
+        return Whose("uncordoned", ours) if ours is not None and ours.owner == owner else Whose("free")
+    if ours is None:
+        return Whose("taken", None, f"its annotation {ANNOTATION} was changed")
+    if ours.owner != owner:
+        return Whose("taken", None, f"excluded by {ours.owner[:64]!r}")
+    taints = [(taint.value, taint.effect) for taint in node.spec.taints or () if taint.key == TAINT]
+    if taints != [(taint_value(ours.reason), ours.taint)]:
+        return Whose("taken", ours, f"its taint {TAINT} was changed")
+    manager = _who_cordoned(node)
+    if manager is not None and manager != MANAGER:
+        return Whose("theirs", ours, f"cordoned anew by {manager[:64]!r}")
+    return Whose("ours", ours)
+
+
+def marking(node: Node, cause: Cause, owner: str, effect: TaintEffect, since: str) -> dict[str, Any]:
+    """Return the patch that cordons the node and says why; it fails where the node has changed meanwhile."""
+    ours = Exclusion(owner, cause.incident_id, cause.action_id, _line(cause.reason), since, effect)
+    taints = [taint for taint in node.spec.taints or () if taint.key != TAINT]
+    taints.append(Taint(TAINT, taint_value(cause.reason), effect))
+    return {
+        "metadata": {
+            "resourceVersion": node.metadata.resource_version,
+            "annotations": {ANNOTATION: msgspec.json.encode(ours).decode()},
+        },
+        "spec": {"unschedulable": True, "taints": [msgspec.to_builtins(taint) for taint in taints]},
+    }
+
+
+def unmarking(node: Node, *, uncordon: bool) -> dict[str, Any]:
+    """Return the patch that takes our marks off; the cordon only where ``uncordon`` says so."""
+    taints = [taint for taint in node.spec.taints or () if taint.key != TAINT]
+    spec: dict[str, Any] = {"taints": [msgspec.to_builtins(taint) for taint in taints] or None}
+    if uncordon:
+        spec["unschedulable"] = None
+    return {
+        "metadata": {"resourceVersion": node.metadata.resource_version, "annotations": {ANNOTATION: None}},
+        "spec": spec,
+    }
+
+
+def condition(status: ConditionStatus, reason: str, message: str, now: str) -> dict[str, Any]:
+    """Return the patch of the node's status that sets our condition: "True" says that there is a fault."""
+    return {
+        "status": {
+            "conditions": [
+                {
+                    "type": CONDITION,
+                    "status": status,
+                    "reason": camel(reason),
+                    "message": _line(message),
+                    "lastHeartbeatTime": now,
+                    "lastTransitionTime": now,
+                }
+            ]
+        }
+    }
+
+
+def has_condition(node: Node, status: str, message: str) -> bool:
+    """Return whether our condition says this already."""
+    said = [item for item in node.status.conditions or () if item.type == CONDITION]
+    return [(item.status, item.message) for item in said] == [(status, _line(message))]
+
+
+def shows_fault(node: Node) -> bool:
+    """Return whether our condition says that there is a fault."""
+    return any(item.type == CONDITION and item.status != "False" for item in node.status.conditions or ())
+
+
+def taint_value(reason: str) -> str:
+    """Return the fault, as far as it may stand in a taint: a reason begins with it."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", reason.partition(":")[0].strip())[:63].strip("_.-") or "fault"
+
+
+def camel(text: str) -> str:
+    """Return a condition's reason: ``gpu_memory_error`` as ``GpuMemoryError``."""
+    words = re.findall(r"[A-Za-z0-9]+", text)
+    joined = "".join(word[:1].upper() + word[1:] for word in words)[:128]
+    return joined if joined[:1].isalpha() else f"Fault{joined}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:MESSAGE_CHARACTERS_MAX]
+
+
+def _decoded(text: str) -> Exclusion | None:
+    try:
+        return msgspec.json.decode(text, type=Exclusion)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _who_cordoned(node: Node) -> str | None:
+    """Return who set ``spec.unschedulable``; None where the API server keeps no account."""
+    for entry in node.metadata.managed_fields or ():
+        spec = (entry.fields or {}).get("f:spec")
+        if isinstance(spec, Mapping) and "f:unschedulable" in spec:
+            return entry.manager
+    return None

@@ -1,0 +1,324 @@
+"""Kubernetes as an Orchestrator: nodes are cordoned and marked, pods are evicted, their controllers do the rest.
+
+It keeps nothing: what it has done stands in the cluster, so that a process that is killed in the middle of an action
+leaves nothing that another one could not see. Touches the network, by Api and HealthEvents, and the clock.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.kubernetes import health_events, marks
+from eagle_eye.orchestrators.kubernetes.api import Api, Conflict
+from eagle_eye.orchestrators.kubernetes.eviction import Scope, bystanders, named, progress, victims
+from eagle_eye.orchestrators.kubernetes.jobs import (
+    ATTEMPT_LABELS,
+    JOB_LABELS,
+    attempt_of,
+    found_by,
+    members,
+    pods_of,
+    selectors,
+)
+from eagle_eye.orchestrators.kubernetes.objects import Node, Pod
+from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
+
+log = logging.getLogger(__name__)
+
+NODE_NAMES_FOR_S = 60.0  # nodes come and go seldom
+CONFLICTS_MAX = 5
+POLL_S = 2.0
+BLOCKED_S = 5.0  # between two questions to a PodDisruptionBudget
+# For a controller to make anew what somebody else ended; what was deleted or suspended does not come back.
+NOTHING_LEFT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a site wants it. ``namespaces`` () are all; ``evict_wait_s`` counts where an action does not expire."""
+
+    namespaces: tuple[str, ...] = ()
+    job_labels: tuple[str, ...] = JOB_LABELS
+    attempt_labels: tuple[str, ...] = ATTEMPT_LABELS
+    owner: str = "eagle-eye"
+    taint_effect: marks.TaintEffect = "NoSchedule"
+    scope: Scope = "job"
+    start_wait_s: float = 600.0
+    evict_wait_s: float = 600.0
+
+
+class _Before(NamedTuple):
+    """A job before its restart: how many of its pods ran or were to, and by which selectors they are found."""
+
+    expected: int
+    selectors: tuple[str, ...]
+
+
+def _suspect(request: Restart) -> str:
+    """Return what a person has to see to, since nothing of ours reaches the job: which checkpoints hold the damage."""
+    if request.distrust_since_s is None:
+        return ""
+    return (
+        f"; checkpoints written since {_rfc3339(request.distrust_since_s)} may hold the damage, and the job is not told"
+    )
+
+
+def _rfc3339(time_s: float) -> str:
+    return dt.datetime.fromtimestamp(time_s, tz=dt.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class KubernetesOrchestrator:
+    """One cluster."""
+
+    name = "kubernetes"
+    resumes = True
+
+    def __init__(
+        self,
+        api: Api,
+        settings: Settings,
+        sink: health_events.HealthEvents | None = None,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._api = api
+        self._settings = settings
+        self._sink = sink
+        self._clock = clock
+        self._pause = pause
+        self._names: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
+
+    def close(self) -> None:
+        """Connections are closed. A restart that waits ends with its process; the next one goes on with it."""
+        self._api.close()
+        if self._sink is not None:
+            self._sink.close()
+
+    def state(self, job: str) -> JobState | None:
+        """Return how the job is, by its pods; None where none bears its name. Any node of the cluster may be named."""
+        pods = self._pods(job, cached=True)
+        if not pods:
+            return None
+        labels = self._settings.attempt_labels
+        running = any(pod.runs for pod in members(pods, labels))
+        return JobState(attempt_of(pods, labels), self._node_names(), running)
+
+    def stop(self, job: str, reason: str) -> str:  # noqa: ARG002 - the protocol's name
+        """Nothing is stopped: pods that are evicted come back, and we have no right to change what owns them."""
+        raise CannotCarryOutError(
+            f"{job}: stopping is its controller's: kubectl patch KIND {job} --type=merge "
+            """-p '{"spec":{"suspend":true}}' (Job, JobSet, TrainJob), or delete it"""
+        )
+
+    def exclude(self, request: Exclusion) -> str:
+        """The nodes take no new pods and say why; pods that run there stay. Returns who else does."""
+        done: list[str] = []
+        for name in request.nodes:
+            try:
+                done.append(self._exclude(name, request))
+            except CannotCarryOutError as error:
+                raise CannotCarryOutError("; ".join([*done, str(error)])) from None
+        return "; ".join(done)
+
+    def restart(self, job: str, request: Restart) -> str:
+        """The job's pods were evicted and as many run again. Raises CannotCarryOutError with what is missing."""
+        pods = self._pods(job)
+        expected = sum(pod.live for pod in members(pods, self._settings.attempt_labels))
+        before = _Before(expected, tuple(found_by(job, pods, self._settings.job_labels)))
+        attempt = attempt_of(pods, self._settings.attempt_labels)
+        gone: set[str] = set()
+        done = f"job {job} is at attempt {attempt} already"
+        if attempt <= request.over_attempt:
+            going = victims(pods, request.without, request.cause.detected_s, self._settings.scope)
+            self._evict(going, request)
+            gone = {pod.metadata.uid for pod in going}
+            done = f"evicted {len(going)} pods of {job}" if going else f"no pod of {job} was there to evict"
+            request.cause.tell(f"{done}: {named([pod.full_name for pod in going])}" if going else done)
+        return self._await(job, before, gone, request, done) + _suspect(request)
+
+    def readmit(self, nodes: Sequence[str]) -> str:
+        """Our cordons, taints and annotations are gone; what is not ours, or not as we left it, is left alone."""
+        return "; ".join(self._readmit(name) for name in nodes)
+
+    def preview(self, request: Exclusion | Restart) -> str:
+        """Return what would be done; only reads."""
+        if isinstance(request, Exclusion):
+            return "; ".join(self._preview_exclusion(name) for name in request.nodes)
+        return "evict the job's pods, except those that began after the fault was told of"
+
+    # Exclusion and readmission
+
+    def _exclude(self, name: str, request: Exclusion) -> str:
+        cause = request.cause
+        for _ in range(CONFLICTS_MAX):
+            node = self._api.node(name)
+            if node is None:
+                return f"{name} is no node of the cluster any more"
+            whose = marks.whose(node, self._settings.owner)
+            if whose.state in ("theirs", "taken"):
+                return f"{name} is out already, {whose.why}: left as it is"
+            if whose.state == "ours" and whose.ours is not None:
+                said = f"{name} is cordoned already, for incident {whose.ours.incident}"
+                return said + (self._say(node, cause) if whose.ours.action == cause.action_id else "")
+            patch = marks.marking(node, cause, self._settings.owner, self._settings.taint_effect, self._now())
+            try:
+                self._api.mark(name, patch)
+            except Conflict:
+                continue
+            said = f"{name} is cordoned and tainted {marks.TAINT}={marks.taint_value(cause.reason)}"
+            return (
+                f"{said}:{self._settings.taint_effect}" + self._say(node, cause) + self._bystanders(name, request.job)
+            )
+        raise CannotCarryOutError(f"{name}: changed by others {CONFLICTS_MAX} times while it was to be cordoned")
+
+    def _say(self, node: Node, cause: Cause) -> str:
+        """The node's condition and the site's sink say what is wrong; returns what of it failed, for people."""
+        name, message = node.metadata.name, f"{cause.reason} (incident {cause.incident_id})"
+        failed = ""
+        if not marks.has_condition(node, "True", message):
+            failed = self._set_condition(name, "True", cause.fault, message)
+        if self._sink is not None:
+            why = self._sink.send(health_events.event(name, "excluded", cause, self._sink.cluster, self._now()))
+            failed += f" (health event not delivered: {why})" if why else ""
+        return failed
+
+    def _set_condition(self, name: str, status: marks.ConditionStatus, reason: str, message: str) -> str:
+        try:
+            self._api.set_condition(name, marks.condition(status, reason, message, self._now()))
+        except (CannotCarryOutError, Conflict) as error:
+            # The cordon is what counts; this is for people.
+            log.warning("condition %s of node %s: %s", marks.CONDITION, name, error)
+            return f" (its condition was not set: {error})"
+        return ""
+
+    def _bystanders(self, name: str, job: str) -> str:
+        try:
+            own = {pod.metadata.uid for pod in self._pods(job, cached=True)}
+            others = bystanders(self._api.pods(self._settings.namespaces, node=name, cached=True), own)
+        except CannotCarryOutError as error:
+            return f" (who else runs there is not known: {error})"
+        if not others:
+            return ""
+        fate = "have to go" if self._settings.taint_effect == "NoExecute" else "stay"
+        return f"; others on it {fate}: {named(others)}"
+
+    def _readmit(self, name: str) -> str:
+        for _ in range(CONFLICTS_MAX):
+            node = self._api.node(name)
+            if node is None:
+                return f"{name} is no node of the cluster"
+            whose = marks.whose(node, self._settings.owner)
+            if whose.ours is None or whose.state == "taken":
+                return f"{name} is left as it is: {whose.why or 'not excluded by us'}"
+            try:
+                self._api.mark(name, marks.unmarking(node, uncordon=whose.state == "ours"))
+            except Conflict:
+                continue
+            failed = self._unsay(node)
+            if whose.state == "theirs":
+                return f"{name} has no marks of ours any more; it stays cordoned: {whose.why}{failed}"
+            return f"{name} takes pods again{failed}"
+        raise CannotCarryOutError(f"{name}: changed by others {CONFLICTS_MAX} times while it was to be readmitted")
+
+    def _unsay(self, node: Node) -> str:
+        name, failed = node.metadata.name, ""
+        if marks.shows_fault(node):
+            failed = self._set_condition(name, "False", "Readmitted", "readmitted")
+        if self._sink is not None:
+            why = self._sink.send(health_events.event(name, "readmitted", None, self._sink.cluster, self._now()))
+            failed += f" (health event not delivered: {why})" if why else ""
+        return failed
+
+    def _preview_exclusion(self, name: str) -> str:
+        node = self._api.node(name)
+        if node is None:
+            return f"leave {name}, which is no node of the cluster"
+        whose = marks.whose(node, self._settings.owner)
+        if whose.state in ("free", "uncordoned"):
+            return f"cordon {name} and taint it {marks.TAINT}:{self._settings.taint_effect}"
+        return f"leave {name} as it is: {whose.why or 'cordoned already'}"
+
+    # Restart
+
+    def _evict(self, pods: Sequence[Pod], request: Restart) -> None:
+        """The pods are gone or going. Raises CannotCarryOutError once the action is void, saying what kept them."""
+        cause = request.cause
+        until_s = cause.expires_s if cause.expires_s is not None else self._clock() + self._settings.evict_wait_s
+        left, told = list(pods), ""
+        while True:
+            kept: dict[str, str] = {}
+            blocked: list[Pod] = []
+            for number, pod in enumerate(left):
+                try:
+                    answer = self._api.evict(pod)
+                except CannotCarryOutError as error:
+                    done = len(pods) - len(blocked) - (len(left) - number)
+                    raise CannotCarryOutError(f"{error}; evicted before: {done} of {len(pods)} pods") from None
+                if not answer.gone:
+                    blocked.append(pod)
+                    kept[pod.full_name] = answer.why
+            if not blocked:
+                return
+            left = blocked
+            text = "; ".join(f"{name} may not be evicted yet: {why}" for name, why in list(kept.items())[:3])
+            if text != told:
+                cause.tell(text)
+                told = text
+            if self._clock() + BLOCKED_S >= until_s:
+                cordoned = f"; cordoned all the same: {named(request.without)}" if request.without else ""
+                raise CannotCarryOutError(
+                    f"evicted {len(pods) - len(left)} of {len(pods)} pods, the rest not in time: {text}{cordoned}"
+                )
+            self._pause(BLOCKED_S)
+
+    def _await(self, job: str, before: _Before, gone: Collection[str], request: Restart, done: str) -> str:
+        """Return once the job runs again, on which nodes. Raises CannotCarryOutError when it has taken too long."""
+        limit_s = self._settings.start_wait_s
+        if not gone and not before.expected:
+            limit_s = min(limit_s, NOTHING_LEFT_S)
+        until_s = self._clock() + limit_s
+        told = ""
+        while True:
+            there = self._pods(job, before.selectors, cached=True)
+            pods = members(there, self._settings.attempt_labels)
+            far = progress(pods, gone, request.without, max(before.expected, 1))
+            if far.ended:
+                return f"{done}; it has ended"
+            if far.done:
+                live = [pod for pod in pods if pod.live]
+                nodes = sorted({pod.spec.node_name for pod in live})
+                ending = [pod.full_name for pod in there if pod.metadata.uid in gone]
+                rest = f"; still ending: {named(ending)}" if ending else ""
+                return f"{done}; {len(live)} run on {named(nodes)}{rest}"
+            if self._clock() >= until_s:
+                limit = f"{limit_s:g} s" + (" (--start-wait)" if limit_s == self._settings.start_wait_s else "")
+                raise CannotCarryOutError(f"{done}; it does not run again after {limit}: {far.waiting}")
+            if far.waiting != told:
+                request.cause.tell(f"{done}; {far.waiting}")
+                told = far.waiting
+            self._pause(POLL_S)
+
+    # What is read
+
+    def _pods(self, job: str, known: Sequence[str] = (), *, cached: bool = False) -> list[Pod]:
+        found: list[Pod] = []
+        for selector in known or selectors(job, self._settings.job_labels):
+            found += self._api.pods(self._settings.namespaces, label=selector, cached=cached)
+        return pods_of(job, found, self._settings.job_labels)
+
+    def _node_names(self) -> frozenset[str]:
+        read_s, names = self._names
+        now_s = self._clock()
+        if not read_s <= now_s < read_s + NODE_NAMES_FOR_S:
+            names = self._api.node_names()
+            self._names = (now_s, names)
+        return names
+
+    def _now(self) -> str:
+        return _rfc3339(self._clock())

@@ -1,0 +1,94 @@
+"""What Eagle Eye or an operator asks of the launcher, and what becomes of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.gathering import consider, gather, next_nodes
+from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
+
+
+def turn_away(happening: on.Happening, reason: str) -> list[to.Order]:
+    """Return the answer to what is asked of a job that has ended."""
+    if isinstance(happening, on.ExcludeAsked | on.RestartAsked | on.ReadmitAsked):
+        return [to.Answer(happening.request, False, reason)]
+    return []
+
+
+def asked(rules: Rules, state: State, what: on.Asked, now: on.Moment) -> Step:
+    """It is done, begun or refused; who asked is answered, or stands in ``requests``."""
+    match what:
+        case on.ExcludeAsked():
+            return _exclude(rules, state, what)
+        case on.RestartAsked():
+            return _restart(rules, state, what, now)
+        case on.ReadmitAsked():
+            return _readmit(rules, state, what, now)
+
+
+def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
+    nodes = frozenset(wish.nodes)
+    named = ", ".join(wish.nodes)
+    if nodes <= state.excluded:
+        return state, [to.Answer(wish.request, True, f"{named}: excluded already")]
+    if not wish.now:
+        state = replace(state, draining=state.draining | (nodes - state.excluded))
+        text = f"{named}: not used from the next start on, if the job can do without"
+        return state, [
+            to.Persist(), to.Answer(wish.request, True, text), to.Say("draining", {"nodes": sorted(nodes)}),
+        ]  # fmt: skip
+    if next_nodes(rules, state, nodes) is None:
+        left = len(set(rules.fleet.nodes) - state.unusable - nodes)
+        text = f"no spare: {left} nodes would be left, the job needs {rules.fleet.least}"
+        return state, [to.Answer(wish.request, False, text)]
+    state = replace(state, excluded=state.excluded | nodes, draining=state.draining - nodes)
+    return state, [
+        to.Persist(),
+        to.Answer(wish.request, True, f"{named} excluded"),
+        to.Say("excluded", {"nodes": sorted(nodes), "reason": wish.reason}),
+    ]
+
+
+def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) -> Step:
+    if next_nodes(rules, state) is None:
+        return state, [to.Answer(wish.request, False, "too few nodes are usable")]
+    over = wish.over_attempt < state.attempt
+    since_s = wish.distrust_since_s
+    if since_s is not None and over and any(span.covers(since_s) for span in state.distrusted):
+        since_s = None  # asked again, and seen to: the attempt that runs was started with this in mind
+    if since_s is not None:
+        known_s = state.distrust_since_s
+        state = replace(state, distrust_since_s=since_s if known_s is None else min(since_s, known_s))
+    state = replace(state, requests=(*state.requests, wish.request))
+    if state.phase is Phase.GATHERING:
+        return state, [to.Persist()]  # the attempt being prepared is the one asked for
+    if over and since_s is None and state.phase is not Phase.DECIDING and not state.excluded & set(state.members):
+        if state.phase in UP:
+            orders: list[to.Order] = [to.Answer(wish.request, True, f"attempt {state.attempt} runs already")]
+            return replace(state, requests=()), orders
+        return state, []
+    return gather(rules, state, wish.reason, now)
+
+
+def _readmit(rules: Rules, state: State, wish: on.ReadmitAsked, now: on.Moment) -> Step:
+    nodes = frozenset(wish.nodes) & set(rules.fleet.nodes)
+    back = nodes & (state.excluded | state.draining | state.unfit)
+    busy = frozenset() if state.phase is Phase.GATHERING else frozenset(state.members)
+    revived = nodes & state.lost - state.returning
+    # Whatever it was readmitted for, it joins once it has been looked at.
+    checked = (back if rules.check else back & state.unfit) - busy - state.lost
+    state = replace(
+        state,
+        excluded=state.excluded - back, draining=state.draining - back, unfit=state.unfit - back,
+        lost=state.lost | checked, returning=state.returning | checked, ready=state.ready - checked,
+    )  # fmt: skip
+    text = f"readmitted: {', '.join(sorted(back)) or 'none'}"
+    return consider(rules, state, now, [
+        to.Persist(),
+        to.Answer(wish.request, True, text),
+        to.Say("readmitted", {"nodes": sorted(back)}),
+        *(to.Revive(node) for node in sorted(revived)),
+        *(to.Check(node) for node in sorted(checked)),
+    ])  # fmt: skip

@@ -1,0 +1,137 @@
+"""While an attempt starts and runs: who has started, where it resumed, how far it came, how it ended. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.budget import pause_s, settle
+from eagle_eye.orchestrators.launch.gathering import end, gather, next_nodes
+from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
+
+UNSEEN = "nobody told of a step; without Eagle Eye's hook in the training script nobody can"
+
+
+def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
+    """The attempt is up as soon as each of its nodes has started; whoever asked for it is answered."""
+    if state.phase is not Phase.STARTING or not state.started.issuperset(state.members):
+        return state, []
+    running = to.Running(state.attempt, state.members, state.requests, tuple(sorted(state.awaiting)))
+    state = move(
+        state, Phase.VERIFYING,
+        requests=(), up_since_s=now.monotonic_s, settled_due_s=now.monotonic_s + rules.settled_after_s,
+        due_s=now.monotonic_s + rules.verified_within_s,
+    )  # fmt: skip
+    return state, [running]
+
+
+def progress(rules: Rules, state: State, seen: on.Progress, now: on.Moment) -> Step:
+    """What was heard of how far the attempt has come: it is verified, has settled, or is the moment to grow."""
+    if seen.attempt != state.attempt:
+        return state, []
+    match seen:
+        case on.CheckpointChosen():
+            return _chosen(rules, state, seen, now)
+        case on.StepSeen(_, step, most):
+            return _verified(state, step, most, {"first_step": step})
+        case on.CheckpointWritten(_, step):
+            return _checkpoint_written(rules, state, step, now)
+
+
+def unverified(state: State) -> Step:
+    """Nobody could say from which step the attempt went on."""
+    return move(state, Phase.RUNNING, due_s=NEVER_S), [to.Say("unverified", {"detail": UNSEEN})]
+
+
+def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
+    """A node's ranks are gone: the attempt has failed, or it has finished once all have ended so."""
+    if not ended.success:
+        exits = {str(rank): code for rank, code in ended.exits}
+        told = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
+        if state.phase is not Phase.STARTING and state.phase not in UP:
+            return state, [told]
+        wait_s = rules.verdict_wait_s if ended.in_touch else 0.0
+        first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"
+        state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
+        return state, [told, *orders]
+    state = replace(state, succeeded=state.succeeded | {ended.node}, started=state.started | {ended.node})
+    state, orders = running_yet(rules, state, now)
+    if state.phase in UP and state.succeeded.issuperset(state.members):
+        state, more = end(state, Phase.FINISHED, "every rank ended with success", 0)
+        return state, orders + more
+    return state, orders
+
+
+def attempt_failed(rules: Rules, state: State, reason: str, now: on.Moment, wait_s: float) -> Step:
+    """What is left of the attempt stays as it is, as evidence, while Eagle Eye is waited for and in the backoff."""
+    orders: list[to.Order] = [
+        to.Answer(request, False, f"attempt {state.attempt} failed as it started: {reason}")
+        for request in state.requests
+    ]
+    if state.restarts < rules.restarts_max:
+        wait_s = max(wait_s, pause_s(rules, state.restarts))
+    state = move(
+        state, Phase.DECIDING,
+        requests=(), up_since_s=NEVER_S, settled_due_s=NEVER_S, due_s=now.monotonic_s + wait_s,
+    )  # fmt: skip
+    left = max(0, rules.restarts_max - state.restarts)
+    return state, [*orders, to.Say("attempt_failed", {"reason": reason, "waits_s": wait_s, "restarts_left": left})]
+
+
+def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
+    """The launcher restarts by itself, or ends the job where it has done so often enough."""
+    if state.restarts >= rules.restarts_max:
+        return end(state, Phase.FAILED, f"{reason}; {state.restarts} restarts are used up", 1)
+    state = replace(state, restarts=state.restarts + 1)
+    text = f"{reason}; restart {state.restarts} of {rules.restarts_max} by the launcher itself"
+    return gather(rules, state, text, now)
+
+
+def _chosen(rules: Rules, state: State, chosen: on.CheckpointChosen, now: on.Moment) -> Step:
+    if state.phase is not Phase.STARTING or state.chosen:
+        return state, []
+    known = [step for step in (chosen.step, state.step_max) if step is not None]
+    state = replace(
+        state,
+        chosen=True, resumed_step=chosen.step, step_max=max(known, default=None),
+        due_s=now.monotonic_s + rules.started_within_s,
+    )  # fmt: skip
+    return state, [to.StartRanks(state.attempt, state.members, chosen.path, chosen.step)]
+
+
+def _verified(state: State, step: int, most: int, fields: dict[str, object]) -> Step:
+    if state.phase is not Phase.VERIFYING:
+        return state, []
+    resumed = state.resumed_step or 0
+    wrong = ""
+    if step <= resumed:
+        wrong = f"it was at step {step} when first heard of: it did not resume from step {resumed}, and repeats work"
+    elif step > most:
+        wrong = (
+            f"it was at step {step} when first heard of, and could have come from step {resumed} to {most} at most:"
+            " it resumed from something else than it was told to"
+        )
+    state = move(state, Phase.RUNNING, due_s=NEVER_S)
+    if wrong:
+        return state, [to.Say("resumed_wrongly", {"resumed_step": state.resumed_step, **fields, "detail": wrong})]
+    return state, [to.Say("verified", {"resumed_step": state.resumed_step, **fields})]
+
+
+def _checkpoint_written(rules: Rules, state: State, step: int, now: on.Moment) -> Step:
+    if state.phase not in UP:
+        return state, []
+    state, orders = _verified(state, step, step, {"checkpoint_step": step})
+    if state.step_max is None or step > state.step_max:
+        state = replace(state, step_max=step, advanced=True)
+        orders.append(to.Persist())
+    state, more = settle(rules, state, now)
+    orders += more
+    plan = next_nodes(rules, state)
+    grows = plan is not None and len(plan) > len(state.members) and state.ready.issuperset(plan)
+    # Not before it has settled: a node that comes and goes must not restart the job each time.
+    if rules.grow_at_checkpoint and plan and grows and now.monotonic_s >= state.up_since_s + rules.settled_after_s:
+        text = f"grows from {len(state.members)} to {len(plan)} nodes at the checkpoint of step {step}"
+        state, more = gather(rules, state, text, now)
+        orders += more
+    return state, orders

@@ -1,0 +1,27 @@
+"""How often the launcher restarts by itself, how long it waits before, and when that is forgotten. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Rules, State, Step
+
+BACKOFF_MAX_S = 300.0
+
+
+def pause_s(rules: Rules, restarts: int) -> float:
+    """Return how long to wait before the next own restart, after so many: none, then doubling, at most 5 minutes."""
+    return 0.0 if restarts == 0 else min(BACKOFF_MAX_S, rules.backoff_s * 2.0 ** min(restarts - 1, 32))
+
+
+def settle(rules: Rules, state: State, now: on.Moment) -> Step:
+    """Forget earlier restarts where the attempt has run for long enough and, as far as can be seen, got further."""
+    if state.phase not in UP or now.monotonic_s < state.up_since_s + rules.settled_after_s:
+        return state, []
+    state = replace(state, settled_due_s=NEVER_S)
+    if not state.restarts or (rules.checkpoints and not state.advanced):
+        return state, []
+    told = to.Say("settled", {"restarts_forgotten": state.restarts})
+    return replace(state, restarts=0), [to.Persist(), told]

@@ -1,0 +1,111 @@
+"""Between attempts: what runs is stopped, nodes are waited for, the next attempt is started. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.checkpoints import Span
+from eagle_eye.orchestrators.launch.plan import choose_nodes
+from eagle_eye.orchestrators.launch.state import NEVER_S, Phase, Rules, State, Step, move
+
+
+def next_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
+    """Return the nodes of the next attempt as things are, None where too few are usable."""
+    return choose_nodes(rules.fleet, state.members, state.unusable | without, state.draining)
+
+
+def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] | None = None) -> Step:
+    """While gathering: start the attempt if everything for it is there, fail where it cannot come."""
+    orders = orders or []
+    if state.phase is not Phase.GATHERING:
+        return state, orders
+    plan = next_nodes(rules, state)
+    if plan is None:
+        hopeless = state.unusable - state.returning
+        if choose_nodes(rules.fleet, state.members, hopeless, state.draining) is not None:
+            return state, orders  # until they are back, or ready_due_s
+        usable = len(rules.fleet.nodes) - len(state.unusable)
+        reason = f"{usable} nodes are usable, the job needs {rules.fleet.least}"
+        state, more = end(state, Phase.FAILED, reason, 1)
+        return state, orders + more
+    if state.awaiting & set(plan) or not state.ready.issuperset(plan):
+        return state, orders
+    distrusted = state.distrusted
+    if state.distrust_since_s is not None:
+        distrusted += (Span(state.distrust_since_s, max(state.distrust_since_s, now.unix_s)),)
+    state = move(
+        state, Phase.STARTING,
+        members=plan, started=frozenset(), succeeded=frozenset(), advanced=False, resumed_step=None, chosen=False,
+        draining=state.draining & set(plan), excluded=state.excluded | (state.draining - set(plan)),
+        distrusted=distrusted, distrust_since_s=None,
+        ready_due_s=NEVER_S, due_s=now.monotonic_s + rules.started_within_s,
+    )  # fmt: skip
+    return state, [
+        *orders,
+        to.Persist(),
+        to.TellServer("running", state.attempt, plan),
+        to.ChooseCheckpoint(state.attempt, distrusted),
+    ]
+
+
+def gather(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
+    """The attempt is over and the next one is prepared; what runs is stopped."""
+    running = frozenset(state.members) - state.lost
+    state = move(
+        state, Phase.GATHERING,
+        attempt=state.attempt + 1, awaiting=state.awaiting | running,
+        stopped_due_s=now.monotonic_s + rules.stopped_within_s, up_since_s=NEVER_S, settled_due_s=NEVER_S,
+        ready_due_s=now.monotonic_s + rules.ready_within_s, due_s=NEVER_S,
+    )  # fmt: skip
+    plan = next_nodes(rules, state) or ()
+    return consider(rules, state, now, [
+        # A launcher that is killed from here on goes on with this restart, and not from a spoilt checkpoint.
+        to.Persist(),
+        # The server before the ranks: the exits that follow belong to an attempt that is over, and are no crash.
+        to.TellServer("running", state.attempt, plan),
+        to.StopRanks(tuple(node for node in state.members if node in running)),
+        to.Say("stopping", {"reason": reason}),
+    ])  # fmt: skip
+
+
+def abandon(rules: Rules, state: State, why: dict[str, str], now: on.Moment) -> Step:
+    """The nodes are given up, each for its reason; they are spares again once a runner of theirs is ready."""
+    nodes = frozenset(why)
+    state = replace(
+        state,
+        lost=state.lost | nodes, ready=state.ready - nodes, awaiting=state.awaiting - nodes,
+        returning=state.returning - nodes,
+        doing={node: doing for node, doing in state.doing.items() if node not in nodes},
+    )  # fmt: skip
+    orders: list[to.Order] = [to.Abandon(node, reason) for node, reason in sorted(why.items())]
+    orders += [to.Say("node_lost", {"node": node, "detail": reason}) for node, reason in sorted(why.items())]
+    return consider(rules, state, now, orders)
+
+
+def not_ready(state: State, node: str, within_s: float) -> str:
+    """Return why a node is given up that has had its time to get ready: one that works is not one that is mute."""
+    doing = state.doing.get(node, "")
+    if doing:
+        return f"slow: it answers, and was still {doing} after {within_s:g} s"
+    return f"has not said a word within {within_s:g} s of being called"
+
+
+def end(state: State, phase: Phase, reason: str, exit_code: int) -> Step:
+    """The job has ended; everybody who waits is answered."""
+    unanswered = [to.Answer(request, False, f"the job is {phase}: {reason}") for request in state.requests]
+    alive = tuple(node for node in state.members if node not in state.lost)
+    ended = move(
+        state, phase,
+        requests=(), ready_due_s=NEVER_S, stopped_due_s=NEVER_S, settled_due_s=NEVER_S, due_s=NEVER_S,
+    )  # fmt: skip
+    return ended, [
+        to.Persist(),
+        # Before the ranks die, so that nobody takes their exits for a crash.
+        to.TellServer(phase.value, state.attempt, state.members),
+        to.StopRanks(alive),
+        *unanswered,
+        to.End(phase.value, reason, exit_code),
+    ]

@@ -1,0 +1,73 @@
+"""What the launcher runs, and whom it tells: the user's job, and the link to Eagle Eye's server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from eagle_eye.schema.action import JobUpdate
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs, and how a command is run on a node.
+
+    ``{node}`` and ``{index}`` (its place in the list of nodes) are substituted in each word of ``exec_words``
+    and in the values of ``env``. ``command`` is what follows ``python`` on the command line of a rank. ``check`` is
+    how a node is checked before it joins (prepare.py).
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    ranks_per_node: int
+    command: tuple[str, ...]
+    exec_words: tuple[str, ...]
+    python: str
+    env: Mapping[str, str]
+    store_host: str
+    store_port: int
+    checkpoint_dir: Path | None
+    log_dir: Path
+    log_bytes_max: int = 64 << 20
+    check: str = "off"
+    check_within_s: float = 60.0
+
+    def on_node(self, text: str, node: str) -> str:
+        """Return the text with the node's name and index put in."""
+        return text.replace("{node}", node).replace("{index}", str(self.nodes.index(node)))
+
+
+class Sight(NamedTuple):
+    """How far an attempt had come when the server looked: the last finished step."""
+
+    attempt: int
+    step: int
+
+
+class ServerLink(Protocol):
+    """How the job's state gets to Eagle Eye."""
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether word from Eagle Eye can be expected."""
+
+    def tell(self, job: str, update: JobUpdate) -> None:
+        """The server will hear of it."""
+
+    def flush(self, within_s: float) -> bool:
+        """Return whether the server has heard everything, after at most ``within_s``."""
+
+
+class NoServer:
+    """Nobody to tell."""
+
+    in_touch = False
+
+    def tell(self, job: str, update: JobUpdate) -> None:
+        """Do nothing."""
+
+    def flush(self, within_s: float) -> bool:  # noqa: ARG002 - the protocol's name
+        """Return True: nothing is owed."""
+        return True

@@ -1,0 +1,106 @@
+"""How far the attempt has come: looked at in a thread, since a checkpoint folder may hang and a server be slow.
+
+Touches the checkpoint folder, and the server through what it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, find_checkpoints
+from eagle_eye.orchestrators.launch.job import Sight
+
+LOOK_EVERY_S = 1.0
+# How many more steps an attempt may have made than at the pace at which it was then seen to go.
+PACE_MARGIN = 3.0
+STEPS_MARGIN = 20
+
+
+@dataclass
+class _Attempt:
+    number: int
+    resumed_step: int
+    began_s: float  # monotonic
+    known: set[tuple[str, float]]
+    first: tuple[float, int] | None = None  # when the first step was seen, and which it was
+    told: bool = False
+
+
+class Watcher:
+    """Tells of the first step that is heard of an attempt and of each checkpoint that it completes.
+
+    ``look`` returns what the server says of the job, None where it says nothing.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        look: Callable[[], Sight | None],
+        post: Callable[[on.Happening], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._look_at_server = look
+        self._post = post
+        self._clock = clock
+        self._attempt: _Attempt | None = None
+        self._changed = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def start(self) -> None:
+        """Attempts that are told of are watched."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Nothing is told any more. A thread that hangs in a folder is left behind."""
+        self._stopping = True
+        self._changed.set()
+
+    def watch(self, attempt: int, resumed_step: int | None, known: Iterable[Checkpoint]) -> None:
+        """This attempt is watched from now on, and the last one no more. ``known`` checkpoints were there before."""
+        before = {(one.path, one.written_s) for one in known}
+        self._attempt = _Attempt(attempt, resumed_step or 0, self._clock(), before)
+        self._changed.set()
+
+    def look(self) -> None:
+        """What is new was told of."""
+        attempt = self._attempt
+        if attempt is None:
+            return
+        if not attempt.told and (sight := self._look_at_server()) is not None and sight.attempt == attempt.number:
+            self._step_seen(attempt, sight.step)
+        for path, written_s in sorted(self._checkpoints() - attempt.known, key=lambda one: one[1]):
+            attempt.known.add((path, written_s))
+            attempt.told = True
+            self._post(on.CheckpointWritten(attempt.number, int(path.rpartition("_")[2])))
+
+    def _step_seen(self, attempt: _Attempt, step: int) -> None:
+        """Tell of the first step once a later one shows the pace, and that it is no dead attempt's last word."""
+        now_s = self._clock()
+        if attempt.first is None or step <= attempt.first[1]:
+            attempt.first = attempt.first if attempt.first and step == attempt.first[1] else (now_s, step)
+            return
+        seen_s, first = attempt.first
+        pace = (step - first) / max(now_s - seen_s, 1e-3)
+        most = attempt.resumed_step + int(PACE_MARGIN * pace * (seen_s - attempt.began_s)) + STEPS_MARGIN
+        attempt.told = True
+        self._post(on.StepSeen(attempt.number, first, most))
+
+    def _checkpoints(self) -> set[tuple[str, float]]:
+        with contextlib.suppress(OSError):
+            return {(one.path, one.written_s) for one in find_checkpoints(self._folder)}
+        return set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._changed.wait(LOOK_EVERY_S if self._attempt is not None else None)
+            self._changed.clear()
+            if not self._stopping:
+                self.look()

@@ -1,0 +1,173 @@
+"""All runners of a job: opened, asked whether they live, tried again when they are gone. Touches processes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import logs, messages
+from eagle_eye.orchestrators.launch.job import Job
+from eagle_eye.orchestrators.launch.nodes import RUNNER, NodeRunner
+
+PING_EVERY_S = 2.0
+LEASE_S = 30.0
+SILENT_AFTER_S = 3 * PING_EVERY_S
+RETRY_AFTER_S = 5.0
+RETRY_AFTER_S_MAX = 300.0
+# A node that was gone so often in a row is not waited for any more. It is tried again all the same.
+RETURNS_MAX = 3
+ENDED_WITHIN_S = 5.0
+
+
+_log = logging.getLogger(__name__)
+
+
+class Runners:
+    """The runners by node. All but ``close`` is called from one thread; words of runners are posted from theirs."""
+
+    def __init__(
+        self,
+        job: Job,
+        launch: str,
+        post: Callable[[on.Happening], None],
+        in_touch: Callable[[], bool],
+        excluded: Callable[[], frozenset[str]],
+    ) -> None:
+        """``launch`` is the id of the state folder; ``excluded`` nodes get no runner."""
+        self._job = job
+        self._launch = launch
+        self._post = post
+        self._in_touch = in_touch
+        self._excluded = excluded
+        self._runners: dict[str, NodeRunner] = {}
+        self._failures: dict[str, int] = {}  # in a row, by node
+        self._retry_due_s: dict[str, float] = {}
+        self._ping_due_s = 0.0
+        self._doing: dict[str, str] = {}
+        self.ranks: dict[str, list[messages.Rank]] = {}  # of the attempt that runs, by node
+
+    @property
+    def due_s(self) -> float:
+        """When ``tend`` should be called next, on the monotonic clock."""
+        return min(self._ping_due_s, *self._retry_due_s.values(), float("inf"))
+
+    def open(self, node: str) -> None:
+        """A runner is being started on the node, in place of an earlier one."""
+        job = self._job
+        command = [*(job.on_node(word, node) for word in job.exec_words), job.python, *RUNNER]
+        self._doing.pop(node, None)
+        try:
+            # In the environment as well, so that what runs for the job on a node can be told in a process list.
+            marks = {"EAGLE_EYE_JOB": job.name, "EAGLE_EYE_NODE": node}
+            log = job.log_dir / f"runner-{node}.log"
+            runner = NodeRunner(node, command, marks, log, self._heard, self._gone)
+        except OSError as error:
+            self._gone(node, f"its runner cannot be started: {error}")
+            return
+        if (former := self._runners.get(node)) is not None:
+            former.close(0.0)
+        self._runners[node] = runner
+        env = {name: job.on_node(value, node) for name, value in job.env.items()}
+        runner.start(messages.Configure(env, LEASE_S, node, self._launch, job.check, job.check_within_s))
+
+    def run(self, node: str, start: messages.Start) -> None:
+        """The node's ranks will be started."""
+        self._runners[node].run(start)
+
+    def stop(self, node: str) -> None:
+        """What runs on the node will be killed."""
+        if node in self._runners:
+            self._runners[node].stop()
+
+    def check(self, node: str) -> None:
+        """The node is checked again, by the runner that it has or by a new one."""
+        if (runner := self._runners.get(node)) is not None and runner.alive:
+            runner.check()
+        else:
+            self.revive(node)
+
+    def abandon(self, node: str) -> None:
+        """The node's runner is given up, and another one is tried later."""
+        if node in self._runners:
+            self._runners[node].abandon()
+        self.failed(node)
+
+    def revive(self, node: str) -> None:
+        """A node without a runner gets one at once."""
+        self._failures.pop(node, None)
+        if (runner := self._runners.get(node)) is None or not runner.alive:
+            self._retry_due_s[node] = 0.0
+
+    def ready(self, node: str) -> None:
+        """The node's runner is well: what was before is forgotten."""
+        self._failures.pop(node, None)
+
+    def failed(self, node: str) -> bool:
+        """Another runner is started on the node later; whether it is worth waiting for."""
+        if node in self._excluded():
+            self._retry_due_s.pop(node, None)
+            return False
+        failures = self._failures[node] = self._failures.get(node, 0) + 1
+        wait_s = min(RETRY_AFTER_S_MAX, RETRY_AFTER_S * 2.0 ** max(0, failures - RETURNS_MAX))
+        self._retry_due_s[node] = time.monotonic() + wait_s
+        return failures <= RETURNS_MAX
+
+    def tend(self) -> None:
+        """Runners were asked whether they live, mute ones told of, and those whose time has come started again."""
+        now_s = time.monotonic()
+        if now_s >= self._ping_due_s:
+            self._ping_due_s = now_s + PING_EVERY_S
+            for node, runner in self._runners.items():
+                if not runner.alive:
+                    continue
+                runner.ping()
+                if (silent_s := runner.silent_s) > SILENT_AFTER_S:
+                    returning = node not in self._excluded() and self._failures.get(node, 0) < RETURNS_MAX
+                    self._post(on.RunnerSilent(node, silent_s, returning, self._in_touch()))
+        for node in [node for node, due in self._retry_due_s.items() if now_s >= due]:
+            del self._retry_due_s[node]
+            if node not in self._excluded():
+                self.open(node)
+
+    def close(self) -> None:
+        """Every runner has ended or was killed."""
+        closing = [threading.Thread(target=runner.close, args=(ENDED_WITHIN_S,)) for runner in self._runners.values()]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+    def _heard(self, node: str, message: messages.FromRunner) -> None:
+        """On the runner's thread: what a runner says becomes something that happened."""
+        match message:
+            case messages.Alive(doing):
+                if doing and self._doing.get(node) != doing:
+                    self._doing[node] = doing
+                    self._post(on.RunnerBusy(node, doing))
+            case messages.Ready(_, check):
+                self._post(on.RunnerReady(node, check))
+            case messages.Unfit(reasons):
+                self._post(on.NodeUnfit(node, reasons))
+            case messages.Started(attempt, ranks):
+                self.ranks[node] = ranks
+                self._post(on.RanksStarted(node, attempt))
+            case messages.Ended(attempt, success, exits, detail):
+                codes = tuple((one.rank, one.exit_code) for one in exits)
+                self._post(on.RanksEnded(node, attempt, success, codes, detail, self._in_touch()))
+            case messages.Stopped(survivors):
+                self._post(on.RanksStopped(node, len(survivors)))
+            case messages.Logs(attempt, files):
+                self._gather(node, attempt, files)
+
+    def _gather(self, node: str, attempt: int, files: dict[str, str]) -> None:
+        try:
+            logs.gather(self._job.log_dir / f"attempt-{attempt}" / node, files)
+        except OSError as error:
+            _log.warning("logs of %s are not kept: %s", node, error)
+
+    def _gone(self, node: str, detail: str) -> None:
+        """On the runner's thread: it has ended."""
+        self._post(on.RunnerLost(node, detail, in_touch=self._in_touch()))

@@ -1,0 +1,131 @@
+"""Where the job is and what the launcher knows: the state of its machine, and the moves that there are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.checkpoints import Span
+from eagle_eye.orchestrators.launch.plan import Fleet
+
+NEVER_S = float("inf")
+
+
+class Phase(StrEnum):
+    """Where the job is."""
+
+    GATHERING = "gathering"
+    STARTING = "starting"
+    VERIFYING = "verifying"
+    RUNNING = "running"
+    DECIDING = "deciding"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+UP = frozenset({Phase.VERIFYING, Phase.RUNNING})
+ENDED = frozenset({Phase.FINISHED, Phase.FAILED, Phase.CANCELLED})
+_OVER = ENDED - {Phase.FINISHED}
+
+# From where to where. FINISHED only from an attempt whose ranks were all spawned.
+NEXT: Mapping[Phase, frozenset[Phase]] = MappingProxyType({
+    Phase.GATHERING: frozenset({Phase.STARTING}) | _OVER,
+    Phase.STARTING: frozenset({Phase.VERIFYING, Phase.DECIDING, Phase.GATHERING}) | _OVER,
+    Phase.VERIFYING: frozenset({Phase.RUNNING, Phase.DECIDING, Phase.GATHERING}) | ENDED,
+    Phase.RUNNING: frozenset({Phase.DECIDING, Phase.GATHERING}) | ENDED,
+    Phase.DECIDING: frozenset({Phase.GATHERING}) | _OVER,
+    Phase.FINISHED: frozenset(),
+    Phase.FAILED: frozenset(),
+    Phase.CANCELLED: frozenset(),
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the user has decided. Durations in seconds.
+
+    ``silent_within_s`` is for a runner that has spoken and then does not answer, ``ready_within_s`` and
+    ``started_within_s`` for one that answers and is not done. A running attempt's runner is given the lease after
+    which it has killed its ranks. ``checkpoints`` says whether the launcher sees the job's checkpoints.
+    """
+
+    fleet: Fleet
+    verdict_wait_s: float = 30.0
+    restarts_max: int = 3
+    backoff_s: float = 10.0
+    settled_after_s: float = 300.0
+    ready_within_s: float = 180.0
+    silent_within_s: float = 20.0
+    lease_s: float = 30.0
+    stopped_within_s: float = 5.0
+    started_within_s: float = 60.0
+    verified_within_s: float = 1_800.0
+    checkpoints: bool = False
+    grow_at_checkpoint: bool = False
+    check: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that decides what happens next.
+
+    ``members`` are the nodes of the attempt by node rank; ``awaiting`` are nodes told to stop that have not
+    confirmed it; ``returning`` are lost ones that are expected back soon; ``unfit`` have failed their check;
+    ``doing`` is what runners said that they do before they are ready.
+    ``requests`` are answered once the attempt runs. ``step_max`` is the highest step of which a complete
+    checkpoint was ever seen, ``resumed_step`` that of the checkpoint resumed from, None for the beginning, once it
+    is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``. Dues are
+    monotonic times.
+    """
+
+    phase: Phase = Phase.GATHERING
+    attempt: int = 1
+    members: tuple[str, ...] = ()
+    ready: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+    returning: frozenset[str] = frozenset()
+    unfit: frozenset[str] = frozenset()
+    doing: Mapping[str, str] = field(default_factory=dict)
+    excluded: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
+    started: frozenset[str] = frozenset()
+    succeeded: frozenset[str] = frozenset()
+    awaiting: frozenset[str] = frozenset()
+    restarts: int = 0
+    distrusted: tuple[Span, ...] = ()
+    distrust_since_s: float | None = None
+    requests: tuple[int, ...] = ()
+    chosen: bool = False
+    resumed_step: int | None = None
+    step_max: int | None = None
+    advanced: bool = False
+    up_since_s: float = NEVER_S
+    ready_due_s: float = field(default=NEVER_S)
+    stopped_due_s: float = field(default=NEVER_S)
+    settled_due_s: float = field(default=NEVER_S)
+    due_s: float = field(default=NEVER_S)
+
+    @property
+    def unusable(self) -> frozenset[str]:
+        """Return the nodes that no attempt may be started on."""
+        return self.excluded | self.lost | self.unfit
+
+
+Step = tuple[State, list[to.Order]]
+
+
+def move(state: State, phase: Phase, **changes: Any) -> State:
+    """Return the state in another phase, with the changes. Raises ValueError for a move that there is none."""
+    if phase not in NEXT[state.phase]:
+        raise ValueError(f"no move leads from {state.phase} to {phase}")
+    return replace(state, phase=phase, **changes)
+
+
+def due_s(state: State) -> float:
+    """Return the monotonic time at which something is to be done although nothing happens."""
+    return min(state.ready_due_s, state.stopped_due_s, state.settled_due_s, state.due_s)

@@ -1,0 +1,42 @@
+"""The kinds of orchestrators that ``eagle-eye orchestrate`` knows: each a package beside this one."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import NamedTuple, Protocol
+
+from eagle_eye.orchestrators.protocol import Orchestrator
+
+
+class Options(Protocol):
+    """What a kind's ``options`` module offers."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """The parser knows the kind's own options, long ones only."""
+        ...
+
+    def build(self, options: argparse.Namespace) -> Orchestrator:
+        """Return the orchestrator; raises OrchestratorError or ValueError with one line for people."""
+        ...
+
+
+class Kind(NamedTuple):
+    """One kind; ``module`` is imported only when the kind is called for."""
+
+    name: str
+    module: str
+    help: str
+
+    def load(self) -> Options:
+        """Return the kind's options module."""
+        module: Options = importlib.import_module(self.module)
+        return module
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("slurm", "eagle_eye.orchestrators.slurm.options", "drain nodes and requeue jobs in Slurm"),
+    Kind("torchft", "eagle_eye.orchestrators.torchft.options", "kill a replica group, have the others train on"),
+    Kind("command", "eagle_eye.orchestrators.command.options", "run a program of yours for each verb"),
+    Kind("kubernetes", "eagle_eye.orchestrators.kubernetes.options", "cordon nodes, evict a job's pods"),
+)

@@ -1,0 +1,260 @@
+"""One subscriber, from its start to a signal: receiver, ledger, lanes, reports and subscription put together."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
+from eagle_eye.orchestrators.intake import Intake
+from eagle_eye.orchestrators.ledger import Ledger
+from eagle_eye.orchestrators.orchestrate.kinds import Kind
+from eagle_eye.orchestrators.orchestrate.metrics import CONTENT_TYPE, Metrics
+from eagle_eye.orchestrators.protocol import Closes, JobState, Orchestrator, ReportsJobs
+from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
+from eagle_eye.orchestrators.reports import Reporter
+from eagle_eye.orchestrators.secret_file import SecretFile
+from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.subscriber import PARALLEL_MAX, Subscriber
+from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.5
+# What is in progress is finished by the next process where it does not end in this time.
+FINISH_WITHIN_S = 5.0
+REPORTS_WITHIN_S = 3.0
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - recognised, not listened on
+
+
+class Service:
+    """Open until ``close``. Opening raises OrchestratorError or ValueError where an option cannot be used."""
+
+    def __init__(self, kind: Kind, options: argparse.Namespace) -> None:
+        self._options = options
+        self._parts = contextlib.ExitStack()
+        self._stopping = threading.Event()
+        self._told_to_stop = ""
+        try:
+            self._open(kind, options)
+        except BaseException:
+            self._parts.close()
+            raise
+
+    def _open(self, kind: Kind, options: argparse.Namespace) -> None:
+        folder: Path = options.state_dir
+        _own(folder, self._parts)
+        client = ServerClient(options.server, _token(options.token_file))
+        self._parts.callback(client.close)
+        self._orchestrator: Orchestrator = kind.load().build(options)
+        if isinstance(self._orchestrator, Closes):
+            self._parts.callback(self._orchestrator.close)
+        listening = listen_on(*options.listen)
+        self._parts.callback(listening.close)
+        ledger = Ledger(folder / "ledger.sqlite")
+        self._parts.callback(ledger.close)
+        self._reporter = Reporter(client, ledger)
+        self._metrics = Metrics(kind.name)
+        secret_file = SecretFile(options.secret_file) if options.secret_file else None
+        url = _reachable(options, url_of(listening))
+        wanted = None if secret_file else Wanted(url, tuple(options.jobs), lasting=True)
+        self._subscription = Subscription(client, wanted, folder / "subscription.json")
+        self._intake = Intake(
+            ledger,
+            self._state,
+            self._report,
+            secret_file or self._subscription.secrets,
+            count=self._metrics.delivered,
+        )
+        self._subscriber = Subscriber(
+            self._orchestrator, ledger, self._intake.work, self._report, parallel=PARALLEL_MAX, dry_run=options.dry_run
+        )
+        self._receiver = Receiver(self._intake, listening, self._pages())
+        lanes = self._subscriber.lanes
+        watch = self._metrics.watch
+        watch("waiting_actions", "Actions and readmissions that have not begun.", lambda: lanes.waiting)
+        watch("running_actions", "Actions and readmissions in progress.", lambda: lanes.running)
+        watch("owed_reports", "Reports that the server has not confirmed.", lambda: len(ledger.owed()))
+        watch("in_touch", "1 where the server delivers here.", lambda: float(self._subscription.in_touch))
+        watch("dry_run", "1 where nothing is changed.", lambda: float(options.dry_run))
+        self._ledger = ledger
+        self._told: dict[str, JobUpdate] = {}
+        self._url = url
+
+    def close(self) -> None:
+        """Nothing is held any more."""
+        self._parts.close()
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; returns 0, or 1 where a part has failed."""
+
+        def told(number: int, _frame: object) -> None:
+            self.stop(signal.Signals(number).name)
+
+        former = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            return self.serve()
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def stop(self, why: str) -> None:
+        """Serving ends soon."""
+        self._told_to_stop = why
+        self._stopping.set()
+
+    def serve(self) -> int:
+        """Serve until told to stop; returns 0, or 1 where a part has failed."""
+        # What was left over goes before what comes in.
+        self._subscriber.start()
+        self._intake.resume()
+        self._receiver.start()
+        for part in (self._reporter, self._subscription):
+            part.start()
+        log.info(
+            "%s for %s at %s%s", self._orchestrator.name, self._options.server, self._url,
+            "; dry run: nothing is changed" if self._options.dry_run else "",
+        )  # fmt: skip
+        try:
+            return self._watch()
+        finally:
+            self._end()
+
+    def _watch(self) -> int:
+        asked = threading.Thread(target=self._tell_jobs, name="jobs", daemon=True)
+        if isinstance(self._orchestrator, ReportsJobs):
+            asked.start()
+        while not self._stopping.wait(WATCH_S):
+            dead = [name for name, part in self._threads() if not part.alive]
+            if dead:
+                log.error("%s ended; leaving, to be started again", ", ".join(dead))
+                return 1
+        log.info("%s: ending", self._told_to_stop)
+        return 0
+
+    def _threads(self) -> tuple[tuple[str, Receiver | Reporter | Subscription | Subscriber], ...]:
+        return (
+            ("receiver", self._receiver),
+            ("subscriber", self._subscriber),
+            ("reports", self._reporter),
+            ("subscription", self._subscription),
+        )
+
+    def _end(self) -> None:
+        self._stopping.set()
+        self._receiver.stop()
+        if not self._subscriber.stop(FINISH_WITHIN_S):
+            log.warning("an action is in progress; the next start goes on with it")
+        if not self._reporter.stop(REPORTS_WITHIN_S):
+            log.warning("reports are still owed; the next start sends them")
+        self._subscription.stop()
+
+    def _state(self, job: str) -> JobState | None:
+        return self._orchestrator.state(job) if self._is_ours(job) else None
+
+    def _is_ours(self, job: str) -> bool:
+        globs: Sequence[str] = self._options.jobs
+        return not globs or any(fnmatchcase(job, glob) for glob in globs)
+
+    def _report(self, action: ActionRequest, state: ReportState, detail: str) -> None:
+        self._reporter(action, state, detail)
+        self._metrics.reported(action.kind, state)
+        log.info("action %s (%s, job %s): %s", action.action_id, action.kind, action.job, f"{state} {detail}".strip())
+        if self._options.json:
+            said = {"action_id": action.action_id, "kind": action.kind, "job": action.job, "state": state}
+            sys.stdout.write(json.dumps({"event": "action", **said, "detail": detail}) + "\n")
+            sys.stdout.flush()
+
+    def _tell_jobs(self) -> None:
+        """The server hears of each job when it changes; while that cannot be told, nothing is said."""
+        complained = ""
+        while not self._stopping.is_set():
+            try:
+                for job, update in self._jobs().items():
+                    if self._is_ours(job) and self._told.get(job) != update:
+                        self._subscription.tell(job, update)
+                        self._told[job] = update
+                complained = ""
+            except CannotCarryOutError as error:
+                if complained != str(error):
+                    log.warning("jobs: %s", error)
+                complained = str(error)
+            except Exception:
+                log.exception("jobs")
+            self._stopping.wait(self._options.poll)
+
+    def _jobs(self) -> dict[str, JobUpdate]:
+        return dict(self._orchestrator.jobs()) if isinstance(self._orchestrator, ReportsJobs) else {}
+
+    def _pages(self) -> list[Route]:
+        def health(_: Request) -> Response:
+            return JSONResponse({"status": "ok", **self._condition()})
+
+        def ready(_: Request) -> Response:
+            condition = self._condition()
+            status = 200 if condition["in_touch"] else 503
+            return JSONResponse({"status": "ready" if status == 200 else "not in touch", **condition}, status)
+
+        def metrics(_: Request) -> Response:
+            return Response(self._metrics.page(), media_type=CONTENT_TYPE)
+
+        return [Route("/healthz", health), Route("/readyz", ready), Route("/metrics", metrics)]
+
+    def _condition(self) -> dict[str, object]:
+        lanes = self._subscriber.lanes
+        return {
+            "orchestrator": self._orchestrator.name,
+            "dry_run": self._options.dry_run,
+            "in_touch": self._subscription.in_touch,
+            "waiting": lanes.waiting,
+            "running": lanes.running,
+            "owed_reports": len(self._ledger.owed()),
+        }
+
+
+def _own(folder: Path, parts: contextlib.ExitStack) -> None:
+    """The folder is there and this process's alone. Raises OrchestratorError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OrchestratorError(f"--state-dir {folder}: {error.strerror}") from None
+    parts.callback(os.close, lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OrchestratorError(f"--state-dir {folder}: another orchestrator uses it; give each its own") from None
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OrchestratorError(f"--token-file {file}: {type(error).__name__}") from None
+
+
+def _reachable(options: argparse.Namespace, url: str) -> str:
+    if options.webhook_url:
+        return str(options.webhook_url)
+    if options.listen[0] in _EVERYWHERE and not options.secret_file:
+        raise OrchestratorError(
+            f"--webhook-url is missing: --listen {options.listen[0]} is no address that the server can send to"
+        )
+    return url

@@ -1,0 +1,260 @@
+"""squeue's and sinfo's answers as jobs and nodes. Pure; nothing is trusted, and nothing is half read.
+
+From 23.02 on JSON is read, which names all states of a job ("CANCELLED" and "COMPLETING"), before that columns. What
+is asked for is one job or a few nodes, so a line that is not understood spoils the answer: to act on the rest would
+be to act on a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from eagle_eye.orchestrators.slurm.errors import SlurmError
+from eagle_eye.orchestrators.slurm.states import JobPhase, is_drained, is_free, is_usable, job_phase, node_words
+
+# squeue --Format. What Slurm or its plugins word freely comes last; what users write is not asked for.
+JOB_FIELDS = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "State",
+    "RestartCnt",
+    "Requeue",
+    "BatchFlag",
+    "NumNodes",
+    "NodeList",
+    "ReqNodes",
+    "Partition",
+    "UserName",
+    "PriorityLong",
+    "PreemptTime",
+    "Reason",
+)
+# sinfo --Format: the reason is whatever its author wrote, lines too, and asked for only where it matters.
+NODE_FIELDS = ("NodeList", "StateComplete", "Partition")
+REASON_FIELD = "Reason"
+SEPARATOR = "|"
+ID_MAX = 1 << 32
+RESTARTS_MAX = (1 << 31) - 1
+NONE_WORDS = frozenset({"", "N/A", "(null)", "None", "none", "NONE"})
+_WORD = re.compile(r"[A-Za-z_]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as Slurm counts them: a task of an array and a component of a heterogeneous job are jobs of their own.
+
+    ``nodes`` is Slurm's host list, "" for none, ``required`` likewise what it asks for by name; ``nodes_wanted`` how
+    many it has, or waits for at least.
+    ``array_id`` and ``het_id`` are 0 for a job that is neither; ``task`` is -1 likewise.
+    """
+
+    id: int
+    array_id: int
+    task: int
+    het_id: int
+    words: tuple[str, ...]
+    restarts: int
+    requeues: bool
+    batch: bool
+    nodes_wanted: int
+    nodes: str
+    required: str
+    partitions: frozenset[str]
+    user: str
+    held: bool
+    preempted: bool
+    why: str
+
+    @property
+    def name(self) -> str:
+        """How commands call it. The last task of an array has the array's own id: by that all tasks would be meant."""
+        return f"{self.array_id}_{self.task}" if self.array_id else str(self.id)
+
+    @property
+    def phase(self) -> JobPhase:
+        """Where it is."""
+        return job_phase(self.words, preempted=self.preempted)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node; ``reason`` is why it is out, "" where nobody says."""
+
+    name: str
+    words: frozenset[str]
+    partitions: frozenset[str]
+    reason: str
+
+    @property
+    def drained(self) -> bool:
+        """Whether somebody has drained it."""
+        return is_drained(self.words)
+
+    @property
+    def usable(self) -> bool:
+        """Whether Slurm would start jobs on it."""
+        return is_usable(self.words)
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing runs on it, and something could."""
+        return is_free(self.words)
+
+
+def jobs_of_text(text: str) -> tuple[Job, ...]:
+    """Return the jobs of ``squeue --noheader --Format`` with JOB_FIELDS. Raises SlurmError."""
+    return tuple(_read(_lines(text), _job_of_line, "squeue"))
+
+
+def jobs_of_json(text: str) -> tuple[Job, ...]:
+    """Return the jobs of ``squeue --json``. Raises SlurmError."""
+    try:
+        answer = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise SlurmError(f"squeue --json: not understood: {str(error)[:120]}") from None
+    jobs = answer.get("jobs") if isinstance(answer, dict) else None
+    if not isinstance(jobs, list):
+        raise SlurmError("squeue --json: not understood: no list of jobs")
+    return tuple(_read(jobs, _job_of_json, "squeue --json"))
+
+
+def nodes_of_text(text: str) -> tuple[Node, ...]:
+    """Return the nodes of ``sinfo --Node --noheader --Format`` with NODE_FIELDS, and REASON_FIELD or not.
+
+    sinfo has a line for each partition of a node. Raises SlurmError.
+    """
+    found: dict[str, Node] = {}
+    for node in _read(_lines(text), _node_of_line, "sinfo"):
+        before = found.get(node.name)
+        partitions = node.partitions | before.partitions if before else node.partitions
+        found[node.name] = Node(node.name, node.words, partitions, node.reason)
+    return tuple(found.values())
+
+
+def format_of(fields: Sequence[str]) -> str:
+    """Return what --Format is asked for: each field ended by SEPARATOR, so that none is cut off."""
+    return ",".join(f"{field}:{SEPARATOR}" for field in fields)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines; not splitlines, which takes more for an end of line than Slurm does."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _read(items: Iterable[Any], read: Any, who: str) -> Iterable[Any]:
+    for item in items:
+        try:
+            yield read(item)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise SlurmError(f"{who}: not understood: {str(item)[:120]!r} ({error})") from None
+
+
+def _job_of_line(line: str) -> Job:
+    fields = [field.strip() for field in line.split(SEPARATOR, len(JOB_FIELDS) - 1)]
+    if len(fields) != len(JOB_FIELDS) or not fields[-1].endswith(SEPARATOR):
+        raise ValueError(f"expected {len(JOB_FIELDS)} fields")
+    said = dict(zip(JOB_FIELDS, fields, strict=True))
+    return _job(
+        job_id=int(said["JobID"]),
+        array_id=_optional(said["ArrayJobID"]),
+        task=_optional(said["ArrayTaskID"], -1),
+        het_id=_optional(said["HetJobID"]),
+        words=_words(said["State"].split("+")),
+        restarts=int(said["RestartCnt"]),
+        requeues=_flag(said["Requeue"]),
+        batch=_flag(said["BatchFlag"]),
+        nodes_wanted=_at_least(said["NumNodes"]),
+        nodes="" if said["NodeList"] in NONE_WORDS else said["NodeList"],
+        required="" if said["ReqNodes"] in NONE_WORDS else said["ReqNodes"],
+        partitions=said["Partition"],
+        user=said["UserName"],
+        held=said["PriorityLong"] == "0",
+        preempted=said["PreemptTime"].isdigit() and int(said["PreemptTime"]) > 0,
+        why=said["Reason"].removesuffix(SEPARATOR),
+    )
+
+
+def _job_of_json(said: Any) -> Job:
+    state = said["job_state"]
+    preempted = _number(said.get("preempt_time"))
+    task = _number(said.get("array_task_id"))
+    nodes, required = said.get("nodes") or "", said.get("required_nodes") or ""
+    if not isinstance(nodes, str) or not isinstance(required, str):
+        raise TypeError("nodes is no text")
+    return _job(
+        job_id=_number(said["job_id"]) or 0,
+        array_id=_number(said.get("array_job_id")) or 0,
+        task=-1 if task is None else task,
+        het_id=_number(said.get("het_job_id")) or 0,
+        words=_words(state if isinstance(state, list) else [state]),
+        restarts=_number(said["restart_cnt"]) or 0,
+        requeues=bool(_number(said["requeue"])),
+        batch=bool(_number(said["batch_flag"])),
+        nodes_wanted=_number(said.get("node_count")) or 0,
+        nodes=nodes,
+        required=required,
+        partitions=str(said.get("partition") or ""),
+        user=str(said.get("user_name") or ""),
+        held=_number(said["priority"]) == 0,
+        preempted=bool(preempted),
+        why=str(said.get("state_reason") or ""),
+    )
+
+
+def _job(*, job_id: int, array_id: int, task: int, partitions: str, restarts: int, **rest: Any) -> Job:
+    if not 0 < job_id < ID_MAX or not 0 <= restarts <= RESTARTS_MAX or not rest["words"]:
+        raise ValueError("an id, a number of restarts or a state out of range")
+    is_task = task >= 0 and array_id > 0
+    if not is_task:
+        array_id, task = 0, -1
+    names = frozenset(name for name in partitions.split(",") if name)
+    return Job(id=job_id, array_id=array_id, task=task, partitions=names, restarts=restarts, **rest)
+
+
+def _node_of_line(line: str) -> Node:
+    *fields, reason = [field.strip() for field in line.split(SEPARATOR, len(NODE_FIELDS))]
+    if len(fields) != len(NODE_FIELDS) or (reason and not reason.endswith(SEPARATOR)):
+        raise ValueError(f"expected {len(NODE_FIELDS)} or {len(NODE_FIELDS) + 1} fields")
+    name, state, partition = fields
+    reason = reason.removesuffix(SEPARATOR).strip()
+    words = node_words(state)
+    if not name or not words:
+        raise ValueError("a node without a name or a state")
+    partitions = frozenset({partition.rstrip("*")} - {""})
+    return Node(name, words, partitions, "" if reason in NONE_WORDS else reason)
+
+
+def _words(parts: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(found[0] for part in parts if isinstance(part, str) and (found := _WORD.match(part)))
+
+
+def _optional(text: str, otherwise: int = 0) -> int:
+    """Return a number, or ``otherwise`` for Slurm's "none" and for the tasks of an array that still wait ("3-9%1")."""
+    return int(text) if text.isascii() and text.isdigit() else otherwise
+
+
+def _at_least(text: str) -> int:
+    """Return the lower number of "2" or "2-4"."""
+    return int(text.partition("-")[0])
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1", "2"):
+        raise ValueError(f"{text!r} is neither 0 nor 1")
+    return text != "0"
+
+
+def _number(value: Any) -> int | None:
+    """Return a number in either of Slurm's forms; None: not set or infinite."""
+    if isinstance(value, dict):
+        if value.get("infinite") or not value.get("set", True):
+            return None
+        value = value.get("number")
+    return value if isinstance(value, int) else None

@@ -1,0 +1,155 @@
+"""The cluster as questions and orders, each one or two of Slurm's commands. Runs processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from eagle_eye.orchestrators.slurm.answers import (
+    JOB_FIELDS,
+    NODE_FIELDS,
+    NONE_WORDS,
+    REASON_FIELD,
+    SEPARATOR,
+    Job,
+    Node,
+    format_of,
+    jobs_of_json,
+    jobs_of_text,
+    nodes_of_text,
+)
+from eagle_eye.orchestrators.slurm.commands import Commands
+from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
+
+JSON_SINCE = (23, 2)  # the version whose JSON has all words of a job's state, and heeds --jobs
+QUICK_S = 4.0
+UNKNOWN_JOB = "Invalid job id"
+DENIED = ("Invalid user id", "Access/permission denied")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+@dataclass
+class Cluster:
+    """One Slurm cluster, from any thread; every method raises SlurmError.
+
+    ``node_prefix`` is a command before scontrol where nodes are changed (sudo): an Operator may not do that.
+    """
+
+    commands: Commands
+    node_prefix: Sequence[str] = ()
+    _json: bool | None = None
+
+    def quick(self) -> Cluster:
+        """Return the same cluster, asked by somebody who waits for the answer: QUICK_S a command at most."""
+        return replace(self, commands=replace(self.commands, timeout_s=min(QUICK_S, self.commands.timeout_s)))
+
+    def jobs(self, job_id: int) -> tuple[Job, ...]:
+        """Return the job, of a heterogeneous one all components; () where Slurm does not know it (any more)."""
+        found = self._jobs(job_id)
+        leader = next((job.het_id for job in found if job.id == job_id), 0)
+        if leader and leader != job_id:
+            found = self._jobs(leader)
+        # Asked for the array's own id, squeue names all its tasks.
+        return tuple(job for job in found if job.id == job_id or (leader and job.het_id == leader))
+
+    def running_on(self, nodes: Collection[str]) -> tuple[Job, ...]:
+        """Return all jobs that have something running on one of the nodes."""
+        if not nodes:
+            return ()
+        return self._squeue("--states=running,suspended,completing,configuring", f"--nodelist={_names(nodes)}")
+
+    def nodes(self, names: Collection[str] = ()) -> tuple[Node, ...]:
+        """Return the nodes of these names that Slurm knows; for none all, then without their reasons."""
+        only = (f"--nodes={_names(names)}",) if names else ()
+        fields = (*NODE_FIELDS, REASON_FIELD) if names else NODE_FIELDS
+        text = self.commands.run("sinfo", "--all", "--Node", "--noheader", *only, f"--Format={format_of(fields)}")
+        return tuple(node for node in nodes_of_text(text) if not names or node.name in names)
+
+    def hosts(self, host_list: str) -> tuple[str, ...]:
+        """Return the names of a host list, in its order."""
+        return tuple(self.commands.run("scontrol", "show", "hostnames", host_list).split()) if host_list else ()
+
+    def names_of(self, jobs: Iterable[Job]) -> tuple[str, ...]:
+        """Return the nodes of the jobs."""
+        return tuple(dict.fromkeys(name for job in jobs for name in self.hosts(job.nodes)))
+
+    def required_by(self, jobs: Iterable[Job]) -> tuple[str, ...]:
+        """Return the nodes that the jobs ask for by name."""
+        return tuple(dict.fromkeys(name for job in jobs for name in self.hosts(job.required)))
+
+    def excluded(self, job: Job) -> str:
+        """Return the job's ExcNodeList as Slurm writes it, "" for none."""
+        # --Format has no field for it, and in scontrol's text a job's name could pretend to be one.
+        text = self.commands.run("squeue", "--all", "--states=all", "--noheader", f"--jobs={job.id}", "--format=%A|%x")
+        for line in text.splitlines():
+            job_id, _, listed = line.strip().partition(SEPARATOR)
+            if job_id == str(job.id):
+                return "" if listed in NONE_WORDS else listed
+        raise SlurmError(f"squeue does not name job {job.id} any more")
+
+    def drain(self, node: str, reason: str) -> None:
+        """Nothing new starts on the node; what runs there goes on to its end."""
+        self._update_node(node, "DRAIN", f"Reason={reason}")
+
+    def undrain(self, node: Node) -> None:
+        """The node is not drained any more; one that is down as well takes no job before it is back."""
+        self._update_node(node.name, "UNDRAIN" if "down" in node.words else "RESUME")
+
+    def exclude(self, job: Job, host_list: str) -> None:
+        """The job, which waits, is not started on these nodes."""
+        self.commands.run("scontrol", "update", f"JobId={job.name}", f"ExcNodeList={host_list}")
+
+    def requeue_held(self, job: Job, *, incomplete: bool) -> None:
+        """The job is being stopped and will wait, held; of a heterogeneous one all components.
+
+        ``incomplete``: only if it has not ended by now. Without it Slurm takes up an ended one, a cancelled one too.
+        """
+        self.commands.run("scontrol", "requeuehold", *(("Incomplete",) if incomplete else ()), job.name)
+
+    def release(self, job: Job) -> None:
+        """The job is not held any more."""
+        self.commands.run("scontrol", "release", job.name)
+
+    def cancel(self, job: Job) -> None:
+        """The job is being ended for good."""
+        self.commands.run("scancel", job.name)
+
+    def _jobs(self, job_id: int) -> tuple[Job, ...]:
+        try:
+            return self._squeue("--states=all", f"--jobs={job_id}")
+        except SlurmRefusedError as error:
+            if UNKNOWN_JOB in error.said:
+                return ()
+            raise
+
+    def _squeue(self, *which: str) -> tuple[Job, ...]:
+        if self._json is None:
+            self._json = self._version() >= JSON_SINCE
+        if self._json:
+            return jobs_of_json(self.commands.run("squeue", "--all", *which, "--json"))
+        text = self.commands.run("squeue", "--all", "--noheader", *which, f"--Format={format_of(JOB_FIELDS)}")
+        return jobs_of_text(text)
+
+    def _version(self) -> tuple[int, int]:
+        said = self.commands.run("squeue", "--version")
+        found = re.search(r"(\d{2})\.(\d{1,2})", said)
+        if found is None:
+            raise SlurmError(f"squeue --version says {said[:80]!r}, no version")
+        return int(found[1]), int(found[2])
+
+    def _update_node(self, node: str, state: str, *more: str) -> None:
+        words = ("scontrol", "update", f"NodeName={_names([node])}", f"State={state}", *more)
+        try:
+            self.commands.run(*words, before=self.node_prefix)
+        except SlurmRefusedError as error:
+            remedy = "; this account may not change nodes: see --node-prefix" if error.said.endswith(DENIED) else ""
+            raise SlurmRefusedError(f"node {node}: {error.said}{remedy}", error.said) from None
+
+
+def _names(names: Collection[str]) -> str:
+    """Return names as one argument; a name that could be read as anything else is refused."""
+    for name in names:
+        if _NAME.fullmatch(name) is None:
+            raise SlurmError(f"{name[:64]!r} is no node's name")
+    return ",".join(names)

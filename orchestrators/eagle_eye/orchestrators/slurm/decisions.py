@@ -1,0 +1,145 @@
+"""What may be done with a job and its nodes, and how: pure, from what Slurm says to a way or a reason not to.
+
+A job is a tuple of ``answers.Job``: one, or all components of a heterogeneous one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.slurm.answers import Job, Node
+from eagle_eye.orchestrators.slurm.reasons import drain_of
+from eagle_eye.orchestrators.slurm.states import JobPhase
+
+Way = Literal["requeue", "resubmit"]
+WhenFull = Literal["queue", "hold", "refuse"]
+
+# The job goes on, only slower: to stop it where nothing can take the node's place would lose more than the fault does.
+SLOWNESS = frozenset(
+    {
+        "straggler",
+        "thermal_throttle",
+        "power_throttle",
+        "pcie_degraded",
+        "nic_degraded",
+        "nvlink_degraded",
+        "cpu_contention",
+    }
+)
+_WHY_NOT: dict[JobPhase, str] = {
+    "cancelled": "was cancelled: somebody meant it to stop",
+    "preempted": "was preempted: Slurm starts it again itself, if it is to be",
+    "timeout": "reached its time limit",
+    "finished": "has finished",
+    "suspended": "is suspended: whoever did that resumes it",
+    "completing": "is ending, and how does not show yet",
+    "pending": "waits in the queue and runs nowhere",
+    "unknown": "is in a state that is not known here",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many nodes a job wants, how many of its partitions could be used at all, and how many at once."""
+
+    wanted: int
+    usable: int
+    free: int
+
+
+def phase_of(jobs: Sequence[Job]) -> JobPhase:
+    """Return where the job is: as all its components are, else as the one that is furthest from running."""
+    order: tuple[JobPhase, ...] = (
+        *("cancelled", "preempted", "timeout", "suspended", "unknown", "completing", "failed"),
+        *("pending", "finished", "running"),
+    )
+    phases = {job.phase for job in jobs}
+    return next(phase for phase in order if phase in phases)
+
+
+def restarts_of(jobs: Sequence[Job]) -> int:
+    """Return how often the job was restarted: the attempt, as the server counts it."""
+    return max(job.restarts for job in jobs)
+
+
+def title_of(jobs: Sequence[Job]) -> str:
+    """Return how people call the job."""
+    first = jobs[0]
+    if len(jobs) > 1:
+        return f"job {first.het_id or first.id} (heterogeneous, {len(jobs)} components)"
+    return f"job {first.id} (task {first.name})" if first.array_id else f"job {first.id}"
+
+
+def way_of(jobs: Sequence[Job], without: Collection[str], required: Collection[str]) -> Way:
+    """Return how the job can start again; ``required`` are nodes that it asks for by name.
+
+    Raises CannotCarryOutError.
+    """
+    title, phase = title_of(jobs), phase_of(jobs)
+    if phase not in ("running", "failed"):
+        words = "+".join(dict.fromkeys(word for job in jobs for word in job.words))
+        raise CannotCarryOutError(f"{title} {_WHY_NOT[phase]} ({words}); nothing was done")
+    if asked := sorted(set(without) & set(required)):
+        raise CannotCarryOutError(
+            f"{title} asks for {', '.join(asked)} by name (--nodelist): it cannot run without; nothing was done"
+        )
+    if not all(job.batch for job in jobs):
+        raise CannotCarryOutError(f"{title} is interactive (salloc, srun): there is no script to start again")
+    if all(job.requeues for job in jobs):
+        return "requeue"
+    if len(jobs) > 1 or jobs[0].array_id:
+        kind = "a heterogeneous job" if len(jobs) > 1 else "a task of an array"
+        raise CannotCarryOutError(f"{title} may not be requeued (Requeue=0), and {kind} cannot be submitted again")
+    if phase == "failed":
+        raise CannotCarryOutError(f"{title} has ended and may not be requeued (Requeue=0)")
+    return "resubmit"
+
+
+def capacity_of(jobs: Sequence[Job], nodes: Iterable[Node], without: Collection[str], own: Collection[str]) -> Capacity:
+    """Return whether there is room for the job without some nodes; its ``own`` ones are free once it has stopped.
+
+    ``usable`` is an upper bound: what else the job asks for (features, reservations, sizes) is Slurm's business.
+    """
+    partitions = frozenset().union(*(job.partitions for job in jobs))
+    candidates = [
+        node
+        for node in nodes
+        if node.usable and node.name not in without and (not partitions or node.partitions & partitions)
+    ]
+    free = sum(node.free or node.name in own for node in candidates)
+    return Capacity(sum(job.nodes_wanted for job in jobs), len(candidates), free)
+
+
+def refusal_for_room(fault: str, room: Capacity, when_full: WhenFull) -> str:
+    """Return why the job is better left alone than restarted into a full cluster, "" where it is not."""
+    if room.usable < room.wanted and fault in SLOWNESS:
+        return (
+            f"it wants {room.wanted} nodes and {room.usable} others can be used: it would not run again, and {fault}"
+            " only slows it"
+        )
+    if room.free < room.wanted and when_full == "refuse":
+        return f"it wants {room.wanted} nodes and {room.free} would be free (--when-full refuse)"
+    return ""
+
+
+def hold_for_room(room: Capacity, when_full: WhenFull) -> str:
+    """Return why the stopped job is held back and not queued, "" where it is queued."""
+    if room.usable < room.wanted:
+        return f"it wants {room.wanted} nodes and {room.usable} can be used"
+    if room.free < room.wanted and when_full == "hold":
+        return f"it wants {room.wanted} nodes and {room.free} are free (--when-full hold)"
+    return ""
+
+
+def foreign(node: Node, owner: str) -> str:
+    """Return why a drained node is not ours to put back, "" where it is."""
+    drain = drain_of(node.reason)
+    if drain is None:
+        written = "its reason is not as we wrote it" if node.reason.startswith("eagle-eye") else "not by us"
+        return f"{node.name} is drained, {written}: {node.reason or 'no reason given'}"
+    if drain.owner != owner:
+        return f"{node.name} is drained by {drain.owner}, and we are {owner} (--owner)"
+    return ""

@@ -1,0 +1,66 @@
+"""What must survive this process: which restarts it has begun, and which jobs it holds. Touches one file.
+
+Slurm knows the rest. What is kept is the number of restarts before ours, without which nobody could tell afterwards
+whether the restart that Slurm counts is the one that was asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.whole_file import write_whole
+
+ENTRIES_MAX = 1_000
+MEMORY_S = 14 * 86_400.0
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A restart that was begun; ``restarts`` is Slurm's count before it. Times are Unix seconds.
+
+    ``without`` are the nodes that we wrote into the job's ExcNodeList; ``held`` says that we hold it for want of nodes.
+    """
+
+    slurm_id: int
+    restarts: int
+    without: list[str]
+    at_s: float
+    held: bool = False
+
+
+class Memory:
+    """The restarts begun, by action; from any thread. Raises OrchestratorError for a file that is not one of ours."""
+
+    def __init__(self, path: Path, now: Callable[[], float]) -> None:
+        self._path = path
+        self._now = now
+        self._lock = threading.Lock()
+        try:
+            self._begun = msgspec.json.decode(path.read_bytes(), type=dict[str, Begun])
+        except FileNotFoundError:
+            self._begun = {}
+        except (OSError, msgspec.DecodeError) as error:
+            raise OrchestratorError(f"{path} cannot be read: {error}; move it away to begin anew") from None
+
+    def of(self, action_id: str) -> Begun | None:
+        """Return the restart that was begun for an action, None for none."""
+        with self._lock:
+            return self._begun.get(action_id)
+
+    def keep(self, action_id: str, begun: Begun) -> None:
+        """It is on disk; what is older than MEMORY_S, or than ENTRIES_MAX others, is forgotten."""
+        with self._lock:
+            oldest_s = self._now() - MEMORY_S
+            kept = {name: one for name, one in self._begun.items() if one.at_s > oldest_s and name != action_id}
+            kept[action_id] = begun
+            self._begun = dict(list(kept.items())[-ENTRIES_MAX:])
+            write_whole(self._path, msgspec.json.encode(self._begun))
+
+    def all(self) -> dict[str, Begun]:
+        """Return all that is known, oldest first."""
+        with self._lock:
+            return dict(self._begun)

@@ -1,0 +1,189 @@
+"""Slurm as an Orchestrator: nodes are drained, jobs are requeued elsewhere, and only our own drains are lifted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
+from eagle_eye.orchestrators.slurm.answers import Job, Node
+from eagle_eye.orchestrators.slurm.cluster import Cluster
+from eagle_eye.orchestrators.slurm.decisions import (
+    foreign,
+    hold_for_room,
+    phase_of,
+    refusal_for_room,
+    restarts_of,
+    title_of,
+    way_of,
+)
+from eagle_eye.orchestrators.slurm.errors import SlurmError
+from eagle_eye.orchestrators.slurm.memory import Begun, Memory
+from eagle_eye.orchestrators.slurm.names import JobNames
+from eagle_eye.orchestrators.slurm.reasons import drain_of, reason_of
+from eagle_eye.orchestrators.slurm.restarting import Restarting
+
+NAMED_MAX = 8  # jobs in a sentence
+
+
+@dataclass(frozen=True)
+class SlurmOrchestrator:
+    """All jobs of one cluster. ``owner`` is who our drains are signed by."""
+
+    cluster: Cluster
+    names: JobNames
+    memory: Memory
+    restarting: Restarting
+    owner: str
+    name: str = "Slurm"
+    resumes: bool = True
+
+    def state(self, job: str) -> JobState | None:
+        """Return what Slurm knows about the job now; None for one that it does not know (any more)."""
+        cluster, job_id = self.cluster.quick(), self.names.id_of(job)
+        found = () if job_id is None else cluster.jobs(job_id)
+        if not found:
+            return None
+        nodes = frozenset(cluster.names_of(found))
+        return JobState(restarts_of(found), nodes, phase_of(found) == "running")
+
+    def stop(self, job: str, reason: str) -> str:  # noqa: ARG002 - the protocol's name
+        """The job is being stopped and held in the queue; cancelled where it may not be requeued."""
+        found = self._found(job)
+        if phase_of(found) not in ("running", "pending", "suspended"):
+            return f"{title_of(found)} runs no more"
+        if all(one.requeues and one.batch for one in found):
+            self.cluster.requeue_held(found[0], incomplete=True)
+            return f"{title_of(found)} requeued and held"
+        self.cluster.cancel(found[0])
+        return f"{title_of(found)} cancelled: it may not be requeued"
+
+    def exclude(self, request: Exclusion) -> str:
+        """The nodes are drained: what runs on them goes on to its end, nothing new starts there."""
+        found: Sequence[Job] = self._found(request.job)
+        nodes = self._nodes(request.nodes)
+        if request.now and self._is_ahead(found, request):
+            found = self.restarting.settled(found)
+            self._check_restart(found, request)
+        said = []
+        for node in nodes:
+            try:
+                said.append(self._drain(node, request))
+            except SlurmError as error:
+                before = f" ({'; '.join(said)} before)" if said else ""
+                raise CannotCarryOutError(f"{error}{before}") from None
+        if not request.now and phase_of(found) == "pending":
+            self.restarting.avoid(found, request.nodes)
+        bystanders = self._bystanders(found, request.nodes)
+        return "; ".join([*said, *([bystanders] if bystanders else [])])
+
+    def restart(self, job: str, request: Restart) -> str:
+        """The job runs again without the nodes, or waits for its turn in the queue."""
+        said = self.restarting.restart(self._found(job), request)
+        if request.distrust_since_s is None:
+            return said
+        since = datetime.fromtimestamp(request.distrust_since_s, tz=timezone.utc).isoformat(timespec="seconds")
+        return (
+            f"{said}; checkpoints written since {since} are suspect, and which is resumed from is its script's choice"
+        )
+
+    def readmit(self, nodes: Sequence[str]) -> str:
+        """The nodes whose drain is ours, and as we wrote it, are in service; jobs that we hold go on where they can.
+
+        A drain of somebody else stays, and the text says so: it would be no less his the next time.
+        """
+        said = []
+        for node in self.cluster.nodes(nodes) if nodes else ():
+            if not node.drained:
+                said.append(f"{node.name} is not drained")
+            elif why := foreign(node, self.owner):
+                said.append(f"{why}: left as it is")
+            else:
+                self.cluster.undrain(node)
+                said.append(f"{node.name} is {'undrained, and down' if 'down' in node.words else 'in service'}")
+        for action_id, begun in self.memory.all().items():
+            said += self._allow(action_id, begun, nodes)
+        return "; ".join(said) or "none of these nodes is Slurm's"
+
+    def preview(self, request: Exclusion | Restart) -> str:
+        """Return what would be done. Raises CannotCarryOutError where it would be refused."""
+        if isinstance(request, Exclusion):
+            found = self._found(request.job)
+            if request.now and self._is_ahead(found, request):
+                self._check_restart(found, request)
+            return ", ".join(self._would_drain(node, request) for node in self._nodes(request.nodes))
+        avoid = f" with {', '.join(request.without)} in its ExcNodeList" if request.without else ""
+        if not request.job:
+            return f"requeue the job{avoid}"
+        found = self._found(request.job)
+        way = way_of(found, request.without, self.cluster.required_by(found))
+        if way == "requeue":
+            return f"requeue {title_of(found)} (scontrol requeuehold Incomplete {found[0].name}, release){avoid}"
+        return f"cancel {title_of(found)} and submit its script again{avoid}"
+
+    def _found(self, job: str) -> tuple[Job, ...]:
+        job_id = self.names.id_of(job)
+        found = () if job_id is None else self.cluster.jobs(job_id)
+        if not found:
+            raise CannotCarryOutError(f"Slurm does not know job {job} (any more)")
+        return found
+
+    def _nodes(self, names: Sequence[str]) -> tuple[Node, ...]:
+        found = self.cluster.nodes(names)
+        if missing := sorted(set(names) - {node.name for node in found}):
+            raise CannotCarryOutError(f"Slurm has no node {', '.join(missing)}")
+        return found
+
+    def _is_ahead(self, found: Sequence[Job], request: Exclusion) -> bool:
+        """Whether the restart that follows the exclusion is still to be begun."""
+        begun = self.memory.of(request.cause.action_id)
+        return begun is None and restarts_of(found) <= request.attempt
+
+    def _check_restart(self, found: Sequence[Job], request: Exclusion) -> None:
+        """Before anything is changed: raises CannotCarryOutError where the restart that follows would be refused."""
+        way_of(found, request.nodes, self.cluster.required_by(found))
+        room = self.restarting.room(found, request.nodes)
+        if why := refusal_for_room(request.cause.fault, room, self.restarting.limits.when_full):
+            raise CannotCarryOutError(f"{title_of(found)} is left alone: {why}; nothing was done")
+
+    def _drain(self, node: Node, request: Exclusion) -> str:
+        if not node.drained:
+            self.cluster.drain(node.name, reason_of(request.cause, self.owner))
+            return f"{node.name} drained"
+        drain = drain_of(node.reason)
+        if drain is None:
+            return f"{node.name} was drained already, not by us, and is left as it is: {node.reason or 'no reason'}"
+        return f"{node.name} was drained already for incident {drain.incident_id}"
+
+    def _would_drain(self, node: Node, request: Exclusion) -> str:
+        if node.drained:
+            return f"leave {node.name} drained as it is ({node.reason or 'no reason'})"
+        reason = reason_of(request.cause, self.owner)
+        return f'drain {node.name} (scontrol update NodeName={node.name} State=DRAIN Reason="{reason}")'
+
+    def _bystanders(self, found: Sequence[Job], nodes: Sequence[str]) -> str:
+        own = {job.id for job in found}
+        others = [job for job in self.cluster.running_on(nodes) if job.id not in own]
+        if not others:
+            return ""
+        named = ", ".join(f"{job.name} of {job.user}" for job in others[:NAMED_MAX])
+        more = f" and {len(others) - NAMED_MAX} more" if len(others) > NAMED_MAX else ""
+        return f"other jobs there go on to their end: {named}{more}"
+
+    def _allow(self, action_id: str, begun: Begun, nodes: Sequence[str]) -> list[str]:
+        """A job that was restarted without these nodes, and waits, may use them again; a job that we hold goes on."""
+        back = [name for name in begun.without if name in nodes]
+        found = self.cluster.jobs(begun.slurm_id) if back or begun.held else ()
+        if not found or phase_of(found) != "pending" or restarts_of(found) != begun.restarts + 1:
+            return []
+        self.restarting.avoid(found, (), allow=back)
+        if not begun.held or not any(job.held for job in found):
+            return []
+        still_out = [name for name in begun.without if name not in nodes]
+        if hold_for_room(self.restarting.room(found, still_out), self.restarting.limits.when_full):
+            return []
+        self.cluster.release(found[0])
+        self.memory.keep(action_id, Begun(begun.slurm_id, begun.restarts, still_out, begun.at_s))
+        return [f"{title_of(found)} is released"]

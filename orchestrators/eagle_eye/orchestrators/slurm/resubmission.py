@@ -1,0 +1,144 @@
+"""A job that may not be requeued, submitted anew: its script as Slurm keeps it, its options as Slurm knows them.
+
+Runs processes. The new job waits for the end of the old one (``afterany``), so that neither is lost whatever ends in
+between, and is cancelled again unless Slurm says of it what it says of the old one. What Slurm does not tell is the
+environment at submission: the new job gets the one of a login (``--export=NONE``).
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.protocol import Cause
+from eagle_eye.orchestrators.slurm.answers import ID_MAX, NONE_WORDS, Job
+from eagle_eye.orchestrators.slurm.cluster import Cluster
+from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
+
+SEPARATOR = "\x1f"  # not "|": users write some of these fields
+# squeue --Format's field, and sbatch's option that gives it to the new job; "" is told by another one.
+FIELDS = {
+    "Account": "account",
+    "QOS": "qos",
+    "Partition": "partition",
+    "TimeLimit": "time",
+    "NumNodes": "nodes",
+    "NumTasks": "ntasks",
+    "cpus-per-task": "cpus-per-task",
+    "tres-per-node": "gres",
+    "Feature": "constraint",
+    "Licenses": "licenses",
+    "Reservation": "reservation",
+    "Name": "job-name",
+    "WorkDir": "chdir",
+    "STDOUT": "output",
+    "STDERR": "error",
+    "MinMemory": "",
+    "OverSubscribe": "",
+    "NumCPUs": "",
+}
+_MAY_DIFFER = ("STDOUT", "STDERR")  # they may have the job's id in them
+
+
+@dataclass(frozen=True)
+class Resubmission:
+    """Submits jobs anew. ``prefix`` is a command before sbatch, with {user} in it; () leaves others' jobs alone."""
+
+    cluster: Cluster
+    prefix: Sequence[str] = ()
+
+    def find(self, job: Job, cause: Cause) -> int | None:
+        """Return the job that was submitted for this action already, None for none."""
+        form = f"JobID:{SEPARATOR},Comment:{SEPARATOR}"
+        text = self.cluster.commands.run(
+            "squeue", "--all", "--states=all", "--noheader", f"--user={job.user}", f"--Format={form}"
+        )
+        for line in text.split("\n"):
+            number, _, comment = line.partition(SEPARATOR)
+            if comment.rstrip().rstrip(SEPARATOR).endswith(_mark(job, cause)) and number.strip().isdigit():
+                return int(number)
+        return None
+
+    def submit(self, job: Job, without: Collection[str], cause: Cause) -> int:
+        """Return the new job's id; it starts once the old one has ended. Raises CannotCarryOutError: there is none."""
+        prefix = self._prefix(job)
+        said = self._fields(job.id)
+        try:
+            script = self.cluster.commands.run("scontrol", "write", "batch_script", str(job.id), "-")
+        except SlurmRefusedError as error:
+            raise CannotCarryOutError(f"job {job.id} may not be requeued, and its script: {error.said}") from None
+        excluded = self.cluster.hosts(self.cluster.excluded(job))
+        avoid = ",".join(dict.fromkeys([*excluded, *without]))
+        options = [
+            f"--{option}={_value(field, said[field])}"
+            for field, option in FIELDS.items()
+            if _given(said[field], option)
+        ]
+        new_id = self._sbatch(
+            [
+                *options, *([f"--exclude={avoid}"] if avoid else []),
+                "--no-requeue", "--open-mode=append", "--export=NONE",
+                f"--dependency=afterany:{job.id}", f"--comment={_mark(job, cause)}",
+            ],
+            script, prefix,
+        )  # fmt: skip
+        differs = [
+            field for field, value in self._fields(new_id).items() if field not in _MAY_DIFFER and value != said[field]
+        ]
+        if differs:
+            self.cluster.commands.run("scancel", str(new_id))
+            raise CannotCarryOutError(
+                f"job {job.id} may not be requeued, and submitted again it would differ in {', '.join(differs)}; "
+                "it goes on"
+            )
+        return new_id
+
+    def _prefix(self, job: Job) -> list[str]:
+        if job.user == getpass.getuser():
+            return []
+        if not self.prefix:
+            raise CannotCarryOutError(
+                f"job {job.id} may not be requeued (Requeue=0), and this account may not submit it anew for {job.user} "
+                "(--submit-prefix)"
+            )
+        return [word.replace("{user}", job.user) for word in self.prefix]
+
+    def _fields(self, job_id: int) -> dict[str, str]:
+        names = [*FIELDS, "Command"]
+        form = ",".join(f"{name}:{SEPARATOR}" for name in names)
+        text = self.cluster.commands.run(
+            "squeue", "--all", "--states=all", "--noheader", f"--jobs={job_id}", f"--Format={form}"
+        )
+        values = [value.strip() for value in text.strip("\n").split(SEPARATOR)]
+        if len(values) != len(names) + 1 or values[-1]:
+            raise CannotCarryOutError(f"job {job_id} may not be requeued, and its options are not understood")
+        said = dict(zip(names, values, strict=False))
+        if re.search(r"\s", said.pop("Command")):
+            raise CannotCarryOutError(f"job {job_id} may not be requeued, and its script was submitted with arguments")
+        return said
+
+    def _sbatch(self, options: Sequence[str], script: str, prefix: Sequence[str]) -> int:
+        try:
+            said = self.cluster.commands.run("sbatch", "--parsable", *options, before=prefix, given=script.encode())
+        except SlurmRefusedError as error:
+            raise CannotCarryOutError(f"submitting it again: {error.said}; the job goes on") from None
+        number = said.strip().partition(";")[0]
+        if not number.isdigit() or not 0 < int(number) < ID_MAX:
+            raise CannotCarryOutError(f"sbatch says {said[:80]!r}, no job's id")
+        return int(number)
+
+
+def _mark(job: Job, cause: Cause) -> str:
+    action = re.sub(r"[^A-Za-z0-9._:-]", "_", cause.action_id)
+    return f"eagle-eye: in place of job {job.id}, action {action}"
+
+
+def _given(value: str, option: str) -> bool:
+    return bool(option) and value not in NONE_WORDS
+
+
+def _value(field: str, value: str) -> str:
+    return value.removeprefix("gres:") if field == "tres-per-node" else value

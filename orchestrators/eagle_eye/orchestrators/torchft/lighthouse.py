@@ -1,0 +1,115 @@
+"""torchft's lighthouse over HTTP: who takes part, how far they are, and the order to end a replica.
+
+The lighthouse has no API for machines: /status is a fragment of its page (torchft 0.1 and 0.2). What is not found
+there is an error, never an empty quorum.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.server_client import authorities
+
+TIMEOUT_S = 5.0
+# The lighthouse itself waits 10 s for a manager that does not answer.
+KILL_TIMEOUT_S = 15.0
+PAGE_BYTES_MAX = 4 << 20
+_QUORUM = re.compile(r"Current quorum_id:\s*(-?\d+)")
+_MEMBER = re.compile(
+    r"<b>\s*(?P<id>[^<]+?)\s*</b>.*?Step:\s*(?P<step>-?\d+).*?Manager:\s*(?P<manager>\S*?)\s*<br", re.DOTALL
+)
+_HEARTBEAT = re.compile(r"^\s*(?P<id>\S+): seen (?P<age>[0-9.e+-]+)s ago", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica group in the latest quorum. ``id`` is its name, a colon and what is new at each start."""
+
+    id: str
+    step: int
+    host: str
+
+    @property
+    def group(self) -> str:
+        """Return the name that stays when the group is started again."""
+        return self.id.rpartition(":")[0] or self.id
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the lighthouse knows. ``heartbeats``: seconds since each replica was heard, by id, also of dead ones."""
+
+    quorum_id: int
+    replicas: tuple[Replica, ...]
+    heartbeats: dict[str, float]
+
+    @property
+    def step(self) -> int:
+        """Return the farthest step of the latest quorum, -1 where there was none."""
+        return max((replica.step for replica in self.replicas), default=-1)
+
+
+class Lighthouse:
+    """One lighthouse; ``url`` as in TORCHFT_LIGHTHOUSE. Every call raises CannotCarryOutError where it fails."""
+
+    def __init__(self, url: str) -> None:
+        """Raise ValueError where the URL is none."""
+        self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"--lighthouse is {url!r}; expected http://HOST:29510")
+        self._http = httpx.Client(timeout=TIMEOUT_S, verify=authorities(), trust_env=False, follow_redirects=False)
+
+    def close(self) -> None:
+        """Connections are closed."""
+        self._http.close()
+
+    def status(self) -> Status:
+        """Return what the lighthouse says now."""
+        return parse_status(self._answered(lambda: self._http.get(f"{self.url}/status")).text)
+
+    def kill(self, replica_id: str) -> None:
+        """The lighthouse was told to end the replica. Whether it did, only a later status shows.
+
+        A manager that obeys ends before it answers, which the lighthouse takes for an error.
+        """
+        path = f"{self.url}/replica/{quote(replica_id, safe=':')}/kill"
+        self._answered(lambda: self._http.post(path, timeout=KILL_TIMEOUT_S), fine=500)
+
+    def _answered(self, call: Callable[[], httpx.Response], fine: int = 200) -> httpx.Response:
+        try:
+            answer = call()
+        except httpx.HTTPError as error:
+            raise CannotCarryOutError(f"the lighthouse {self.url}: {type(error).__name__}") from None
+        if not answer.is_success and answer.status_code != fine:
+            raise CannotCarryOutError(f"the lighthouse {self.url}: HTTP {answer.status_code}")
+        if len(answer.content) > PAGE_BYTES_MAX:
+            raise CannotCarryOutError(f"the lighthouse {self.url}: a page of over {PAGE_BYTES_MAX} bytes")
+        return answer
+
+
+def parse_status(page: str) -> Status:
+    """Return what the page says; raises CannotCarryOutError where it is not a lighthouse's."""
+    quorum = _QUORUM.search(page)
+    if quorum is None:
+        raise CannotCarryOutError("the lighthouse's /status is not understood; is --lighthouse a lighthouse?")
+    members, _, heartbeats = page.partition("Heartbeats")
+    replicas = []
+    for block in members.split('<div class="member')[1:]:
+        found = _MEMBER.search(block)
+        if found is None:
+            raise CannotCarryOutError("a member on the lighthouse's /status is not understood")
+        host = urlsplit(html.unescape(found["manager"])).hostname or ""
+        replicas.append(Replica(html.unescape(found["id"]), int(found["step"]), host))
+    ages = {html.unescape(found["id"]): float(found["age"]) for found in _HEARTBEAT.finditer(heartbeats)}
+    if replicas and not ages:
+        # Without it every replica would pass for dead.
+        raise CannotCarryOutError("the heartbeats on the lighthouse's /status are not understood")
+    return Status(int(quorum[1]), tuple(replicas), ages)

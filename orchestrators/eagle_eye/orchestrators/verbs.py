@@ -1,0 +1,47 @@
+"""What an action asks of an orchestrator: its verbs in their order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from eagle_eye.orchestrators.cloudevent import unix_seconds
+from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
+from eagle_eye.schema.action import ActionRequest
+
+# After these, what a checkpoint holds may be the damage itself.
+FAULTS_THAT_SPOIL_CHECKPOINTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
+
+Verb = Exclusion | Restart
+
+
+def verbs(action: ActionRequest, tell: Callable[[str], None] = lambda _: None) -> tuple[Verb, ...]:
+    """Return what to ask for, first things first; empty for a notice, and for a checkpoint, which nobody can make."""
+    cause = Cause(
+        incident_id=action.incident_id,
+        action_id=action.action_id,
+        fault=action.fault,
+        summary=action.summary,
+        repair=action.repair,
+        detected_s=unix_seconds(action.detected, "detected"),
+        expires_s=unix_seconds(action.expires, "expires"),
+        tell=tell,
+    )
+    nodes = tuple(action.exclude)
+    asked: list[Verb] = []
+    if action.kind in ("exclude_node", "drain_node"):
+        asked.append(Exclusion(action.job, action.attempt, nodes, restarts(action), cause))
+    if restarts(action):
+        asked.append(Restart(action.attempt, distrust_since_s(action), cause, nodes, action.job))
+    return tuple(asked)
+
+
+def restarts(action: ActionRequest) -> bool:
+    """Whether the job is to be restarted; where somebody else does that, it is only excluded from."""
+    return action.kind == "restart_job" or (action.kind == "exclude_node" and action.restart)
+
+
+def distrust_since_s(action: ActionRequest) -> float | None:
+    """Return the Unix time from which on checkpoints are not to be trusted; None where they all are."""
+    if action.fault not in FAULTS_THAT_SPOIL_CHECKPOINTS:
+        return None
+    return unix_seconds(action.onset, "onset")

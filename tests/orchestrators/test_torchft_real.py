@@ -1,0 +1,62 @@
+"""The torchft orchestrator against torchft itself: a real lighthouse and real replica groups on gloo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.torchft.processes import Group, ended, lighthouse
+from eagle_eye.orchestrators.protocol import Exclusion, Restart
+from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
+from eagle_eye.orchestrators.torchft.memory import Memory
+from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
+from tests.orchestrators.builders import free_port
+from tests.orchestrators.contract import cause
+
+HOW = "is not installed: python -m pip install --no-deps -r tests/full.lock (make test-full does it)"
+
+
+def until(met: Callable[[], bool], within_s: float = 120.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not met():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_replica_group_is_killed_the_other_trains_on_and_a_new_one_joins(tmp_path: Path) -> None:
+    pytest.importorskip("torchft", reason=f"torchft {HOW}")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    groups = [Group(f"group_{number}", [f"127.0.1.{number + 1}", "127.0.1.9"], tmp_path, url) for number in range(2)]
+    memory = Memory(tmp_path / "torchft.json", tmp_path / "excluded")
+    orchestrator = TorchftOrchestrator(TorchftJob("llm", {}, on_within_s=30.0), Lighthouse(url), memory)
+    beacon = lighthouse(port, tmp_path)
+    try:
+        for group in groups:
+            group.keep(set(), set())
+        until(lambda: any(together == 2 for _, _, together, _ in groups[1].steps()))
+        state = orchestrator.state("llm")
+        assert state is not None
+        assert (state.running, state.nodes) == (True, frozenset({"127.0.1.1", "127.0.1.2"}))
+
+        said = orchestrator.exclude(Exclusion("llm", 0, ("127.0.1.2",), True, cause()))
+        assert said.startswith("127.0.1.2 in the exclude file; killed group_1:")
+        said = orchestrator.restart("llm", Restart(0, None, cause(), ("127.0.1.2",)))
+        assert said.startswith("1 replica groups train on, step ")
+
+        excluded = set((tmp_path / "excluded").read_text().split())
+        until(lambda: groups[1].keep(excluded, set()), within_s=10.0)
+        assert groups[1].host == "127.0.1.9"
+        since_s = time.time()
+        until(lambda: any(at > since_s and together == 2 for at, _, together, _ in groups[1].steps()))
+        steps = [step for _, step, _, committed in groups[0].steps() if committed]
+        assert steps == sorted(set(steps))
+    finally:
+        for group in groups:
+            group.end()
+        ended(beacon)
+        orchestrator.close()
