@@ -6,13 +6,15 @@ FAULT ?= hang
 # For images: podman or docker; more flags for its build, such as --build-arg BASE=... (docs/containers.md).
 CONTAINER ?= podman
 IMAGE_FLAGS ?=
+# Where test-kubernetes keeps the control plane that it builds.
+KUBERNETES ?= $(HOME)/.cache/eagle-eye/kubernetes
 # Tests run in so many processes, each file of them in one. To run a file alone: .venv/bin/python -m pytest tests/x.py
 TEST_WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
-.PHONY: help venv demo test test-full check format images clean
+.PHONY: help venv demo test test-full test-kubernetes test-grafana-schema check check-page format images dashboards clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -39,26 +41,40 @@ test-full: venv  ## installs the components that tests ask for (Debian, as root)
 	apt-get update --quiet
 	RUNLEVEL=1 apt-get install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
-	EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
+	EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
+
+test-kubernetes: venv  ## builds a Kubernetes control plane (Debian, as root, once), then runs the tests that need one
+	sh tests/orchestrators/kubernetes/build.sh $(KUBERNETES)
+	EAGLE_EYE_TEST_KUBERNETES=$(KUBERNETES) $(BIN)/python -m pytest tests/orchestrators/kubernetes
+
+test-grafana-schema: venv  ## checks the dashboards with Grafana's own types (npm and its registry)
+	EAGLE_EYE_TEST_GRAFANA_SCHEMA=1 $(BIN)/python -m pytest tests/dashboards/test_grafana_schema.py
 
 check: venv  ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) tests benchmarks
+	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) dashboards tests benchmarks
 	$(BIN)/mypy --python-version 3.10 schema/eagle_eye agent/eagle_eye cli/eagle_eye checks/eagle_eye
 	$(BIN)/lint-imports
+
+check-page:  ## the page's types; needs Node.js and npm
+	npm --prefix tests/page/types ci --ignore-scripts --no-audit --no-fund
+	npm --prefix tests/page/types run check
 
 format: venv  ## rewrites the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-images:  ## container images of agent and server; CONTAINER=podman|docker
-	for image in agent server; do \
+images:  ## container images of agent, server and orchestrator; CONTAINER=podman|docker
+	for image in agent server orchestrator; do \
 	  $(CONTAINER) build $(if $(findstring podman,$(CONTAINER)),--format docker) \
 	    --file packaging/container/$$image.Dockerfile --tag eagle-eye-$$image:$(VERSION) \
 	    --build-arg VERSION=$(VERSION) --build-arg CREATED=$$(date --utc +%Y-%m-%dT%H:%M:%SZ) \
 	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(IMAGE_FLAGS) . || exit; \
 	done
+
+dashboards: venv  ## writes the Grafana dashboards anew from their source
+	$(BIN)/python -m dashboards.grafana.source
 
 clean:  ## removes what the other targets made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

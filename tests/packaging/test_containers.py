@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from eagle_eye.agent.hook_message import encode
 from tests.agent.fakes import message, until
+from tests.packaging.compose_site import Composed, composed, missing, wait
 from tests.packaging.container_site import NEEDED, READY_S, REPOSITORY, Podman, Site, answers, build, get, version
 
 HERE = REPOSITORY / "packaging/container"
@@ -30,7 +33,7 @@ def hadolint() -> str | None:
 
 
 @pytest.mark.skipif(hadolint() is None, reason="hadolint is not installed: pip install -r tests/full.lock")
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("image", [*IMAGES, "orchestrator"])
 def test_hadolint_has_nothing_to_say(image: str) -> None:
     command = [hadolint() or "", str(HERE / f"{image}.Dockerfile")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -214,3 +217,63 @@ def test_an_agent_that_is_told_nothing_runs_and_says_what_it_cannot_see(podman: 
     assert json.loads(lines.stdout)["rows"]["node"]["-1"]["node_memory_used_ratio"] > 0.0
     assert "collector kernel_log: unsupported: no /dev/kmsg" in lines.stderr
     assert "collector training: failed: hook socket" in lines.stderr
+
+
+@pytest.fixture(scope="module")
+def composition(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+    """docker-compose.yml without Grafana and VictoriaMetrics, whose images cannot be had here."""
+    if gone := missing():
+        pytest.skip(f"{gone} is not installed: apt-get install $(cat tests/debian-packages.txt)")
+    with composed(podman, tmp_path_factory.mktemp("compose"), (free_port(), free_port(), free_port())) as composition:
+        composition.up("server", "subscribe", "prometheus", "alertmanager")
+        yield composition
+
+
+def test_the_server_asks_for_a_token_from_its_first_moment(composition: Composed) -> None:
+    assert httpx.get(f"{composition.server}/api/v1/nodes", timeout=5.0, trust_env=False).status_code == 401
+    assert composition.get(f"{composition.server}/api/v1/nodes", composition.token("read"))["items"] == []
+
+
+def test_prometheus_scrapes_with_its_token_and_has_the_rules(composition: Composed) -> None:
+    def targets() -> bool:
+        active = composition.get(f"{composition.prometheus}/api/v1/targets")["data"]["activeTargets"]
+        health = {one["labels"]["job"]: one["health"] for one in active}
+        return health == {"eagle-eye": "up", "prometheus": "up", "alertmanager": "up"}
+
+    wait(targets)
+    groups = composition.get(f"{composition.prometheus}/api/v1/rules")["data"]["groups"]
+    assert {one["health"] for group in groups for one in group["rules"]} <= {"ok", "unknown"}
+    assert any(one["name"] == "EagleEyeDown" for group in groups for one in group["rules"])
+
+
+def test_the_demos_fault_reaches_alertmanager_and_the_receiver(composition: Composed) -> None:
+    composition.up("demo-receiver", "demo-subscribe", "demo-fleet", "demo-fault")
+    wait(lambda: "incident.opened" in composition.logs("demo-receiver"))
+
+    def alerts() -> list[Any]:
+        found = composition.get(f"{composition.alertmanager}/api/v2/alerts")
+        return [one for one in found if one["labels"]["alertname"] == "EagleEyeFault"]
+
+    (alert,) = wait(alerts)[:1]
+    assert alert["labels"]["fault"] == "gpu_lost"
+    assert [one["name"] for one in alert["receivers"]] == ["pager"]
+
+
+def test_a_second_start_makes_no_second_token_or_subscription(composition: Composed) -> None:
+    token = composition.token("admin")
+    before = composition.podman.run("exec", "eagleeyetest_server_1", "eagle-eye", "tokens", "list").stdout
+    subscribed = composition.get(f"{composition.server}/api/v1/subscriptions", token)["items"]
+    composition.up("tokens", "subscribe")
+    assert composition.podman.run("exec", "eagleeyetest_server_1", "eagle-eye", "tokens", "list").stdout == before
+    again = composition.get(f"{composition.server}/api/v1/subscriptions", token)["items"]
+    assert [one["id"] for one in again] == [one["id"] for one in subscribed]
+
+
+def test_services_cannot_write_where_they_live(composition: Composed) -> None:
+    done = composition.podman.run("exec", "eagleeyetest_server_1", "touch", "/opt/x", check=False)
+    assert done.returncode != 0
+    assert composition.podman.run("exec", "eagleeyetest_server_1", "id", "-u").stdout.strip() == "65532"
+    # Prometheus has the token that reads, and no other.
+    assert composition.podman.run(
+        "exec", "eagleeyetest_prometheus_1", "ls", "/run/eagle-eye-tokens"
+    ).stdout.split() == ["token"]

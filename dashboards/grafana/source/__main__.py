@@ -1,0 +1,45 @@
+"""``python -m dashboards.grafana.source``: writes the dashboards that this folder describes beside it, as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from dashboards.grafana.source import fleet, incidents, job, node, server
+from dashboards.grafana.source.boards import Dashboard
+
+BOARDS = {"fleet": fleet, "job": job, "node": node, "incidents": incidents, "server": server}
+FOLDER = Path(__file__).parents[1] / "dashboards"
+
+
+def texts() -> dict[str, str]:
+    """Return the content of each file, by its name."""
+    return {
+        f"{name}.json": json.dumps(_tidied(module.build()), indent=1, sort_keys=True) + "\n"
+        for name, module in BOARDS.items()
+    }
+
+
+def _tidied(built: Dashboard) -> Any:
+    """Return the dashboard's plain data without what the SDK writes and Grafana's schema has no place for."""
+    plain = json.loads(json.dumps(built.build(), cls=JSONEncoder))
+    for variable in plain["templating"]["list"]:
+        for key in ("auto", "auto_count", "auto_min"):  # an interval's
+            variable.pop(key, None)
+    for panel in plain["panels"]:
+        if panel["type"] == "table":
+            panel.get("options", {}).pop("footer", None)  # of Grafana before 12
+    return plain
+
+
+def main() -> None:
+    """Write the files."""
+    for name, text in texts().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The fleet: is it judged, which jobs suffer, what is lost to what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboards.grafana.source.boards import Dashboard, Section, board
+from dashboards.grafana.source.parts import (
+    BLUE,
+    GREEN,
+    RED,
+    YELLOW,
+    Column,
+    Panel,
+    Q,
+    Query,
+    bars,
+    counted,
+    lines,
+    number,
+    rows,
+)
+
+OPEN = f'sum({Q}incidents{{state=~"suspected|confirmed|acting"}})'
+
+
+def build() -> Dashboard:
+    """Return the dashboard."""
+    return board(
+        "fleet",
+        "Eagle Eye / Fleet",
+        "Which jobs suffer, and whether anybody could tell.",
+        [
+            Section("Now", _now()),
+            Section("Jobs", _jobs()),
+            Section("Nodes", _nodes()),
+        ],
+        job=True,
+    )
+
+
+def _now() -> Sequence[Panel]:
+    return [
+        number(
+            "Can judge",
+            f"max({Q}ready)",
+            about="0: faults are not seen. /readyz says why.",
+            steps=[(None, RED), (1, GREEN)],
+            words={"0": ("blind", RED), "1": ("yes", GREEN)},
+        ),
+        number(
+            "Nodes heard",
+            f"max({Q}nodes_fresh) / (max({Q}nodes_known) > 0)",
+            "percentunit",
+            about="Of all nodes that were ever heard of.",
+            steps=[(None, RED), (0.98, YELLOW), (0.999, GREEN)],
+        ),
+        number("Jobs running", f"max({Q}jobs_running)"),
+        number("Open incidents", counted(OPEN), steps=[(None, GREEN), (1, YELLOW)]),
+        number(
+            "People have to look",
+            f"max({Q}incidents_escalated)",
+            about="Incidents whose action failed, expired or is not reported on.",
+            steps=[(None, GREEN), (1, RED)],
+        ),
+        number(
+            "GPU-hours lost",
+            counted(f'sum({Q}job_lost_gpu_seconds{{job=~"$job"}}) / 3600'),
+            about="In the present runs of the jobs that go on.",
+            decimals=1,
+        ),
+    ]
+
+
+def _jobs() -> Sequence[Panel]:
+    chosen = '{job=~"$job"}'
+    return [
+        rows(
+            "Running jobs by age of their last step",
+            [
+                ("age", f"max by (job) ({Q}job_progress_age_seconds{chosen})"),
+                ("nodes", f"max by (job) ({Q}job_nodes{chosen})"),
+                ("gpus", f"max by (job) ({Q}job_gpus{chosen})"),
+                ("goodput", f"max by (job) ({Q}job_goodput_ratio{chosen})"),
+                ("lost", f"sum by (job) ({Q}job_lost_gpu_seconds{chosen}) / 3600"),
+            ],
+            {
+                "job": Column("Job", link="/d/eagle-eye-job?var-job=${__value.text:percentencode}"),
+                "age": Column("Last step", "s", ((None, GREEN), (60, YELLOW), (300, RED))),
+                "nodes": Column("Nodes"),
+                "gpus": Column("GPUs"),
+                "goodput": Column("Goodput", "percentunit", ((None, RED), (0.8, YELLOW), (0.9, GREEN))),
+                "lost": Column("GPU-hours lost"),
+            },
+            descending="age",
+            about="A job that is not here reports no steps: no hook and no training log.",
+        ),
+        lines(
+            "Time since the last step",
+            [Query(f"max by (job) ({Q}job_progress_age_seconds{chosen})", "{{job}}")],
+            "s",
+        ),
+        lines("Goodput", [Query(f"max by (job) ({Q}job_goodput_ratio{chosen})", "{{job}}")], "percentunit", ceiling=1),
+        lines(
+            "GPU-hours lost, by cause",
+            [Query(counted(f"sum by (part, fault) ({Q}job_lost_gpu_seconds{chosen}) / 3600"), "{{part}} {{fault}}")],
+            "h",
+            stacked=True,
+        ),
+        lines(
+            "GPU utilization",
+            [Query(f"avg by (job) ({Q}gpu_utilization_ratio{chosen})", "{{job}}")],
+            "percentunit",
+            ceiling=1,
+            about="A GPU that spins in a collective is busy, too: the job's steps say whether it trains.",
+        ),
+        lines("GPU power", [Query(f"sum by (job) ({Q}gpu_power_watts{chosen})", "{{job}}")], "watt", stacked=True),
+        lines(
+            "Incidents",
+            [Query(counted(f"sum by (state) ({Q}incidents)"), "{{state}}")],
+            stacked=True,
+        ),
+    ]
+
+
+def _nodes() -> Sequence[Panel]:
+    hottest = f'topk(10, max by (node) ({Q}gpu_temperature_celsius{{job=~"$job"}}))'
+    return [
+        lines(
+            "Nodes",
+            [Query(f"max({Q}nodes_known)", "known"), Query(f"max({Q}nodes_fresh)", "heard just now")],
+            width=8,
+        ),
+        bars(
+            "Nodes that keep failing",
+            f"sort_desc({counted(f'topk(10, max by (node) ({Q}node_lemon_score))')})",
+            "{{node}}",
+            about="Lemon score; 0 without a name: there are none.",
+            steps=[(None, YELLOW)],
+        ),
+        bars(
+            "Hottest GPU of a node",
+            f"sort_desc({hottest})",
+            "{{node}}",
+            "celsius",
+            steps=[(None, BLUE), (80, YELLOW), (90, RED)],
+        ),
+    ]

@@ -1,0 +1,135 @@
+"""Incidents and actions of all jobs: what is open, what holds it, what was asked for, who was told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboards.grafana.source.boards import Dashboard, Section, board
+from dashboards.grafana.source.parts import (
+    GREEN,
+    RED,
+    YELLOW,
+    Column,
+    Panel,
+    Q,
+    Query,
+    bars,
+    counted,
+    lines,
+    number,
+    rate,
+    rows,
+)
+
+JOB = '{job=~"$job"}'
+ONSET = f"{Q}incident_onset_timestamp_seconds"
+ASKED = f"{Q}action_asked_timestamp_seconds"
+
+
+def build() -> Dashboard:
+    """Return the dashboard."""
+    return board(
+        "incidents",
+        "Eagle Eye / Incidents",
+        "What is open, what holds it back, what was asked for, who was told.",
+        [Section("Now", _now()), Section("Incidents and actions", _lists()), Section("Over time", _course())],
+        job=True,
+    )
+
+
+def _now() -> Sequence[Panel]:
+    open_ = 'job=~"$job", state=~"confirmed|acting"'
+    return [
+        number("Confirmed or acting", counted(f"count({ONSET}{{{open_}}})"), steps=[(None, GREEN), (1, YELLOW)]),
+        number(
+            "Critical, seen by nobody",
+            counted(f'count({ONSET}{{{open_}, severity="critical", acknowledged="false"}})'),
+            about="Acknowledge an incident on Eagle Eye's page, or with `eagle-eye incidents acknowledge`.",
+            steps=[(None, GREEN), (1, RED)],
+        ),
+        number(
+            "Oldest of them",
+            counted(f'time() - min({ONSET}{{{open_}, severity="critical", acknowledged="false"}})'),
+            "s",
+            steps=[(None, GREEN), (600, YELLOW), (1800, RED)],
+        ),
+        number("People have to look", f"max({Q}incidents_escalated)", steps=[(None, GREEN), (1, RED)]),
+        number("Come and go", f"max({Q}incidents_flapping)", steps=[(None, GREEN), (1, YELLOW)]),
+        number(
+            "Wait for approval",
+            counted(f'count({ASKED}{{job=~"$job", state="awaiting"}})'),
+            steps=[(None, GREEN), (1, RED)],
+        ),
+    ]
+
+
+def _lists() -> Sequence[Panel]:
+    return [
+        rows(
+            "Open incidents",
+            [("onset", f"max by (incident, job, node, fault, severity, state, acknowledged) ({ONSET}{JOB}) * 1000")],
+            {
+                "severity": Column("Severity"),
+                "job": Column("Job", link="/d/eagle-eye-job?var-job=${__value.text:percentencode}"),
+                "node": Column("Node", link="/d/eagle-eye-node?var-node=${__value.text:percentencode}"),
+                "fault": Column("Fault"),
+                "state": Column("State"),
+                "acknowledged": Column("Somebody looks"),
+                "onset": Column("Onset", "dateTimeAsLocal"),
+                "incident": Column("Incident", link="${page}/#/incidents/${__value.text:percentencode}"),
+            },
+            descending="onset",
+            about="No node: nobody knows which, or several. Recovered ones stay for a quarter of an hour.",
+        ),
+        rows(
+            "Actions of the last hour",
+            [("asked", f"max by (action, incident, job, node, kind, fault, state) ({ASKED}{JOB}) * 1000")],
+            {
+                "kind": Column("Kind"),
+                "job": Column("Job"),
+                "node": Column("Node"),
+                "fault": Column("Fault"),
+                "state": Column("State"),
+                "asked": Column("Asked for", "dateTimeAsLocal"),
+                "action": Column("Action"),
+            },
+            descending="asked",
+            about="would_act: what would have been asked for in mode act.",
+        ),
+    ]
+
+
+def _course() -> Sequence[Panel]:
+    return [
+        lines("Open incidents", [Query(counted(f"sum by (state) ({Q}incidents)"), "{{state}}")], stacked=True),
+        lines(
+            "Open incidents by fault",
+            [Query(counted(f"count by (fault) ({ONSET}{JOB})"), "{{fault}}")],
+            stacked=True,
+        ),
+        lines(
+            "Held back, by rule of policy",
+            [Query(counted(f"sum by (rule) ({Q}incidents_held)"), "{{rule}}")],
+            stacked=True,
+            about="docs/policy.md says what each rule means.",
+        ),
+        lines(
+            "Actions of the last hour, by what became of them",
+            [Query(counted(f"count by (kind, state) ({ASKED}{JOB})"), "{{kind}} {{state}}")],
+            stacked=True,
+        ),
+        bars(
+            "Actions in this time",
+            counted(f"count by (kind) (count by (action, kind) (last_over_time({ASKED}{JOB}[$__range])))"),
+            "{{kind}}",
+        ),
+        lines("Deliveries that ended", [Query(rate("webhook_deliveries_total", "state"), "{{state}}")], "cps", 8),
+        lines(
+            "Escalations, events kept back",
+            [
+                Query(f"increase({Q}incident_escalations_total[1h])", "escalations in 1 h"),
+                Query(f"increase({Q}incident_events_suppressed_total[1h])", "events kept back in 1 h"),
+            ],
+            width=8,
+        ),
+    ]

@@ -1,0 +1,138 @@
+"""A real server fed by a replayed fault, scraped by a real Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+PROGRAM = (sys.executable, "-m", "eagle_eye.cli.main")
+WITHIN_S = 30.0
+SERVER = """
+[detection]
+tick_s = 0.5
+[policy]
+mode = "act"
+[webhooks]
+allow_private = true
+"""
+PROMETHEUS = """
+global: {{scrape_interval: 500ms}}
+scrape_configs:
+  - job_name: eagle-eye
+    honor_labels: true
+    static_configs: [{{targets: ["{server}"]}}]
+"""
+
+
+class Site(NamedTuple):
+    """Where both answer, and of what the replayed trace told; ``at_s`` is when, None: now.
+
+    Soon after the end of a replay its nodes are silent and their values gone, however busy this machine is meanwhile.
+    """
+
+    server: str
+    prometheus: str
+    job: str
+    node: str
+    at_s: float | None = None
+
+    def ask(self, expr: str) -> list[Any]:
+        """Return the series that an expression has at that moment."""
+        return list(self._get("query", query=expr, time=self.at_s or time.time()))
+
+    def over_time(self, expr: str, seconds: float) -> list[Any]:
+        """Return the series that an expression had in the last seconds before it."""
+        end_s = self.at_s or time.time()
+        return list(self._get("query_range", query=expr, start=end_s - seconds, end=end_s, step=1))
+
+    def _get(self, path: str, **asked: Any) -> Any:
+        answer = httpx.get(f"{self.prometheus}/api/v1/{path}", params=asked, timeout=10.0, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"]["result"]
+
+
+def free() -> str:
+    """Return an address of loopback on which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[Site]:
+    """Run server and Prometheus until the trace of a lost GPU is told and scraped."""
+    server, prometheus = free(), free()
+    (folder / "server.toml").write_text(SERVER, encoding="utf-8")
+    (folder / "prometheus.yml").write_text(PROMETHEUS.format(server=server), encoding="utf-8")
+    trace = folder / "trace"
+    ours = (*PROGRAM, "server", "--config", f"{folder}/server.toml", "--listen", server, "--data", f"{folder}/data")
+    theirs = (
+        "prometheus",
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/tsdb",
+        f"--web.listen-address={prometheus}",
+    )
+    with _process(folder / "server.log", *ours):
+        fault = ("--fault", "gpu_lost", "--variant", "hangs", "--nodes", "2", "--gpus", "2", "--minutes", "2")
+        _run("simulate", str(trace), *fault, "--seed", "3")
+        _until(f"http://{server}/healthz")
+        told = _run("replay", str(trace), "--server", f"http://{server}", "--speed", "20")
+        words = told.split()
+        job = words[words.index("job") + 1].rstrip(";")
+        node = told.partition("the trace says")[2].split("on ")[1].split()[0]
+        # Only now: what the first scrape sees of the accounts, it sees for a minute.
+        with _process(folder / "prometheus.log", *theirs):
+            _until(f"http://{prometheus}/-/ready")
+            site = Site(f"http://{server}", f"http://{prometheus}", job, node)
+            deadline_s = time.monotonic() + WITHIN_S
+            # Rates need some scrapes, all with the action in them.
+            while not site.ask("count_over_time(eagle_eye_action_asked_timestamp_seconds[5s]) > 5"):
+                assert time.monotonic() < deadline_s, told
+                time.sleep(0.1)
+            # What is measured while it happens needs something to happen while Prometheus looks.
+            _run("replay", str(trace), "--server", f"http://{server}", "--speed", "40", "--suffix=-again")
+            yield site._replace(at_s=time.time())
+
+
+@contextmanager
+def _process(log: Path, *command: str) -> Iterator[None]:
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=_environ()) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
+            process.kill()
+
+
+def _environ() -> dict[str, str]:
+    """Return the environment without settings of whoever runs the tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("EAGLE_EYE_")}
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run((*PROGRAM, *words), capture_output=True, text=True, check=False, env=_environ())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _until(url: str) -> None:
+    deadline_s = time.monotonic() + WITHIN_S
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=1.0, trust_env=False).status_code == 200:
+                return
+        assert time.monotonic() < deadline_s, f"{url} does not answer"
+        time.sleep(0.05)

@@ -1,0 +1,108 @@
+"""docker-compose.yml: what it promises, read from compose's own view of it. test_containers.py runs it for real."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.packaging.container_site import REPOSITORY, version
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install -r tests/full.lock")
+
+from tests.packaging.compose_site import FILE, described  # noqa: E402
+
+STEPS = {"tokens", "subscribe", "demo-subscribe", "demo-fault", "victoria-metrics-folder"}  # begin and end
+OURS = f"eagle-eye-server:{version()}"
+
+needs_compose = pytest.mark.skipif(
+    shutil.which("docker-compose") is None, reason="docker-compose is not installed: apt-get install docker-compose"
+)
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    """All services, as compose understands the file."""
+    if shutil.which("docker-compose") is None:
+        pytest.skip("docker-compose is not installed: apt-get install docker-compose")
+    found: dict[str, Any] = described("demo", "victoria-metrics")["services"]
+    return found
+
+
+def test_images_are_pinned_to_exact_versions(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["image"] == OURS or re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"]), name
+
+
+def test_our_image_is_of_this_version_and_built_from_this_checkout(services: dict[str, Any]) -> None:
+    assert services["server"]["image"] == OURS
+    assert services["server"]["build"]["args"] == {"VERSION": version()}
+    assert (REPOSITORY / services["server"]["build"]["dockerfile"]).is_file()
+
+
+def test_every_service_is_confined(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "privileged" not in service, name
+
+
+def test_nothing_that_goes_on_is_root_or_has_a_capability(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        user = service.get("user", "65532:65532" if service["image"] == OURS else "")  # our image's own
+        if name not in STEPS:
+            assert re.match(r"[1-9]\d*:", user), name
+            assert "cap_add" not in service, name
+
+
+def test_everything_is_published_on_loopback_unless_somebody_says_otherwise(services: dict[str, Any]) -> None:
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert ports
+    for port in ports:
+        assert (port if isinstance(port, str) else port["host_ip"]).startswith("127.0.0.1"), port
+
+
+@needs_compose
+def test_only_the_server_can_be_published_elsewhere() -> None:
+    environ = {**os.environ, "GRAFANA_ADMIN_PASSWORD": "x", "EAGLE_EYE_PUBLISH": "0.0.0.0"}
+    command = ["docker-compose", "--file", str(FILE), "--profile", "victoria-metrics", "config"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    found = yaml.safe_load(done.stdout)["services"]
+    assert {name for name, one in found.items() if "0.0.0.0:" in str(one.get("ports"))} == {"server"}
+
+
+@needs_compose
+def test_grafana_has_no_default_password() -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "GRAFANA_ADMIN_PASSWORD"}
+    command = ["docker-compose", "--file", str(FILE), "config"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "set GRAFANA_ADMIN_PASSWORD" in done.stderr
+
+
+def test_what_goes_on_has_a_health_check(services: dict[str, Any]) -> None:
+    without = {name for name, one in services.items() if not one.get("healthcheck", {}).get("test")}
+    assert without <= STEPS | {"demo-fleet"}  # which serves nothing
+
+
+def test_the_admin_token_is_given_to_no_service_that_goes_on_but_the_demos(services: dict[str, Any]) -> None:
+    have = {name for name, one in services.items() if "admin-token" in str(one.get("volumes"))}
+    assert {name for name in have - STEPS if not name.startswith("demo-")} == set()
+
+
+def test_what_is_mounted_from_this_checkout_exists_and_cannot_be_written(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        for volume in service.get("volumes", []):
+            source, target, *mode = volume.split(":") if isinstance(volume, str) else (volume["source"], "", "ro")
+            if source.startswith("/"):
+                assert os.path.exists(source), (name, target)  # noqa: PTH110 - as compose names it
+                assert mode == ["ro"], (name, source)
+
+
+def test_the_steps_script_is_plain_sh() -> None:
+    subprocess.run(["sh", "-n", str(REPOSITORY / "packaging/compose/start.sh")], check=True)
