@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
 from eagle_eye.agent.clock import SystemClock, Wake
@@ -34,6 +37,7 @@ from eagle_eye.agent.heap import share_heap
 from eagle_eye.agent.host_verdict import EXIT_CODES, judge, lines
 from eagle_eye.agent.loop import Loop, Sink, agent_version
 from eagle_eye.agent.metrics_server import MetricsServer
+from eagle_eye.agent.node_check.child import run as run_child
 from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
 from eagle_eye.agent.node_check.requests import NodeChecks
 from eagle_eye.agent.node_token import NodeToken
@@ -46,6 +50,9 @@ from eagle_eye.agent.tick import Tick
 from eagle_eye.agent.training_processes import TrainingProcesses
 from eagle_eye.agent.uplink import Destination, Uplink
 from eagle_eye.schema.configuration import ConfigurationError
+
+if TYPE_CHECKING:  # needs a package that is not installed everywhere
+    from eagle_eye.agent.nvrx_health import Health, NvrxHealth
 
 FLUSH_S = 1.0  # how long a stopping agent tries to send its last frames
 FLUSH_ONCE_S = 5.0
@@ -177,7 +184,10 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
 
         exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()
-        _run_loop(configuration, assembly, spool, drops, clock, wake, exposition, uplink.notify, once=once)
+        with contextlib.ExitStack() as open_doors:
+            if configuration.nvrx_health_socket and not once:
+                open_doors.callback(_answer_nvrx(configuration, drops).stop)
+            _run_loop(configuration, assembly, spool, drops, clock, wake, exposition, uplink.notify, once=once)
         uplink.stop(FLUSH_ONCE_S if once else FLUSH_S)
         left = spool.waiting()
     finally:
@@ -269,6 +279,23 @@ def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
     for line in unseen:
         print(line, file=sys.stderr)
     return EXIT_CODES[verdict.state]
+
+
+def _answer_nvrx(configuration: AgentConfiguration, drops: Drops) -> NvrxHealth:
+    """Answer NVRx with what ``--once --check`` says, each time in a child that reads the kernel's log from the boot."""
+    from eagle_eye.agent.nvrx_health import VERDICT_S_MAX, NvrxHealth, health_of
+
+    command = [sys.executable, "-m", "eagle_eye.cli.main", "agent", "--once", "--check"]
+    command += ["--node", configuration.node, "--spool", str(spool_folder(configuration, os.environ))]
+    if configuration.nvrx_health_gpus >= 0:
+        command += ["--gpus", str(configuration.nvrx_health_gpus)]
+
+    def check(in_the_way: Callable[[], str]) -> Health:
+        return health_of(run_child(command, time.monotonic() + VERDICT_S_MAX, in_the_way))
+
+    health = NvrxHealth(Path(configuration.nvrx_health_socket), check, drops)
+    health.start()
+    return health
 
 
 def _gather(configuration: AgentConfiguration, out: Path, kind: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ TIMEOUT_S_MIN = 0.01
 SOCKET_PATH_BYTES_MAX = 107  # the kernel's limit
 PLACES_MAX = 16  # of each kind: all are looked at again and again
 PORTS_MAX = 8
+GPUS_MAX = 1_024
 WORDS_MAX = 32
 WORD_CHARS_MAX = 4_096
 
@@ -51,8 +53,9 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     ``token_file``, or beside the spool. ``spool_dir`` and ``hook_socket`` empty: the default place. ``backoff_s_max``
     is the longest wait between attempts to reach the server, ``connect_s`` and ``answer_s`` are timeouts.
     ``metrics_listen`` and ``dcgm_exporter`` empty: off. ``shared_host``: several agents run here, each for processes
-    that name its node. ``node_check_command`` empty: no active check is made, whoever asks. The other lists add to what
-    the training processes' own environments say.
+    that name its node. ``node_check_command`` empty: no active check is made, whoever asks. ``nvrx_health_socket``
+    empty: NVRx is not answered; ``nvrx_health_gpus``: how many GPUs a healthy host has, -1: not known. The other lists
+    add to what the training processes' own environments say.
     """
 
     server: str = "http://127.0.0.1:8470"
@@ -83,6 +86,8 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     training_log_framework: str = ""
     tensorboard_logs: list[str] = []
     node_check_command: list[str] = []
+    nvrx_health_socket: str = ""
+    nvrx_health_gpus: int = -1
 
 
 def read(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> AgentConfiguration:
@@ -189,6 +194,7 @@ def _check_numbers(configuration: AgentConfiguration) -> None:
         ("answer_s", TIMEOUT_S_MIN, INTERVAL_S_MAX),
         ("spool_bytes_max", SPOOL_BYTES_MIN, SPOOL_BYTES_MAX),
         ("nccl_ras_every_s", nccl_ras.EVERY_S, INTERVAL_S_MAX),
+        ("nvrx_health_gpus", -1, GPUS_MAX),
     ):
         value = getattr(configuration, key)
         if not least <= value <= most:
@@ -210,9 +216,19 @@ def _check_files(configuration: AgentConfiguration) -> None:
             raise ConfigurationError(f"{key}: {name} cannot be read")
     if configuration.key_file and not configuration.certificate_file:
         raise ConfigurationError("certificate_file: expected a file, since key_file is set; got none")
-    path = hook_socket_path(configuration)
-    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        raise ConfigurationError(f"hook_socket: expected a path of at most {SOCKET_PATH_BYTES_MAX} bytes, got {path}")
+    for key, path in (
+        ("hook_socket", hook_socket_path(configuration)),
+        ("nvrx_health_socket", Path(configuration.nvrx_health_socket)),
+    ):
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigurationError(f"{key}: expected a path of at most {SOCKET_PATH_BYTES_MAX} bytes, got {path}")
+    if configuration.nvrx_health_socket:
+        if not configuration.nvrx_health_socket.startswith("/"):
+            raise ConfigurationError(
+                f"nvrx_health_socket: expected an absolute path, got {configuration.nvrx_health_socket!r}"
+            )
+        if importlib.util.find_spec("h2") is None:
+            raise ConfigurationError("nvrx_health_socket: needs the package h2; pip install 'eagle-eye[nvrx]'")
 
 
 def _check_server(server: str) -> None:

@@ -33,7 +33,7 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec("gpu_lost", ("uuid",), "A GPU left the bus."),
     EventSpec(
         "inventory",
-        ("uuid", "model"),
+        ("uuid", "model", "pci_address", "serial"),
         "Which GPU is the device: one for each, when the agent starts, when one comes or goes, and every hour.",
     ),
     EventSpec("machine_check", ("text",), "A machine check exception."),

@@ -36,6 +36,7 @@ from eagle_eye.server.api import (
     node_checks,
     node_history,
     nodes,
+    nvrx,
     overview,
     pictures,
     problems,
@@ -142,6 +143,7 @@ def create_app(
         api.include_router(module.router)
     for module in (accounts, node_history, audit, history, stream, health):
         api.include_router(module.router)
+    nvrx.install(api)
     description.describe(api)
 
     async def found(nodes: list[str]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import MappingProxyType
-
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE
@@ -14,6 +11,7 @@ from eagle_eye.server.frame_protocol import Heads
 from eagle_eye.server.frame_protocol import Taker as FrameTaker
 from eagle_eye.server.guarded_protocol import VISIT, Guest, is_bad
 from eagle_eye.server.ingest import PATH, Ingest
+from eagle_eye.server.page_files import content_security_policy, read_page
 from eagle_eye.server.principals import Principals
 from eagle_eye.server.raw_http import ASGIMessage, Receive, Send, Taker, answer
 from eagle_eye.server.reload import Reload
@@ -23,20 +21,7 @@ from eagle_eye.server.services import Services
 from eagle_eye.server.visitor_metrics import VisitorCollector
 from eagle_eye.server.visitors import Visitors
 
-_FOLDER = Path(__file__).parent / "page"
-_PAGES = MappingProxyType(
-    {
-        "/": ("index.html", b"text/html; charset=utf-8"),
-        "/app.js": ("app.js", b"text/javascript; charset=utf-8"),
-        "/style.css": ("style.css", b"text/css; charset=utf-8"),
-    }
-)
-# Everything that the page needs comes from this server; it loads and runs nothing else.
 _SECURITY = (
-    (
-        b"content-security-policy",
-        b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
-    ),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
@@ -57,7 +42,9 @@ class Front:
         self.api = api
         self.services = services
         self.reload = reload
-        self._headers = _SECURITY if services.certificates is None else (*_SECURITY, _HSTS)
+        self._files = read_page()
+        policy = (b"content-security-policy", content_security_policy(self._files["/"].content))
+        self._headers = (policy, *_SECURITY) if services.certificates is None else (policy, *_SECURITY, _HSTS)
         config = services.config.ingest
         self.taker = FrameTaker(
             ingest.rows,
@@ -75,9 +62,6 @@ class Front:
         self.visitors = Visitors(services.limits, services.clock, lambda reason: counted.labels(reason).inc())
         services.telemetry.registry.register(VisitorCollector(self.visitors))
         self._takers: dict[str, Taker] = {PATH: ingest, WRITE_PATH: remote_write}
-        self._files = {
-            path: ((_FOLDER / name).read_bytes(), content_type) for path, (name, content_type) in _PAGES.items()
-        }
 
     async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         """Answer one connection's event."""
@@ -86,7 +70,7 @@ class Front:
             return
         path = scope["path"]
         taker = self._takers.get(path)
-        send = _watched(scope, send, telemetry=taker is not None)
+        send = _watched(scope, send, unjudged=path in self._files, telemetry=taker is not None)
         if taker is not None:
             await taker(scope, receive, send)
             return
@@ -98,7 +82,7 @@ class Front:
             await self._refuse(refusal, _closing(send) if visit is not None and visit.bad() else send)
             return
         if path in self._files and scope["method"] in ("GET", "HEAD"):
-            await self._page(path, scope["method"], send)
+            await self._page(scope, send)
         else:
             await self._call_api(scope, receive, send)
 
@@ -123,16 +107,15 @@ class Front:
         self.services.stopping.set()
         self.services.signal.notify()
 
-    async def _page(self, path: str, method: str, send: Send) -> None:
-        content, content_type = self._files[path]
-        headers = [
-            (b"content-type", content_type),
-            (b"content-length", str(len(content)).encode()),
-            (b"cache-control", b"no-cache"),
-            *self._headers,
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if method == "HEAD" else content})
+    async def _page(self, scope: ASGIMessage, send: Send) -> None:
+        file = self._files[scope["path"]]
+        known = any(name == b"if-none-match" and value == file.etag for name, value in scope["headers"])
+        content = b"" if known or scope["method"] == "HEAD" else file.content
+        headers = [(b"etag", file.etag), (b"cache-control", b"no-cache"), *self._headers]
+        if not known:
+            headers += [(b"content-type", file.content_type), (b"content-length", str(len(file.content)).encode())]
+        await send({"type": "http.response.start", "status": 304 if known else 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
 
     async def _refuse(self, refusal: Refusal, send: Send) -> None:
         self.services.telemetry.refused.labels(refusal.reason).inc()
@@ -147,11 +130,10 @@ class Front:
         return secured
 
 
-def _watched(scope: ASGIMessage, send: Send, *, telemetry: bool) -> Send:
+def _watched(scope: ASGIMessage, send: Send, *, unjudged: bool, telemetry: bool) -> Send:
     """Return what sends an answer and takes note of what it says about the connection's client."""
     visit: Guest | None = scope.get("state", {}).get(VISIT)
-    path = scope["path"]
-    if visit is None or path in OPEN or path in _PAGES:
+    if visit is None or unjudged or scope["path"] in OPEN:
         return send
 
     async def watched(message: ASGIMessage) -> None:

@@ -18,11 +18,13 @@ from eagle_eye.server.job_sources.keeper import JobSources
 from eagle_eye.server.limits import Limits
 from eagle_eye.server.node_checks import NodeChecks
 from eagle_eye.server.notifiers.guard import Guard
+from eagle_eye.server.pictures.reading import Turns
 from eagle_eye.server.readiness import Doctor
 from eagle_eye.server.remote_store.remote_store import RemoteStore
 from eagle_eye.server.store import Store
 from eagle_eye.server.telemetry import Telemetry
 from eagle_eye.server.tls import Certificates
+from eagle_eye.server.topology_file import Places
 from eagle_eye.server.watching import Outlook, Watcher
 
 
@@ -57,6 +59,8 @@ class Services:
     bookkeeper: Bookkeeper
     archive: Archive
     job_sources: JobSources
+    places: Places = field(default_factory=Places)  # as the site's file had them at the start
+    turns: Turns = field(default_factory=Turns)  # of those who have pictures drawn
     open_streams: OpenStreams = field(default_factory=OpenStreams)
     open_recordings: OpenStreams = field(default_factory=OpenStreams)
     open_uploads: OpenStreams = field(default_factory=OpenStreams)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -10,14 +11,31 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.engine.topology import Topology
 
 FILE_BYTES_MAX = 64 << 20  # some hundred thousand ports
+_ShapeT = TypeVar("_ShapeT", bound=msgspec.Struct)
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Where people find a node: told, and judged by nobody; what is absent is not known."""
+
+    rack_of_node: dict[str, str] = {}
+    switch_of_node: dict[str, str] = {}
 
 
 def read_topology(path: Path) -> Topology:
     """Return the topology. Raises ConfigurationError for a file that is missing, too large or malformed."""
+    return _read(path, Topology)
+
+
+def read_places(path: Path) -> Places:
+    """Return what the same file says for people. Raises as ``read_topology``."""
+    return _read(path, Places)
+
+
+def _read(path: Path, shape: type[_ShapeT]) -> _ShapeT:
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise ConfigurationError(f"topology_file: {path} is larger than {FILE_BYTES_MAX} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=Topology)
+        return msgspec.json.decode(path.read_bytes(), type=shape)
     except OSError as error:
         raise ConfigurationError(f"topology_file: {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:

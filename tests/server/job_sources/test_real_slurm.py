@@ -1,21 +1,16 @@
 """A real Slurm of three nodes on this machine: what it does to jobs and nodes, and what the server makes of it.
 
-It takes half a minute, so that it runs with make test-full alone, which installs Slurm.
+It runs with make test-full alone (tests/real_slurm.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import shutil
-import signal
 import socket
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,79 +30,17 @@ from eagle_eye.server.job_sources.settings import SlurmSettings
 from eagle_eye.server.job_sources.slurm_rest import SlurmRest
 from eagle_eye.server.job_sources.slurm_squeue import Squeue
 from eagle_eye.server.job_sources.source import ScheduledJob
+from tests.real_slurm import Slurm as Cluster
+from tests.real_slurm import running, skip_reason, until
 from tests.server.builders import body, frame, logging_put_back, settings
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmrestd", "squeue", "sinfo", "sbatch", "scontrol", "scancel")
 NODES = ("n1", "n2", "n3")
-CONF = """
-ClusterName=eagle
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ctld}
-SlurmUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=1
-AuthAltTypes=auth/jwt
-AuthAltParameters=jwt_key={folder}/jwt.key
-CredType=cred/munge
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-ReturnToService=2
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
-SchedulerParameters=batch_sched_delay=0,sched_interval=1
-SelectType=select/cons_tres
-MailProg=/bin/true
-{nodes}
-PartitionName=all Nodes=ALL Default=YES State=UP
-"""
+
+pytestmark = pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "-")
 
 
-def pytest_skip_reason() -> str:
-    missing = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    if missing:
-        return f"{', '.join(missing)} not installed: apt-get install $(cat tests/debian-packages.txt)"
-    if os.geteuid() != 0:
-        return "Slurm's daemons start jobs as root alone: run the tests as root"
-    if "EAGLE_EYE_TEST_SLURM" not in os.environ:
-        return "a real Slurm takes half a minute: make test-full runs it, or EAGLE_EYE_TEST_SLURM=1 make test"
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(pytest_skip_reason()), reason=pytest_skip_reason() or "-")
-
-
-def until(true: Callable[[], Any], limit_s: float = 15.0) -> Any:
-    """Return what is true at last. Fails after ``limit_s``."""
-    end_s = time.monotonic() + limit_s
-    while not (found := true()):
-        assert time.monotonic() < end_s, "it never came true"
-        time.sleep(0.05)
-    return found
-
-
-class Slurm:
-    """The cluster, by its commands."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.conf = folder / "slurm.conf"
-        self.environ = {"PATH": f"{os.environ['PATH']}:/usr/sbin", "SLURM_CONF": str(self.conf)}
-        self.rest_url = ""
-
-    def run(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False, timeout=20)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        return done.stdout.strip()
-
-    def submit(self, nodes: int, script: str) -> str:
-        return self.run(
-            "sbatch", "--parsable", f"--nodes={nodes}", "--requeue", "--time=30", "--output=/dev/null", "--wrap", script
-        )
+class Slurm(Cluster):
+    """The cluster, and what the server's job source makes of it."""
 
     def ask(self) -> dict[str, ScheduledJob]:
         source = Squeue(SlurmSettings(use="squeue", conf=str(self.conf)), SystemClock(), self.environ)
@@ -119,72 +52,14 @@ class Slurm:
         return found
 
 
-def _ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
-
-
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
     # Not pytest's own folder: slurmrestd runs as nobody, who may not look into that.
     with tempfile.TemporaryDirectory(prefix="eagle-eye-slurm-") as name:
         Path(name).chmod(0o755)
-        with running_slurm(Path(name)) as cluster:
+        cluster = Slurm(Path(name))
+        with running(cluster, NODES):
             yield cluster
-
-
-@contextmanager
-def running_slurm(folder: Path) -> Iterator[Slurm]:
-    cluster = Slurm(folder)
-    host = socket.gethostname().partition(".")[0]
-    ctld, rest, *ports = _ports(2 + len(NODES))
-    (folder / "state").mkdir()
-    (folder / "spool").mkdir()
-    for key in ("munge.key", "jwt.key"):
-        (folder / key).write_bytes(secrets.token_bytes(64))
-        (folder / key).chmod(0o600)
-    lines = [
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=100"
-        for node, port in zip(NODES, ports, strict=True)
-    ]
-    cluster.conf.write_text(CONF.format(host=host, ctld=ctld, folder=folder, nodes="\n".join(lines)))
-    (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
-    daemons: list[subprocess.Popen[bytes]] = []
-
-    def start(*command: str, **more: Any) -> None:
-        with (folder / f"{Path(command[0]).name}.{len(daemons)}.out").open("wb") as out:
-            daemons.append(subprocess.Popen(command, env={**cluster.environ, **more}, stdout=out, stderr=out))
-
-    munge = ("key-file", "socket", "pid-file", "log-file", "seed-file")
-    names = ("munge.key", "munge.sock", "munge.pid", "munge.log", "munge.seed")
-    words = [f"--{word}={folder}/{name}" for word, name in zip(munge, names, strict=True)]
-    try:
-        start("munged", "--foreground", "--force", *words)
-        until((folder / "munge.sock").exists)
-        start("slurmctld", "-D", "-i", "-f", str(cluster.conf))
-        # A slurmd that finds no controller tries again only after a while.
-        ready = ["sinfo", "--noheader", "--Node", "--Format=StateLong"]
-        until(lambda: subprocess.run(ready, env=cluster.environ, capture_output=True, check=False).returncode == 0)
-        for node in NODES:
-            start("slurmd", "-D", "-f", str(cluster.conf), "-N", node)
-        nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-        plugins = ("-a", "rest_auth/jwt", "-s", "openapi/v0.0.38")
-        start(*nobody, "slurmrestd", "-f", str(cluster.conf), *plugins, f"127.0.0.1:{rest}", SLURM_JWT="daemon")
-        cluster.rest_url = f"http://127.0.0.1:{rest}"
-        until(lambda: cluster.run(*ready).split() == ["idle"] * len(NODES))
-        yield cluster
-    finally:
-        for daemon in reversed(daemons):
-            daemon.send_signal(signal.SIGTERM)
-        for daemon in daemons:
-            try:
-                daemon.wait(5)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
 
 
 @pytest.fixture(autouse=True)

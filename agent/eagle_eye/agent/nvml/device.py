@@ -49,6 +49,7 @@ class Device:
         self.uuid = str(pynvml.nvmlDeviceGetUUID(handle))
         self.bus_id = str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
         self.name = str(pynvml.nvmlDeviceGetName(handle))
+        self.serial = _serial(handle)
         self.occupants = Occupants(handle)
         self._monotonic_s = monotonic_s
         self._functions = Functions(handle, READINGS)
@@ -106,3 +107,11 @@ class Device:
                 self._otherwise.pop(failure.name)()
             else:
                 left_out.append(failure)
+
+
+def _serial(handle: Any) -> str:
+    """Return the board's serial number, "" where it has none: workstation cards and simulated ones."""
+    try:
+        return str(pynvml.nvmlDeviceGetSerial(handle))
+    except pynvml.NVMLError:
+        return ""

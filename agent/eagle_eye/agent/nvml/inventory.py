@@ -11,11 +11,13 @@ AGAIN_S = 3_600.0  # a server may have lost what it knew
 
 
 class Seat(NamedTuple):
-    """One GPU: its row, its UUID and what it calls itself."""
+    """One GPU: its row, its UUID, what it calls itself, where on the bus it sits, its board's serial ("": not said)."""
 
     device: int
     uuid: str
     model: str
+    pci_address: str = ""
+    serial: str = ""
 
 
 class Inventory:
@@ -31,4 +33,9 @@ class Inventory:
         if not seen or (seen == self._told and monotonic_s - self._told_s < AGAIN_S):
             return []
         self._told, self._told_s = seen, monotonic_s
-        return [Event(now_s, "inventory", s.device, {"uuid": s.uuid, "model": s.model}) for s in seen]
+        return [Event(now_s, "inventory", s.device, _attributes(s)) for s in seen]
+
+
+def _attributes(seat: Seat) -> dict[str, str]:
+    told = {"uuid": seat.uuid, "model": seat.model, "pci_address": seat.pci_address, "serial": seat.serial}
+    return {name: text for name, text in told.items() if text or name in ("uuid", "model")}

@@ -7,51 +7,21 @@ gets is described at once. The others are written down here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from types import GenericAlias, MappingProxyType
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from eagle_eye.server import records
 from eagle_eye.server.accounts import records as past
 from eagle_eye.server.accounts.goodput import By
+from eagle_eye.server.api.picture_answers import PICTURES, Resolution, dossier
+from eagle_eye.server.api.shapes import Named, Number, Time, made, many, page, shown
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.standing import Phase
-
-Time = Annotated[datetime, Meta(tz=True)]
-Number = float | str  # JSON has no infinity: it is "+Inf" or "-Inf"
-Named = dict[str, Any]
-
-
-def shown(record: type[Struct], name: str = "", without: tuple[str, ...] = (), **more: Any) -> type[Struct]:
-    """Return the type of what ``views.plain`` makes of a record, less some fields and with others; all are required."""
-    fields: dict[str, Any] = {}
-    for field, hint in get_type_hints(record, include_extras=True).items():
-        if field in without:
-            continue
-        if field.endswith("_s"):
-            fields[field.removesuffix("_s")] = Time | None if type(None) in get_args(hint) else Time
-        else:
-            fields[field] = hint
-    return made(name or record.__name__, **{**fields, **more})
-
-
-def made(name: str, /, **fields: Any) -> type[Struct]:
-    """Return the type of an object with these fields and no others, all required."""
-    return msgspec.defstruct(name, list(fields.items()), forbid_unknown_fields=True)
-
-
-def many(item: Any) -> Any:
-    """Return the type of a list."""
-    return GenericAlias(list, (item,))
-
-
-def page(item: type[Struct]) -> type[Struct]:
-    """Return the type of a list's page; ``next`` is the cursor of the following one, null for none."""
-    return made(f"{item.__name__}Page", items=many(item), next=str | None)
-
+from eagle_eye.server.nvrx import Recommendation
+from eagle_eye.server.overview import Standing
 
 _OWN_BOOK = ("families", "held_by", "flap_times", "told_times", "untold", "escalated_s")
 
@@ -68,6 +38,15 @@ IncidentInFull = shown(
 )
 ReportOfAction = made("ReportOfAction", state=str, detail=str, who=str, time=Time)
 Action = shown(records.Action, without=("policy",), report_to=str, reports=many(ReportOfAction))
+NvrxLog = made("NvrxLog", submitted=bool, normalized_path=str, mode=str)
+NvrxAttribution = made(
+    "NvrxAttribution",
+    mode=str,
+    log_file=str,
+    status=Literal["pending", "completed"],
+    result=made("NvrxResult", module=str, state=str, result=str, result_id=str),
+    recommendation=made("NvrxRecommendation", action=Recommendation, reason=str, source=str),
+)
 Decision = made(
     "Decision",
     kind=str,
@@ -120,6 +99,57 @@ _NODE: Named = {"phase": Phase, "relapsed": many(Time), "agent": Agent | None}
 ReturningNode = shown(records.Node, "ReturningNode", **_NODE)
 Node = shown(records.Node, **_NODE, memory=Memory | None)
 NodeCheck = shown(records.NodeCheck, without=("run",))
+Readiness = made("Readiness", ready=bool, checks=dict[str, str], blind=dict[str, str], notes=dict[str, str])
+FleetLoss = made(
+    "FleetLoss",
+    kind=Literal["stopped", "slow", "unexplained"],
+    since=Time,
+    gpus=float | None,
+    gpu_hours=float | None,
+    incident_id=str,
+    fault=str,
+)
+FleetJob = made(
+    "FleetJob",
+    job=str,
+    attempt=int,
+    state=str,
+    restart_owner=str,
+    started=Time,
+    ends=Time | None,
+    nodes=int,
+    nodes_heard=int,
+    gpus=int | None,
+    not_seen=list[str],
+    step=float | None,
+    progressed=Time | None,
+    step_seconds=float | None,
+    incidents=int,
+    loss=FleetLoss | None,
+)
+Fleet = made(
+    "Fleet",
+    time=Time,
+    jobs=many(FleetJob),
+    jobs_left_out=int,
+    nodes=int,
+    nodes_heard=int,
+    policy_mode=Mode,
+    readiness=Readiness,
+)
+NodeMap = made(
+    "NodeMap",
+    time=Time,
+    standings=many(Standing),
+    jobs=list[str],
+    racks=list[str],
+    switches=list[str],
+    nodes=list[str],
+    standing=list[int],
+    job=list[int],
+    rack=list[int],
+    switch=list[int],
+)
 Event = made(
     "Event",
     specversion=Literal["1.0"],
@@ -142,6 +172,7 @@ DriverError = shown(past.DriverError)
 Gpu = shown(past.Gpu, moves=many(Seat))
 GpuInFull = shown(past.Gpu, "GpuInFull", moves=many(Seat), driver_errors=many(DriverError), incidents=many(Incident))
 Ticket = shown(past.Ticket)
+Dossier = dossier(Incident, Action, Evidence, Delivery, Gpu, Phase)
 NodeHistory = made(
     "NodeHistory",
     node=str,
@@ -220,7 +251,6 @@ Imported = made(
     unknown_nodes=list[str],
     unknown_nodes_count=int,
 )
-Resolution = made("Resolution", start=Time, end=Time, resolution_seconds=float | None)
 Source = made("Source", source=Literal["embedded", "remote_store"], start=Time, end=Time, problem=str | None)
 Series = made("Series", node=str, device=int | str | None, points=list[tuple[Time, Number]])
 QueryRange = made(
@@ -233,7 +263,6 @@ QueryRange = made(
     series=many(Series),
     sources=many(Source),
 )
-Readiness = made("Readiness", ready=bool, checks=dict[str, str], blind=dict[str, str], notes=dict[str, str])
 
 # By method and path: what a request that is done is answered. Those without a body, or with one that is no JSON, are
 # in description.py.
@@ -241,6 +270,8 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
     {
         ("get", "/healthz"): made("Alive", status=Literal["up"]),
         ("get", "/readyz"): Readiness,
+        ("get", "/api/v1/fleet"): Fleet,
+        ("get", "/api/v1/fleet/nodes"): NodeMap,
         ("get", "/api/v1/jobs"): page(Job),
         ("get", "/api/v1/jobs/{job}"): Job,
         ("put", "/api/v1/jobs/{job}"): Job,
@@ -259,6 +290,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("get", "/api/v1/incidents"): page(Incident),
         ("get", "/api/v1/incidents/{incident}"): IncidentInFull,
         ("get", "/api/v1/incidents/{incident}/policy"): Explanation,
+        ("get", "/api/v1/incidents/{incident}/dossier"): Dossier,
         ("post", "/api/v1/incidents/{incident}/acknowledge"): Incident,
         ("post", "/api/v1/incidents/{incident}/resolve"): Incident,
         ("post", "/api/v1/incidents/{incident}/false"): Incident,
@@ -288,6 +320,11 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("post", "/api/v1/tickets"): Imported,
         ("get", "/api/v1/audit"): page(AuditEntry),
         ("get", "/api/v1/query_range"): QueryRange,
+        ("post", "/api/v1/nvrx/logs"): NvrxLog,
+        ("post", "/api/v1/nvrx/{job}/logs"): NvrxLog,
+        ("get", "/api/v1/nvrx/logs"): NvrxAttribution,
+        ("get", "/api/v1/nvrx/{job}/logs"): NvrxAttribution,
+        **PICTURES,
     }
 )
 

@@ -29,4 +29,5 @@ def readyz(parts: Parts) -> Response:
 @router.get("/metrics")
 def metrics(parts: Parts, _: Reader) -> Response:
     """Prometheus' text format: the server's own metrics and the newest value of each series."""
+    parts.doctor.check()  # eagle_eye_ready is of now, not of whoever asked last
     return Response(parts.telemetry.text(), media_type=CONTENT_TYPE_LATEST)

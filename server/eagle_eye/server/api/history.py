@@ -101,7 +101,7 @@ def query_range(
 @router.get("/jobs/{job}/recording")
 async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) -> Response:
     """Every frame of the job in the range, for ``eagle-eye record``; see the document for the stream's format."""
-    start_s, end_s = _moments(start, end)
+    start_s, end_s = moments(start, end)
     open_now = parts.open_recordings
     if open_now.count >= RECORDINGS_MAX:
         raise Refusal(
@@ -149,7 +149,8 @@ def _read(
     raise AssertionError  # for the type checker
 
 
-def _moments(start: str, end: str) -> tuple[float, float]:
+def moments(start: str, end: str) -> tuple[float, float]:
+    """Return two times of a query as Unix seconds. Raises Refusal 400 when they are none or in the wrong order."""
     try:
         start_s, end_s = unix_seconds(start), unix_seconds(end)
     except ValueError as error:
@@ -160,7 +161,7 @@ def _moments(start: str, end: str) -> tuple[float, float]:
 
 
 def _range(start: str, end: str, step: float) -> tuple[float, float]:
-    start_s, end_s = _moments(start, end)
+    start_s, end_s = moments(start, end)
     if (end_s - start_s) / step > POINTS_MAX:
         raise Refusal(
             400, "too_much", f"{(end_s - start_s) / step:.0f} steps; at most {POINTS_MAX}: take a longer step"

@@ -1,0 +1,115 @@
+"""/api/v1/nvrx: the attribution endpoint of NVRx's ft_launcher (--ft-attribution-endpoint)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+
+from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.server.api.requests import Body, Parts, answer, body_of, decoded
+from eagle_eye.server.auth import Credentials, Principal
+from eagle_eye.server.errors import Refusal
+from eagle_eye.server.nvrx import SubmittedLogs, attribute, body
+from eagle_eye.server.store import INCIDENTS
+
+PATH_CHARS_MAX = 4_096
+INCIDENTS_MAX = 200
+TERMINAL = "terminal"
+
+router = APIRouter(prefix="/api/v1/nvrx", tags=["nvrx"])
+
+
+class LogSubmission(msgspec.Struct, frozen=True):
+    """A cycle's log. ``analysis_intent`` is ``progressive`` when it begins and ``terminal`` when it has failed."""
+
+    log_path: str
+    job_id: str | None = None
+    analysis_intent: str | None = None
+
+
+def install(api: FastAPI) -> None:
+    """The endpoints are served, with no log known yet."""
+    api.state.nvrx_logs = SubmittedLogs()
+    api.include_router(router)
+
+
+def asker(request: Request, parts: Parts) -> Principal:
+    """Return who asks. NVRx can send no header of its own: a token may be the password in the endpoint's URL."""
+    principal = parts.tokens.authenticate(
+        Credentials.of(request.method, _bearer(request.headers), request.scope["state"])
+    )
+    parts.limits.check_token(principal)
+    parts.tokens.authorise(principal, "read")
+    return principal
+
+
+Asker = Annotated[Principal, Depends(asker)]
+LogPath = Annotated[str, Query(max_length=PATH_CHARS_MAX, description="The cycle's log, as it was named before.")]
+
+
+@router.post("/logs", openapi_extra=body_of(LogSubmission))
+def submit_log(request: Request, parts: Parts, _: Asker, content: Body) -> Response:
+    """Take note of a cycle's log, by Slurm's number of its job. The log itself is not read."""
+    return _submit(request, parts, content, "")
+
+
+@router.post("/{job}/logs", openapi_extra=body_of(LogSubmission))
+def submit_log_of(request: Request, parts: Parts, _: Asker, job: str, content: Body) -> Response:
+    """Take note of a cycle's log of this job."""
+    return _submit(request, parts, content, job)
+
+
+@router.get("/logs")
+def attribute_log(request: Request, parts: Parts, _: Asker, log_path: LogPath = "") -> Response:
+    """What is known of the cycle with this log: status ``pending`` or ``completed``, and a recommendation."""
+    return _attribute(request, parts, log_path)
+
+
+@router.get("/{job}/logs")
+def attribute_log_of(request: Request, parts: Parts, _: Asker, job: str, log_path: LogPath = "") -> Response:  # noqa: ARG001
+    """What is known of the cycle with this log."""
+    return _attribute(request, parts, log_path)
+
+
+def _submit(request: Request, parts: Parts, content: bytes, job: str) -> Response:
+    said = decoded(content, LogSubmission)
+    if not said.log_path or len(said.log_path) > PATH_CHARS_MAX:
+        raise Refusal(400, "body", f"log_path: expected 1 to {PATH_CHARS_MAX} characters, got {len(said.log_path)}")
+    named = job or said.job_id or ""
+    if len(named) > NAME_CHARS_MAX:
+        raise Refusal(400, "body", f"job_id: expected at most {NAME_CHARS_MAX} characters, got {len(named)}")
+    failed = said.analysis_intent == TERMINAL
+    _logs(request).submit(said.log_path, named, parts.clock.now_s(), failed=failed)
+    return answer({"submitted": True, "normalized_path": said.log_path, "mode": "single"})
+
+
+def _attribute(request: Request, parts: Parts, log_path: str) -> Response:
+    log = _logs(request).get(log_path)
+    found = parts.store.page(INCIDENTS, {"job": log.job}, limit=INCIDENTS_MAX).items if log and log.job else []
+    readiness = parts.doctor.check()
+    wrong = [f"{name}: {state}" for name, state in readiness.checks.items() if state != "ok"]
+    return answer(body(log_path, attribute(log, found, "; ".join(wrong), parts.clock.now_s())))
+
+
+def _logs(request: Request) -> SubmittedLogs:
+    logs = request.app.state.nvrx_logs
+    assert isinstance(logs, SubmittedLogs)  # noqa: S101 - install put it there
+    return logs
+
+
+def _bearer(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers with Basic credentials as the bearer token that they carry."""
+    kept = dict(headers)
+    kind, _, text = kept.get("authorization", "").partition(" ")
+    if kind.lower() == "basic":
+        try:
+            _, _, password = base64.b64decode(text, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            password = ""
+        kept["authorization"] = f"Bearer {password or '-'}"
+    return kept

@@ -1,0 +1,116 @@
+"""/api/v1/fleet: all jobs and all nodes at a glance, small enough to be asked for every few seconds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from eagle_eye.server import overview
+from eagle_eye.server.api.requests import Parts, Reader, answer
+from eagle_eye.server.engine.standing import phase
+from eagle_eye.server.records import Incident
+from eagle_eye.server.store import NODES
+from eagle_eye.server.timestamps import rfc3339
+from eagle_eye.server.watching import Course
+
+JOBS_SHOWN_MAX = 1_000
+
+router = APIRouter(prefix="/api/v1/fleet", tags=["fleet"])
+
+
+@router.get("")
+def get_fleet(parts: Parts, _: Reader) -> Response:
+    """The running jobs, the longest without a step first, each with what is seen of it and what it loses right now.
+
+    ``readiness`` is what /readyz says, which answers 503 where this does not.
+    """
+    now_s = parts.clock.now_s()
+    incidents: dict[str, list[Incident]] = defaultdict(list)
+    for incident in parts.store.open_incidents():
+        incidents[incident.job].append(incident)
+    running = sorted(
+        (course for course in parts.outlook.courses() if course.state in ("running", "completing")),
+        key=lambda course: course.started_s if course.progressed_s is None else course.progressed_s,
+    )
+    known, heard = parts.fleet.counts(now_s, parts.config.ingest.fresh_s)
+    return answer(
+        {
+            "time": rfc3339(now_s),
+            "jobs": [_job(course, incidents[course.job], now_s) for course in running[:JOBS_SHOWN_MAX]],
+            "jobs_left_out": max(len(running) - JOBS_SHOWN_MAX, 0),
+            "nodes": known,
+            "nodes_heard": heard,
+            "policy_mode": parts.outlook.policy().mode,
+            "readiness": parts.doctor.check()._asdict(),
+        }
+    )
+
+
+@router.get("/nodes")
+def get_map(parts: Parts, _: Reader) -> Response:
+    """Every node in a few columns: ``nodes[i]`` stands as ``standings[standing[i]]`` says, and so on; -1: none known.
+
+    A node of several jobs is counted with the one that comes first by name.
+    """
+    now_s, fresh_s = parts.clock.now_s(), parts.config.ingest.fresh_s
+    heard = {one.node: one.is_fresh(now_s, fresh_s) for one in parts.fleet.presences()}
+    accused = overview.accused(parts.store.open_incidents())
+    number = {standing: at for at, standing in enumerate(overview.STANDINGS)}
+    records = parts.store.all(NODES)
+    nodes = [record.node for record in records]
+    jobs: dict[str, str] = {}
+    for course in sorted(parts.outlook.courses(), key=lambda course: course.job, reverse=True):
+        if course.state in ("running", "completing"):
+            jobs.update(dict.fromkeys(course.nodes, course.job))
+    job_names, job = overview.places_of(nodes, jobs)
+    rack_names, rack = overview.places_of(nodes, parts.places.rack_of_node)
+    switch_names, switch = overview.places_of(nodes, parts.places.switch_of_node)
+    return answer(
+        {
+            "time": rfc3339(now_s),
+            "standings": overview.STANDINGS,
+            "jobs": job_names,
+            "racks": rack_names,
+            "switches": switch_names,
+            "nodes": nodes,
+            "standing": [
+                number[overview.standing(phase(one, now_s), accused.get(one.node), heard.get(one.node))]
+                for one in records
+            ],
+            "job": job,
+            "rack": rack,
+            "switch": switch,
+        }
+    )
+
+
+def _job(course: Course, incidents: list[Incident], now_s: float) -> dict[str, Any]:
+    loss = overview.loss(course, incidents, now_s)
+    return {
+        "job": course.job,
+        "attempt": course.attempt,
+        "state": course.state,
+        "restart_owner": course.restart_owner,
+        "started": rfc3339(course.started_s),
+        "ends": None if course.ends_s is None else rfc3339(course.ends_s),
+        "nodes": len(course.nodes),
+        "nodes_heard": course.heard,
+        "gpus": course.gpus,
+        "not_seen": overview.not_seen(course.metrics),
+        "step": course.step,
+        "progressed": None if course.progressed_s is None else rfc3339(course.progressed_s),
+        "step_seconds": course.step_s,
+        "incidents": sum(i.state in overview.LIVE_STATES and not i.merged_into for i in incidents),
+        "loss": None
+        if loss is None
+        else {
+            "kind": loss.kind,
+            "since": rfc3339(loss.since_s),
+            "gpus": loss.gpus,
+            "gpu_hours": loss.gpu_hours(now_s),
+            "incident_id": loss.incident_id,
+            "fault": loss.fault,
+        },
+    }

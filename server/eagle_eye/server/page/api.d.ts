@@ -1,0 +1,973 @@
+// What the API answers. Made by `python -m tests.page.api_types` of the server's own types; do not edit.
+// Times are RFC 3339. Nothing of this is served.
+
+export interface Account {
+  wall: Amount;
+  training: Amount;
+  lost: Record<string, Amount>;
+  unknown: Array<UnknownTime>;
+  lost_gpu_seconds: number;
+  ettr_ratio: number | null;
+  goodput_ratio: number | null;
+}
+
+export interface Action {
+  id: string;
+  incident_id: string;
+  kind: "checkpoint_now" | "drain_node" | "exclude_node" | "none" | "notify" | "restart_job";
+  job: string;
+  attempt: number;
+  exclude: Array<string>;
+  restart: boolean;
+  fault: string;
+  confidence: number;
+  onset: string;
+  detected: string;
+  expires: string;
+  repair: string;
+  summary: string;
+  evidence: Array<EvidenceItem>;
+  ranks: Array<MemberRank>;
+  state: "accepted" | "awaiting" | "done" | "expired" | "failed" | "refused" | "rejected" | "requested" | "running" | "withdrawn" | "would_act";
+  node: string | null;
+  created: string;
+  updated: string;
+  reports: Array<ReportOfAction>;
+  preliminary: boolean;
+  reason: string;
+  report_to: string;
+}
+
+export interface ActionMark {
+  id: string;
+  kind: string;
+  state: "accepted" | "awaiting" | "done" | "expired" | "failed" | "refused" | "rejected" | "requested" | "running" | "withdrawn" | "would_act";
+  exclude: Array<string>;
+  incident_id: string;
+  created: string;
+  updated: string;
+}
+
+export interface ActionPage {
+  items: Array<Action>;
+  next: string | null;
+}
+
+export interface Agent {
+  heard: string;
+  job: string | null;
+  version: string;
+  boot_id: string;
+  interval_seconds: number;
+  clock_offset_seconds: number | null;
+  troubles: Record<string, string>;
+  dropped: Record<string, number>;
+}
+
+export interface Alive {
+  status: "up";
+}
+
+export interface Amount {
+  seconds: number;
+  gpu_seconds: number;
+  seconds_without_gpu_count: number;
+}
+
+export interface Asked {
+  action_id: string;
+  created: string;
+  kind: string;
+  state: string;
+  rules: Array<RuleWord>;
+}
+
+export interface AskedEvidence {
+  items: Array<Evidence>;
+}
+
+export interface Attempt {
+  id: string;
+  run: string;
+  attempt: number;
+  state: string;
+  started: string;
+  ended: string | null;
+  end: "" | "cancelled" | "failed" | "finished" | "gone" | "preempted" | "superseded" | "timeout";
+  nodes: number;
+  gpus: number | null;
+  first_step: number | null;
+  last_step: number | null;
+  step_seconds: number | null;
+}
+
+export interface AuditEntry {
+  time: string;
+  who: string;
+  verb: string;
+  subject: string;
+  detail: string;
+}
+
+export interface AuditEntryPage {
+  items: Array<AuditEntry>;
+  next: string | null;
+}
+
+export interface CheckOutcome {
+  name: string;
+  state: string;
+  reason?: string;
+  duration_s?: number;
+  expected?: boolean;
+  values?: Array<Figure>;
+}
+
+export interface Claim {
+  action_id: string;
+  incident_id: string;
+  created: string;
+  state: string;
+  kind: string;
+  job: string;
+  attempt: number;
+  node: string | null;
+  exclude: Array<string>;
+  standing: "cannot_tell" | "pending" | "right" | "wrong";
+  time: string | null;
+  fault: string;
+  confidence: number;
+  detectors: Array<string>;
+  why: string;
+  detail: string;
+}
+
+export interface Command {
+  why: string;
+  command: string;
+  undo: string;
+}
+
+export interface Decision {
+  kind: string;
+  exclude: Array<string>;
+  restart: boolean;
+  mode: "act" | "approve" | "observe";
+  first: string | null;
+  hold: string;
+  rule: string;
+  notes: Array<string>;
+}
+
+export interface Delivery {
+  id: string;
+  event_id: string;
+  subscription_id: string;
+  type: string;
+  state: "delivered" | "expired" | "failed" | "pending";
+  attempts: number;
+  due: string;
+  group: string;
+  sequence: number;
+  expires: string | null;
+  last_status: number | null;
+  last_error: string;
+  reason: string;
+  created: string;
+  updated: string;
+}
+
+export interface DeliveryInFull {
+  id: string;
+  event_id: string;
+  subscription_id: string;
+  type: string;
+  state: "delivered" | "expired" | "failed" | "pending";
+  attempts: number;
+  due: string;
+  group: string;
+  sequence: number;
+  expires: string | null;
+  last_status: number | null;
+  last_error: string;
+  reason: string;
+  created: string;
+  updated: string;
+  event: Event | null;
+}
+
+export interface DeliveryPage {
+  items: Array<Delivery>;
+  next: string | null;
+}
+
+export interface Dossier {
+  incident: Incident;
+  meaning: string;
+  repair: string;
+  mode: "act" | "approve" | "observe";
+  where: Array<Whereabouts>;
+  where_left_out: number;
+  commands: Array<Command>;
+  actions: Array<Action>;
+  gathered: Array<Evidence>;
+  deliveries: Array<Delivery>;
+  story: Array<StoryEntry>;
+  story_left_out: number;
+  cut: boolean;
+  panels: Array<Panel>;
+}
+
+export interface DriverError {
+  id: string;
+  node: string;
+  device: number;
+  uuid: string;
+  kind: string;
+  code: number;
+  count: number;
+  first: string;
+  last: string;
+}
+
+export interface Enrolled {
+  id: string;
+  node: string;
+  token: string;
+}
+
+export interface Event {
+  specversion: "1.0";
+  id: string;
+  source: string;
+  type: string;
+  subject: string;
+  time: string;
+  datacontenttype: string;
+  data: Record<string, any>;
+}
+
+export interface Evidence {
+  id: string;
+  incident_id: string;
+  node: string;
+  job: string;
+  attempt: number;
+  kind: "bug_report" | "evidence";
+  state: "asked" | "deleted" | "expired" | "failed" | "received";
+  within_seconds: number;
+  asked_by: string;
+  created: string;
+  updated: string;
+  expires: string;
+  bytes: number;
+  sha256: string;
+  detail: string;
+  bundle: string | null;
+}
+
+export interface EvidenceItem {
+  metric: string;
+  node: string | null;
+  device: number | null;
+  value: number | string | null;
+  peers_median?: number | null;
+  threshold?: number | null;
+  unit?: string;
+}
+
+export interface EvidencePage {
+  items: Array<Evidence>;
+  next: string | null;
+}
+
+export interface Explanation {
+  incident_id: string;
+  job: string;
+  fault: string;
+  state: string;
+  hold: string;
+  hold_rule: string;
+  detail: string;
+  decision: Decision | null;
+  rules: Array<RuleWord>;
+  asked: Array<Asked>;
+}
+
+export interface Figure {
+  name: string;
+  value: number | null;
+  unit?: string;
+  device?: string;
+  threshold?: number | null;
+  source?: string;
+}
+
+export interface Fleet {
+  time: string;
+  jobs: Array<FleetJob>;
+  jobs_left_out: number;
+  nodes: number;
+  nodes_heard: number;
+  policy_mode: "act" | "approve" | "observe";
+  readiness: Readiness;
+}
+
+export interface FleetJob {
+  job: string;
+  attempt: number;
+  state: string;
+  restart_owner: string;
+  started: string;
+  ends: string | null;
+  nodes: number;
+  nodes_heard: number;
+  gpus: number | null;
+  not_seen: Array<string>;
+  step: number | null;
+  progressed: string | null;
+  step_seconds: number | null;
+  incidents: number;
+  loss: FleetLoss | null;
+}
+
+export interface FleetLoss {
+  kind: "slow" | "stopped" | "unexplained";
+  since: string;
+  gpus: number | null;
+  gpu_hours: number | null;
+  incident_id: string;
+  fault: string;
+}
+
+export interface Goodput {
+  since: string;
+  until: string;
+  by: "fault" | "job" | "node";
+  items: Array<Record<string, any>>;
+  left_out: number;
+  cut: boolean;
+  total: Account;
+  next: null;
+}
+
+export interface GoodputSeries {
+  time: Array<number>;
+  step_seconds: number;
+  trailing_seconds: number;
+  value: Array<number | string | null>;
+}
+
+export interface Gpu {
+  uuid: string;
+  node: string;
+  device: number;
+  model: string;
+  since: string;
+  first_seen: string;
+  seen: string;
+  moves: Array<Seat>;
+  moves_dropped: number;
+  pci_address: string;
+  serial: string;
+}
+
+export interface GpuInFull {
+  uuid: string;
+  node: string;
+  device: number;
+  model: string;
+  since: string;
+  first_seen: string;
+  seen: string;
+  moves: Array<Seat>;
+  moves_dropped: number;
+  pci_address: string;
+  serial: string;
+  driver_errors: Array<DriverError>;
+  incidents: Array<Incident>;
+}
+
+export interface GpuPage {
+  items: Array<Gpu>;
+  next: string | null;
+}
+
+export interface ImportedTickets {
+  new: number;
+  changed: number;
+  unchanged: number;
+  left_out_columns: Array<string>;
+  unknown_nodes: Array<string>;
+  unknown_nodes_count: number;
+}
+
+export interface Incident {
+  id: string;
+  job: string;
+  attempt: number;
+  fault: string;
+  nodes: Array<string>;
+  node: string | null;
+  device: number | null;
+  confidence: number;
+  state: "acting" | "closed" | "confirmed" | "false" | "recovered" | "suspected";
+  onset: string;
+  detected: string;
+  updated: string;
+  ended: string | null;
+  detectors: Array<string>;
+  summary: string;
+  evidence: Array<EvidenceItem>;
+  action: "checkpoint_now" | "drain_node" | "exclude_node" | "none" | "notify" | "restart_job";
+  family: string;
+  kinds: Array<string>;
+  fact: boolean;
+  slowdown_ratio: number;
+  asks: string;
+  application: boolean;
+  seen: string;
+  hold: string;
+  hold_rule: string;
+  acknowledged_by: string;
+  since: string;
+  flaps: number;
+  flapping: boolean;
+  merged: Array<string>;
+  merged_into: string;
+  split_from: string;
+  escalation: string;
+  escalated: boolean;
+}
+
+export interface IncidentInFull {
+  id: string;
+  job: string;
+  attempt: number;
+  fault: string;
+  nodes: Array<string>;
+  node: string | null;
+  device: number | null;
+  confidence: number;
+  state: "acting" | "closed" | "confirmed" | "false" | "recovered" | "suspected";
+  onset: string;
+  detected: string;
+  updated: string;
+  ended: string | null;
+  detectors: Array<string>;
+  summary: string;
+  evidence: Array<EvidenceItem>;
+  action: "checkpoint_now" | "drain_node" | "exclude_node" | "none" | "notify" | "restart_job";
+  family: string;
+  kinds: Array<string>;
+  fact: boolean;
+  slowdown_ratio: number;
+  asks: string;
+  application: boolean;
+  seen: string;
+  hold: string;
+  hold_rule: string;
+  acknowledged_by: string;
+  since: string;
+  flaps: number;
+  flapping: boolean;
+  merged: Array<string>;
+  merged_into: string;
+  split_from: string;
+  escalation: string;
+  escalated: boolean;
+  gathered: Array<Evidence>;
+  history: Array<AuditEntry>;
+}
+
+export interface IncidentMark {
+  id: string;
+  fault: string;
+  node: string | null;
+  nodes: Array<string>;
+  attempt: number;
+  state: "acting" | "closed" | "confirmed" | "false" | "recovered" | "suspected";
+  onset: string;
+  detected: string;
+  ended: string | null;
+  summary: string;
+}
+
+export interface IncidentPage {
+  items: Array<Incident>;
+  next: string | null;
+}
+
+export interface Job {
+  job: string;
+  attempt: number;
+  state: string;
+  ranks: Array<MemberRank>;
+  restart_owner: string;
+  updated: string;
+  source: string;
+  nodes: Array<string>;
+  scheduled_as: string;
+  declared_state: string;
+  scheduled_state: string;
+  said: string;
+  since: string | null;
+  ends: string | null;
+  conflict: string;
+  progress: Progress | null;
+}
+
+export interface JobCourse {
+  job: string;
+  start: string;
+  end: string;
+  attempts: Array<Attempt>;
+  incidents: Array<IncidentMark>;
+  actions: Array<ActionMark>;
+  cut: boolean;
+  nodes: number;
+  nodes_read: number;
+  series: JobSeries;
+  parts: Array<TimePart>;
+  resolutions: Array<Resolution>;
+}
+
+export interface JobPage {
+  items: Array<Job>;
+  next: string | null;
+}
+
+export interface JobSeries {
+  step_seconds: SpreadSeries;
+  loss: SpreadSeries;
+  tokens_per_second: TotalSeries;
+  goodput_ratio: GoodputSeries;
+}
+
+export interface JobTimeline {
+  job: string;
+  start: string;
+  end: string;
+  attempts: Array<Attempt>;
+  incidents: Array<IncidentMark>;
+  actions: Array<ActionMark>;
+  cut: boolean;
+  rows: Array<TimelineRow>;
+  nodes: number;
+  unknown: Array<string>;
+}
+
+export interface Ledger {
+  since: string;
+  window_seconds: number;
+  items: Array<Claim>;
+  next: string | null;
+  cut: boolean;
+  total: Precision;
+  by_fault: Record<string, Precision>;
+  by_detector: Record<string, Precision>;
+}
+
+export interface LemonSignal {
+  signal: string;
+  value: number | null;
+  usual: number | null;
+  adds: number;
+}
+
+export interface MemberRank {
+  rank: number;
+  node: string;
+  device: number;
+  role?: string;
+}
+
+export interface Memory {
+  incidents_30_days: number;
+  lemon_score: number | null;
+  lemon: boolean;
+  lemon_reason: string;
+  lemon_signals: Array<LemonSignal>;
+  scored: string;
+}
+
+export interface Node {
+  node: string;
+  state: "draining" | "excluded" | "in_service";
+  reason: string;
+  updated: string;
+  known_since: string | null;
+  by: string;
+  fault: string;
+  check_id: string;
+  watched_until: string | null;
+  relapsed: Array<string>;
+  phase: "checking" | "draining" | "excluded" | "in_service" | "watched";
+  agent: Agent | null;
+  memory: Memory | null;
+}
+
+export interface NodeCheck {
+  id: string;
+  node: string;
+  purpose: "look" | "readmit";
+  fault: string;
+  state: "asked" | "cannot_tell" | "healthy" | "running" | "sick";
+  asked_by: string;
+  reason: string;
+  checks: Array<string>;
+  deadline_seconds: number;
+  created: string;
+  updated: string;
+  expires: string;
+  gemm_seconds: number;
+  began: string | null;
+  detail: string;
+  outcomes: Array<CheckOutcome>;
+}
+
+export interface NodeCheckPage {
+  items: Array<NodeCheck>;
+  next: string | null;
+}
+
+export interface NodeHistory {
+  node: string;
+  state: "draining" | "excluded" | "in_service";
+  memory: Memory;
+  gpus: Array<Gpu>;
+  items: Array<Record<string, any>>;
+  next: string | null;
+  cut: Array<string>;
+}
+
+export interface NodeMap {
+  time: string;
+  standings: Array<"accused" | "checking" | "draining" | "excluded" | "in_service" | "silent" | "suspected" | "unheard" | "watched">;
+  jobs: Array<string>;
+  racks: Array<string>;
+  switches: Array<string>;
+  nodes: Array<string>;
+  standing: Array<number>;
+  job: Array<number>;
+  rack: Array<number>;
+  switch: Array<number>;
+}
+
+export interface NodePage {
+  items: Array<Node>;
+  next: string | null;
+}
+
+export interface NvrxAttribution {
+  mode: string;
+  log_file: string;
+  status: "completed" | "pending";
+  result: NvrxResult;
+  recommendation: NvrxRecommendation;
+}
+
+export interface NvrxLog {
+  submitted: boolean;
+  normalized_path: string;
+  mode: string;
+}
+
+export interface NvrxRecommendation {
+  action: "RESTART" | "STOP" | "UNKNOWN";
+  reason: string;
+  source: string;
+}
+
+export interface NvrxResult {
+  module: string;
+  state: string;
+  result: string;
+  result_id: string;
+}
+
+export interface Panel {
+  metric: string;
+  unit: string;
+  form: "behind" | "bits" | "growth" | "value";
+  evidence: string;
+  node: string | null;
+  device: number | null;
+  threshold: number | null;
+}
+
+export interface Picture {
+  incident_id: string;
+  metric: string;
+  unit: string;
+  form: "behind" | "bits" | "growth" | "value";
+  evidence: string;
+  node: string | null;
+  device: number | null;
+  threshold: number | null;
+  shows: string;
+  start: string;
+  end: string;
+  step_seconds: number;
+  onset: string;
+  detected: string;
+  ended: string | null;
+  name: string;
+  accused: Array<string>;
+  accused_series: number;
+  peers: PicturePeers;
+  columns: PictureColumns;
+  silences: Array<Silence>;
+  said: Array<string>;
+  resolutions: Array<Resolution>;
+}
+
+export interface PictureColumns {
+  time: Array<number>;
+  accused: Array<number | string | null>;
+  low: Array<number | string | null>;
+  median: Array<number | string | null>;
+  high: Array<number | string | null>;
+  peers_seen: Array<number>;
+}
+
+export interface PicturePeers {
+  nodes: number;
+  nodes_total: number;
+  series: number;
+  said: string;
+}
+
+export interface Pinged {
+  event_id: string;
+}
+
+export interface Precision {
+  right: number;
+  wrong: number;
+  pending: number;
+  cannot_tell: number;
+  precision: number | null;
+  interval_95: [number, number] | null;
+}
+
+export interface Progress {
+  step: number | null;
+  progressed: string | null;
+  step_seconds: number | null;
+}
+
+export interface QueryRange {
+  metric: string;
+  unit: string;
+  step_seconds: number;
+  statistic: string;
+  resolutions: Array<Resolution>;
+  series: Array<Series>;
+  sources: Array<Source>;
+}
+
+export interface Readiness {
+  ready: boolean;
+  checks: Record<string, string>;
+  blind: Record<string, string>;
+  notes: Record<string, string>;
+}
+
+export interface Redelivered {
+  redelivered: number;
+  more: boolean;
+}
+
+export interface ReportOfAction {
+  state: string;
+  detail: string;
+  who: string;
+  time: string;
+}
+
+export interface Resolution {
+  start: string;
+  end: string;
+  resolution_seconds: number | null;
+}
+
+export interface ReturningNode {
+  node: string;
+  state: "draining" | "excluded" | "in_service";
+  reason: string;
+  updated: string;
+  known_since: string | null;
+  by: string;
+  fault: string;
+  check_id: string;
+  watched_until: string | null;
+  relapsed: Array<string>;
+  phase: "checking" | "draining" | "excluded" | "in_service" | "watched";
+  agent: Agent | null;
+}
+
+export interface RuleWord {
+  rule: string;
+  outcome: "changes" | "hold" | "not_applicable" | "pass";
+  reason?: string;
+  values?: Record<string, number | string | null>;
+}
+
+export interface Seat {
+  node: string;
+  device: number;
+  since: string;
+  until: string;
+}
+
+export interface Series {
+  node: string;
+  device: number | string | null;
+  points: Array<[string, number | string]>;
+}
+
+export interface Silence {
+  start: string;
+  end: string;
+}
+
+export interface Source {
+  source: "embedded" | "remote_store";
+  start: string;
+  end: string;
+  problem: string | null;
+}
+
+export interface SpreadSeries {
+  time: Array<number>;
+  step_seconds: number;
+  low: Array<number | string | null>;
+  median: Array<number | string | null>;
+  high: Array<number | string | null>;
+  ranks_seen: Array<number>;
+  not_finite: Array<number>;
+}
+
+export interface StoryEntry {
+  time: string;
+  kind: "action" | "delivery" | "evidence" | "fault" | "incident" | "person" | "report";
+  text: string;
+  id: string;
+  who: string;
+}
+
+export interface Subscription {
+  id: string;
+  url: string;
+  format: "alertmanager" | "alertmanager_api" | "cloudevents";
+  types: Array<string>;
+  jobs: Array<string>;
+  secrets: number;
+  active: boolean;
+  created: string;
+  ended_reason: string;
+  faults: Array<string>;
+  matchers: Array<string>;
+  retiring: Array<string>;
+  health: SubscriptionHealth;
+}
+
+export interface SubscriptionHealth {
+  delivered: string | null;
+  failures: number;
+  failing_since: string | null;
+  last_status: number | null;
+  last_error: string;
+  pending: number;
+}
+
+export interface SubscriptionPage {
+  items: Array<Subscription>;
+  next: string | null;
+}
+
+export interface SubscriptionWithSecret {
+  id: string;
+  url: string;
+  format: "alertmanager" | "alertmanager_api" | "cloudevents";
+  types: Array<string>;
+  jobs: Array<string>;
+  secrets: number;
+  active: boolean;
+  created: string;
+  ended_reason: string;
+  faults: Array<string>;
+  matchers: Array<string>;
+  retiring: Array<string>;
+  health: SubscriptionHealth;
+  secret: string;
+}
+
+export interface Ticket {
+  id: string;
+  node: string;
+  opened: string;
+  closed: string | null;
+  text: string;
+  imported: string;
+}
+
+export interface TicketPage {
+  items: Array<Ticket>;
+  next: string | null;
+}
+
+export interface TimePart {
+  start: string;
+  end: string;
+  part: "down" | "ending" | "redone" | "slow" | "startup" | "stopped" | "training" | "unknown";
+  fault: string;
+  node: string | null;
+  incident_id: string | null;
+  reason: string;
+}
+
+export interface TimelineBar {
+  attempt_id: string;
+  attempt: number;
+  start: string;
+  end: string;
+  nodes: number;
+}
+
+export interface TimelineRow {
+  label: string;
+  nodes: Array<string>;
+  size: number;
+  ranks: Array<number> | null;
+  bars: Array<TimelineBar>;
+  incidents: Array<string>;
+}
+
+export interface TotalSeries {
+  time: Array<number>;
+  step_seconds: number;
+  total: Array<number | string | null>;
+}
+
+export interface UnknownTime {
+  reason: string;
+  seconds: number;
+  gpu_seconds: number;
+  seconds_without_gpu_count: number;
+}
+
+export interface Whereabouts {
+  node: string;
+  accused: boolean;
+  state: "draining" | "excluded" | "in_service" | null;
+  phase: "checking" | "draining" | "excluded" | "in_service" | "watched" | null;
+  reason: string;
+  heard: string | null;
+  rack: string | null;
+  switch: string | null;
+  device: number | null;
+  gpus: Array<Gpu>;
+  other_jobs: Array<string>;
+}

@@ -1,0 +1,61 @@
+// The server's health: whether it can judge, what is blind, and how old what is shown is.
+
+import { h } from "preact";
+import { link, useLive } from "./live.js";
+import { Badge } from "./parts.js";
+import { words } from "./format.js";
+import { Ago } from "./times.js";
+
+export function Health() {
+  useLive("link", "fleet");
+  const { fleet, state } = link;
+  const readiness = state === "live" ? fleet?.readiness : null;
+  const wrong = readiness ? Object.entries(readiness.checks).filter(([, said]) => said !== "ok") : [];
+  const blind = readiness ? Object.entries(readiness.blind) : [];
+  const notes = readiness ? Object.entries(readiness.notes) : [];
+  return h(
+    "div",
+    { class: "health" },
+    h("span", { role: "status" }, connectionBadge(state)),
+    // Outside the status: what counts up would be read out each second.
+    state === "lost" && h("span", { class: "stale" }, "shown is ", h(Ago, { at: new Date(link.since).toISOString(), bare: true }), " old"),
+    readiness &&
+      h(
+        "details",
+        { class: "health-details" },
+        h(
+          "summary",
+          null,
+          readiness.ready
+            ? h(Badge, { state: "ready", tone: "good", words: "judging" })
+            : h(Badge, { state: "blind", tone: "bad", words: "cannot judge" }),
+          blind.length > 0 && h("span", { class: "quiet" }, ` ${blind.length} blind`),
+          notes.length > 0 && h("span", { class: "quiet" }, ` ${notes.length} to look after`),
+        ),
+        h(
+          "div",
+          { class: "health-box" },
+          wrong.length > 0 && told("Cannot judge", wrong),
+          notes.length > 0 && told("To look after", notes),
+          blind.length > 0 && told("Detectors that see nothing to judge by", blind),
+          wrong.length + notes.length + blind.length === 0 && h("p", null, "Storage, detection and agents are well; every detector sees what it needs."),
+        ),
+      ),
+  );
+}
+
+/** @param {string} title @param {[string, string][]} items */
+function told(title, items) {
+  return [
+    h("h2", null, title),
+    h("dl", { class: "facts" }, items.map(([name, said]) => h("div", { key: name }, h("dt", null, words(name)), h("dd", null, said)))),
+  ];
+}
+
+/** @param {import("./live.js").LinkState} state */
+function connectionBadge(state) {
+  if (state === "live") return h(Badge, { state, tone: "good", words: "live" });
+  if (state === "sign_in") return null;
+  if (state === "connecting") return h(Badge, { state, tone: "note", words: "connecting" });
+  return h(Badge, { state, tone: "bad", words: "connection lost" });
+}

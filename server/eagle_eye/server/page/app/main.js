@@ -1,0 +1,10 @@
+// Where the page begins.
+
+import { h, render } from "preact";
+import { run, watchFleet } from "./live.js";
+import { Shell } from "./shell.js";
+
+const root = document.getElementById("app");
+if (root) render(h(Shell, {}), root);
+void run();
+void watchFleet();

@@ -1,0 +1,86 @@
+// The small pieces that every view is made of. Text is always a text node: nothing here or elsewhere makes markup of it.
+
+import { h } from "preact";
+import { link } from "./router.js";
+import { SIGNS, toneOf, wordsOf } from "./states.js";
+import { Ago } from "./times.js";
+
+/**
+ * @typedef {import("preact").ComponentChildren} Children
+ * @typedef {import("./states.js").Tone} Tone
+ */
+
+/** A record's state. @param {{state: string, tone?: Tone, words?: string}} props */
+export function Badge({ state, tone = toneOf(state), words = wordsOf(state) }) {
+  return h("span", { class: `badge ${tone}` }, h("span", { class: "sign", "aria-hidden": "true" }, SIGNS[tone]), h("span", null, words));
+}
+
+/** @param {{name: string}} props */
+export const NodeLink = ({ name }) => h("a", { href: link("nodes", name), class: "name", title: name }, name);
+
+/** @param {{name: string}} props */
+export const JobLink = ({ name }) => h("a", { href: link("jobs", name), class: "name", title: name }, name);
+
+/** A part of a view under a heading, with what may stand at the heading's right.
+ * @param {{title: string, id: string, aside?: Children, children?: Children, class?: string}} props */
+export function Section({ title, id, aside, children, class: more = "" }) {
+  return h(
+    "section",
+    { class: `section ${more}`, "aria-labelledby": `h-${id}`, id },
+    h("div", { class: "section-head" }, h("h2", { id: `h-${id}` }, title), aside && h("div", { class: "aside" }, aside)),
+    children,
+  );
+}
+
+/** Nothing to show, and what that means. @param {{children: Children}} props */
+export const Empty = ({ children }) => h("p", { class: "empty" }, children);
+
+/**
+ * How a view's own reading fares: nothing while all is well; what went wrong, and since when what is shown is old.
+ * @param {{resource: import("./resource.js").Resource<unknown>, what: string}} props
+ */
+export function Reading({ resource, what }) {
+  const { data, error, read, again } = resource;
+  if (error) {
+    return h(
+      "p",
+      { class: "trouble", role: "alert" },
+      `${what} cannot be read: ${error.message}.`,
+      data && read ? [" Shown is what was known ", h(Ago, { at: new Date(read).toISOString() }), "."] : null,
+      " ",
+      h("button", { type: "button", class: "small", onClick: again }, "Try again"),
+    );
+  }
+  return data === null ? h("p", { class: "empty", "aria-busy": "true" }, `Reading ${what}…`) : null;
+}
+
+/** A name beside a value, in a list of facts. @param {{facts: [string, Children][], class?: string}} props */
+export function Facts({ facts, class: more = "" }) {
+  return h(
+    "dl",
+    { class: `facts ${more}` },
+    facts
+      .filter(([, value]) => value !== null && value !== undefined && value !== "")
+      .map(([name, value]) => h("div", { key: name }, h("dt", null, name), h("dd", null, value))),
+  );
+}
+
+/** Text to be copied, such as a command. @param {{text: string, label: string}} props */
+export function Copyable({ text, label }) {
+  const copy = (/** @type {Event} */ event) => {
+    const button = /** @type {HTMLElement} */ (event.currentTarget);
+    void navigator.clipboard.writeText(text).then(
+      () => {
+        button.textContent = "Copied";
+        setTimeout(() => (button.textContent = "Copy"), 1500);
+      },
+      () => (button.textContent = "Select it"),
+    );
+  };
+  return h(
+    "div",
+    { class: "copyable" },
+    h("code", { tabIndex: 0, "aria-label": label }, text),
+    h("button", { type: "button", class: "small", onClick: copy, "aria-label": `Copy: ${label}` }, "Copy"),
+  );
+}

@@ -1,0 +1,35 @@
+// Which view the address asks for: "#/jobs/NAME" and so on.
+
+import { useEffect, useState } from "preact/hooks";
+
+/** @typedef {{view: string, name: string | null, query: URLSearchParams}} Route */
+
+/** @param {string} hash @returns {Route} */
+export function parse(hash) {
+  const [path = "", query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
+  const [view = "", ...rest] = path.split("/");
+  let name = null;
+  try {
+    if (rest.length > 0) name = decodeURIComponent(rest.join("/"));
+  } catch {
+    name = rest.join("/");
+  }
+  return { view: view || "fleet", name, query: new URLSearchParams(query) };
+}
+
+/** The address of a view. @param {"fleet" | "jobs" | "incidents" | "nodes" | "ledger" | "subscriptions"} view @param {string} [name] */
+export function link(view, name) {
+  if (view === "fleet" && name === undefined) return "#/";
+  return name === undefined ? `#/${view}` : `#/${view}/${encodeURIComponent(name)}`;
+}
+
+/** @returns {Route} */
+export function useRoute() {
+  const [hash, setHash] = useState(location.hash);
+  useEffect(() => {
+    const changed = () => setHash(location.hash);
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  return parse(hash);
+}

@@ -1,0 +1,102 @@
+// What surrounds every view: title, navigation, the server's health, the connection, the sign-in.
+
+import { h } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { setToken, token } from "./api.js";
+import { Health } from "./health.js";
+import { link as connection, run, useLive } from "./live.js";
+import { link, useRoute } from "./router.js";
+import { ThemeButton } from "./theme_button.js";
+import { Notices } from "./verbs.js";
+import { VIEWS } from "./views.js";
+
+const TABS = /** @type {const} */ ([
+  ["fleet", "Fleet", ["fleet", "jobs", "incidents", "nodes"]],
+  ["ledger", "Would have acted", ["ledger"]],
+  ["subscriptions", "Subscriptions", ["subscriptions"]],
+]);
+
+export function Shell() {
+  useLive("link");
+  const route = useRoute();
+  const main = useRef(/** @type {HTMLElement | null} */ (null));
+  const found = VIEWS[route.view];
+  const title = found ? found.title(route.name) : "No such page";
+  const first = useRef(true);
+
+  useEffect(() => {
+    document.title = `${title} · Eagle Eye`;
+    if (!first.current) {
+      scrollTo(0, 0);
+      main.current?.focus({ preventScroll: true });
+    }
+    first.current = false;
+  }, [route.view, route.name]);
+
+  const signIn = connection.state === "sign_in";
+  return [
+    h(
+      "header",
+      { class: "bar" },
+      h("a", { class: "brand", href: "#/", "aria-label": "Eagle Eye, fleet" }, "Eagle Eye"),
+      h(
+        "nav",
+        { "aria-label": "Views" },
+        TABS.map(([view, words, covers]) =>
+          h(
+            "a",
+            { href: link(view), "aria-current": covers.some((one) => one === route.view) ? "page" : undefined },
+            words,
+          ),
+        ),
+      ),
+      h(Health, {}),
+      h(ThemeButton, {}),
+    ),
+    h(Notices, {}),
+    h(
+      "main",
+      { id: "main", tabIndex: -1, ref: main },
+      signIn
+        ? h(SignInForm, {})
+        : found
+          ? h(found.view, { name: route.name, query: route.query, key: `${route.view}/${route.name}` })
+          : h("p", { class: "empty" }, "There is no such page. ", h("a", { href: "#/" }, "To the fleet")),
+    ),
+  ];
+}
+
+/** Asks for a token; it stays in this tab alone, until the tab is closed. */
+function SignInForm() {
+  const [text, setText] = useState("");
+  const refused = token() !== null;
+  return h(
+    "form",
+    {
+      class: "sign-in",
+      onSubmit: (/** @type {Event} */ event) => {
+        event.preventDefault();
+        setToken(text.trim());
+        void run();
+      },
+    },
+    h("h1", null, "Sign in"),
+    h("p", null, "This server wants a token with scope read; with scope operate you can also act here."),
+    refused && h("p", { class: "trouble", role: "alert" }, "The token is not accepted: it may be mistyped, revoked or expired."),
+    h(
+      "label",
+      { class: "field" },
+      "Token",
+      h("input", {
+        type: "password",
+        autoComplete: "off",
+        spellcheck: false,
+        required: true,
+        placeholder: "ee_…",
+        value: text,
+        onInput: (/** @type {Event} */ event) => setText(/** @type {HTMLInputElement} */ (event.target).value),
+      }),
+    ),
+    h("button", { type: "submit", class: "primary" }, "Sign in"),
+  );
+}

@@ -1,0 +1,88 @@
+// A table that scrolls in itself on narrow screens and whose columns sort by click or key.
+
+import { h } from "preact";
+import { useState } from "preact/hooks";
+
+/**
+ * @template T
+ * @typedef {object} Column
+ * @property {string} title
+ * @property {(item: T) => import("preact").ComponentChildren} cell
+ * @property {(a: T, b: T) => number} [compare] ascending; without it the column does not sort
+ * @property {boolean} [right] for figures
+ * @property {string} [hint] what the title means, on hover
+ * @property {string} [class] of its cells
+ */
+
+/**
+ * @template T
+ * @typedef {{columns: Column<T>[], items: T[], keyOf: (item: T) => string, label: string, rowClass?: (item: T) => string,
+ *   most?: number}} TableProps `label` says what it lists, to screen readers; `most`: how many rows are drawn before
+ *   "show all"
+ */
+
+/**
+ * A table of these items; the types agree, which h(Table, …) could not see to.
+ * @template T
+ * @param {TableProps<T>} props
+ */
+export const table = (props) => h(Table, props);
+
+/** @param {TableProps<any>} props */
+export function Table({ columns, items, keyOf, label, rowClass, most = 100 }) {
+  const [order, setOrder] = useState(/** @type {{at: number, down: boolean} | null} */ (null));
+  const [all, setAll] = useState(false);
+  const compare = order === null ? undefined : columns[order.at]?.compare;
+  let rows = items;
+  if (order && compare) rows = items.toSorted((a, b) => (order.down ? compare(b, a) : compare(a, b)));
+  const shown = all ? rows : rows.slice(0, most);
+  return h(
+    "div",
+    { class: "table-box" },
+    h(
+      "div",
+      { class: "scroll", tabIndex: 0, role: "region", "aria-label": `${label} (table)` },
+      h(
+        "table",
+        null,
+        h("thead", null, h("tr", null, columns.map((column, at) => head(column, at, order, setOrder)))),
+        h(
+          "tbody",
+          null,
+          shown.map((item) =>
+            h(
+              "tr",
+              { key: keyOf(item), class: rowClass?.(item) ?? "" },
+              columns.map((column) =>
+                h("td", { class: `${column.right ? "right" : ""} ${column.class ?? ""}`.trim() }, column.cell(item)),
+              ),
+            ),
+          ),
+        ),
+      ),
+    ),
+    shown.length < rows.length &&
+      h("button", { type: "button", class: "small more", onClick: () => setAll(true) }, `Show all ${rows.length}`),
+  );
+}
+
+/**
+ * @param {Column<any>} column @param {number} at @param {{at: number, down: boolean} | null} order
+ * @param {(order: {at: number, down: boolean}) => void} setOrder
+ */
+function head(column, at, order, setOrder) {
+  const mine = order?.at === at ? order : null;
+  const sort = mine ? (mine.down ? "descending" : "ascending") : undefined;
+  return h(
+    "th",
+    { scope: "col", class: column.right ? "right" : "", title: column.hint, "aria-sort": sort },
+    column.compare
+      ? h(
+          "button",
+          { type: "button", class: "sort", onClick: () => setOrder({ at, down: mine ? !mine.down : false }) },
+          column.title,
+          h("span", { "aria-hidden": "true", class: "arrow" }, mine ? (mine.down ? "▾" : "▴") : ""),
+        )
+      : column.title,
+  );
+}

@@ -1,0 +1,121 @@
+// Verbs: a button that asks once more where that is wise, carries the verb out, and says what became of it.
+
+import { h } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { SignIn, send } from "./api.js";
+import { run } from "./live.js";
+
+/** @typedef {{text: string, tone: "good" | "bad", id: number}} Notice */
+
+/** @type {Set<(notice: Notice | null) => void>} */
+const shows = new Set();
+let notices = 0;
+
+/** Says a sentence to people, screen readers too. @param {string} text @param {"good" | "bad"} [tone] */
+export function notify(text, tone = "good") {
+  const notice = { text, tone, id: ++notices };
+  for (const show of shows) show(notice);
+}
+
+/** Where notices are said: once in the shell. */
+export function Notices() {
+  const [notice, setNotice] = useState(/** @type {Notice | null} */ (null));
+  useEffect(() => {
+    shows.add(setNotice);
+    return () => void shows.delete(setNotice);
+  }, []);
+  useEffect(() => {
+    if (!notice || notice.tone === "bad") return undefined;
+    const timer = setTimeout(() => setNotice(null), 6000);
+    return () => clearTimeout(timer);
+  }, [notice?.id]);
+  return h(
+    "div",
+    { class: "notices", role: "status", "aria-live": "polite" },
+    notice &&
+      h(
+        "div",
+        { class: `notice ${notice.tone}` },
+        h("span", null, notice.text),
+        h("button", { type: "button", class: "small plain", "aria-label": "Dismiss", onClick: () => setNotice(null) }, "✕"),
+      ),
+  );
+}
+
+/**
+ * A button for a verb of the API.
+ * @param {{label: string, method?: "POST" | "DELETE" | "PATCH", target: string, body?: unknown, done?: string,
+ *   question?: string, reason?: string, tone?: "primary" | "danger" | "", disabled?: boolean,
+ *   onDone?: (answer: any) => void}} props
+ *   `question`: what is asked in a dialog before; `reason`: the label of a line of text that is sent as ?reason=;
+ *   `done`: the sentence said afterwards; `onDone` gets the answer's JSON
+ */
+export function Verb(props) {
+  const { label, method = "POST", target, body, done, question, reason, tone = "", disabled = false, onDone } = props;
+  const [busy, setBusy] = useState(false);
+  const [asking, setAsking] = useState(false);
+
+  const carryOut = async (/** @type {string} */ why) => {
+    setAsking(false);
+    setBusy(true);
+    const join = target.includes("?") ? "&" : "?";
+    try {
+      const answer = await send(method, why ? `${target}${join}reason=${encodeURIComponent(why)}` : target, body);
+      notify(done ?? `${label}: done.`);
+      onDone?.(answer);
+    } catch (error) {
+      if (error instanceof SignIn) void run();
+      notify(`${label}: ${error instanceof Error ? error.message : String(error)}`, "bad");
+    } finally {
+      setBusy(false);
+    }
+  };
+
+  return [
+    h(
+      "button",
+      {
+        type: "button",
+        class: tone,
+        disabled: busy || disabled,
+        "aria-busy": busy ? "true" : undefined,
+        onClick: () => (question || reason ? setAsking(true) : void carryOut("")),
+      },
+      label,
+    ),
+    asking && h(Question, { label, question, reason, tone, answer: carryOut, cancel: () => setAsking(false) }),
+  ];
+}
+
+/**
+ * @param {{label: string, question: string | undefined, reason: string | undefined, tone: string,
+ *   answer: (why: string) => void, cancel: () => void}} props
+ */
+function Question({ label, question, reason, tone, answer, cancel }) {
+  const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const [why, setWhy] = useState("");
+  useEffect(() => dialog.current?.showModal(), []);
+  return h(
+    "dialog",
+    { ref: dialog, onClose: cancel, "aria-label": label },
+    h("p", null, question ?? `${label}?`),
+    reason &&
+      h(
+        "label",
+        { class: "field" },
+        reason,
+        h("input", {
+          type: "text",
+          maxLength: 1000,
+          value: why,
+          onInput: (/** @type {Event} */ event) => setWhy(/** @type {HTMLInputElement} */ (event.target).value),
+        }),
+      ),
+    h(
+      "div",
+      { class: "buttons" },
+      h("button", { type: "button", onClick: () => dialog.current?.close() }, "Cancel"),
+      h("button", { type: "button", class: tone || "primary", onClick: () => answer(why.trim()) }, label),
+    ),
+  );
+}

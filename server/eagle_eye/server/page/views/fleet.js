@@ -1,0 +1,57 @@
+// The fleet: what is wrong, which jobs suffer, what it costs, and where in the fleet it is.
+
+import { h } from "preact";
+import { link, useLive } from "../app/live.js";
+import { count, gpuHours } from "../app/format.js";
+import { Empty } from "../app/parts.js";
+import { Incidents, openIncidents } from "./fleet_incidents.js";
+import { Jobs } from "./fleet_jobs.js";
+import { LedgerGlance } from "./fleet_ledger.js";
+import { NodeMapSection } from "./fleet_map.js";
+
+/** @type {Record<string, string>} */
+const MODES = {
+  observe: "observes only: nothing is asked of anyone",
+  approve: "asks a person before it acts",
+  act: "acts by itself, within its budgets",
+};
+
+export function FleetView() {
+  useLive("fleet", "link", "incident");
+  const { fleet } = link;
+  return [
+    h("h1", { class: "visually-hidden" }, "Fleet"),
+    fleet ? h(Summary, { fleet }) : h(Empty, null, "Reading the fleet…"),
+    h(Incidents, {}),
+    h(Jobs, {}),
+    h(NodeMapSection, {}),
+    h(LedgerGlance, {}),
+  ];
+}
+
+/** @param {{fleet: import("../api").Fleet}} props */
+function Summary({ fleet }) {
+  const burning = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpus ?? 0), 0);
+  const burnt = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpu_hours ?? 0), 0);
+  const open = openIncidents().length;
+  const silent = fleet.nodes - fleet.nodes_heard;
+  return h(
+    "ul",
+    { class: "summary", "aria-label": "The fleet in figures" },
+    figure(count(open), open === 1 ? "open incident" : "open incidents", open ? "bad-ink" : ""),
+    burning > 0
+      ? figure(gpuHours(burnt), `GPU-hours lost, ${gpuHours(burning)} more each hour`, "bad-ink")
+      : figure("0", "GPU-hours burning"),
+    figure(count(fleet.jobs.length + fleet.jobs_left_out), fleet.jobs.length === 1 ? "running job" : "running jobs"),
+    figure(
+      count(fleet.nodes_heard),
+      silent ? `of ${count(fleet.nodes)} nodes heard` : "nodes, all heard",
+      silent ? "warn-ink" : "",
+    ),
+    h("li", { class: "mode" }, h("span", { class: "quiet" }, `Policy ${MODES[fleet.policy_mode] ?? fleet.policy_mode}.`)),
+  );
+}
+
+/** @param {string} value @param {string} words @param {string} [tone] */
+const figure = (value, words, tone = "") =>
+  h("li", null, h("span", { class: `value ${tone}` }, value), " ", h("span", { class: "quiet" }, words));

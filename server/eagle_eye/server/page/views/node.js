@@ -1,0 +1,249 @@
+// One node: its standing and why, what it does now, and everything that happened to it.
+
+import { h } from "preact";
+import { useState } from "preact/hooks";
+import { get, path } from "../app/api.js";
+import { byName, count, counted, duration, figure, measured, words } from "../app/format.js";
+import { records, useLive } from "../app/live.js";
+import { Badge, Empty, Facts, JobLink, NodeLink, Reading, Section } from "../app/parts.js";
+import { useResource } from "../app/resource.js";
+import { link } from "../app/router.js";
+import { Table } from "../app/table.js";
+import { Ago, Time } from "../app/times.js";
+import { title as incidentTitle } from "./incident.js";
+import { NodeCharts } from "./node_charts.js";
+import { NodeList } from "./node_list.js";
+import { NodeVerbs } from "./node_verbs.js";
+
+/**
+ * @typedef {import("../api").Node} NodeRecord
+ * @typedef {import("../api").NodeHistory} NodeHistory
+ * @typedef {import("../api").NodeCheck} NodeCheck
+ * @typedef {import("../api").Gpu} Gpu
+ */
+
+const OPEN = ["suspected", "confirmed", "acting"];
+
+/** @param {import("../app/views.js").ViewProps} props */
+export const NodeView = ({ name }) => (name === null ? h(NodeList, null) : h(OneNode, { name }));
+
+/** @param {{name: string}} props */
+function OneNode({ name }) {
+  useLive("incident");
+  const mine = (/** @type {string} */ kind, /** @type {any} */ record) => kind === "node" && record.node === name;
+  const told = (/** @type {string} */ kind, /** @type {any} */ record) =>
+    mine(kind, record) || (kind === "incident" && record.nodes.includes(name)) || (kind === "action" && record.exclude.includes(name));
+  /** @type {import("../app/resource.js").Resource<NodeRecord>} */
+  const node = useResource(path`api/v1/nodes/${name}`, { every_ms: 10_000, concerns: mine });
+  /** @type {import("../app/resource.js").Resource<NodeHistory>} */
+  const history = useResource(path`api/v1/nodes/${name}/history`, { every_ms: 60_000, concerns: told });
+  /** @type {import("../app/resource.js").Resource<import("../api").NodeCheckPage>} */
+  const checks = useResource(path`api/v1/nodes/${name}/checks?limit=20`, { every_ms: 10_000, concerns: mine });
+  const open = [...records.incident.values()].filter((one) => OPEN.includes(one.state) && one.nodes.includes(name));
+  const record = node.data;
+  const again = () => {
+    node.again();
+    checks.again();
+    history.again();
+  };
+  return h(
+    "div",
+    { class: "view-node" },
+    h(
+      "div",
+      { class: "incident-head" },
+      h("h1", null, `Node ${name}`),
+      record && h(Badge, { state: record.state }),
+      record && record.phase !== record.state && h(Badge, { state: record.phase, tone: "note" }),
+      record?.memory?.lemon && h(Badge, { state: "lemon", tone: "warn", words: "keeps failing" }),
+    ),
+    h(Reading, { resource: node, what: "the node" }),
+    record && [
+      record.reason && h("p", { class: "incident-summary" }, record.reason),
+      h(Standing, { record }),
+      h("div", { class: "buttons node-verbs" }, h(NodeVerbs, { node: name, state: record.state, again, all: true })),
+    ],
+    open.map((one) =>
+      h(
+        "a",
+        { key: one.id, class: `panel open-incident ${one.state === "suspected" ? "warn" : "bad"}`, href: link("incidents", one.id) },
+        h(Badge, { state: one.state }),
+        h("span", { class: "strong" }, incidentTitle(one)),
+        h("span", null, one.summary),
+      ),
+    ),
+    h(Section, { title: "The last hour", id: "metrics" }, h(NodeCharts, { name })),
+    h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { gpus: history.data.gpus }) : h(Reading, { resource: history, what: "the history" })),
+    h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items }) : h(Reading, { resource: checks, what: "the checks" })),
+    record && h(Section, { title: "How often it fails", id: "memory" }, h(Memory, { record })),
+    h(Section, { title: "History", id: "history" }, h(Reading, { resource: history, what: "the history" }), history.data && h(Chapters, { key: name, name, history: history.data })),
+  );
+}
+
+/** @param {{record: NodeRecord}} props */
+function Standing({ record }) {
+  const agent = /** @type {import("../api").Agent | null} */ (record.agent);
+  const troubles = Object.entries(agent?.troubles ?? {});
+  const dropped = Object.entries(agent?.dropped ?? {}).filter(([, many]) => many > 0);
+  return h(
+    "div",
+    { class: "panel facts-box" },
+    h(Facts, {
+      facts: [
+        ["Works for", agent?.job ? h(JobLink, { name: agent.job }) : agent ? "no job" : "not known"],
+        ["Heard", agent ? h(Ago, { at: agent.heard }) : "not since the server started"],
+        ["Standing since", h(Time, { at: record.updated })],
+        ["On whose word", record.by],
+        ["Out because of", record.fault ? words(record.fault) : null],
+        ["Watched until", record.watched_until ? h(Time, { at: record.watched_until }) : null],
+        ["Waits for check", record.check_id ? h("code", null, record.check_id) : null],
+        ["Relapsed", record.relapsed.length ? record.relapsed.map((at) => h("div", { key: at }, h(Time, { at }))) : null],
+        ["Known since", record.known_since ? h(Time, { at: record.known_since }) : null],
+        ["Agent", agent ? `${agent.version}, every ${duration(agent.interval_seconds)}` : null],
+        ["Clock", agent && agent.clock_offset_seconds !== null && Math.abs(agent.clock_offset_seconds) > 0.5 ? h("span", { class: "warn-ink" }, `${duration(Math.abs(agent.clock_offset_seconds))} ${agent.clock_offset_seconds > 0 ? "behind" : "ahead"}`) : null],
+        ["Cannot see", troubles.length ? troubles.map(([name, said]) => h("div", { key: name, class: said.startsWith("failed") ? "warn-ink" : "" }, `${words(name)}: ${said}`)) : null],
+        ["Lost on the way", dropped.length ? dropped.map(([why, many]) => h("div", { key: why }, `${words(why)}: ${count(many)}`)) : null],
+      ],
+    }),
+  );
+}
+
+/** @param {{gpus: Gpu[]}} props */
+function Gpus({ gpus }) {
+  if (!gpus.length) return h(Empty, null, "Its agent has told of no GPU.");
+  return h(Table, {
+    label: "GPUs",
+    items: gpus,
+    keyOf: (gpu) => gpu.uuid,
+    columns: [
+      { title: "device", right: true, cell: (gpu) => String(gpu.device) },
+      { title: "UUID", cell: (gpu) => h("code", null, gpu.uuid) },
+      { title: "model", cell: (gpu) => gpu.model },
+      { title: "PCI address", cell: (gpu) => gpu.pci_address || "–" },
+      { title: "serial", cell: (gpu) => gpu.serial || "–" },
+      { title: "here since", cell: (gpu) => h(Time, { at: gpu.since }) },
+      { title: "sat before in", cell: (gpu) => gpu.moves.map((/** @type {any} */ seat, /** @type {number} */ at) => h("div", { key: at }, h(NodeLink, { name: seat.node }), ` device ${seat.device}`)) },
+    ],
+  });
+}
+
+/** @param {{checks: NodeCheck[]}} props */
+function Checks({ checks }) {
+  if (!checks.length) return h(Empty, null, "It was never put to work to see whether it is sick.");
+  return h(
+    "ul",
+    { class: "panel lines checks" },
+    checks.map((check) => {
+      const outcomes = /** @type {Record<string, any>[]} */ (check.outcomes);
+      return h(
+        "li",
+        { key: check.id },
+        h(Time, { at: check.created }),
+        " ",
+        h(Badge, { state: check.state }),
+        ` ${check.purpose === "readmit" ? "before its return" : "a look"}${check.fault ? `, for ${words(check.fault)}` : ""}`,
+        h("span", { class: "quiet" }, ` by ${check.asked_by}`),
+        check.detail && h("p", null, check.detail),
+        outcomes.length > 0 &&
+          h(
+            "details",
+            null,
+            h("summary", null, counted(outcomes.length, "check")),
+            h(Table, {
+              label: `Outcomes of ${check.id}`,
+              items: outcomes,
+              keyOf: (one) => one["name"],
+              columns: [
+                { title: "check", cell: (one) => words(one["name"]) },
+                { title: "outcome", cell: (one) => h(Badge, { state: one["state"], tone: one["state"] === "passed" ? "good" : one["state"] === "sick" ? "bad" : "note" }) },
+                { title: "took", right: true, cell: (one) => duration(one["duration_s"]) },
+                { title: "figures", cell: (one) => one["values"].slice(0, 6).map((/** @type {any} */ f, /** @type {number} */ at) => h("div", { key: at }, `${words(f.name)}${f.device ? ` ${f.device}` : ""}: ${measured(f.value, f.unit)}${f.threshold === null ? "" : ` (limit ${measured(f.threshold, f.unit)})`}`)) },
+                { title: "why", class: "wide", cell: (one) => one["reason"] },
+              ],
+            }),
+          ),
+      );
+    }),
+  );
+}
+
+/** @param {{record: NodeRecord}} props */
+function Memory({ record }) {
+  const { memory } = record;
+  if (!memory) return h(Empty, null, "The records that it is worked out of cannot be read.");
+  return [
+    h(
+      "div",
+      { class: "panel facts-box" },
+      h(Facts, {
+        facts: [
+          ["Incidents in 30 days", count(memory.incidents_30_days)],
+          ["Lemon score", memory.lemon_score === null ? "cannot be told" : [h("strong", null, figure(memory.lemon_score)), " of 1; a lemon from 0.75"]],
+          ["Why", memory.lemon_reason],
+        ],
+      }),
+    ),
+    memory.lemon_signals.length > 0 &&
+      h(Table, {
+        label: "What the score is made of",
+        items: memory.lemon_signals,
+        keyOf: (one) => one.signal,
+        columns: [
+          { title: "signal", cell: (one) => words(one.signal) },
+          { title: "here", right: true, cell: (one) => figure(one.value) },
+          { title: "usual", right: true, cell: (one) => figure(one.usual) },
+          { title: "adds", right: true, cell: (one) => figure(one.adds), compare: (a, b) => a.adds - b.adds },
+        ],
+      }),
+  ];
+}
+
+/** @param {{name: string, history: NodeHistory}} props */
+function Chapters({ name, history }) {
+  const [more, setMore] = useState(/** @type {{items: Record<string, any>[], next: string | null} | null} */ (null));
+  const [kind, setKind] = useState("");
+  const items = [...history.items, ...(more?.items ?? [])];
+  const next = more ? more.next : history.next;
+  const kinds = [...new Set(items.map((item) => String(item["kind"])))].sort(byName);
+  const shown = items.filter((item) => kind === "" || item["kind"] === kind);
+  if (!items.length) return h(Empty, null, "Nothing has happened to it yet.");
+  const read = () =>
+    void get(path`api/v1/nodes/${name}/history?cursor=${next ?? ""}`).then(
+      (/** @type {NodeHistory} */ page) => setMore({ items: [...(more?.items ?? []), ...page.items], next: page.next }),
+      () => setMore(null), // the list has changed meanwhile: begin again
+    );
+  return [
+    h(
+      "label",
+      { class: "field inline" },
+      "Show ",
+      h(
+        "select",
+        { value: kind, onChange: (/** @type {Event} */ event) => setKind(/** @type {HTMLSelectElement} */ (event.target).value) },
+        h("option", { value: "" }, "everything"),
+        kinds.map((one) => h("option", { key: one, value: one }, words(one))),
+      ),
+    ),
+    h(
+      "ol",
+      { class: "panel story" },
+      shown.map((item, at) =>
+        h(
+          "li",
+          { key: at },
+          h(Time, { at: item["time"] }),
+          h("span", { class: "story-kind" }, words(item["kind"])),
+          h(
+            "span",
+            { class: "story-text" },
+            item["kind"] === "incident" && item["id"] ? h("a", { href: link("incidents", item["id"]) }, words(item["fault"])) : null,
+            item["kind"] === "incident" ? [item["job"] ? [" in ", h(JobLink, { name: item["job"] })] : null, ": "] : null,
+            item["summary"],
+          ),
+        ),
+      ),
+    ),
+    history.cut.length > 0 && h("p", { class: "quiet" }, `Of ${history.cut.map(words).join(", ")} there is more than is shown.`),
+    next && h("button", { type: "button", class: "small", onClick: read }, "Older"),
+  ];
+}

@@ -1,0 +1,60 @@
+"""The API's answers as TypeScript types, made of what /openapi.json is made of: server/eagle_eye/server/page/api.d.ts.
+
+``python -m tests.page.api_types`` writes the file; a test holds it against the server.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from eagle_eye.server.api import answers
+
+FILE = Path(__file__).parents[2] / "server/eagle_eye/server/page/api.d.ts"
+_HEAD = """// What the API answers. Made by `python -m tests.page.api_types` of the server's own types; do not edit.
+// Times are RFC 3339. Nothing of this is served.
+"""
+
+
+def declarations() -> str:
+    """Return the file's text."""
+    _, components = answers.schemas("#/{name}")
+    return _HEAD + "".join(_interface(name, shape) for name, shape in sorted(components.items()))
+
+
+def _interface(name: str, shape: dict[str, Any]) -> str:
+    if "properties" not in shape:
+        return f"\nexport type {name} = {_type(shape)};\n"
+    required = set(shape.get("required", ()))
+    fields = (
+        f"  {field}{'' if field in required else '?'}: {_type(of)};\n" for field, of in shape["properties"].items()
+    )
+    return f"\nexport interface {name} {{\n{''.join(fields)}}}\n"
+
+
+def _type(shape: dict[str, Any]) -> str:
+    match shape:
+        case {"$ref": str(reference)}:
+            return reference.rpartition("/")[2]
+        case {"enum": list(values)}:
+            return " | ".join(json.dumps(value) for value in values)
+        case {"anyOf": list(choices)}:
+            return " | ".join(dict.fromkeys(_type(choice) for choice in choices))
+        case {"type": "array", "prefixItems": list(items)}:
+            return f"[{', '.join(_type(item) for item in items)}]"
+        case {"type": "array"}:
+            return f"Array<{_type(shape.get('items', {}))}>"
+        case {"type": "object", "additionalProperties": dict(value)}:
+            return f"Record<string, {_type(value)}>"
+        case {"type": "object"}:
+            return "Record<string, any>"
+        case {"type": "integer" | "number"}:
+            return "number"
+        case {"type": "string" | "boolean" | "null" as plain}:
+            return str(plain)
+    return "any"
+
+
+if __name__ == "__main__":
+    FILE.write_text(declarations(), encoding="utf-8")

@@ -1,0 +1,149 @@
+"""An incident's page in a real browser, after a simulated fault: what is drawn, what a click does, what cannot harm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from eagle_eye.schema.action import EvidenceItem
+from eagle_eye.server.records import Evidence, Incident
+from eagle_eye.server.store import Change
+from tests.page.conftest import Complaints
+from tests.page.site import replayed, until
+from tests.server.builders import Running, action, incident
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SCRIPT = "<script>window.harmed = true</script><img src=x onerror='window.harmed = true'>"
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with replayed(
+        tmp_path_factory.mktemp("hung"), "hang", nodes=4, gpus=2, minutes=4.0, seed=5, policy__mode="approve"
+    ) as server:
+        yield server
+
+
+def accused(server: Running) -> Incident:
+    (found,) = server.front.services.store.open_incidents()
+    return found
+
+
+def opened(page: Page, server: Running, id_: str) -> None:
+    page.goto(f"{server.url}#/incidents/{id_}")
+    page.get_by_role("heading", name="Evidence", exact=True).wait_for()
+    page.locator(".view-incident figure.chart").first.wait_for()
+    until(page, "document.querySelectorAll('.view-incident [aria-busy]').length === 0")
+
+
+def test_who_is_to_blame_why_and_what_awaits_approval_are_seen_at_once(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    opened(page, hung, found.id)
+    assert page.get_by_role("heading", level=1).inner_text() == f"Hang on {found.node}"
+    assert page.locator(".incident-summary").inner_text() == found.summary
+    page.get_by_text(f"Awaits your approval: exclude node {found.node} and restart the job without it.").wait_for()
+    # Within the first screen, without scrolling.
+    assert page.get_by_role("button", name="Approve").bounding_box()["y"] < 400  # type: ignore[index]
+
+
+def test_the_evidence_is_drawn_and_told_in_words_and_numbers(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    opened(page, hung, found.id)
+    charts = page.locator(".view-incident figure.chart")
+    assert charts.count() >= 2
+    assert charts.locator("canvas").count() == charts.count()
+    said = " ".join(charts.locator(".said").all_inner_texts())
+    assert f"At the verdict {found.node}" in said
+    assert "of the same attempt" in said
+    charts.first.get_by_text("Numbers").click()
+    assert charts.first.locator("tbody tr").count() > 10
+
+
+def test_axe_finds_nothing_in_either_theme_or_on_a_phone(
+    hung: Running, new_page: Callable[..., Page], axe: Callable[[Page], list[str]]
+) -> None:
+    for options in (
+        {"color_scheme": "light"},
+        {"color_scheme": "dark", "viewport": {"width": 400, "height": 800}},
+    ):
+        page = new_page(**options)
+        opened(page, hung, accused(hung).id)
+        assert axe(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_incident_that_nobody_knows_is_told_of_and_breaks_nothing(
+    hung: Running, page: Page, complaints: Complaints
+) -> None:
+    complaints.allowed.append("404")
+    page.goto(f"{hung.url}#/incidents/inc_9")
+    page.get_by_role("alert").get_by_text("none of the incidents is called 'inc_9'").wait_for()
+
+
+def test_markup_in_names_and_words_of_agents_stays_text(hung: Running, page: Page) -> None:
+    now_s = hung.front.services.clock.now_s()
+    item = EvidenceItem(SCRIPT, SCRIPT, 0, SCRIPT)
+    bad = incident(
+        "inc_script", job=SCRIPT, node=SCRIPT, nodes=[SCRIPT], summary=SCRIPT, evidence=[item], hold=SCRIPT,
+        onset_s=now_s - 60, detected_s=now_s - 50, state="closed", ended_s=now_s,
+    )  # fmt: skip
+    asked = action("act_script", "failed", incident_id="inc_script", job=SCRIPT, exclude=[SCRIPT], created_s=now_s)
+    reports = [{"state": "failed", "detail": SCRIPT, "who": SCRIPT, "time_s": now_s}]
+    told = type(asked)(**{**{name: getattr(asked, name) for name in asked.__struct_fields__}, "reports": reports})
+    hung.front.services.store.commit(Change(incidents=(bad,), actions=(told,)))
+    opened(page, hung, "inc_script")
+    assert page.locator(".incident-summary").inner_text() == SCRIPT
+    assert page.evaluate("window.harmed") is None
+    assert page.locator(".view-incident img, .view-incident script").count() == 0
+
+
+def test_a_bundle_is_downloaded_by_click(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    services = hung.front.services
+    now_s = services.clock.now_s()
+    bundle = Evidence(
+        id="ev_1", incident_id=found.id, node=found.node or "", job=found.job, attempt=0, kind="evidence",
+        state="received", within_seconds=3.0, asked_by="server", created_s=now_s, updated_s=now_s, expires_s=now_s,
+        bytes=6,
+    )  # fmt: skip
+    services.desk.bundles.path("ev_1").parent.mkdir(parents=True, exist_ok=True)
+    services.desk.bundles.path("ev_1").write_bytes(b"bundle")
+    services.store.commit(Change(evidence=(bundle,)))
+    opened(page, hung, found.id)
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Download").click()
+    assert Path(downloading.value.path()).read_bytes() == b"bundle"
+    assert downloading.value.suggested_filename == f"evidence-{found.node}-ev_1.tar.gz"
+
+
+# The last two change what the others look at.
+
+
+def test_an_action_is_approved_by_click_and_the_page_follows(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    opened(page, hung, found.id)
+    page.get_by_role("button", name="Approve").click()
+    dialog = page.get_by_role("dialog")
+    assert "is restarted" in dialog.inner_text()
+    dialog.get_by_role("button", name="Approve").click()
+    page.get_by_text(re.compile("Asked subscribers to exclude node")).wait_for()
+    (asked,) = hung.front.services.store.actions_of(found.id)
+    assert asked.state == "requested"
+    page.locator(".story-person").get_by_text("approve exclude node").wait_for()
+    assert page.get_by_role("button", name="Approve").count() == 0
+
+
+def test_a_false_alarm_is_marked_by_click(hung: Running, page: Page) -> None:
+    found = accused(hung)
+    opened(page, hung, found.id)
+    page.get_by_role("button", name="False alarm", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="False alarm", exact=True).click()
+    page.get_by_text("A person called it a false alarm.").wait_for()
+    record = hung.client.get(f"/api/v1/incidents/{found.id}").json()
+    assert record["state"] == "false"

@@ -1,0 +1,110 @@
+"""A node's page in a real browser: its standing, its last hour, its past, and what a person may do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from eagle_eye.schema.frame import Frame, block
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.accounts.records import DriverError, Gpu
+from eagle_eye.server.records import CheckOutcome, Figure, Node, NodeCheck
+from eagle_eye.server.store import Change
+from tests.page.conftest import Complaints
+from tests.page.site import LaggingClock, until
+from tests.server.builders import Running, body, frame, incident, running
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SCRIPT = "<img src=x onerror='window.harmed = true'><script>"
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    clock = LaggingClock()
+    now_s = clock.now_s()
+    with running(tmp_path_factory.mktemp("node"), clock) as started:
+        for name in ("n1", SCRIPT):
+            started.send(body(*(sample(name, at, now_s - 120 + at) for at in range(1, 120)), sent_s=now_s))
+        times: dict[str, Any] = {"created_s": now_s - 90, "updated_s": now_s - 80, "expires_s": now_s}
+        check = NodeCheck(
+            id="chk_1", node="n1", purpose="look", fault="", state="sick", asked_by="local", reason="", checks=[],
+            deadline_seconds=600.0, detail="GPU 3 is slow", **times,
+            outcomes=[CheckOutcome("gemm", "sick", "GPU 3 is slow", values=[Figure("rate", 310.0, "1", "3", 600.0)])],
+        )  # fmt: skip
+        gpu = Gpu(
+            uuid="GPU-1", node="n1", device=3, model="H100", since_s=now_s - 900, first_seen_s=now_s - 900,
+            seen_s=now_s, pci_address="0000:1b:00.0", serial="16520",
+        )  # fmt: skip
+        error = DriverError(
+            id="e",
+            node="n1",
+            device=3,
+            uuid="GPU-1",
+            kind="xid",
+            code=79,
+            count=2,
+            first_s=now_s - 70,
+            last_s=now_s - 60,
+        )
+        bad = incident(
+            node="n1", nodes=["n1", SCRIPT], summary=f"n1 is slow {SCRIPT}", onset_s=now_s - 60, detected_s=now_s - 50
+        )
+        out = Node(node="n1", state="excluded", reason="new cable", updated_s=now_s - 40, by="tok_1")
+        started.front.services.store.commit(
+            Change(nodes=(out,), incidents=(bad,), gpus=(gpu,), driver_errors=(error,), node_checks=(check,))
+        )
+        yield started
+
+
+def sample(node: str, number: int, time_s: float) -> Frame:
+    values = {"gpu_power_watts": 300.0 + number, "gpu_temperature_celsius": 60.0}
+    return frame(number, node=node, time_s=time_s, blocks=[block(Scope.DEVICE, {0: values, 3: values})])
+
+
+def opened(page: Page, server: Running, name: str) -> None:
+    page.goto(server.url)
+    page.evaluate("name => { location.hash = `#/nodes/${encodeURIComponent(name)}`; }", name)
+    page.get_by_role("heading", level=1, name=f"Node {name}").wait_for()
+    page.locator(".view-node #history li").first.wait_for()
+    until(page, "document.querySelectorAll('.view-node [aria-busy]').length === 0")
+
+
+def test_standing_gpus_checks_and_past_are_there(server: Running, page: Page, axe: Callable[[Page], list[str]]) -> None:
+    opened(page, server, "n1")
+    assert page.locator(".incident-summary").inner_text() == "new cable"
+    assert "0000:1b:00.0" in page.locator("#gpus").inner_text()
+    assert "GPU 3 is slow" in page.locator("#checks").inner_text()
+    history = page.locator("#history").inner_text()
+    assert "XID 79 of GPU 3, 2 since" in history
+    assert page.locator("#metrics figure.chart canvas").count() == 2
+    assert axe(page) == []
+
+
+def test_a_node_returns_by_click_and_a_refusal_is_told(server: Running, page: Page, complaints: Complaints) -> None:
+    complaints.allowed.append("409")
+    opened(page, server, "n1")
+    page.get_by_role("button", name="Readmit", exact=True).click()
+    page.get_by_role("dialog").get_by_label("Reason").fill("cable replaced")
+    page.get_by_role("dialog").get_by_role("button", name="Readmit").click()
+    page.get_by_role("status").get_by_text("Readmit:").wait_for()
+    assert server.client.get("/api/v1/nodes/n1").json()["state"] == "excluded"
+    page.get_by_role("button", name="Readmit by force").click()
+    page.get_by_role("dialog").get_by_label("Reason").fill("cable replaced")
+    page.get_by_role("dialog").get_by_role("button", name="Readmit by force").click()
+    page.get_by_role("button", name="Exclude").wait_for()
+    node = server.client.get("/api/v1/nodes/n1").json()
+    assert (node["state"], node["reason"]) == ("in_service", "cable replaced")
+
+
+def test_a_node_that_is_called_script_is_a_name(server: Running, page: Page, axe: Callable[[Page], list[str]]) -> None:
+    opened(page, server, SCRIPT)
+    assert page.get_by_role("heading", level=1).inner_text() == f"Node {SCRIPT}"
+    assert page.evaluate("window.harmed") is None
+    page.goto(f"{server.url}#/nodes")
+    page.get_by_role("link", name=SCRIPT).wait_for()
+    assert page.evaluate("window.harmed") is None
+    assert axe(page) == []

@@ -1,0 +1,99 @@
+"""What surrounds every view, in a real browser: the connection, the sign-in, the theme, the keyboard."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagle_eye.server.auth import mint
+from eagle_eye.server.store import Change
+from tests.page.conftest import Complaints
+from tests.page.site import LaggingClock, until
+from tests.server.builders import incident, running
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+def test_after_a_restart_of_the_server_the_page_goes_on_and_has_missed_nothing(
+    tmp_path: Path, page: Page, complaints: Complaints
+) -> None:
+    complaints.allowed += [
+        "ERR_CONNECTION_REFUSED",
+        "ERR_INCOMPLETE_CHUNKED",
+        "ERR_EMPTY_RESPONSE",
+        "ERR_CONNECTION_RESET",
+    ]
+    port = free_port()
+    with running(tmp_path, LaggingClock(), port=port) as server:
+        page.goto(server.url)
+        page.get_by_text("live", exact=True).wait_for()
+    page.get_by_text("connection lost").wait_for()
+    page.get_by_text("old", exact=False).first.wait_for()
+    with running(tmp_path, LaggingClock(), port=port) as server:
+        server.front.services.store.commit(Change(incidents=(incident(node="n7", nodes=["n7"]),)))
+        page.get_by_text("live", exact=True).wait_for()
+        page.get_by_role("link", name="n7").wait_for()
+        page.goto("about:blank")
+
+
+def test_a_server_with_tokens_asks_for_one_and_keeps_it_in_the_tab_alone(
+    tmp_path: Path, page: Page, complaints: Complaints
+) -> None:
+    complaints.allowed.append("401")
+    with running(tmp_path, LaggingClock()) as server:
+        text, record = mint("read", None, LaggingClock().now_s(), None)
+        server.front.services.store.commit(Change(tokens=(record,)))
+        page.goto(server.url)
+        page.get_by_label("Token").fill("ee_nonsense")
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("alert").wait_for()
+        page.get_by_label("Token").fill(text)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_text("live", exact=True).wait_for()
+        page.reload()
+        page.get_by_text("live", exact=True).wait_for()
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+        page.goto("about:blank")
+
+
+def test_by_keyboard_one_gets_past_the_navigation_and_a_new_view_has_the_focus(
+    tmp_path: Path, page: Page, axe: Callable[[Page], list[str]]
+) -> None:
+    with running(tmp_path, LaggingClock()) as server:
+        page.goto(server.url)
+        page.get_by_text("live", exact=True).wait_for()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.get_by_role("link", name="Subscriptions").focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Subscriptions", level=1).wait_for()
+        until(page, "document.activeElement.id === 'main'")
+        assert page.title() == "Subscriptions · Eagle Eye"
+        assert axe(page) == []
+        page.goto(f"{server.url}/#/ledger")
+        page.get_by_text("Nothing to judge yet.").wait_for()
+        assert axe(page) == []
+        page.goto("about:blank")
+
+
+def test_who_chose_a_theme_has_it_next_time_before_anything_is_painted(tmp_path: Path, page: Page) -> None:
+    with running(tmp_path, LaggingClock()) as server:
+        page.goto(server.url)
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.get_by_role("button", name="Theme: system").click()
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert dark != light
+        page.reload(wait_until="commit")
+        page.get_by_role("button", name="Theme: dark").wait_for()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+        page.goto("about:blank")
