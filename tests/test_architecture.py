@@ -81,6 +81,7 @@ def test_no_file_outgrows_one_head() -> None:
         ("eagle_eye.cli.main", {"numpy", "torch", "fastapi", "httpx"}),
         ("eagle_eye.server.app", {"torch"}),
         ("eagle_eye.orchestrators.launch.command", {"torch"}),
+        ("eagle_eye.orchestrators.orchestrate.command", {"torch", "kubernetes", "starlette", "httpx"}),
     ],
 )
 def test_imports_stay_light(module: str, forbidden: set[str]) -> None:

@@ -33,3 +33,12 @@ def test_a_library_without_gpus_is_no_news_and_forgets_none() -> None:
     inventory.news([ONE], 100.0, 0.0)
     assert inventory.news([], 101.0, 1.0) == []
     assert inventory.news([ONE], 102.0, 2.0) == []
+
+
+def test_where_it_sits_and_its_serial_are_told_where_they_are_known() -> None:
+    seats = [Seat(0, "GPU-a", "H100", "00000000:1B:00.0", "1652"), Seat(1, "GPU-b", "H100")]
+    told = [event.attributes for event in Inventory().news(seats, 100.0, 0.0)]
+    assert told == [
+        {"uuid": "GPU-a", "model": "H100", "pci_address": "00000000:1B:00.0", "serial": "1652"},
+        {"uuid": "GPU-b", "model": "H100"},
+    ]

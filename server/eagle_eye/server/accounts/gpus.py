@@ -14,6 +14,7 @@ from eagle_eye.server.accounts.records import DriverError, Gpu, Seat
 
 UUID_CHARS_MAX = 96
 MODEL_CHARS_MAX = 96
+MARK_CHARS_MAX = 64  # of a PCI address, and of a serial number
 MOVES_KEPT = 32  # of one GPU; the oldest go
 MOVES_PLAUSIBLE = 6  # a UUID that moved oftener within the window is that of several GPUs (clones, simulated ones)
 CODE_MAX = 100_000  # SXIDs have five digits
@@ -28,6 +29,8 @@ class Told(NamedTuple):
     device: int
     model: str
     time_s: float
+    pci_address: str = ""
+    serial: str = ""
 
     def joined(self, other: Told) -> Told:
         """Return the newer of both."""
@@ -48,11 +51,15 @@ class Tally(NamedTuple):
 
 def told(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -> Told | None:
     """Return what an inventory event says, None when it is not to be believed."""
-    uuid, model = attributes.get("uuid"), attributes.get("model", "")
+    uuid, model = attributes.get("uuid"), attributes.get("model")
     if not isinstance(uuid, str) or not 0 < len(uuid) <= UUID_CHARS_MAX or not uuid.isprintable() or device < 0:
         return None
-    plain = model[:MODEL_CHARS_MAX] if isinstance(model, str) and model.isprintable() else ""
-    return Told(uuid, node, device, plain, time_s)
+    address, serial = (_plain(attributes.get(name), MARK_CHARS_MAX) for name in ("pci_address", "serial"))
+    return Told(uuid, node, device, _plain(model, MODEL_CHARS_MAX), time_s, address, serial)
+
+
+def _plain(text: object, most: int) -> str:
+    return text[:most] if isinstance(text, str) and text.isprintable() else ""
 
 
 def code_of(attributes: Mapping[str, Any]) -> int | None:
@@ -72,11 +79,15 @@ def seated(known: Gpu | None, now: Told) -> Gpu:
             since_s=now.time_s,
             first_seen_s=now.time_s,
             seen_s=now.time_s,
+            pci_address=now.pci_address,
+            serial=now.serial,
         )
     if now.time_s <= known.seen_s:
         return known
+    serial = now.serial or known.serial
     if (now.node, now.device) == (known.node, known.device):
-        return replace(known, seen_s=now.time_s, model=now.model or known.model)
+        address = now.pci_address or known.pci_address
+        return replace(known, seen_s=now.time_s, model=now.model or known.model, pci_address=address, serial=serial)
     moves = [*known.moves, Seat(known.node, known.device, known.since_s, now.time_s)]
     return replace(
         known,
@@ -85,6 +96,8 @@ def seated(known: Gpu | None, now: Told) -> Gpu:
         model=now.model or known.model,
         since_s=now.time_s,
         seen_s=now.time_s,
+        pci_address=now.pci_address,
+        serial=serial,
         moves=moves[-MOVES_KEPT:],
         moves_dropped=known.moves_dropped + max(0, len(moves) - MOVES_KEPT),
     )

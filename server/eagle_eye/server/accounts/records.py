@@ -79,6 +79,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU by its UUID, and where it sits; ``moves`` are the seats before, oldest first.
 
     ``seen_s`` is when an agent last told of it. ``moves_dropped`` counts the oldest seats, which are no longer kept.
+    ``pci_address`` is where it sits on its node's bus, ``serial`` what is printed on its board; "" where nobody said.
     """
 
     uuid: str
@@ -90,6 +91,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     seen_s: float
     moves: list[Seat] = []
     moves_dropped: int = 0
+    pci_address: str = ""
+    serial: str = ""
 
     @property
     def moved(self) -> int:

@@ -100,7 +100,7 @@ def cause_of_end(attempt: Attempt, incidents: Iterable[Incident]) -> Cause:
         if attempt.started_s - CAUSE_LATE_S <= i.onset_s <= ended_s + CAUSE_LATE_S and _ends_attempts(i)
     ]
     if guilty:
-        return _cause(max(guilty, key=lambda i: (_stops(i), i.detected_s)))
+        return _cause(max(guilty, key=lambda i: (stops_jobs(i), i.detected_s)))
     return Cause(attempt.end if attempt.end == "failed" else UNEXPLAINED)
 
 
@@ -143,7 +143,7 @@ def _phases(attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepp
 
     start_s = attempt.started_s
     if attempt.first_step_s is None or attempt.last_step_s is None:
-        known = stepping or any(_stops(i) for i in incidents)
+        known = stepping or any(stops_jobs(i) for i in incidents)
         part: Part = "startup" if known else "unknown"
         return [phase(start_s, end_s, part, cause if known else None, "" if known else NO_STEP)]
     first_s = min(max(attempt.first_step_s, start_s), end_s)
@@ -166,7 +166,7 @@ def _phases(attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepp
             found.append(phase(last_s, end_s, under_way, cause if under_way == "redone" else None))
         else:
             found.append(phase(last_s, end_s, "unknown", None, STANDSTILL))
-    elif attempt.end in MEANT_ENDS or (attempt.end == "gone" and not any(_stops(i) for i in incidents)):
+    elif attempt.end in MEANT_ENDS or (attempt.end == "gone" and not any(stops_jobs(i) for i in incidents)):
         found.append(phase(last_s, end_s, "ending", Cause(attempt.end)))
     else:
         found.append(phase(last_s, end_s, "stopped", cause_of_end(attempt, incidents)))
@@ -175,7 +175,7 @@ def _phases(attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepp
 
 def _laid_over(phase: Span, incidents: Sequence[Incident]) -> Span:
     """Return the phase as the incidents of the same time explain it."""
-    stops = [i for i in incidents if _stops(i)]
+    stops = [i for i in incidents if stops_jobs(i)]
     if stops and phase.part in ("training", "startup", "unknown", "stopped"):
         return phase._replace(part="stopped", cause=_cause(stops[0]), reason="")
     slow = [i for i in incidents if i.slowdown_ratio > 0]
@@ -200,14 +200,15 @@ def _within(incident: Incident, attempt: Attempt, now_s: float) -> bool:
     return attempt.started_s - CAUSE_LATE_S <= incident.detected_s <= ended_s + CAUSE_LATE_S
 
 
-def _stops(incident: Incident) -> bool:
+def stops_jobs(incident: Incident) -> bool:
+    """Return whether a job that has the incident makes no steps."""
     fault = BY_NAME.get(incident.fault)
     trouble = incident.family or ("" if fault is None else fault.trouble)
     return trouble == "stop"
 
 
 def _ends_attempts(incident: Incident) -> bool:
-    return _stops(incident) or incident.action in ("exclude_node", "restart_job")
+    return stops_jobs(incident) or incident.action in ("exclude_node", "restart_job")
 
 
 def _cause(incident: Incident) -> Cause:

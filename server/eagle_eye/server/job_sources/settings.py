@@ -50,11 +50,17 @@ class KubernetesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         "eagle_eye_job",
         "jobset.sigs.k8s.io/jobset-name",
         "training.kubeflow.org/job-name",
+        "volcano.sh/job-name",
+        "leaderworkerset.sigs.k8s.io/name",
         "batch.kubernetes.io/job-name",
         "job-name",
     )
     # Likewise its attempt, as the agents' EAGLE_EYE_ATTEMPT; annotations count too.
-    attempt_labels: tuple[Word, ...] = ("eagle_eye_attempt", "jobset.sigs.k8s.io/restart-attempt")
+    attempt_labels: tuple[Word, ...] = (
+        "eagle_eye_attempt",
+        "jobset.sigs.k8s.io/restart-attempt",
+        "volcano.sh/job-version",
+    )
     timeout_s: Positive = 30.0  # for one answer's beginning
     watch_s: Annotated[float, Meta(ge=5, le=3_600)] = 300.0  # how long one watch lasts before it is begun anew
     restart_owner: str = ""  # who restarts these jobs where nobody else says so; "": we ask for it

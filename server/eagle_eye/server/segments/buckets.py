@@ -58,7 +58,8 @@ class Buckets:
 
     def add(self, source: Source) -> None:
         """Add a source's rows, of which there are some; only where the buckets are among them is kept."""
-        bucket = np.floor_divide(source.time_s, self._level.bucket_s).astype(np.int64)
+        # A time's digits are fine enough that no quotient is rounded up to the next bucket.
+        bucket = np.floor(source.time_s / self._level.bucket_s).astype(np.int64)
         new = np.ones(len(bucket), dtype=bool)
         new[1:] = (source.series[1:] != source.series[:-1]) | (bucket[1:] != bucket[:-1])
         new[1:] |= source.job[1:] != source.job[:-1]

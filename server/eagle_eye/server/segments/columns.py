@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
-from eagle_eye.server.segments.row_tables import Odd, Rows, Tables, as_json, turns_of
+from eagle_eye.server.segments.row_tables import Odd, Rows, Tables, as_json
 
 REMEMBERED_MAX = 10_000  # texts and layouts that recur from frame to frame, of each kind
 
@@ -96,13 +96,14 @@ class Columns:
         samples, links = Rows("device"), Rows("link")
         columns = list(zip(*(self._row(kept, at, samples, links) for at, kept in enumerate(frames)), strict=True))
         times_s = np.array(columns[0], dtype=np.float64)
-        nodes = np.array(columns[1], dtype=object)
-        turns = turns_of(nodes)
+        names = list(dict.fromkeys(columns[1]))
+        place_of = {name: place for place, name in enumerate(names)}
+        node = np.array([place_of[name] for name in columns[1]], dtype=np.int64)
         cells = [pa.array(column, field.type) for column, field in zip(columns, FRAMES_SCHEMA, strict=True)]
         return Tables(
             pa.table(cells, schema=FRAMES_SCHEMA),
-            samples.table(SAMPLES_SCHEMA, first, times_s, nodes, turns),
-            links.table(LINKS_SCHEMA, first, times_s, nodes, turns),
+            samples.table(SAMPLES_SCHEMA, first, times_s, node, names),
+            links.table(LINKS_SCHEMA, first, times_s, node, names),
         )
 
     def _row(self, kept: Kept, at: int, samples: Rows, links: Rows) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from eagle_eye.server.errors import HistoryUnavailable
 from eagle_eye.server.journal import Journal
 from eagle_eye.server.journal_schema import UNSEALED
 from eagle_eye.server.segments.facts import Sealed, Step, no_step
+from eagle_eye.server.segments.processes import environment
 from eagle_eye.server.segments.shelf import Shelf
 
 LOOK_S = 5.0  # how often it is looked whether a stretch is due
@@ -84,7 +85,11 @@ class Compaction:
         arguments = [*self._command, str(self._journal.path), str(self._shelf.folder), str(through)]
         decoder = msgspec.json.Decoder(Sealed)
         with subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
         ) as process:
             self._process = process
             if self._stop.is_set():

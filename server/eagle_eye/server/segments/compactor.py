@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from eagle_eye.server.journal_schema import UNSEALED
 from eagle_eye.server.segments.facts import Facts, Sealed, Step, no_step
-from eagle_eye.server.segments.gathering import Gathered, gather
+from eagle_eye.server.segments.gathering import Gathered, Gatherer
 from eagle_eye.server.segments.group_tables import GroupTables
+from eagle_eye.server.segments.processes import settle
 from eagle_eye.server.segments.row_tables import Tables
 from eagle_eye.server.segments.writer import SegmentWriter
 
@@ -33,6 +34,7 @@ BUSY_S = 5.0
 class _Stretch(NamedTuple):
     shard: int
     chunks: list[int]
+    size: int  # of their frames, in bytes
 
 
 def compact(journal: Path, folder: Path, through: int, done: Callable[[Sealed], None], step: Step = no_step) -> None:
@@ -41,8 +43,9 @@ def compact(journal: Path, folder: Path, through: int, done: Callable[[Sealed], 
     try:
         (journal_id,) = connection.execute("SELECT id FROM journal").fetchone()
         tables_of = GroupTables(connection).of
+        gatherer = Gatherer(connection)
         for stretch in _stretches(connection, through):
-            late, timely = gather(connection, stretch.shard, stretch.chunks)
+            late, timely = gatherer.gather(*stretch)
             facts = [
                 _write(folder, journal_id, stretch, frames, frames is late, tables_of, step)
                 for frames in (timely, late)
@@ -56,17 +59,15 @@ def compact(journal: Path, folder: Path, through: int, done: Callable[[Sealed], 
 
 def _stretches(connection: sqlite3.Connection, through: int) -> list[_Stretch]:
     found: list[_Stretch] = []
-    size = 0
     rows = connection.execute(
         f"SELECT shard, id, size FROM ({UNSEALED}) WHERE id <= ? ORDER BY shard, id",  # noqa: S608 - a constant
         (through,),
     )
     for shard, chunk, bytes_ in rows:
-        if not found or found[-1].shard != shard or size + bytes_ > STRETCH_BYTES_MAX:
-            found.append(_Stretch(shard, []))
-            size = 0
+        if not found or found[-1].shard != shard or found[-1].size + bytes_ > STRETCH_BYTES_MAX:
+            found.append(_Stretch(shard, [], 0))
+        found[-1] = found[-1]._replace(size=found[-1].size + bytes_)
         found[-1].chunks.append(chunk)
-        size += bytes_
     return found
 
 
@@ -87,15 +88,15 @@ def _write(
         first_chunk=stretch.chunks[0],
         last_chunk=stretch.chunks[-1],
         late=late,
-        first_node=frames.node[0],
-        last_node=frames.node[-1],
+        first_node=frames.names[int(frames.node[0])],
+        last_node=frames.names[int(frames.node[-1])],
         first_s=first_s,
         last_s=float(frames.time_s.max()),
         received_s=float(frames.received_s.max()),
         frames=frames.frames,
         bytes=0,
     )
-    writer = SegmentWriter(folder, facts.name, step)
+    writer = SegmentWriter(folder, facts.name, step, tables_of(frames.sample(), 0))
     try:
         for first, group in frames.groups():
             writer.write(tables_of(group, first))
@@ -108,8 +109,7 @@ def _write(
 def main(arguments: Sequence[str]) -> int:
     """Compact; 0 when nothing is left, 1 when it failed, with the reason on standard error."""
     journal, folder, through = arguments
-    os.nice(NICENESS)
-    pa.set_cpu_count(1)
+    settle(NICENESS)
     server = os.getppid()
 
     def while_wanted(_step: str) -> None:

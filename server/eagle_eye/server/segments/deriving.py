@@ -67,28 +67,47 @@ def _jobs(folder: Path, start_s: float, end_s: float, book: Book) -> tuple[Integ
         folder / FRAMES_FILE, page_checksum_verification=True, read_dictionary=["job", "ranks"]
     ) as file:
         jobs = np.full(file.metadata.num_rows, -1, dtype=np.int64)
+        groups = list(_row_groups(file, start_s, end_s))
+        if not groups:
+            return jobs, []
+        table = file.read_row_groups([number for _, number in groups], columns=["job", "ranks"], use_threads=False)
+        named, ranks = (table[name].unify_dictionaries().combine_chunks() for name in ("job", "ranks"))
+        texts = [[*column.dictionary.to_pylist(), None] for column in (named, ranks)]
+        codes = [_places(column, len(column.dictionary)) for column in (named, ranks)]
+        pairs = codes[0].astype(np.int64) << 32 | codes[1]
+        begins = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1]))  # a node says the same for long
+        known: dict[int, int] = {}
+        for pair in set(pairs[begins].tolist()):
+            known[pair] = int(book.jobs([_job(texts[0][pair >> 32], texts[1][pair & 0xFFFFFFFF])])[0])
+        numbers = np.array([known[pair] for pair in pairs[begins].tolist()], dtype=np.int64)
+        read = np.repeat(numbers, np.diff(begins, append=len(pairs)))
         odd: list[_Odd] = []
-        known: dict[tuple[str | None, str | None], int] = {}
-        for first, number in _row_groups(file, start_s, end_s):
-            table = file.read_row_group(number, columns=["time", "job", "ranks", "raw"], use_threads=False)
-            named, ranks = (table[name].combine_chunks() for name in ("job", "ranks"))
-            texts = [[*column.dictionary.to_pylist(), None] for column in (named, ranks)]
-            codes = [column.indices.fill_null(len(column.dictionary)).to_numpy() for column in (named, ranks)]
-            pairs, places = np.unique(codes[0].astype(np.int64) << 32 | codes[1], return_inverse=True)
-            numbers = np.empty(len(pairs), dtype=np.int64)
-            for at, pair in enumerate(pairs.tolist()):
-                said = texts[0][pair >> 32], texts[1][pair & 0xFFFFFFFF]
-                if said not in known:
-                    known[said] = int(book.jobs([_job(*said)])[0])
-                numbers[at] = known[said]
-            jobs[first : first + len(table)] = numbers[places]
-            if table["raw"].null_count < len(table):
-                for row in table.select(["raw", "time"]).to_pylist():
-                    frame = whole(row["raw"]) if row["raw"] is not None and start_s <= row["time"] < end_s else None
-                    if frame is not None:
-                        of = {frame.job, *(rank.job for rank in frame.ranks)} - {None}
-                        odd.append((frame, row["time"], int(book.jobs([_line_each(of)])[0])))
+        low = 0
+        for first, number in groups:
+            rows = file.metadata.row_group(number).num_rows
+            jobs[first : first + rows] = read[low : low + rows]
+            low += rows
+            odd += _odd(file, number, start_s, end_s, book)
         return jobs, odd
+
+
+def _odd(file: pq.ParquetFile, number: int, start_s: float, end_s: float, book: Book) -> Iterator[_Odd]:
+    """Yield the frames of a row group that were kept whole, of those in the window."""
+    of = file.metadata.row_group(number).column(file.schema_arrow.names.index("raw")).statistics
+    if of is not None and of.has_null_count and of.null_count == file.metadata.row_group(number).num_rows:
+        return
+    for row in file.read_row_group(number, columns=["raw", "time"], use_threads=False).to_pylist():
+        frame = whole(row["raw"]) if row["raw"] is not None and start_s <= row["time"] < end_s else None
+        if frame is not None:
+            named = {frame.job, *(rank.job for rank in frame.ranks)} - {None}
+            yield frame, row["time"], int(book.jobs([_line_each(named)])[0])
+
+
+def _places(column: pa.DictionaryArray, nothing: int) -> np.ndarray[Any, Any]:
+    """Return the places of a column's texts in its dictionary; where there is none, ``nothing``."""
+    indices = column.indices if column.null_count == 0 else column.indices.fill_null(nothing)
+    places: np.ndarray[Any, Any] = indices.to_numpy()
+    return places
 
 
 def _job(named: str | None, ranks: str | None) -> str | None:
@@ -132,16 +151,18 @@ def _of_file(
     for scope in scopes:
         # What is not of the node has other keys than -1, or no server would have taken it.
         own = np.ones(len(keys), dtype=bool) if linked else (keys == -1) == (scope is Scope.NODE)
-        pick = _picking(np.flatnonzero(own & inside))
+        pick = _picking(np.flatnonzero(own & inside), len(keys))
         if pick is not None:
             column = _reading(path.parent.name, file, numbers, pick, int(np.count_nonzero(own)))
             yield scope, Source(pick(series), pick(times_s), pick(job), column)
 
 
-def _picking(places: Integers) -> _Pick | None:
-    """Return a function that takes these places of a column; None: there are none."""
+def _picking(places: Integers, length: int) -> _Pick | None:
+    """Return a function that takes these places of a column of this length; None: there are none."""
     if not len(places):
         return None
+    if len(places) == length:
+        return lambda column: column
     breaks = np.flatnonzero(np.diff(places) > 1) + 1
     if len(breaks) * SLICE_ROWS > len(places):
         return lambda column: column[places]

@@ -11,17 +11,18 @@ import pyarrow as pa
 
 from eagle_eye.schema.frame import BadFrame, encode_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import ROW_HEAD, decode_outline, decode_tail, is_row, outline_of_row, ranks_of, whole_frame
+from eagle_eye.schema.rows import ID_BYTES, ROW_HEAD, VERSION, decode_outline, decode_tail, ranks_of, whole_frame
 from eagle_eye.server.engine.outlined import Layout, Outlined
+from eagle_eye.server.segments import steady
 from eagle_eye.server.segments.columns import Columns, Kept
 from eagle_eye.server.segments.gathering import Gathered
 from eagle_eye.server.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
-from eagle_eye.server.segments.row_tables import Odd, Rows, Tables, as_json, turns_of
+from eagle_eye.server.segments.row_tables import Integers, Odd, Rows, Tables, as_json, plain, rows_table, texts
 
 OUTLINES_MAX = 32_768  # kept for the next groups
 
 # The columns of frames.parquet that an outline alone says.
-_SAID = ("interval", "boot_id", "agent_version", "job", "ranks", "collectors", "dropped", "layout")
+_SAID = ("boot_id", "agent_version", "job", "ranks", "collectors", "dropped", "layout")
 _HEAD = np.dtype([("version", "u1", 4), ("tail", "<u4"), ("id", "V16"), ("sequence", "<u8"), ("time_s", "<f8")])
 
 
@@ -38,7 +39,6 @@ class _Read:
         if len(scopes) < len(outline.blocks):
             self.layout = None  # two tables of one scope: no columns hold that
         self.said = (
-            outline.interval_s,
             outline.boot_id,
             outline.agent_version,
             outline.job,
@@ -59,68 +59,56 @@ class GroupTables:
 
     def of(self, frames: Gathered, first: int) -> Tables:
         """Return the frames, all of a group, as one row group; ``first`` is the first one's number."""
-        ids = [outline_of_row(row) if is_row(row) else b"" for row in map(frames.bytes_of, range(frames.frames))]
-        read = {id_: self._outline(id_) for id_ in set(ids)}
-        if all(one is not None and one.layout is not None for one in read.values()):
+        heads = frames.parts(0, ROW_HEAD.size).view(_HEAD)[:, 0]
+        ids, of = _outlines_of(heads, frames.size)
+        read = [self._outline(id_) for id_ in ids]
+        known = [one for one in read if one is not None and one.layout is not None]
+        if len(known) == len(read):
             try:
-                return self._of_rows(frames, ids, {id_: one for id_, one in read.items() if one is not None}, first)
+                return self._of_rows(frames, heads, of, known, first)
             except (Odd, BadFrame):
                 pass  # somewhere among them is one that columns cannot hold
-        whole = [self._whole(kept, read[id_]) for kept, id_ in zip(frames.kept(), ids, strict=True)]
+        whole = [self._whole(kept, read[place]) for kept, place in zip(frames.kept(), of.tolist(), strict=True)]
         return self._columns.tables(whole, first)
 
-    def _of_rows(self, frames: Gathered, ids: list[bytes], read: dict[bytes, _Read], first: int) -> Tables:
-        """Return frames that are all rows as tables. Raises Odd, BadFrame."""
-        known = list(read)
-        place_of = {id_: place for place, id_ in enumerate(known)}
-        of = np.array([place_of[id_] for id_ in ids])
-        heads = np.frombuffer(b"".join(frames.raw[at : at + ROW_HEAD.size] for at in frames.at.tolist()), _HEAD)
-        said = {
-            name: pa.array([read[id_].said[number] for id_ in known], FRAMES_SCHEMA.field(name).type).take(pa.array(of))
-            for number, name in enumerate(_SAID)
-        }
+    def _of_rows(self, frames: Gathered, heads: Any, of: Integers, read: list[_Read], first: int) -> Tables:
+        """Return frames that are all rows as tables; ``of`` says of which outline. Raises Odd, BadFrame."""
+        rows_bytes = np.array([ROW_HEAD.size + one.outlined.size for one in read])
+        if (frames.size != rows_bytes[of] + heads["tail"]).any():
+            raise Odd
+        said = {name: texts(of, [one.said[number] for one in read]) for number, name in enumerate(_SAID)}
+        said["interval"] = plain(np.array([one.outlined.outline.interval_s for one in read])[of], pa.float64())
         events: list[str | None] = [None] * frames.frames
-        self._read_tails(frames, heads["tail"], [read[id_].outlined for id_ in ids], said, events)
+        self._read_tails(frames, heads["tail"], of, read, said, events)
         cells = {
-            "time": frames.time_s,
-            "node": frames.node,
-            "stream": frames.stream,
-            "sequence": frames.sequence,
-            "received": frames.received_s,
-            "node_time": heads["time_s"],
-            "clock_offset": frames.offset_s,
-            "events": events,
+            **said,
+            "time": plain(frames.time_s, pa.float64()),
+            "node": texts(frames.node, frames.names),
+            "stream": texts(frames.stream, frames.streams),
+            "sequence": plain(frames.sequence, pa.int64()),
+            "received": plain(frames.received_s, pa.float64()),
+            "node_time": plain(heads["time_s"].copy(), pa.float64()),
+            "clock_offset": plain(frames.offset_s, pa.float64()),
+            "events": pa.array(events, pa.string()),
         }
-        table = pa.table(
-            [
-                said[field.name]
-                if field.name in said
-                else pa.array(cells[field.name], field.type)
-                if field.name in cells
-                else pa.nulls(frames.frames, field.type)
-                for field in FRAMES_SCHEMA
-            ],
-            schema=FRAMES_SCHEMA,
-        )
-        turns = turns_of(frames.node)
-        samples, links = self._rows(frames, of, [read[id_] for id_ in known])
-        return Tables(
-            table,
-            samples.table(SAMPLES_SCHEMA, first, frames.time_s, frames.node, turns),
-            links.table(LINKS_SCHEMA, first, frames.time_s, frames.node, turns),
-        )
+        samples, links = self._rows(frames, of, read, first)
+        return Tables(rows_table(FRAMES_SCHEMA, cells, frames.frames), samples, links)
 
     @staticmethod
-    def _rows(frames: Gathered, of: Any, read: list[_Read]) -> tuple[Rows, Rows]:
-        samples, links = Rows("device"), Rows("link")
-        layouts: dict[Layout, list[int]] = {}
-        for place, one in enumerate(read):
+    def _rows(frames: Gathered, of: Integers, read: list[_Read], first: int) -> tuple[pa.Table | None, pa.Table | None]:
+        numbers: dict[Layout, int] = {}
+        for one in read:
             assert one.layout is not None  # noqa: S101 - the caller has looked
-            layouts.setdefault(one.layout, []).append(place)
-        for layout, places in layouts.items():
-            chosen = np.flatnonzero(np.isin(of, places))
-            numbers = [frames.raw[at : at + layout.size] for at in (frames.at[chosen] + ROW_HEAD.size).tolist()]
-            matrix = layout.matrix(numbers)
+            numbers.setdefault(one.layout, len(numbers))
+        layouts = list(numbers)
+        own = np.array([numbers[one.layout] for one in read if one.layout is not None])[of]
+        runs = steady.runs_of(frames.node, own)
+        if runs is not None and not any(map(_has_twins, layouts)):
+            return steady.tables(frames, runs, layouts, first)
+        samples, links = Rows("device"), Rows("link")
+        for number, layout in enumerate(layouts):
+            chosen = np.flatnonzero(own == number)
+            matrix = frames.of(chosen).parts(ROW_HEAD.size, layout.size)
             tables: dict[Scope, tuple[tuple[int | str, ...], dict[str, Any]]] = {}
             for part in layout.parts:
                 _, columns = tables.setdefault(part.scope, (part.keys, {}))
@@ -128,11 +116,14 @@ class GroupTables:
                 columns.update((name, values[:, at, :]) for at, name in enumerate(part.metrics))
             for scope, (keys, columns) in tables.items():
                 (links if scope is Scope.LINK else samples).add_all(chosen, keys, columns)
-        return samples, links
+        return (
+            samples.table(SAMPLES_SCHEMA, first, frames.time_s, frames.node, frames.names),
+            links.table(LINKS_SCHEMA, first, frames.time_s, frames.node, frames.names),
+        )
 
     @staticmethod
     def _read_tails(
-        frames: Gathered, sizes: Any, outlined: list[Outlined], said: dict[str, Any], events: list[str | None]
+        frames: Gathered, sizes: Any, of: Integers, read: list[_Read], said: dict[str, Any], events: list[str | None]
     ) -> None:
         """Put what rows' tails say where it belongs."""
         with_tail = np.flatnonzero(sizes).tolist()
@@ -140,14 +131,14 @@ class GroupTables:
             return
         ranks = said["ranks"].to_pylist()
         for place in with_tail:
-            outline = outlined[place].outline
+            outline = read[int(of[place])].outlined.outline
             row = frames.bytes_of(place)
             tail = decode_tail(outline, row[len(row) - int(sizes[place]) :])
             if tail.events:
                 events[place] = _json(tail.events)
             if tail.silent_s:
                 ranks[place] = _json(ranks_of(outline, tail))
-        said["ranks"] = pa.array(ranks, FRAMES_SCHEMA.field("ranks").type)
+        said["ranks"] = pa.array(ranks, pa.string())
 
     def _outline(self, id_: bytes) -> _Read | None:
         if id_ and id_ not in self._outlines:
@@ -169,6 +160,29 @@ class GroupTables:
             return kept._replace(raw=encode_frame(whole_frame(read.outlined.outline, bytes(kept.raw))))
         except BadFrame:
             return kept
+
+
+def _outlines_of(heads: Any, sizes: Integers) -> tuple[list[bytes], Integers]:
+    """Return the ids that the frames' heads name, and of each frame which one; b"": it is no row."""
+    ids = heads["id"].copy()
+    ids[(heads["version"][:, 0] != VERSION) | (sizes < ROW_HEAD.size)] = b""
+    halves = ids.view("<u8").reshape(-1, 2)
+    begins = np.flatnonzero(np.append(True, (halves[1:] != halves[:-1]).any(axis=1)))
+    places: dict[bytes, int] = {}
+    of = [places.setdefault(ids[begin].tobytes(), len(places)) for begin in begins.tolist()]
+    nothing = bytes(ID_BYTES)
+    return (
+        [b"" if id_ == nothing else id_ for id_ in places],
+        np.repeat(np.array(of, dtype=np.int64), np.diff(begins, append=len(ids))),
+    )
+
+
+def _has_twins(layout: Layout) -> bool:
+    """Return whether two rows of a frame have the same key."""
+    keys = {part.scope: part.keys for part in layout.parts}
+    of_links = keys.pop(Scope.LINK, ())
+    of_samples = [key for own in keys.values() for key in own]
+    return len(set(of_links)) < len(of_links) or len(set(of_samples)) < len(of_samples)
 
 
 def _json(value: Any) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from eagle_eye.schema.metrics import BY_NAME, Scope
 from eagle_eye.server.segments.downsampling import Integers, Summary, joined, taken
 from eagle_eye.server.segments.facts import DOWNSAMPLED_FORMAT
+from eagle_eye.server.segments.row_tables import column, texts
 
 SERIES_FILE = "series.parquet"
 SERIES_SCHEMA = pa.schema(
@@ -33,6 +34,7 @@ SERIES_SCHEMA = pa.schema(
         ("increase", pa.float64()),
     ]
 )
+_STATISTICS = [SERIES_SCHEMA.field(name) for name in ("min", "max", "mean", "first", "last", "increase")]
 NUMBERS = ("count", "min", "max", "mean", "first", "last", "increase")  # the columns of a Summary, in its order
 
 _LINKS = 1 << 20  # keys from here on are links
@@ -88,22 +90,22 @@ class Book:
         return found
 
     def table(self, metric: str, rows: Rows) -> pa.Table:
-        """Return the rows of SERIES_SCHEMA."""
+        """Return the rows of SERIES_SCHEMA; its texts are dictionaries."""
         nodes, keys = rows.series >> 32, (rows.series & 0xFFFFFFFF) - 1
         linked = BY_NAME[metric].scope is Scope.LINK
         length = len(nodes)
-        nothing = pa.nulls(length, pa.string())
+        nothing = pa.DictionaryArray.from_arrays(pa.nulls(length, pa.int32()), pa.array([], pa.string()))
         cells = [
-            pa.DictionaryArray.from_arrays(np.zeros(length, dtype=np.int32), [metric]).cast(pa.string()),
-            _texts(nodes, list(self._nodes)),
+            pa.DictionaryArray.from_arrays(np.zeros(length, dtype=np.int32), [metric]),
+            texts(nodes, list(self._nodes)),
             pa.nulls(length, pa.int16()) if linked else pa.array(keys.astype(np.int16)),
-            _texts(keys - _LINKS, list(self._links)) if linked else nothing,
+            texts(keys - _LINKS, list(self._links)) if linked else nothing,
             pa.array(rows.begin_s.astype(np.float64)),
-            _texts(rows.job, list(self._jobs)),
+            texts(rows.job, list(self._jobs)),
             pa.array(rows.summary.counts.astype(np.int32)),
-            *(pa.array(column, mask=np.isnan(column)) for column in rows.summary[1:]),
+            *(column(values, field) for values, field in zip(rows.summary[1:], _STATISTICS, strict=True)),
         ]
-        return pa.table(cells, schema=SERIES_SCHEMA)
+        return pa.table(cells, names=SERIES_SCHEMA.names)
 
 
 class Level(NamedTuple):
@@ -159,7 +161,3 @@ def _places(names: dict[str, int]) -> Integers:
     places = np.empty(len(names), dtype=np.int64)
     places[[names[name] for name in sorted(names)]] = np.arange(len(names))
     return places
-
-
-def _texts(numbers: Integers, names: list[Any]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(numbers.astype(np.int32), pa.array(names, pa.string())).cast(pa.string())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -67,10 +68,13 @@ class Rows:
         """Add a block of each of the frames; a column's numbers are (frames, keys)."""
         self._matrices.append((frames, keys, columns))
 
-    def table(self, schema: pa.Schema, first: int, times_s: Floats, nodes: Any, turns: Integers) -> pa.Table | None:
+    def table(
+        self, schema: pa.Schema, first: int, times_s: Floats, node: Integers, names: Sequence[str]
+    ) -> pa.Table | None:
         """Return the rows by node, key and time; None: there are none.
 
-        ``times_s``, ``nodes`` and ``turns`` (which node it is) are the frames'; ``first`` is the first one's number.
+        ``times_s`` and ``node``, a place in ``names``, are the frames', which are by node and time; ``first`` is the
+        first one's number.
         """
         blocks = [*self._matrices, *map(_matrix, self._groups.values())]
         count = sum(len(frames) * len(keys) for frames, keys, _ in blocks)
@@ -92,24 +96,66 @@ class Rows:
             low = high
         every_key = np.concatenate(named)
         if self._key == "link":
-            names, rank = np.unique(every_key.astype(str).astype(object), return_inverse=True)
+            links, rank = np.unique(every_key.astype(str).astype(object), return_inverse=True)
         else:
             rank = every_key
-        order = np.lexsort((frame, rank, turns[frame]))
+        order = np.lexsort((frame, rank, node[frame]))
         frame, rank = frame[order], rank[order]
         known = {
-            "time": pa.array(times_s[frame]),
-            "node": pa.array(nodes[frame], pa.string()),
-            self._key: pa.array(names[rank] if self._key == "link" else rank, schema.field(self._key).type),
-            "frame": pa.array((frame + first).astype(np.int32)),
+            "time": plain(times_s[frame], pa.float64()),
+            "node": texts(node[frame], names),
+            self._key: texts(rank, links.tolist()) if self._key == "link" else plain(rank.astype(np.int16), pa.int16()),
+            "frame": plain((frame + first).astype(np.int32), pa.int32()),
         }
-        return pa.table([_column(f, known, cells, order) for f in schema], schema=schema)
+        found = {name: column(values[order], schema.field(name)) for name, values in cells.items()}
+        return rows_table(schema, {**known, **found}, count)
 
 
-def turns_of(nodes: Any) -> Integers:
-    """Return for frames sorted by node which node each is of, counted from 0."""
-    turns: Integers = np.cumsum(np.r_[0, (nodes[1:] != nodes[:-1]).astype(np.int64)])
-    return turns
+def rows_table(schema: pa.Schema, columns: Mapping[str, pa.Array], length: int) -> pa.Table:
+    """Return the columns as a table in the order of the schema; those that it lacks hold nothing."""
+    arrays = [columns[field.name] if field.name in columns else _nothing(field.type, length) for field in schema]
+    return pa.table(arrays, names=schema.names)
+
+
+def column(values: Numbers, field: pa.Field) -> pa.Array:
+    """Return the values as a column; NaN is null."""
+    with np.errstate(over="ignore"):  # beyond float32 is infinite
+        cells = np.ascontiguousarray(values, field.type.to_pandas_dtype())
+    if len(cells) == 0 or not np.isnan(cells.min()):  # the least of some of which one is NaN is NaN
+        return plain(cells, field.type)
+    seen = ~np.isnan(cells)
+    return plain(cells, field.type, seen)
+
+
+def plain(cells: np.ndarray[Any, Any], kind: pa.DataType, seen: Any = None) -> pa.Array:
+    """Return numbers of this type as a column; ``seen`` says which are not null (None: all)."""
+    # Not pa.array: that looks for pandas, and where it is installed loads it, for half a second.
+    bits = None if seen is None else pa.py_buffer(np.packbits(seen, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(cells), [bits, pa.py_buffer(cells)])
+
+
+def texts(places: Integers, names: Sequence[str | None]) -> pa.DictionaryArray:
+    """Return the names in these places as a column, which has each text once; None is null."""
+    here = np.flatnonzero(np.bincount(places, minlength=len(names))).tolist()
+    own: dict[str, int] = {}
+    index = np.full(len(names), -1, dtype=np.int32)
+    for place in here:
+        name = names[place]
+        if name is not None:
+            index[place] = own.setdefault(name, len(own))
+    indices = index[places]
+    seen = None if None not in names else indices >= 0
+    return pa.DictionaryArray.from_arrays(plain(indices, pa.int32(), seen), pa.array(own, pa.string()))
+
+
+@lru_cache(maxsize=64)
+def _nothings(kind: pa.DataType, length: int) -> pa.Array:
+    return pa.nulls(length, kind)
+
+
+def _nothing(kind: pa.DataType, length: int) -> pa.Array:
+    """Return a column of nulls; all of a type share their memory."""
+    return _nothings(kind, 1 << max(length - 1, 1).bit_length()).slice(0, length)
 
 
 def as_json(plain: Any) -> str:
@@ -125,13 +171,3 @@ def _matrix(group: _Group) -> tuple[Integers, Sequence[int | str], Mapping[str, 
     block = np.frombuffer(b"".join(group.values), "<f8").reshape(shape)
     columns = {name: block[:, place, :] for name, place in zip(group.columns, group.places, strict=True)}
     return np.array(group.frames), group.keys, columns
-
-
-def _column(field: pa.Field, known: Mapping[str, pa.Array], cells: Mapping[str, Numbers], order: Integers) -> pa.Array:
-    if field.name in known:
-        return known[field.name]
-    if field.name not in cells:
-        return pa.nulls(len(order), field.type)
-    values = cells[field.name][order]
-    with np.errstate(over="ignore"):  # beyond float32 is infinite
-        return pa.array(values.astype(field.type.to_pandas_dtype(), copy=False), mask=np.isnan(values))

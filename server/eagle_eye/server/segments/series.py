@@ -51,10 +51,10 @@ def write(
             seen.add(part)
             rows += len(part.series)
             if sum(len(table) for table in waiting) >= GROUP_ROWS:
-                draft.append(SERIES_FILE, pa.concat_tables(waiting), _encodings)
+                draft.append(SERIES_FILE, _one(waiting), _encodings)
                 waiting = []
         if waiting:
-            draft.append(SERIES_FILE, pa.concat_tables(waiting), _encodings)
+            draft.append(SERIES_FILE, _one(waiting), _encodings)
         if not rows:
             draft.discard()
             return None
@@ -175,9 +175,16 @@ def _rolled_up(rows: Rows, kind: Kind, level: Level, book: Book, keep: bool) -> 
     return chosen(Rows(ordered.series[starts], begin_s[starts], ordered.job[starts], summary), in_order)
 
 
-def _encodings(_first: pa.Table) -> dict[str, Any]:
+def _one(parts: list[pa.Table]) -> pa.Table:
+    """Return the parts as one table, each column of which has one dictionary: so it is written as such."""
+    return parts[0] if len(parts) == 1 else pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+
+
+def _encodings() -> dict[str, Any]:
     return {
-        "compression": "zstd",
+        "compression": "zstd",  # of minutes there are few, and they are kept for long
+        "write_statistics": ["metric", "node", "time"],  # what queries look for
+        "store_schema": False,  # or readers would be told that texts are dictionaries
         "use_dictionary": [field.name for field in SERIES_SCHEMA if field.name not in NUMBERS[1:]],
         "column_encoding": dict.fromkeys(NUMBERS[1:], "BYTE_STREAM_SPLIT"),
         "write_page_checksum": True,

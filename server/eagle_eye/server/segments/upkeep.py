@@ -22,6 +22,7 @@ from eagle_eye.server.segments.backlog import Backlog, Due
 from eagle_eye.server.segments.facts import Step, no_step, shard_of
 from eagle_eye.server.segments.levels import HOURS, MINUTES, Level, LevelFacts
 from eagle_eye.server.segments.planning import merges
+from eagle_eye.server.segments.processes import environment
 from eagle_eye.server.segments.shelf import Shelf
 from eagle_eye.server.segments.tasks import Answer, Downsample, Merge, Task
 
@@ -225,7 +226,9 @@ class Upkeep:
 
     def _start(self) -> subprocess.Popen[bytes]:
         arguments = [*self._command, str(self._shelf.folder.parent)]
-        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+        )
         self._process = process
         if self._stop.is_set():
             process.kill()

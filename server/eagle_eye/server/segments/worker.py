@@ -20,6 +20,7 @@ from eagle_eye.server.segments.deriving import derive
 from eagle_eye.server.segments.facts import RAW_FOLDER, Step, no_step
 from eagle_eye.server.segments.levels import LEVEL_OF_NAME, MINUTES, Book, LevelFacts
 from eagle_eye.server.segments.merging import Unlike, merge
+from eagle_eye.server.segments.processes import settle
 from eagle_eye.server.segments.reader import BrokenSegment
 from eagle_eye.server.segments.tasks import Answer, Downsample, Merge, Task
 
@@ -59,9 +60,7 @@ def _downsample(folder: Path, task: Downsample, step: Step) -> LevelFacts | None
 def main(arguments: Sequence[str]) -> int:
     """Do what is asked until standard input ends; 1 when the server that asked is gone."""
     (folder,) = arguments
-    os.nice(NICENESS)
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
+    settle(NICENESS)
     server = os.getppid()
 
     def while_wanted(_step: str) -> None:

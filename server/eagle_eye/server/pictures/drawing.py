@@ -1,0 +1,109 @@
+"""How the metric of a piece of evidence is drawn: what the detector saw, as near as the history shows it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from eagle_eye.schema.action import EvidenceItem
+from eagle_eye.schema.metrics import BY_NAME, Kind, MetricSpec
+
+Form = Literal["value", "growth", "behind", "bits"]
+BITS_OF_EASE = 0x01 | 0x02  # an idle GPU and clocks that somebody set are no trouble
+PANELS_MAX = 6
+
+# What detectors reckon from other metrics, and what happened at a moment: what shows it best.
+_STAND_INS: Mapping[str, str] = MappingProxyType(
+    {
+        "train_step_standstill_seconds": "train_step",
+        "rank_silence_seconds": "train_step",
+        "node_silence_seconds": "train_step",
+        "gpu_idle_seconds": "gpu_utilization_ratio",
+        "gpu_silence_seconds": "gpu_power_watts",
+        "nccl_sequence_lag": "nccl_sequence",
+        "lost_step_share": "train_compute_seconds",
+        "slowest_node_share": "train_compute_seconds",
+        "deviating_steps": "train_local_grad_norm",
+        "steps_since_change": "train_step_seconds",
+        "change_point_likelihood": "train_step_seconds",
+        "xid": "train_step",
+        "sxid": "train_step",
+        "gpu_lost": "train_step",
+        "process_exit": "train_step",
+        "process_exits": "train_step",
+        "oom_kill": "node_memory_used_ratio",
+        "machine_check": "train_step",
+        "kernel_panic": "train_step",
+        "training_error": "train_step",
+        "link_down": "link_up",
+    }
+)
+_ENDINGS = ("_usual", "_reports_up", "_not_finite_ranks")
+_BEHIND = frozenset({"nccl_sequence", "nccl_completed_sequence"})  # a lag of one cannot be seen among millions
+_UNDRAWABLE = frozenset({"train_parameter_checksum"})  # how far two checksums are apart says nothing
+# What every person asks next, by the kind of trouble.
+_CONTEXT: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "stop": ("train_step", "gpu_utilization_ratio"),
+        "numbers": ("train_loss", "train_grad_norm"),
+        "slow": ("train_step_seconds",),
+        "pace": ("train_step_seconds",),
+        "early": ("train_step_seconds",),
+    }
+)
+
+
+class Drawing(NamedTuple):
+    """A metric of the catalogue and what is drawn of it.
+
+    ``value``: as sent. ``growth``: what a counter has grown by since the picture begins. ``behind``: how far it is
+    behind whoever is furthest. ``bits``: 1 where one of ``mask`` is set, else 0. ``threshold`` is in the same unit;
+    None: there is none that would say something here.
+    """
+
+    metric: MetricSpec
+    form: Form
+    threshold: float | None = None
+    mask: int = 0
+
+
+class Panel(NamedTuple):
+    """One picture that an incident is worth: ``evidence`` is the metric that the detector named, "" for context."""
+
+    drawing: Drawing
+    evidence: str
+    node: str | None
+    device: int | None
+
+
+def drawing_of(metric: str, threshold: float | None = None, unit: str = "") -> Drawing | None:
+    """Return how evidence of this metric is drawn; None: no series of the history shows it."""
+    base = next((metric.removesuffix(end) for end in _ENDINGS if metric.endswith(end)), metric)
+    spec = BY_NAME.get(_STAND_INS.get(base, base))
+    if spec is None or spec.name in _UNDRAWABLE:
+        return None
+    own = threshold if spec.name == metric and unit in ("", spec.unit) else None
+    if spec.kind is Kind.MASK:
+        mask = int(own) if own is not None and 0 < own < 2**53 else ~BITS_OF_EASE
+        return Drawing(spec, "bits", None, mask)
+    if spec.kind is Kind.COUNTER:
+        return Drawing(spec, "growth", own)
+    if spec.name in _BEHIND:
+        return Drawing(spec, "behind")
+    return Drawing(spec, "value", own)
+
+
+def panels(evidence: list[EvidenceItem], trouble: str) -> list[Panel]:
+    """Return the pictures of an incident: of its evidence, then what shows the job beside it; each metric once."""
+    found: dict[tuple[str, str | None, int | None], Panel] = {}
+    for item in evidence:
+        drawn = drawing_of(item.metric, item.threshold, item.unit)
+        if drawn is None:
+            continue
+        key = (drawn.metric.name, item.node, item.device)
+        if key not in found or (found[key].drawing.threshold is None and drawn.threshold is not None):
+            found[key] = Panel(drawn, item.metric, item.node, item.device)
+    drawn_already = {name for name, _, _ in found}
+    context = [drawing_of(name) for name in _CONTEXT.get(trouble, ()) if name not in drawn_already]
+    return [*list(found.values())[:PANELS_MAX], *(Panel(one, "", None, None) for one in context if one is not None)]
