@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +40,10 @@ class Site(Protocol):
         """Make the node unreachable, as a fault would, and say how."""
         ...
 
+    def mend(self, node: str) -> None:
+        """The node can be reached again; what was killed stays dead."""
+        ...
+
     def close(self) -> None:
         """Remove what was made."""
         ...
@@ -47,7 +52,8 @@ class Site(Protocol):
 class NamespaceSite:
     """Nodes as network namespaces on one bridge; needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = NODES) -> None:
+        self._names = tuple(names)
         self._tag = f"ee{secrets.token_hex(2)}"
         self._bridge = f"{self._tag}br"
         # One of 256 subnets of the range set aside for benchmarks (RFC 2544): no site routes it.
@@ -56,7 +62,7 @@ class NamespaceSite:
         self.exec_template = f"ip netns exec {self._tag}-{{node}}"
         self.nodes = tuple(
             Node(name, f"{subnet}.{10 + i}", "eth0", ("ip", "netns", "exec", f"{self._tag}-{name}"))
-            for i, name in enumerate(NODES, start=1)
+            for i, name in enumerate(self._names, start=1)
         )
         self.description = f"network namespaces on bridge {self._bridge}"
         try:
@@ -70,16 +76,20 @@ class NamespaceSite:
         _ip("link", "set", self._port(node), "down")
         return "its network link was taken down"
 
+    def mend(self, node: str) -> None:
+        """Take the node's link up."""
+        _ip("link", "set", self._port(node), "up")
+
     def close(self) -> None:
         """Remove the namespaces and the bridge."""
-        for node in NODES:
+        for node in self._names:
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip("netns", "del", f"{self._tag}-{node}")
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("link", "del", self._bridge)
 
     def _port(self, node: str) -> str:
-        return f"{self._tag}p{NODES.index(node) + 1}"
+        return f"{self._tag}p{self._names.index(node) + 1}"
 
     def _build(self) -> None:
         _ip("link", "add", self._bridge, "type", "bridge")
@@ -98,10 +108,10 @@ class NamespaceSite:
 class LoopbackSite:
     """Nodes as loopback addresses: any user can have them."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = NODES) -> None:
         self.head_address = "127.0.0.1"
         self.exec_template = ""
-        self.nodes = tuple(Node(name, f"127.0.0.{10 + i}", "lo", ()) for i, name in enumerate(NODES, start=1))
+        self.nodes = tuple(Node(name, f"127.0.0.{10 + i}", "lo", ()) for i, name in enumerate(names, start=1))
         self.description = "loopback addresses (network namespaces need root)"
 
     def cut(self, node: str, job: str, agent_pid: int) -> str:
@@ -112,16 +122,19 @@ class LoopbackSite:
         psutil.Process(agent_pid).kill()
         return "all its processes were killed"
 
+    def mend(self, node: str) -> None:
+        """Nothing was taken away but processes."""
+
     def close(self) -> None:
         """Nothing was made."""
 
 
-def open_site() -> Site:
-    """Return namespaces where this user may make them, else loopback addresses."""
+def open_site(names: Sequence[str] = NODES) -> Site:
+    """Return nodes in namespaces where this user may make them, else on loopback addresses."""
     if os.geteuid() == 0 and shutil.which("ip"):
         with contextlib.suppress(subprocess.CalledProcessError):
-            return NamespaceSite()
-    return LoopbackSite()
+            return NamespaceSite(names)
+    return LoopbackSite(names)
 
 
 def processes_of(job: str, node: str) -> list[psutil.Process]:

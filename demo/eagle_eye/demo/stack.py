@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,7 +71,10 @@ class Stack:
         folder: Path,
         job_arguments: Mapping[str, str] | None = None,
         waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        config: str = SERVER_CONFIG,
+        launch_flags: Sequence[str] = (),
     ) -> None:
+        """``launch_flags`` stand after the demo's own, so that they win."""
         self.site = site
         self.folder = folder
         self.job = f"demo-{secrets.token_hex(3)}"
@@ -81,10 +84,11 @@ class Stack:
         self.url = f"http://{site.head_address}:{_free_port(site.head_address)}"
         self._job_arguments = job_arguments or {}
         self._waiting = waiting
+        self._launch_flags = tuple(launch_flags)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for path in (folder / "logs", folder / "tokens", self.checkpoints, self.corruption):
             path.mkdir(parents=True, exist_ok=True)
-        (folder / "server.toml").write_text(SERVER_CONFIG, encoding="utf-8")
+        (folder / "server.toml").write_text(config, encoding="utf-8")
         for name, scope in self._scopes().items():
             self._make_token(name, *scope)
         bearer = f"Bearer {self.token_file('admin').read_text(encoding='utf-8')}"
@@ -111,7 +115,12 @@ class Stack:
         # All nodes share this machine's /proc and its loopback ports.
         alone = {"EAGLE_EYE_SHARED_HOST": "true", "EAGLE_EYE_METRICS_LISTEN": ""}
         hook = ("--hook-socket", self._socket("{node}", name))
-        self._start(f"agent-{name}", node.prefix, (*words, *files, *hook), alone)
+        prefix, flags, more = self._agent_extras(node)
+        self._start(f"agent-{name}", prefix, (*words, *files, *hook, *flags), {**alone, **more})
+
+    def _agent_extras(self, node: Node) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+        """Return the words that run a command on the node, further flags of its agent and its environment."""
+        return node.prefix, (), {}
 
     def start_launcher(self) -> None:
         """The launcher is starting the job on the first nodes, with the last as a spare."""
@@ -129,6 +138,7 @@ class Stack:
             *("--checkpoint-dir", str(self.checkpoints), "--state-dir", str(self.folder / "launch")),
             *("--server", self.url, "--token-file", str(self.token_file("launcher")), "--json"),
             *(word for key, value in ranks.items() for word in ("--env", f"{key}={value}")),
+            *self._launch_flags,
         )
         # Unknown to the launcher: a module in the nodes' Python path that can corrupt gradients.
         outside = {"PYTHONPATH": str(CORRUPTION_MODULE), "EAGLE_EYE_DEMO_CORRUPTION": str(self.corruption)}

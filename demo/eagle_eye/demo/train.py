@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
@@ -74,7 +75,7 @@ def main() -> None:
     """Train until ``--steps``, with checkpoints and evaluations, resuming where the launcher says."""
     args = _arguments()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=args.collective_seconds_max))
     rank, attempt = dist.get_rank(), int(os.environ.get("EAGLE_EYE_ATTEMPT", "0"))
     text = Text(1000 * attempt + rank, args.batch)
     torch.manual_seed(0)
@@ -116,6 +117,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--evaluate-every", type=int, default=50)
     parser.add_argument("--evaluation-batches", type=int, default=10)
+    parser.add_argument("--collective-seconds-max", type=float, default=1800.0)  # torch's own default for Gloo
     parser.add_argument("--step-seconds-min", type=float, default=0.3)
     return parser.parse_args()
 

@@ -13,7 +13,7 @@ from eagle_eye.server.engine.policy import decide
 from eagle_eye.server.engine.scheduler_word import FAILED_S, MARGIN_S, Hearing, SchedulerWord
 from eagle_eye.server.records import Job
 from tests.server.engine.frames import Fleet
-from tests.server.engine.situations import NOW_S, incident, situation
+from tests.server.engine.situations import NOW_S, incident, past, situation
 
 PATIENCE_S = 30.0
 
@@ -111,11 +111,15 @@ def test_a_scheduler_that_is_not_heard_delays_but_does_not_silence() -> None:
     assert "process_crash" in faults(site.run(3))
 
 
-def test_a_gpu_that_is_lost_waits_for_nobody() -> None:
+def test_a_gpu_that_is_lost_is_told_of_at_once_and_asked_about() -> None:
     site = ran()
     site.run(5)
     site.happens("n1", "xid", code=79, text="GPU has fallen off the bus")
-    assert "gpu_lost" in faults(site.run(3))
+    judgements = site.run(4)
+    assert "gpu_lost" in faults(judgements)
+    assert judgements[-1].awaiting
+    site.hear()
+    assert not site.run(1)[0].awaiting
 
 
 def test_a_job_that_began_after_the_last_word_may_be_the_schedulers() -> None:
@@ -191,6 +195,19 @@ def test_a_proof_against_hardware_excludes_and_restarts_nothing() -> None:
     assert told(None, LOST) == ("", "exclude_node", False, ("n1",))
     assert told(5.0, LOST) == ("", "exclude_node", True, ("n1",))
     assert told(None, PENDING)[:2] == ("", "drain_node")
+
+
+def test_a_fresh_proof_waits_for_the_word_so_that_the_job_can_be_restarted_with_it() -> None:
+    fresh = replace(LOST, onset_s=NOW_S - PATIENCE_S + 1)
+    assert told(60.0, fresh)[0] == "scheduler"
+    assert told(1.0, fresh) == ("", "exclude_node", True, ("n1",))
+
+
+def test_a_node_that_went_alone_leaves_the_restart_to_be_asked_for() -> None:
+    alone = past(attempt=CRASH.attempt, state="done", restart=False, exclude=["n1"])
+    assert decide(CRASH, situation(actions=[alone])).rule == ""
+    for other in (replace(alone, restart=True), replace(alone, state="running")):
+        assert decide(CRASH, situation(actions=[other])).rule == "under_way"
 
 
 def test_an_inference_waits_as_well() -> None:

@@ -233,7 +233,7 @@ class Engine:
             watching_since_s=self._watching_since_s,
             crashed=crashed,
             hearing=heard,
-            awaiting=any(v not in told and heard.can_answer(v, now_s) for v in verdicts),
+            awaiting=any(not heard.covers(v.onset_s) and heard.can_answer(v, now_s) for v in verdicts),
             ends_s=declared.ends_s if declared else None,
         )
 

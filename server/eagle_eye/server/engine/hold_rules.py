@@ -41,7 +41,10 @@ def _job_state(_i: Incident, situation: Situation, _p: Plan) -> Ruling:
 
 
 def _scheduler(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """What a scheduler may have done waits for its word; a proof against hardware excludes, but restarts nothing."""
+    """What a scheduler may have done waits for its word; a proof against hardware waits ``patience_s`` at most.
+
+    It then excludes, and restarts nothing: whether the job still has to run is for the scheduler to say.
+    """
     hearing = situation.hearing
     if not hearing.source:
         return NOT_APPLICABLE
@@ -60,6 +63,9 @@ def _scheduler(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         return held(f"{why}; {remedy}", values)
     if not plan.restart:
         return passed(values)
+    values["patience_s"] = hearing.patience_s
+    if situation.now_s - incident.onset_s < hearing.patience_s:
+        return held(f"{why}; it is asked, and waited for at most {hearing.patience_s:.0f} s", values)
     told = f"{why}: the node is excluded, no more"
     return changed(replace(plan, restart=False, notes=(*plan.notes, told)), told, values)
 
@@ -111,7 +117,8 @@ def _under_way(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
 
 def _same(action: Action, plan: Plan) -> bool:
     if action.kind in DISRUPTIVE_KINDS:
-        return True
+        # A node that was taken out alone leaves the restart to be asked for.
+        return action.restart or action.state != "done" or not plan.restart
     return action.kind == plan.kind and set(plan.exclude) <= set(action.exclude)
 
 

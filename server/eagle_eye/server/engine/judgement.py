@@ -17,7 +17,8 @@ class Judgement:
     "running" where nobody said. ``heard`` of ``members`` nodes were heard lately: coverage. ``stepping`` says
     whether this attempt has made a step yet, ``advanced_s`` when the last one finished. ``crashed``: its scheduler
     says that it failed, which nobody wanted. ``hearing`` is when its scheduler was heard, ``awaiting`` whether a
-    verdict is kept back until it is. ``ends_s`` is when its time limit ends it, None where nobody said.
+    verdict, or what follows from one, waits for that. ``ends_s`` is when its time limit ends it, None where nobody
+    said.
     """
 
     job: str
