@@ -167,7 +167,7 @@ class Watch:
         for first in range(0, len(changed), CHANGED_AT_ONCE):
             self._write(changed[first : first + CHANGED_AT_ONCE], now_s)
         self._ticked_s = self._clock.monotonic_s()
-        self._ticked_wall_s = now_s
+        self._ticked_wall_s = self._clock.now_s()
 
     def ticked_s(self) -> float | None:
         """Return when the last tick ended, on the monotonic clock; None before the first."""
@@ -276,7 +276,7 @@ class Watch:
         if self._ticked_s is None:
             return
         passed_s = self._clock.monotonic_s() - self._ticked_s
-        stepped_s = abs((now_s - self._ticked_wall_s) - passed_s)
+        stepped_s = abs((self._clock.now_s() - self._ticked_wall_s) - passed_s)
         if passed_s > max(GAP_TICKS * self._engine.settings.tick_s, GAP_FLOOR_S) or stepped_s > CLOCK_STEP_S:
             said = {"unwatched_s": round(passed_s, 1), "clock_step_s": round(stepped_s, 1)}
             log.warning("nothing was watched for a time, or the clock was set", extra=said)
