@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.server.clock import SystemClock
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
+from eagle_eye.server.segments.facts import RAW_FOLDER
 
 WARM_UP_S = 30.0  # of a fleet that the server never heard of and that comes all at once; measured apart
 WARM_UP_SHARE = 0.2  # of a short run
@@ -129,11 +132,16 @@ def count(data: Path) -> tuple[dict[str, int], float]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     known = {spec.name for spec in catalogue.METRICS}
     frames = samples = 0
-    for path in sorted((data / HISTORY_FOLDER).rglob("frames.parquet")):
-        table = pq.read_table(path, columns=["node", "stream", "sequence"])
+    # What the manifest names: what was merged into longer segments stays beside them until nobody reads it.
+    with contextlib.closing(sqlite3.connect(f"file:{data / HISTORY_FILE}?mode=ro", uri=True)) as manifest:
+        names = [name for (name,) in manifest.execute("SELECT name FROM segments ORDER BY name")]
+    folders = [data / HISTORY_FOLDER / RAW_FOLDER / name for name in names]
+    for folder in folders:
+        table = pq.read_table(folder / "frames.parquet", columns=["node", "stream", "sequence"])
         frames += table.group_by(["node", "stream", "sequence"]).aggregate([]).num_rows
-    for path in sorted((data / HISTORY_FOLDER).rglob("samples.parquet")):
-        with pq.ParquetFile(path) as file:
+        if not (folder / "samples.parquet").exists():
+            continue
+        with pq.ParquetFile(folder / "samples.parquet") as file:
             for name in known & set(file.schema_arrow.names):
                 for group in range(file.metadata.num_row_groups):
                     column = file.read_row_group(group, columns=[name])[name]
@@ -142,7 +150,7 @@ def count(data: Path) -> tuple[dict[str, int], float]:
     held = {
         "frames_in_history": frames,
         "samples_in_history": samples,
-        "segment_bytes": bytes_in(data / HISTORY_FOLDER),
+        "segment_bytes": bytes_in(*folders),
         "journal_bytes": bytes_in(data / HISTORY_FILE),
     }
     return held, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

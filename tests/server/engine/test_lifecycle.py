@@ -110,6 +110,16 @@ def test_what_comes_back_on_another_node_is_another_incident() -> None:
     assert [(i.node, i.state) for i in case.incidents.values()] == [("n1", "recovered"), ("n2", "confirmed")]
 
 
+@pytest.mark.parametrize(("before", "after"), [("n1", None), (None, "n1")])
+def test_what_comes_back_before_its_culprit_is_known_is_the_same_incident(
+    before: str | None, after: str | None
+) -> None:
+    case = Case()
+    case.come_and_go(hang(before), times=1)
+    case.say(hang(after))
+    assert [(i.node, i.flaps) for i in case.incidents.values()] == [(after, 1)]
+
+
 def test_what_comes_back_late_is_another_incident() -> None:
     case = Case()
     case.come_and_go(hang(), times=1)

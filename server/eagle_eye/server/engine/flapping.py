@@ -13,15 +13,19 @@ from eagle_eye.server.records import Incident
 def returned(
     known: Iterable[Incident], family: str, node: str | None, attempt: int, policy: PolicySettings, now_s: float
 ) -> Incident | None:
-    """Return the incident that has come back: recovered not long ago, of the same family, node and attempt; or None."""
+    """Return the incident that has come back: recovered not long ago, of the same family, node and attempt; or None.
+
+    A culprit that is not known yet, or was not known then, is nobody else.
+    """
     found = [
         incident
         for incident in known
-        if (incident.state, incident.family, incident.node, incident.attempt) == ("recovered", family, node, attempt)
+        if (incident.state, incident.family, incident.attempt) == ("recovered", family, attempt)
+        and (incident.node == node or incident.node is None or node is None)
         and incident.ended_s is not None
         and now_s - incident.ended_s <= policy.reopen_s
     ]
-    return max(found, key=lambda incident: (incident.ended_s or 0.0, incident.id), default=None)
+    return max(found, key=lambda one: (one.node == node, one.ended_s or 0.0, one.id), default=None)
 
 
 def come_back(incident: Incident, policy: PolicySettings, now_s: float) -> Incident:

@@ -51,6 +51,7 @@ class Compaction:
         self._stop = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before_s = float("-inf")
+        self._compacting = threading.Lock()  # two at once would write each stretch twice
         self.failures = 0
 
     def run(self) -> None:
@@ -79,6 +80,10 @@ class Compaction:
 
     def compact(self) -> None:
         """Turn into segments all that is in the journal now. Raises HistoryUnavailable."""
+        with self._compacting:
+            self._compact()
+
+    def _compact(self) -> None:
         (through,) = self._journal.reader.read("SELECT max(id) FROM chunks", ())[0]
         if through is None or self._stop.is_set():
             return
