@@ -49,7 +49,7 @@ def _scheduler(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     if not hearing.source:
         return NOT_APPLICABLE
     age_s = None if hearing.heard_s is None else situation.now_s - hearing.heard_s
-    values: Values = {
+    values: dict[str, float | str | None] = {
         "scheduler": hearing.source,
         "heard_age_s": age_s,
         "onset_age_s": situation.now_s - incident.onset_s,
