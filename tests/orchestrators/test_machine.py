@@ -246,6 +246,29 @@ def test_a_fault_that_spoils_checkpoints_distrusts_what_was_written_since() -> N
     assert story.ordered(to.ChooseCheckpoint)[0].distrusted == (Span(UNIX_S + 20.0, UNIX_S + 51.0),)
 
 
+def test_what_an_exclusion_distrusts_outlives_a_launcher_killed_before_the_restart() -> None:
+    story = Story().running()
+    story.happens(on.ExcludeAsked(1, ("n2",), True, "nan", 1, UNIX_S + 3.0))
+    story.now_s = 9.0
+    story.is_killed_and_started_again(attempts_before=1)
+    story.all_ready()
+    assert story.state.distrusted == (Span(UNIX_S + 3.0, UNIX_S + 9.0),)
+    # Asked again for the whole action: both are seen to.
+    story.happens(on.ExcludeAsked(7, ("n2",), True, "nan", 1, UNIX_S + 3.0), restart(1, UNIX_S + 3.0, request=8))
+    story.starts()
+    assert story.ordered(to.Running)[0].requests == (8,)
+    assert story.ordered(to.StopRanks) == []
+
+
+def test_an_exclusion_that_is_refused_or_can_wait_distrusts_nothing() -> None:
+    story = Story().running()
+    story.happens(
+        on.ExcludeAsked(1, ("n1", "n2"), True, "nan", 1, UNIX_S), on.ExcludeAsked(2, ("n3",), False, "", 1, UNIX_S)
+    )
+    assert [order.success for order in story.ordered(to.Answer)] == [False, True]
+    assert story.state.distrust_since_s is None
+
+
 def test_a_drained_node_is_dropped_at_the_next_restart() -> None:
     story = Story().running()
     story.happens(exclude("n1", now=False))

@@ -13,6 +13,7 @@ from eagle_eye.orchestrators.intake import Readmission
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, Restart
 from eagle_eye.orchestrators.subscriber import Subscriber, carry_out
+from eagle_eye.orchestrators.verbs import verbs
 from eagle_eye.schema.action import ActionRequest, ReportState
 from tests.orchestrators.builders import action, rfc3339
 
@@ -105,6 +106,12 @@ def test_where_somebody_else_restarts_it_only_excludes(desk: Desk) -> None:
 def test_faults_of_loss_and_data_distrust_checkpoints_since_the_onset(desk: Desk, fault: str) -> None:
     desk.does(kind="restart_job", exclude=[], fault=fault, onset=rfc3339(NOW_S - 30))
     assert desk.orchestrator.calls == [("restart", "j", 1, NOW_S - 30)]
+
+
+def test_an_exclusion_says_what_its_restart_will_distrust_and_a_drain_does_not() -> None:
+    spoilt = {"fault": "silent_data_corruption", "onset": rfc3339(NOW_S - 30)}
+    assert [verb.distrust_since_s for verb in verbs(action(NOW_S, **spoilt))] == [NOW_S - 30, NOW_S - 30]
+    assert [verb.distrust_since_s for verb in verbs(action(NOW_S, kind="drain_node", **spoilt))] == [None]
 
 
 def test_a_drain_touches_nothing_now_and_a_notice_nothing_at_all(desk: Desk) -> None:

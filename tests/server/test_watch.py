@@ -270,3 +270,22 @@ def test_what_comes_during_a_look_at_jobs_is_seen_by_the_next() -> None:
     intake.release()
     intake.take_in()
     assert (engine.node_count, seen_at) == (2, [2])
+
+
+@pytest.mark.parametrize("hours", [1.0, -1.0])
+def test_a_clock_that_was_set_is_no_standstill_of_the_job(site: Site, hours: float) -> None:
+    site.run(31)
+    site.clock.wall_s += hours * 3600.0
+    site.run(20)
+    assert site.store.all(INCIDENTS) == []
+
+
+def test_a_standstill_is_as_long_as_it_was_when_the_clock_is_set(site: Site) -> None:
+    site.run(30)
+    site.fleet.stopped = True
+    site.run(4)
+    site.clock.wall_s += 3600.0
+    site.run(2)
+    assert site.store.all(INCIDENTS) == []
+    site.run(8)
+    assert [i.fault for i in site.store.all(INCIDENTS)] == ["hang"]

@@ -241,7 +241,7 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the demo, which then ends them in order
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl call, and no thread holds a lock yet
+                preexec_fn=end_with_parent,  # noqa: PLW1509 - one prctl call, and no thread holds a lock yet
             )
 
     def _log(self, name: str) -> Path:
@@ -255,7 +255,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _EAGLE_EYE = (sys.executable, "-m", "eagle_eye.cli.main")
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have the kernel send SIGTERM when the demo itself is killed: nothing of it may live on."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -245,8 +245,8 @@ class Hang:
         if "rank_silence" in kinds:
             return state.prompt  # a process that cannot even say that it lives is not writing a checkpoint
         writing = busy_with_io(window, culprit, before_s=state.advanced_s)
-        if writing:
-            return state.standstill_s >= PAUSE_FLOORS * state.ripe_s
+        if writing:  # nobody kills a write, nor the node whose storage is frozen, before the site's own deadline
+            return state.standstill_s >= max(PAUSE_FLOORS * state.ripe_s, self.patience.start_deadline_s)
         if "collective_sequence" in kinds and not _at_rest(window):
             return False  # whoever is last for a moment after a stall that all shared holds nobody up
         if not state.reported:

@@ -52,6 +52,8 @@ class Exclusion:
 
     ``now`` says that a restart without them follows at once: it is refused where the job could not run without
     them. Otherwise it is a wish for the next restart (a drain). ``attempt`` is the one in which they failed.
+    ``distrust_since_s`` is that of the restart that follows: kept with the exclusion, it holds also where whoever
+    restarts is killed in between and restarts for another reason.
     """
 
     job: str
@@ -59,6 +61,7 @@ class Exclusion:
     nodes: tuple[str, ...]
     now: bool
     cause: Cause
+    distrust_since_s: float | None = None
 
 
 @dataclass(frozen=True)

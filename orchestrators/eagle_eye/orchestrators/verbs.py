@@ -27,11 +27,12 @@ def verbs(action: ActionRequest, tell: Callable[[str], None] = lambda _: None) -
         tell=tell,
     )
     nodes = tuple(action.exclude)
+    since_s = distrust_since_s(action) if restarts(action) else None
     asked: list[Verb] = []
     if action.kind in ("exclude_node", "drain_node"):
-        asked.append(Exclusion(action.job, action.attempt, nodes, restarts(action), cause))
+        asked.append(Exclusion(action.job, action.attempt, nodes, restarts(action), cause, since_s))
     if restarts(action):
-        asked.append(Restart(action.attempt, distrust_since_s(action), cause, nodes, action.job))
+        asked.append(Restart(action.attempt, since_s, cause, nodes, action.job))
     return tuple(asked)
 
 

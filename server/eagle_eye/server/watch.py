@@ -276,8 +276,11 @@ class Watch:
         if self._ticked_s is None:
             return
         passed_s = self._clock.monotonic_s() - self._ticked_s
-        stepped_s = abs((self._clock.now_s() - self._ticked_wall_s) - passed_s)
-        if passed_s > max(GAP_TICKS * self._engine.settings.tick_s, GAP_FLOOR_S) or stepped_s > CLOCK_STEP_S:
+        stepped_s = (self._clock.now_s() - self._ticked_wall_s) - passed_s
+        if stepped_s > CLOCK_STEP_S:  # set back, rows of before are the newest for a time, and nothing stands still
+            for track in self._engine.tracks():
+                track.set_clock_forward(stepped_s, self._ticked_wall_s)
+        if passed_s > max(GAP_TICKS * self._engine.settings.tick_s, GAP_FLOOR_S) or abs(stepped_s) > CLOCK_STEP_S:
             said = {"unwatched_s": round(passed_s, 1), "clock_step_s": round(stepped_s, 1)}
             log.warning("nothing was watched for a time, or the clock was set", extra=said)
             self._engine.resume_watching(now_s)

@@ -58,7 +58,10 @@ def slurm() -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="eagle-eye-slurm-") as name:
         Path(name).chmod(0o755)
         cluster = Slurm(Path(name))
-        with running(cluster, NODES):
+        with running(cluster, NODES, "KillWait=2\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE"):
+            with cluster.conf.open("a") as conf:
+                conf.write("PartitionName=urgent Nodes=ALL PriorityTier=100 State=UP\n")
+            cluster.run("scontrol", "reconfigure")
             yield cluster
 
 
@@ -210,6 +213,25 @@ def test_a_job_that_fails_is_a_crash_and_its_restart_is_asked_for(slurm: Slurm, 
         assert server.job(job)["state"] == "failed"
         (action,) = server.items("actions")
         assert (action["kind"], action["job"], action["state"]) == ("restart_job", job, "requested")
+
+
+@pytest.mark.parametrize("end", ["time limit", "preemption"])
+def test_a_job_that_slurm_ends_is_not_spoken_of(slurm: Slurm, tmp_path: Path, end: str) -> None:
+    job = slurm.submit(3, "srun sleep 300")
+    slurm.waits_for(job, "running")
+    with serving(tmp_path, slurm) as server:
+        server.agents_say(job, 1, NODES)
+        until(lambda: server.job(job).get("state") == "running")
+        if end == "time limit":
+            slurm.run("scontrol", "update", f"jobid={job}", "endtime=now+1")
+        else:
+            slurm.submit(3, "sleep 300", "--partition=urgent", "--exclusive")
+        until(lambda: slurm.ask()[job].state != "running", 90)
+        server.agents_say(job, 2, NODES, death(job, 0))
+        # For as long as it takes a crash to be told of, as the test above shows.
+        server.agents_go_on_saying(job, 2, 4.0)
+        assert server.job(job)["state"] in ({"timeout"} if end == "time limit" else {"preempted", "pending"})
+        assert server.items("incidents") == server.items("actions") == []
 
 
 def death(job: str, attempt: int) -> Event:

@@ -31,8 +31,12 @@ def asked(rules: Rules, state: State, what: on.Asked, now: on.Moment) -> Step:
 def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
     nodes = frozenset(wish.nodes)
     named = ", ".join(wish.nodes)
+    known_s = state.distrust_since_s
+    if wish.now:
+        state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     if nodes <= state.excluded:
-        return state, [to.Answer(wish.request, True, f"{named}: excluded already")]
+        told: list[to.Order] = [to.Persist()] if state.distrust_since_s != known_s else []
+        return state, [*told, to.Answer(wish.request, True, f"{named}: excluded already")]
     if not wish.now:
         state = replace(state, draining=state.draining | (nodes - state.excluded))
         text = f"{named}: not used from the next start on, if the job can do without"
@@ -42,7 +46,7 @@ def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
     if next_nodes(rules, state, nodes) is None:
         left = len(set(rules.fleet.nodes) - state.unusable - nodes)
         text = f"no spare: {left} nodes would be left, the job needs {rules.fleet.least}"
-        return state, [to.Answer(wish.request, False, text)]
+        return replace(state, distrust_since_s=known_s), [to.Answer(wish.request, False, text)]
     state = replace(state, excluded=state.excluded | nodes, draining=state.draining - nodes)
     return state, [
         to.Persist(),
@@ -54,22 +58,25 @@ def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
 def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) -> Step:
     if next_nodes(rules, state) is None:
         return state, [to.Answer(wish.request, False, "too few nodes are usable")]
-    over = wish.over_attempt < state.attempt
-    since_s = wish.distrust_since_s
-    if since_s is not None and over and any(span.covers(since_s) for span in state.distrusted):
-        since_s = None  # asked again, and seen to: the attempt that runs was started with this in mind
-    if since_s is not None:
-        known_s = state.distrust_since_s
-        state = replace(state, distrust_since_s=since_s if known_s is None else min(since_s, known_s))
+    state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
+    over = wish.over_attempt < state.attempt and state.distrust_since_s is None
     state = replace(state, requests=(*state.requests, wish.request))
     if state.phase is Phase.GATHERING:
         return state, [to.Persist()]  # the attempt being prepared is the one asked for
-    if over and since_s is None and state.phase is not Phase.DECIDING and not state.excluded & set(state.members):
+    if over and state.phase is not Phase.DECIDING and not state.excluded & set(state.members):
         if state.phase in UP:
             orders: list[to.Order] = [to.Answer(wish.request, True, f"attempt {state.attempt} runs already")]
             return replace(state, requests=()), orders
         return state, []
     return gather(rules, state, wish.reason, now)
+
+
+def _distrusting(state: State, over_attempt: int, since_s: float | None) -> State:
+    """The next attempt does not resume from what was written since then; a wish that was seen to changes nothing."""
+    if since_s is None or (over_attempt < state.attempt and any(span.covers(since_s) for span in state.distrusted)):
+        return state  # the attempt that runs was started with this in mind
+    known_s = state.distrust_since_s
+    return replace(state, distrust_since_s=since_s if known_s is None else min(since_s, known_s))
 
 
 def _readmit(rules: Rules, state: State, wish: on.ReadmitAsked, now: on.Moment) -> Step:

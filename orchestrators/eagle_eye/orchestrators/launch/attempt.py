@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.blame import scripts_own
 from eagle_eye.orchestrators.launch.budget import pause_s, settle
 from eagle_eye.orchestrators.launch.gathering import end, gather, next_nodes
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
@@ -47,6 +48,7 @@ def unverified(state: State) -> Step:
 def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
     """A node's ranks are gone: the attempt has failed, or it has finished once all have ended so."""
     if not ended.success:
+        state = replace(state, raised=state.raised.and_also(ended.node, ended.detail))
         exits = {str(rank): code for rank, code in ended.exits}
         told = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
         if state.phase is not Phase.STARTING and state.phase not in UP:
@@ -83,9 +85,13 @@ def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> St
     """The launcher restarts by itself, or ends the job where it has done so often enough."""
     if state.restarts >= rules.restarts_max:
         return end(state, Phase.FAILED, f"{reason}; {state.restarts} restarts are used up", 1)
+    raised = replace(state.raised, step=state.step_max)
+    if own := scripts_own(state.raised_before, raised):
+        return end(state, Phase.FAILED, f"{own}; it is the script's, and no restart helps", 1)
     state = replace(state, restarts=state.restarts + 1)
     text = f"{reason}; restart {state.restarts} of {rules.restarts_max} by the launcher itself"
-    return gather(rules, state, text, now)
+    state, orders = gather(rules, state, text, now)
+    return replace(state, raised_before=raised), orders
 
 
 def _chosen(rules: Rules, state: State, chosen: on.CheckpointChosen, now: on.Moment) -> Step:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Rules, State, Step
 
 BACKOFF_MAX_S = 300.0
@@ -24,4 +25,4 @@ def settle(rules: Rules, state: State, now: on.Moment) -> Step:
     if not state.restarts or (rules.checkpoints and not state.advanced):
         return state, []
     told = to.Say("settled", {"restarts_forgotten": state.restarts})
-    return replace(state, restarts=0), [to.Persist(), told]
+    return replace(state, restarts=0, raised_before=Raised()), [to.Persist(), told]

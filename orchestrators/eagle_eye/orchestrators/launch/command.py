@@ -86,6 +86,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how long a check may take; one that takes longer keeps no node out (default 60)")  # fmt: skip
     add("--log-mib", type=_positive, default=64, metavar="M",
         help="how long a rank's log may grow; one older part of it is kept (default 64)")  # fmt: skip
+    add("--standby", choices=("auto", "on", "off"), default="off",
+        help="ranks come from a process on each node that has imported torch already; on: also where an import "
+        "started threads, or little memory is left (default off)")  # fmt: skip
+    add("--standby-import", default="", metavar="A,B,...", help="modules that this process imports besides torch")
     add("--json", action="store_true", help="one JSON object a line on stdout")
     server = parser.add_argument_group("Eagle Eye")
     server.add_argument("--server", metavar="URL", default="http://127.0.0.1:8470")
@@ -159,6 +163,8 @@ def read_job(arguments: argparse.Namespace) -> Job:
         log_bytes_max=arguments.log_mib << 20,
         check=arguments.check,
         check_within_s=arguments.check_wait,
+        standby=arguments.standby,
+        standby_imports=_modules(arguments.standby_import),
     )
 
 
@@ -287,6 +293,14 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65_535:
         raise ConfigurationError(f"--listen {text!r}: expected HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    modules = tuple(text.split(",")) if text else ()
+    for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigurationError(f"--standby-import: {module!r} is no module's name; expected A,B.C,...")
+    return modules
 
 
 def _positive(text: str) -> int:

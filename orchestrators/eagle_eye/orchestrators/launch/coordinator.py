@@ -201,7 +201,7 @@ class Coordinator:
         except OSError as error:
             self.post(on.StartImpossible(order.attempt, f"{type(error).__name__}: {error}"))
             return
-        self._runners.ranks = {}
+        self._runners.started = {}
         self._watcher.watch(order.attempt, order.step, self._found)
         logs.drop_old(job.log_dir, order.attempt)
         self._output.say(
@@ -240,10 +240,11 @@ class Coordinator:
         )
 
     def _running(self, order: to.Running) -> None:
+        started = {node: said for node in order.nodes if (said := self._runners.started.get(node)) is not None}
         ranks = [
             {"rank": rank.rank, "node": node, "device": rank.local_rank, "pid": rank.pid}
-            for node in order.nodes
-            for rank in self._runners.ranks.get(node, [])
+            for node, said in started.items()
+            for rank in said.ranks
         ]
         step_number = self._state.resumed_step
         resumed = "the beginning" if step_number is None else f"step {step_number}"
@@ -258,6 +259,8 @@ class Coordinator:
                 "ranks": ranks,
                 "resumed_step": step_number,
                 "unconfirmed": list(order.unconfirmed),
+                "standbys": [node for node, said in started.items() if said.standby],
+                "spawned": {node: said.why_not for node, said in started.items() if said.why_not},
             },
         )
         for request in order.requests:

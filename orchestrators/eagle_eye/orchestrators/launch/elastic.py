@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from eagle_eye.orchestrators.launch.attempt_process import set_defaults
+from eagle_eye.orchestrators.launch.forked_ranks import ForkedRanks, fork_ranks
 from eagle_eye.orchestrators.launch.logs import SizeLimit
 from eagle_eye.orchestrators.launch.messages import Ended, Exit, FromRunner, Rank, Start, Started
 
@@ -108,27 +110,30 @@ class RankLogs(LogsSpecs):
 
 
 class TellingAgent(LocalElasticAgent):
-    """The elastic agent of a node, which says which ranks it has started."""
+    """The elastic agent of a node, which says which ranks it has started, and whether they were forked."""
 
-    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, started: Callable[[list[Rank]], None]) -> None:
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, started: Callable[[list[Rank], bool], None]) -> None:
         super().__init__(spec, logs, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         self._tell_started = started
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self._tell_started(
-            [Rank(worker.global_rank, worker.local_rank, pids[worker.local_rank]) for worker in worker_group.workers]
+            [Rank(worker.global_rank, worker.local_rank, pids[worker.local_rank]) for worker in worker_group.workers],
+            isinstance(self._pcontext, ForkedRanks),
         )
         return pids
 
 
-def run_attempt(start: Start, say: Callable[[FromRunner], None]) -> None:
-    """The attempt's ranks on this node have run and ended, and both were said."""
+def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collection[int] | None = None) -> None:
+    """The attempt's ranks on this node have run and ended, and both were said.
+
+    They are forked from this process and share the files ``kept`` with it; with None they are spawned.
+    """
+    if kept is not None:
+        fork_ranks(kept)
     os.environ.update(start.env)
-    # Without the flight recorder nobody can tell which rank a hang waits for.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    if start.ranks_per_node > 1:  # as torchrun does, or every rank would take every core
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    set_defaults(os.environ, start.ranks_per_node)
     logs = Path(start.log_dir)
     spec = WorkerSpec(
         role="default",
@@ -142,8 +147,8 @@ def run_attempt(start: Start, say: Callable[[FromRunner], None]) -> None:
     )
     limits: list[SizeLimit] = []
 
-    def started(ranks: list[Rank]) -> None:
-        say(Started(start.attempt, ranks))
+    def started(ranks: list[Rank], forked: bool) -> None:
+        say(Started(start.attempt, ranks, forked))
         files = [logs / f"rank{rank.rank}.{stream}.log" for rank in ranks for stream in ("stdout", "stderr")]
         limits.append(SizeLimit(files, start.log_bytes_max))
         limits[-1].start()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.plan import choose_nodes
 from eagle_eye.orchestrators.launch.state import NEVER_S, Phase, Rules, State, Step, move
@@ -59,6 +60,7 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
         attempt=state.attempt + 1, awaiting=state.awaiting | running,
         stopped_due_s=now.monotonic_s + rules.stopped_within_s, up_since_s=NEVER_S, settled_due_s=NEVER_S,
         ready_due_s=now.monotonic_s + rules.ready_within_s, due_s=NEVER_S,
+        raised=Raised(), raised_before=Raised(),
     )  # fmt: skip
     plan = next_nodes(rules, state) or ()
     return consider(rules, state, now, [

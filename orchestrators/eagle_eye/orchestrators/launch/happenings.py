@@ -20,10 +20,14 @@ class Opened:
 
 @dataclass(frozen=True)
 class RunnerReady:
-    """The node's runner can start ranks. ``check`` is what the check of the node said, for people."""
+    """The node's runner can start ranks. ``check`` is what the check of the node said, for people.
+
+    ``standby`` says, for people as well, whether ranks will come from a standby.
+    """
 
     node: str
     check: str = ""
+    standby: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,12 +136,14 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class ExcludeAsked:
-    """The nodes shall not be used: from now on, or from the next start on if possible."""
+    """The nodes shall not be used: from now on, or from the next start on if possible; see protocol.Exclusion."""
 
     request: int
     nodes: tuple[str, ...]
     now: bool
     reason: str
+    over_attempt: int = 0
+    distrust_since_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ class Job:
 
     ``{node}`` and ``{index}`` (its place in the list of nodes) are substituted in each word of ``exec_words``
     and in the values of ``env``. ``command`` is what follows ``python`` on the command line of a rank. ``check`` is
-    how a node is checked before it joins (prepare.py).
+    how a node is checked before it joins (prepare.py). ``standby`` is "auto", "on" or "off" (standbys.py);
+    ``standby_imports`` are the modules that standbys import besides torch.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Job:
     log_bytes_max: int = 64 << 20
     check: str = "off"
     check_within_s: float = 60.0
+    standby: str = "off"
+    standby_imports: tuple[str, ...] = ()
 
     def on_node(self, text: str, node: str) -> str:
         """Return the text with the node's name and index put in."""

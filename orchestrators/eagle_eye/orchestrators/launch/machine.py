@@ -95,7 +95,7 @@ def _runner_prepares(
     state = replace(
         _without(state, node), ready=state.ready | {node}, lost=state.lost - {node}, unfit=state.unfit - {node}
     )
-    told = {"node": node, "check": said.check}
+    told = {"node": node, "check": said.check, "standby": said.standby}
     if state.phase in UP:
         plan = next_nodes(rules, state) or ()
         if node in set(plan) - set(state.members) and len(plan) > len(state.members):

@@ -5,11 +5,37 @@ from __future__ import annotations
 import msgspec
 
 
+class Prepare(msgspec.Struct, frozen=True):
+    """What a standby has to have imported besides torch, and for which command and number of ranks.
+
+    ``vouched`` says that the user answers for imports that start threads, and for the memory.
+    """
+
+    command: list[str]
+    imports: list[str] = []
+    ranks_per_node: int = 1
+    vouched: bool = False
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """The standby is ready, or ``reason`` says why it cannot be used. ``rss_bytes`` is what it holds."""
+
+    reason: str = ""
+    rss_bytes: int = 0
+
+
+class Forked(msgspec.Struct, frozen=True):
+    """The standby has forked the process that runs the attempt."""
+
+    pid: int
+
+
 class Configure(msgspec.Struct, frozen=True, tag_field="do", tag="configure"):
     """First line: the environment of everything that runs on the node, and how long silence is borne.
 
     ``launch`` marks the ranks of one state folder's launchers: those of an earlier attempt are ended first.
-    ``check`` is how the node is checked before it joins (prepare.py), for at most ``check_within_s``.
+    ``check`` is how the node is checked before it joins (prepare.py), for at most ``check_within_s``. ``standby`` is
+    None where ranks are to be spawned.
     """
 
     env: dict[str, str]
@@ -18,6 +44,7 @@ class Configure(msgspec.Struct, frozen=True, tag_field="do", tag="configure"):
     launch: str = ""
     check: str = "off"
     check_within_s: float = 60.0
+    standby: Prepare | None = None
 
 
 class Start(msgspec.Struct, frozen=True, tag_field="do", tag="start"):
@@ -71,10 +98,14 @@ class Alive(msgspec.Struct, frozen=True, tag_field="is", tag="alive"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="is", tag="ready"):
-    """Torch is imported; an attempt can start at once. ``check`` is what the check of the node said."""
+    """Torch is imported; an attempt can start at once. ``check`` is what the check of the node said.
+
+    ``standby`` says for people where ranks come from.
+    """
 
     pid: int
     check: str = ""
+    standby: str = ""
 
 
 class Unfit(msgspec.Struct, frozen=True, tag_field="is", tag="unfit"):
@@ -84,10 +115,12 @@ class Unfit(msgspec.Struct, frozen=True, tag_field="is", tag="unfit"):
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="is", tag="started"):
-    """The node's ranks were spawned."""
+    """The node's ranks were spawned, or came from a standby. ``why_not`` says why not, where one was wanted."""
 
     attempt: int
     ranks: list[Rank]
+    standby: bool = False
+    why_not: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True, tag_field="is", tag="ended"):
@@ -113,12 +146,13 @@ class Logs(msgspec.Struct, frozen=True, tag_field="is", tag="logs"):
 
 
 ToRunner = Configure | Start | Stop | Check | Ping
+OfStandby = Prepare | Prepared | Forked
 FromRunner = Alive | Ready | Unfit | Started | Ended | Stopped | Logs
 
 decode_to_runner = msgspec.json.Decoder(ToRunner).decode
 decode_from_runner = msgspec.json.Decoder(FromRunner).decode
 
 
-def line(message: ToRunner | FromRunner) -> bytes:
+def line(message: ToRunner | FromRunner | OfStandby) -> bytes:
     """Return the message as it is written."""
     return msgspec.json.encode(message) + b"\n"

@@ -33,8 +33,10 @@ class LaunchOrchestrator:
 
     def exclude(self, request: Exclusion) -> str:
         """The nodes are not used from the next start on; kept in the state folder."""
-        reason = request.cause.reason
-        return self._coordinator.ask(lambda number: on.ExcludeAsked(number, request.nodes, request.now, reason))
+        reason, over, since_s = request.cause.reason, request.attempt, request.distrust_since_s
+        return self._coordinator.ask(
+            lambda number: on.ExcludeAsked(number, request.nodes, request.now, reason, over, since_s)
+        )
 
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002
         """The next attempt's ranks were spawned."""

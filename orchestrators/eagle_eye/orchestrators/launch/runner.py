@@ -7,7 +7,6 @@ no rank outlives it for long: stdin's end, or silence longer than the lease, kil
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
@@ -21,6 +20,7 @@ import msgspec
 import psutil
 
 from eagle_eye.orchestrators.launch import logs
+from eagle_eye.orchestrators.launch.attempt_process import PR_SET_CHILD_SUBREAPER, become_attempt, note, prctl, write
 from eagle_eye.orchestrators.launch.messages import (
     Alive,
     Check,
@@ -31,6 +31,7 @@ from eagle_eye.orchestrators.launch.messages import (
     Ping,
     Ready,
     Start,
+    Started,
     Stop,
     Stopped,
     Unfit,
@@ -39,11 +40,11 @@ from eagle_eye.orchestrators.launch.messages import (
     line,
 )
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
+from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
 
 KILL_DEADLINE_S = 3.0
 POLL_S = 0.5
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+STANDBY_WITHIN_S = 120.0
 
 
 class Runner:
@@ -57,7 +58,6 @@ class Runner:
         self._unread = b""
         self._configured = Configure({}, float("inf"))
         self._heard_s = time.monotonic()
-        self._child: int | None = None
         self._child_pipe: int | None = None
         self._child_unread = b""
         self._child_attempt = 0
@@ -67,6 +67,8 @@ class Runner:
         self._selector.register(self._prepared, selectors.EVENT_READ, self._join)
         self._preparing: threading.Thread | None = None
         self._doing = ""
+        self._standbys = StandbyKeeper(self._selector)
+        self._standby_outcome = ""
         self._answer: FromRunner | None = None
         self._start_owed: Start | None = None
         self._gone = False
@@ -79,11 +81,13 @@ class Runner:
                 ready = [key.data for key, _ in self._selector.select(POLL_S)]
                 if ready:
                     (self._read_coordinator if self._read_coordinator in ready else ready[0])()
+                self._standbys.tend()
                 if time.monotonic() - self._heard_s > self._configured.lease_s:
-                    _note(f"nothing heard for {self._configured.lease_s:.0f} s; the ranks are stopped")
+                    note(f"nothing heard for {self._configured.lease_s:.0f} s; the ranks are stopped")
                     break
         finally:
             self._kill()
+            self._standbys.close()
 
     def _read_coordinator(self) -> None:
         received = os.read(self._incoming, 65_536)
@@ -99,7 +103,7 @@ class Runner:
         try:
             message = decode_to_runner(text)
         except msgspec.DecodeError as error:
-            _note(f"not understood: {error}")
+            note(f"not understood: {error}")
             return
         match message:
             case Configure():
@@ -125,6 +129,7 @@ class Runner:
     def _prepare(self) -> None:
         """Get ready in a thread: who answers meanwhile is slow, and not dead."""
         if self._preparing is None:
+            self._standbys.prepare(self._configured.standby)
             self._preparing = threading.Thread(target=self._get_ready, name="prepare", daemon=True)
             self._doing = "starting"
             self._preparing.start()
@@ -143,7 +148,11 @@ class Runner:
                 return
             check.start()
             self._doing = "importing torch"
-            import eagle_eye.orchestrators.launch.elastic  # noqa: F401
+            if configured.standby is not None:
+                self._doing = ", ".join(["importing torch", *configured.standby.imports])
+                self._standby_outcome = self._standbys.outcome(STANDBY_WITHIN_S)
+            if configured.standby is None or self._standby_outcome:
+                import eagle_eye.orchestrators.launch.elastic  # noqa: F401
 
             self._doing = "checking its node"
             check.join()
@@ -151,7 +160,7 @@ class Runner:
             self._answer = Unfit(found.text or "sick") if found.state == "sick" else Ready(os.getpid(), str(found))
         except Exception as error:  # noqa: BLE001 - whatever importing torch raises
             self._answer = None
-            _note(f"cannot get ready: {type(error).__name__}: {error}")
+            note(f"cannot get ready: {type(error).__name__}: {error}")
         finally:
             os.write(self._prepared_end, b".")
 
@@ -161,9 +170,12 @@ class Runner:
         if self._preparing is not None:
             self._preparing.join()
         self._preparing, self._doing = None, ""
+        self._standbys.settle(self._standby_outcome)
         if self._answer is None:  # another runner is tried; the last line of this one's log is told
             self._gone = True
             return
+        if isinstance(self._answer, Ready):
+            self._answer = msgspec.structs.replace(self._answer, standby=self._standbys.text)
         self._say(self._answer)
         if (start := self._start_owed) is not None:
             self._start_owed = None
@@ -171,36 +183,23 @@ class Runner:
 
     def _start(self, start: Start) -> None:
         read_end, write_end = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(read_end)
-            self._become_attempt(start, write_end)
+        if not self._standbys.start(start, write_end):
+            self._kill()
+            if os.fork() == 0:
+                os.close(read_end)
+                self._selector.close()
+                for descriptor in (self._incoming, self._outgoing, self._prepared, self._prepared_end):
+                    os.close(descriptor)
+                self._standbys.disown()
+                become_attempt(start, write_end)
         os.close(write_end)
-        self._child, self._child_pipe, self._child_unread = child, read_end, b""
+        self._child_pipe, self._child_unread = read_end, b""
         self._child_attempt, self._child_ended = start.attempt, False
         folder = Path(start.log_dir)
         self._logs_owed = None if logs.is_marked(folder.parent.parent, self._configured.launch) else folder
         if self._logs_owed is not None:
             logs.drop_old(folder.parent.parent, start.attempt)
         self._selector.register(read_end, selectors.EVENT_READ, self._read_child)
-
-    def _become_attempt(self, start: Start, write_end: int) -> NoReturn:
-        """Run the attempt in the forked process and leave it."""
-        exit_code = 1
-        try:
-            # Should the runner be killed, the elastic agent ends its ranks as it does on any SIGTERM.
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            self._selector.close()
-            for descriptor in (self._incoming, self._outgoing, self._prepared, self._prepared_end):
-                os.close(descriptor)
-            from eagle_eye.orchestrators.launch.elastic import run_attempt
-
-            run_attempt(start, lambda message: _write(write_end, line(message)))
-            exit_code = 0
-        finally:
-            # Not sys.exit: nothing of the runner above may go on in this process.
-            sys.stderr.flush()
-            os._exit(exit_code)
 
     def _read_child(self) -> None:
         assert self._child_pipe is not None  # noqa: S101 - registered only while there is one
@@ -211,6 +210,8 @@ class Runner:
         *lines, self._child_unread = (self._child_unread + received).split(b"\n")
         for text in lines:
             message = decode_from_runner(text)
+            if isinstance(message, Started) and not message.standby:
+                message = msgspec.structs.replace(message, why_not=self._standbys.why_not)
             if isinstance(message, Ended):
                 self._child_ended = True
                 self._bring_logs()
@@ -225,13 +226,13 @@ class Runner:
             self._say(Ended(attempt, success=False, detail="the elastic agent ended without a word"))
 
     def _kill(self) -> list[int]:
-        """Every process that descends from this one is dead; returns the ids of those that cannot be killed.
+        """Every process that descends from this one is dead, but for its standby; returns the ids of the unkillable.
 
         SIGKILL, because a stopped rank does not take SIGTERM and a hung one need not. Ranks are in sessions
         of their own, so that process groups do not reach them; orphans come to this process (a subreaper).
         """
         until_s = time.monotonic() + KILL_DEADLINE_S
-        while (alive := _descendants()) and time.monotonic() < until_s:
+        while (alive := _descendants(self._standbys.pid)) and time.monotonic() < until_s:
             for process in alive:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -241,7 +242,7 @@ class Runner:
         if self._child_pipe is not None:
             self._selector.unregister(self._child_pipe)
             os.close(self._child_pipe)
-        self._child = self._child_pipe = None
+        self._child_pipe = None
         self._child_ended = True
         return [process.pid for process in alive]
 
@@ -253,16 +254,16 @@ class Runner:
 
     def _say(self, message: FromRunner) -> None:
         try:
-            _write(self._outgoing, line(message))
+            write(self._outgoing, line(message))
         except BrokenPipeError:
             self._gone = True
 
 
-def _descendants() -> list[psutil.Process]:
+def _descendants(spared: int | None) -> list[psutil.Process]:
     alive = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
+            if process.pid != spared and process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
     return alive
 
@@ -275,23 +276,8 @@ def _reap() -> None:
         pass
 
 
-def _write(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        _note(f"prctl {option}: {os.strerror(ctypes.get_errno())}; ranks might outlive a killed runner")
-
-
 def _terminated(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"runner: {text}\n")
-    sys.stderr.flush()
 
 
 def main() -> None:
@@ -306,7 +292,7 @@ def main() -> None:
     # The coordinator decides when ranks end, also after Ctrl-C in its terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _terminated)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     runner = Runner(incoming, outgoing)
     runner.serve()
 

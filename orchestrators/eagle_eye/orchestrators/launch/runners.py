@@ -47,7 +47,7 @@ class Runners:
         self._retry_due_s: dict[str, float] = {}
         self._ping_due_s = 0.0
         self._doing: dict[str, str] = {}
-        self.ranks: dict[str, list[messages.Rank]] = {}  # of the attempt that runs, by node
+        self.started: dict[str, messages.Started] = {}  # of the attempt that runs, by node
 
     @property
     def due_s(self) -> float:
@@ -71,7 +71,11 @@ class Runners:
             former.close(0.0)
         self._runners[node] = runner
         env = {name: job.on_node(value, node) for name, value in job.env.items()}
-        runner.start(messages.Configure(env, LEASE_S, node, self._launch, job.check, job.check_within_s))
+        standby = None
+        if job.standby != "off":
+            imports, vouched = list(job.standby_imports), job.standby == "on"
+            standby = messages.Prepare(list(job.command), imports, job.ranks_per_node, vouched)
+        runner.start(messages.Configure(env, LEASE_S, node, self._launch, job.check, job.check_within_s, standby))
 
     def run(self, node: str, start: messages.Start) -> None:
         """The node's ranks will be started."""
@@ -147,13 +151,13 @@ class Runners:
                 if doing and self._doing.get(node) != doing:
                     self._doing[node] = doing
                     self._post(on.RunnerBusy(node, doing))
-            case messages.Ready(_, check):
-                self._post(on.RunnerReady(node, check))
+            case messages.Ready(_, check, standby):
+                self._post(on.RunnerReady(node, check, standby))
             case messages.Unfit(reasons):
                 self._post(on.NodeUnfit(node, reasons))
-            case messages.Started(attempt, ranks):
-                self.ranks[node] = ranks
-                self._post(on.RanksStarted(node, attempt))
+            case messages.Started():
+                self.started[node] = message
+                self._post(on.RanksStarted(node, message.attempt))
             case messages.Ended(attempt, success, exits, detail):
                 codes = tuple((one.rank, one.exit_code) for one in exits)
                 self._post(on.RanksEnded(node, attempt, success, codes, detail, self._in_touch()))

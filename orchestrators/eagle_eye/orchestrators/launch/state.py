@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.plan import Fleet
 
@@ -79,8 +80,9 @@ class State:
     ``doing`` is what runners said that they do before they are ready.
     ``requests`` are answered once the attempt runs. ``step_max`` is the highest step of which a complete
     checkpoint was ever seen, ``resumed_step`` that of the checkpoint resumed from, None for the beginning, once it
-    is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``. Dues are
-    monotonic times.
+    is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``. ``raised`` are
+    the exceptions that ended this attempt's ranks, ``raised_before`` those of the last one, if it was restarted from
+    by the launcher itself. Dues are monotonic times.
     """
 
     phase: Phase = Phase.GATHERING
@@ -104,6 +106,8 @@ class State:
     resumed_step: int | None = None
     step_max: int | None = None
     advanced: bool = False
+    raised: Raised = field(default_factory=Raised)
+    raised_before: Raised = field(default_factory=Raised)
     up_since_s: float = NEVER_S
     ready_due_s: float = field(default=NEVER_S)
     stopped_due_s: float = field(default=NEVER_S)

@@ -335,7 +335,15 @@ class JobTrack:
         else:
             self._note_gap(time_s, highest - self._highest_step)
         self._highest_step = highest
-        self._advanced_s = time_s
+        self._advanced_s = max(self._advanced_s, time_s)  # a clock that was set back tells of earlier moments
+
+    def set_clock_forward(self, by_s: float, before_s: float) -> None:
+        """The clock was set forward after ``before_s``: a standstill is as long as it was.
+
+        A step that was told of since then was told of by the new clock, and stays.
+        """
+        if self._advanced_s <= before_s:
+            self._advanced_s += by_s
 
     def _note_gap(self, time_s: float, steps: float) -> None:
         """Keep the time to this step as a pause when it was much longer than the job's pace."""

@@ -1,0 +1,152 @@
+"""The loop under fire: a real training job, faults of all kinds in a row, and the same under torchrun alone.
+
+    python -m benchmarks.recovery --faults 100 --seed 1 --out benchmarks/results/recovery.json
+
+Some 40 s a fault, and ``--without-minutes`` for the other arm; the machine should do nothing else. The file is whole
+after every fault: the same command goes on where one was interrupted. Exit code 1: somebody had to help, a healthy
+node was excluded, an attempt was begun for nothing, or a void action was carried out; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.recovery import unattended
+from benchmarks.recovery.figures import Session, passed
+from benchmarks.recovery.fire import Fire
+from benchmarks.recovery.hand import Hand
+from benchmarks.recovery.keeping import Kept, keep, opened
+from benchmarks.recovery.plan import Item, draw
+from benchmarks.recovery.show import show
+from benchmarks.recovery.site import BUDGETS, NODES, START_DEADLINE_S, FireStack, can_simulate_gpus
+from benchmarks.recovery.yard import Yard
+from eagle_eye.demo.site import open_site
+from eagle_eye.demo.stack import StageFailed
+
+ITEM_S = 40.0
+
+
+def main() -> int:
+    """Measure, print and keep."""
+    args = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    no_gpus = can_simulate_gpus()
+    items = draw(args.faults, args.seed, gpus=not no_gpus)
+    settings: dict[str, Any] = {
+        "repair_after_s": args.repair_after,
+        "without_minutes": args.without_minutes,
+        "notice_s": args.notice,
+        "budgets": dict(line.split(" = ") for line in BUDGETS.split("\n") if line),
+        "start_deadline_s": START_DEADLINE_S,
+        "gpu_faults": no_gpus or "simulated GPUs",
+    }
+    try:
+        kept = opened(args.out, items, args.seed, settings)
+    except ValueError as error:
+        sys.stderr.write(f"benchmarks.recovery: --out: {error}\n")
+        return 2
+    left = items[len(kept.outcomes) :]
+    console = Console(stderr=True)
+    minutes = (len(left) * ITEM_S + args.calm) / 60 + (0.0 if kept.without else args.without_minutes)
+    console.print(f"{len(left)} of {len(items)} items are left: about {minutes:.0f} minutes ({settings['gpu_faults']})")
+    try:
+        with Progress(*_COLUMNS, console=console, disable=not sys.stderr.isatty()) as progress:
+            _measure(args, kept, items, left, progress)
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command goes on from here" if args.out else "interrupted")
+        keep(args.out, kept)
+        show(kept, as_json=args.json)
+        return 130
+    except StageFailed as failure:
+        console.print(f"{failure}", markup=False)
+        keep(args.out, kept)
+        return 1
+    show(kept, as_json=args.json)
+    return 0 if passed(kept.figures) else 1
+
+
+_COLUMNS = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
+
+
+def _measure(args: argparse.Namespace, kept: Kept, items: list[Item], left: list[Item], progress: Progress) -> None:
+    with tempfile.TemporaryDirectory(prefix="recovery-", dir=args.folder) as folder:
+        if left:
+            (fire := Path(folder) / "fire").mkdir()
+            _under_fire(args, kept, left, fire, progress)
+        if args.without_minutes > 0 and not kept.without:
+            (alone := Path(folder) / "alone").mkdir()
+            task = progress.add_task("without Eagle Eye", total=None, now="")
+            with contextlib.closing(open_site(NODES)) as site:
+                kept.without = unattended.measure(
+                    site,
+                    alone,
+                    items,
+                    60 * args.without_minutes,
+                    args.notice,
+                    lambda text: progress.update(task, now=text),
+                )
+    keep(args.out, kept)
+
+
+def _under_fire(args: argparse.Namespace, kept: Kept, left: list[Item], folder: Path, progress: Progress) -> None:
+    task = progress.add_task("items", total=len(left), now="starting")
+    with (
+        contextlib.closing(open_site(NODES)) as site,
+        contextlib.closing(FireStack(site, folder, gpus=not can_simulate_gpus())) as stack,
+    ):
+        stack.start()
+        hand = Hand(stack)
+        yard = Yard(stack, hand, args.repair_after)
+        fire = Fire(stack, hand, yard, lambda text: progress.update(task, now=text))
+        if not fire.trains():
+            raise StageFailed(f"the job does not train; logs in {stack.folder / 'logs'}")
+        calm_s, first = time.time(), stack.steps()[-1]["step"]
+        fire.until(lambda: None, args.calm)
+        session = Session(calm_s=time.time() - calm_s, calm_steps=stack.steps()[-1]["step"] - first)
+        kept.sessions.append(session)
+        began_s, first = time.time(), stack.steps()[-1]["step"]
+        for item in left:
+            outcome = fire.play(item)
+            kept.outcomes.append(outcome)
+            session.fire_s, session.fire_steps = time.time() - began_s, stack.steps()[-1]["step"] - first
+            session.returned, session.forced, session.refused = yard.returned, yard.forced, dict(yard.refused)
+            keep(args.out, kept)
+            if args.json:
+                sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
+                sys.stdout.flush()
+            progress.advance(task)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.recovery", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=100, help="in all (100); 10 for a quick look")
+    parser.add_argument("--seed", type=int, default=1, help="of the plan (1)")
+    parser.add_argument("--repair-after", type=float, default=20.0, metavar="S", help="nodes come back (20)")
+    parser.add_argument("--calm", type=float, default=30.0, metavar="S", help="undisturbed, for the pace (30)")
+    parser.add_argument("--without-minutes", type=float, default=20.0, metavar="M", help="of torchrun alone (20)")
+    parser.add_argument("--notice", type=float, default=300.0, metavar="S",
+                        help="when a person looks after a job without Eagle Eye (300)")  # fmt: skip
+    parser.add_argument("--folder", type=Path, help="where it runs (a temporary folder)")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, the figures last")
+    args = parser.parse_args()
+    if args.faults < 1:
+        parser.error(f"--faults {args.faults}: expected 1 or more")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

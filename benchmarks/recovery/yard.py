@@ -1,0 +1,77 @@
+"""The site's repair yard: excluded nodes are repaired and come back, by the rules that hold for people."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+
+import httpx
+
+from benchmarks.recovery.hand import Hand
+from benchmarks.recovery.harm import repair
+from benchmarks.recovery.site import FireStack
+
+LOOK_EVERY_S = 1.0
+AGAIN_S = 5.0  # after a return that was refused
+
+
+class Yard:
+    """Repairs what is excluded ``repair_s`` after it was seen to be; ``tick`` does what is due."""
+
+    def __init__(self, stack: FireStack, hand: Hand, repair_s: float) -> None:
+        self._stack = stack
+        self._hand = hand
+        self._repair_s = repair_s
+        self._looked_s = 0.0
+        self._due_s: dict[str, float] = {}  # by node, Unix seconds
+        self._by_hand: dict[str, float] = {}
+        self.returned = 0
+        self.forced = 0  # suspects of silent corruption, whom policy lets return by hand alone
+        self.refused: collections.Counter[str] = collections.Counter()
+
+    def took_by_hand(self, node: str) -> None:
+        """The node was excluded by hand, of which the server knows nothing; it comes back the same way."""
+        self._by_hand[node] = time.time() + self._repair_s
+
+    @property
+    def holds(self) -> int:
+        """Return how many nodes are out."""
+        return len(self._due_s) + len(self._by_hand)
+
+    def tick(self) -> None:
+        """What is due comes back. A server or launcher that is away is asked again later."""
+        now_s = time.time()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        with contextlib.suppress(httpx.HTTPError, StopIteration, OSError):
+            out = {node["node"] for node in self._stack.items("nodes", state="excluded")}
+            self._due_s = {node: self._due_s.get(node, now_s + self._repair_s) for node in out}
+            for node in [node for node, due_s in self._due_s.items() if due_s <= now_s]:
+                self._bring_back(node, now_s)
+            for node in [node for node, due_s in self._by_hand.items() if due_s <= now_s]:
+                self._hand.readmit(node, f"back-{node}-{now_s}")
+                del self._by_hand[node]
+
+    def _bring_back(self, node: str, now_s: float) -> None:
+        repair(self._stack, node)
+        answer = self._ask(node, {"reason": "repaired"})
+        if answer == "by_hand":
+            answer = self._ask(node, {"reason": "its GPU was replaced", "force": "true"})
+            self.forced += not answer
+        if answer:
+            self.refused[answer] += 1
+            self._due_s[node] = now_s + AGAIN_S
+            return
+        self.returned += 1
+        del self._due_s[node]
+
+    def _ask(self, node: str, parameters: dict[str, str]) -> str:
+        """Return "" where the node is in service again, else the word that stands against it."""
+        answer = self._stack.api.post(f"/nodes/{node}/readmit", params=parameters)
+        if answer.is_success:
+            return ""
+        if answer.status_code != httpx.codes.CONFLICT:
+            answer.raise_for_status()
+        return str(answer.json().get("reason", answer.status_code))

@@ -1,0 +1,66 @@
+"""Whether it is the script that fails and no node: the same exception again, at the same step, on other nodes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LINE_CHARS_MAX = 300
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+), in .+')
+_EXCEPTION = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?\Z")
+_VARIES = re.compile(r"0x[0-9a-fA-F]+|\d+")
+# What a node, its network or its storage may have done to a script without fault.
+_KINDS_OF_OTHERS = re.compile(
+    r"Dist\w*Error|Connection|Timeout|Network|Socket|HTTP|SSL|Broken|Remote|Interrupt|Signal"
+    r"|OSError|IOError|FileNotFound|Permission"
+)
+_WORDS_OF_OTHERS = re.compile(
+    r"nccl|rccl|gloo|cuda|\bhip\b|gpu|device|\becc\b|socket|connect|peer|timed? ?out|network"
+    r"|input/output|stale|space|store",
+    re.IGNORECASE,
+)
+_PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's, in front of each line
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The exceptions that ended an attempt's ranks, and on which nodes; ``step`` is that of the last new checkpoint."""
+
+    step: int | None = None
+    on: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def and_also(self, node: str, log: str) -> Raised:
+        """Return the same with what the end of a rank's log on the node says."""
+        name = exception(log)
+        return Raised(self.step, {**self.on, name: self.on.get(name, frozenset()) | {node}}) if name else self
+
+
+def exception(log: str) -> str:
+    """Return where the exception at the end of the log was raised, and its line; "" for none, and for others' doing.
+
+    Numbers in the line do not count: they are ranks, sizes and addresses.
+    """
+    lines = [_PREFIX.sub("", line, count=1) for line in log.rstrip().splitlines()]
+    for index in range(len(lines) - 1, 0, -1):
+        said = _EXCEPTION.match(lines[index])
+        if said is None or not lines[index - 1].startswith("  "):
+            continue
+        kind, message = said["kind"].rpartition(".")[2], said["message"] or ""
+        place = next((frame for text in reversed(lines[:index]) if (frame := _FRAME.match(text))), None)
+        if place is None or _KINDS_OF_OTHERS.search(kind) or _WORDS_OF_OTHERS.search(message):
+            return ""
+        line = _VARIES.sub("#", lines[index])[:LINE_CHARS_MAX]
+        return f"{place['file']}:{place['line']}: {line}"
+    return ""
+
+
+def scripts_own(before: Raised, now: Raised) -> str:
+    """Return in words what ended two attempts in the same way on at least two nodes; "" where nothing did."""
+    if before.step != now.step:
+        return ""
+    for name in sorted(before.on.keys() & now.on.keys()):
+        nodes = before.on[name] | now.on[name]
+        if len(nodes) > 1:
+            return f"the same exception again, on {', '.join(sorted(nodes))}: {name}"
+    return ""

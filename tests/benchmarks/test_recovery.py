@@ -1,0 +1,153 @@
+"""The recovery benchmark's own parts: the plan, and what is reckoned from outcomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.recovery.figures import Session, figures, passed, percentile
+from benchmarks.recovery.harm import Harm
+from benchmarks.recovery.keeping import keep, opened
+from benchmarks.recovery.newest import newest
+from benchmarks.recovery.outcome import Asked, Outcome, stale_done, steps_lost
+from benchmarks.recovery.plan import GPU_KINDS, PROCESS_KINDS, SHARES, draw, faults_in
+from benchmarks.recovery.site import Lines
+
+SETTINGS = {"repair_after_s": 20.0}
+
+
+def asked(node: str | None = "n1", **more: Any) -> Asked:
+    fields: dict[str, Any] = {
+        "id": "act", "incident": "inc", "kind": "exclude_node", "fault": "hang", "node": node,
+        "exclude": [node] if node else [],
+        "attempt": 1, "state": "done", "restart": True, "expired_when_done": False,
+    }  # fmt: skip
+    return Asked(**{**fields, **more})
+
+
+def outcome(number: int = 1, *harms: tuple[str, str], **more: Any) -> Outcome:
+    fields: dict[str, Any] = {
+        "shape": "single", "result": "recovered", "took_s": 30.0, "first_step_s": 8.0, "restarts": 1,
+        "restarts_explained": 1, "steps_lost": 3, "asked": [asked()],
+    }  # fmt: skip
+    return Outcome(number=number, harms=[Harm(kind, node, 0.0) for kind, node in harms], **{**fields, **more})
+
+
+def session(**more: Any) -> Session:
+    return Session(**{"calm_s": 30.0, "calm_steps": 90, "fire_s": 100.0, "fire_steps": 150, **more})
+
+
+def test_a_seed_is_a_plan_and_another_one_another() -> None:
+    assert draw(100, 1, gpus=True) == draw(100, 1, gpus=True)
+    assert draw(100, 1, gpus=True) != draw(100, 2, gpus=True)
+
+
+def test_a_hundred_faults_are_of_every_kind_and_shape() -> None:
+    items = draw(100, 3, gpus=True)
+    assert faults_in(items) in (100, 101)
+    assert {kind for item in items for kind in item.kinds} == {*PROCESS_KINDS, *GPU_KINDS}
+    assert {item.shape for item in items} == set(SHARES)
+
+
+def test_a_longer_plan_begins_as_the_shorter_one() -> None:
+    short = draw(10, 1, gpus=False)
+    assert draw(100, 1, gpus=False)[: len(short)] == short
+    assert {kind for item in short for kind in item.kinds} <= set(PROCESS_KINDS)
+
+
+def test_a_harm_that_anothers_restart_ended_is_neither_named_nor_missed() -> None:
+    found = outcome(1, ("hang", "n1"), ("hang", "n2"))
+    assert [one.node for one in found.named] == ["n1"]
+    assert [one.node for one in found.overtaken] == ["n2"]
+    assert found.missed == []
+
+
+def test_a_harm_that_lasts_beyond_a_restart_must_be_named() -> None:
+    found = outcome(1, ("hang", "n1"), ("nan", "n2"))
+    assert [one.node for one in found.missed] == ["n2"]
+
+
+def test_a_healthy_node_that_was_excluded_is_said() -> None:
+    found = figures([outcome(4, ("hang", "n1"), asked=[asked("n2")])], [session()])
+    assert found["healthy_nodes_excluded"] == ["item 4: n2"]
+    assert found["right_node"]["missed"] == ["item 4: hang on n1"]
+    assert not passed(found)
+
+
+def test_an_aborted_run_counts() -> None:
+    runs = [outcome(n, ("hang", "n1")) for n in range(1, 10)]
+    found = figures([*runs, outcome(10, ("hang", "n1"), result="stuck", first_step_s=None)], [session()])
+    times = found["first_step"]["by_kind"]["hang"]
+    assert (times["runs"], times["aborted"], times["p50_s"], times["p95_s"]) == (10, 1, 8.0, None)
+    assert not passed(found)
+
+
+def test_an_attempt_begun_for_nothing_is_a_double_restart() -> None:
+    found = figures([outcome(2, ("hang", "n1"), restarts=2)], [session()])
+    assert found["restarts_double"] == ["item 2: 1"]
+    assert passed(figures([outcome(2, ("hang", "n1"))], [session()]))
+
+
+def test_a_second_restart_of_one_attempt_and_a_late_one_are_stale() -> None:
+    first, second = asked(id="a"), asked(id="b")
+    assert stale_done([outcome(1, ("hang", "n1"), asked=[first, second])]) == ["b"]
+    late = asked(id="c", attempt=2, expired_when_done=True)
+    assert stale_done([outcome(1, ("hang", "n1"), asked=[first, late])]) == ["c"]
+    void = outcome(3, shape="stale_alarm", alarm="carried_out", asked=[])
+    assert stale_done([void]) == ["by hand in item 3"]
+
+
+def test_training_time_is_effective_as_far_as_the_job_got_at_its_own_pace() -> None:
+    found = figures([outcome(1, ("hang", "n1"))], [session(), session(fire_s=100.0, fire_steps=150)])
+    assert found["steps_per_hour"] == {"undisturbed": 10_800, "under_fire": 5_400}
+    assert found["effective_training_ratio"] == 0.5
+
+
+def test_steps_lost_are_those_beyond_the_next_beginning() -> None:
+    steps = [
+        {"attempt": attempt, "step": step, "resumed_from": resumed}
+        for attempt, step, resumed in ((1, 17, 0), (2, 11, 10), (2, 14, 10), (3, 11, 10))
+    ]
+    assert steps_lost(steps, 1, 3) == 7 + 4
+    assert steps_lost(steps, 2, 3) == 4
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 2.0), (0.95, 4.0)])
+def test_a_percentile_is_one_of_the_values(share: float, value: float) -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], share) == value
+
+
+def test_an_interrupted_run_is_gone_on_with_and_another_plan_is_refused(tmp_path: Path) -> None:
+    file, items = tmp_path / "out.json", draw(10, 1, gpus=False)
+    kept = opened(file, items, 1, SETTINGS)
+    kept.outcomes.append(outcome(1, ("hang", "n1")))
+    kept.sessions.append(session())
+    keep(file, kept)
+    assert opened(file, items, 1, SETTINGS).outcomes == kept.outcomes
+    with pytest.raises(ValueError, match="another plan"):
+        opened(file, draw(10, 2, gpus=False), 2, SETTINGS)
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="no result of this benchmark"):
+        opened(file, items, 1, SETTINGS)
+
+
+def test_a_growing_file_is_read_once_and_never_by_halves(tmp_path: Path) -> None:
+    file = tmp_path / "steps.jsonl"
+    lines = Lines(file)
+    assert lines.all() == []
+    file.write_text('not one of ours\n{"step": 1}\n{"st')
+    assert lines.all() == [{"step": 1}]
+    with file.open("a") as more:
+        more.write('ep": 2}\n')
+    assert lines.all() == [{"step": 1}, {"step": 2}]
+
+
+def test_the_newest_checkpoint_is_the_complete_one_of_the_highest_step(tmp_path: Path) -> None:
+    for step in (9, 10, 20):
+        (tmp_path / f"step_{step}").mkdir()
+    for step in (9, 10):
+        (tmp_path / f"step_{step}" / ".metadata").touch()
+    assert newest(tmp_path) == str(tmp_path / "step_10")
+    assert newest(tmp_path / "none") == ""
