@@ -162,7 +162,7 @@ def test_every_endpoint_asks_for_its_scope(tmp_path: Path) -> None:
             assert [status("POST", path, scope) for scope in ("", "agent", "read")] == [401, 403, 403], path
             assert status("POST", path, "operate") in (200, 404)
         assert [status("GET", "/api/v1/audit", scope) for scope in SCOPES] == [403, 403, 403, 200]
-        for path in ("/", "/app.js", "/healthz", "/openapi.json"):
+        for path in ("/", "/app/main.js", "/healthz", "/openapi.json"):
             assert status("GET", path, "") == 200
         assert status("GET", "/readyz", "") in (200, 503)
 

@@ -208,7 +208,7 @@ def test_who_does_not_read_his_answers_is_let_go(tmp_path: Path, monkeypatch: py
         connection.settimeout(0.2)
         try:
             for _ in range(4_000):
-                connection.sendall(b"GET /app.js HTTP/1.1\r\nhost: x\r\n\r\n")
+                connection.sendall(b"GET /app/chart.js HTTP/1.1\r\nhost: x\r\n\r\n")
         except (TimeoutError, ConnectionError):
             pass
         until(lambda: server.metric("connections_closed_total", reason="slow_reader") == 1)

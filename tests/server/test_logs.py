@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server import auth, logs
+from eagle_eye.server import auth, guarded_protocol, logs
 from eagle_eye.server.config import LogSettings
 from eagle_eye.server.store import Change
 from tests.server.builders import NOW, SECRET, Running, body, frame, logging_put_back, running
@@ -126,7 +126,10 @@ def test_a_token_is_masked_whatever_stands_around_it(before: str, after: str) ->
     assert TOKEN[3:] not in logs.redacted(f"{before} {TOKEN}{after}")
 
 
-def test_a_whole_session_logs_none_of_its_secrets(tmp_path: Path, logged: io.StringIO) -> None:
+def test_a_whole_session_logs_none_of_its_secrets(
+    tmp_path: Path, logged: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_protocol._log, "filters", [guarded_protocol.Seldom()])  # nothing was said lately
     credential = secrets.token_urlsafe(16)
     hook = f"http://127.0.0.1:9/services/{credential}"
     tokens = {scope: auth.mint(scope, None, NOW, None) for scope in ("admin", "read")}

@@ -176,7 +176,7 @@ def _job_of_line(line: str) -> Job:
         partitions=said["Partition"],
         user=said["UserName"],
         held=said["PriorityLong"] == "0",
-        preempted=said["PreemptTime"].isdigit() and int(said["PreemptTime"]) > 0,
+        preempted=said["PreemptTime"].isdecimal() and int(said["PreemptTime"]) > 0,
         why=said["Reason"].removesuffix(SEPARATOR),
     )
 

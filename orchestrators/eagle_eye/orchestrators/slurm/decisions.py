@@ -53,8 +53,8 @@ class Capacity:
 def phase_of(jobs: Sequence[Job]) -> JobPhase:
     """Return where the job is: as all its components are, else as the one that is furthest from running."""
     order: tuple[JobPhase, ...] = (
-        *("cancelled", "preempted", "timeout", "suspended", "unknown", "completing", "failed"),
-        *("pending", "finished", "running"),
+        *("cancelled", "preempted", "timeout", "suspended", "unknown", "completing", "pending"),
+        *("failed", "finished", "running"),
     )
     phases = {job.phase for job in jobs}
     return next(phase for phase in order if phase in phases)

@@ -58,7 +58,7 @@ class Resubmission:
         )
         for line in text.split("\n"):
             number, _, comment = line.partition(SEPARATOR)
-            if comment.rstrip().rstrip(SEPARATOR).endswith(_mark(job, cause)) and number.strip().isdigit():
+            if comment.rstrip().rstrip(SEPARATOR).endswith(_mark(job, cause)) and number.strip().isdecimal():
                 return int(number)
         return None
 
@@ -126,7 +126,7 @@ class Resubmission:
         except SlurmRefusedError as error:
             raise CannotCarryOutError(f"submitting it again: {error.said}; the job goes on") from None
         number = said.strip().partition(";")[0]
-        if not number.isdigit() or not 0 < int(number) < ID_MAX:
+        if not number.isdecimal() or not 0 < int(number) < ID_MAX:
             raise CannotCarryOutError(f"sbatch says {said[:80]!r}, no job's id")
         return int(number)
 
