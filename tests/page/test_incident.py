@@ -49,7 +49,7 @@ def test_who_is_to_blame_why_and_what_awaits_approval_are_seen_at_once(hung: Run
     assert page.locator(".incident-summary").inner_text() == found.summary
     page.get_by_text(f"Awaits your approval: exclude node {found.node} and restart the job without it.").wait_for()
     # Within the first screen, without scrolling.
-    assert page.get_by_role("button", name="Approve").bounding_box()["y"] < 400  # type: ignore[index]
+    assert page.get_by_role("button", name="Approve").bounding_box()["y"] < 400
 
 
 def test_the_evidence_is_drawn_and_told_in_words_and_numbers(hung: Running, page: Page) -> None:

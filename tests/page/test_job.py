@@ -84,4 +84,4 @@ def test_of_12500_nodes_the_lanes_stay_few_and_the_accused_has_one(
         page.locator(".lanes canvas").wait_for()
         said = page.locator("#timeline .said").inner_text()
         assert said == "1 attempt on 12,500 nodes, 0 of them over. Incidents concern n777."
-        assert page.locator(".lanes canvas").bounding_box()["height"] < 256 * 18 + 60  # type: ignore[index]
+        assert page.locator(".lanes canvas").bounding_box()["height"] < 256 * 18 + 60
