@@ -215,7 +215,8 @@ def test_a_killed_runner_takes_its_ranks_with_it_and_its_node_is_replaced(tmp_pa
         ranks = launcher.wait("running", 1)["ranks"]
         eventually(lambda: any(e["event"] == "node_ready" and e["node"] == "n3" for e in launcher.events))
         above = psutil.Process(ranks[1]["pid"]).parents()
-        runner = next(process for process in above if process.cmdline()[-1].endswith("launch.runner"))
+        # The furthest above: what it forks for an attempt has its command line.
+        *_, runner = (process for process in above if process.cmdline()[-1].endswith("launch.runner"))
         os.kill(ranks[1]["pid"], signal.SIGSTOP)
         runner.kill()
         lost = launcher.wait("node_lost")
