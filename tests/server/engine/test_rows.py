@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.types import Window
@@ -49,6 +49,7 @@ moments = st.lists(
 
 
 @given(moments, st.lists(st.integers(1, 20), max_size=10))
+@example([(0, 0, 1, False, True), (0, 0, 0, False, True)], [])
 @settings(max_examples=60, deadline=None)
 def test_windows_are_the_same(said: list[tuple[int, int, int, bool, bool]], cuts: list[int]) -> None:
     by_frames, by_rows = (Engine(DetectionSettings(), NOW) for _ in range(2))

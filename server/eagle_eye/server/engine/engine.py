@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -259,6 +260,10 @@ class Engine:
         route = self._route(msgspec.structs.replace(outlined.hollow, time_s=time_s))
         for job in route.tracks:
             job.adopt_interval(self._pace_s(outlined.node))
+        if route.outlined is not None:  # rows that were routed by it may still wait to be placed
+            known, route = route, replace(route)
+            if self._routes.get(outlined.node) is known:
+                self._routes[outlined.node] = route
         route.lay_out(outlined)
         return route
 
