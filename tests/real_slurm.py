@@ -153,3 +153,13 @@ def _ports(count: int) -> list[int]:
         if len(found) == count:
             return found
     raise AssertionError("no free ports")
+
+
+@contextmanager
+def running_with_preemption(cluster: Slurm, names: Sequence[str]) -> Iterator[None]:
+    """The cluster runs as of ``running``; what comes by the partition "urgent" takes others' place at once."""
+    with running(cluster, names, "KillWait=2\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE"):
+        with cluster.conf.open("a") as conf:
+            conf.write("PartitionName=urgent Nodes=ALL PriorityTier=100 State=UP\n")
+        cluster.run("scontrol", "reconfigure")
+        yield

@@ -127,7 +127,7 @@ class Fleet:
             estimate_s = sample_s
         else:
             estimate_s = offset.add(sample_s, received_s)
-        return estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0
+        return _applied(estimate_s)
 
     def offsets_s(self, nodes: Sequence[str], sent_s: Sequence[float], received_s: Sequence[float]) -> list[float]:
         """Return what ``offset_s`` does for one request of each of the nodes."""
@@ -139,8 +139,7 @@ class Fleet:
             if offset is None or sample_s < offset.current_s or received - offset.started_s >= _OFFSET_BUCKET_S:
                 found.append(self.offset_s(node, sent, received))
             else:
-                estimate_s = offset.value_s
-                found.append(estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0)
+                found.append(_applied(offset.value_s))
         return found
 
     def is_late(self, frame: Frame, sent_s: float) -> bool:
@@ -254,6 +253,10 @@ class Fleet:
     def counts(self, now_s: float, fresh_s: float) -> tuple[int, int]:
         """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
         return len(self._known), sum(presence.is_fresh(now_s, fresh_s) for presence in self.presences())
+
+
+def _applied(estimate_s: float) -> float:
+    return estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0
 
 
 def _heard(frame: Frame, received_s: float) -> Heard:

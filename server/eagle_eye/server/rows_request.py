@@ -5,17 +5,12 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
-from eagle_eye.schema.frame import TIME_S_MAX, BadFrame, Frame, Reading, read_frame, unknown_keys
+from eagle_eye.schema.frame import BadFrame, Frame, Reading, read_frame, unknown_keys
 from eagle_eye.schema.rows import (
-    MAGIC,
-    REQUEST_HEAD,
-    ROW_HEAD,
-    SIZE,
     Outline,
     check_size,
     decode_rows_request,
@@ -36,11 +31,6 @@ from eagle_eye.server.usual_rows import ID
 
 LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # outlines: each costs some hundred times what a row of it does
 RETRY_LEARN_S = 2
-
-_BEGIN = REQUEST_HEAD.size + SIZE.size  # of the first row, where there is no outline
-_ALONE = (MAGIC, 0, 1)
-_NO_FRAMES: Mapping[int, Frame] = MappingProxyType({})
-_NO_NAMES: tuple[str, ...] = ()
 
 
 class RowsRead(msgspec.Struct, frozen=True, gc=False):
@@ -96,13 +86,9 @@ class RowsReader:
     def read(self, body: bytes) -> RowsRead:
         """Return what the body says. Raises Refusal: 400, 409 for an outline to be sent, 413, 503."""
         try:
-            sent_s, outlines, rows = _parts(body)
+            sent_s, outlines, rows = decode_rows_request(body)
         except BadFrame as error:
             raise refusal_of(error, "the request") from None
-        if len(rows) == 1 and not outlines:
-            alone = self._alone(rows[0], sent_s)
-            if alone is not None:
-                return alone
         if not rows:
             raise Refusal(400, "empty", "the request has no rows; send at least one")
         self._learn(outlines)
@@ -151,25 +137,6 @@ class RowsReader:
                 outline = known.outlined.outline
                 self._unknown.note(outline.node, outline.agent_version, dict.fromkeys(keys, 1))
 
-    def _alone(self, row: bytes, sent_s: float) -> RowsRead | None:
-        """Return what a row says that is all that came and numbers alone; None: it is not so plain."""
-        if not (len(row) >= ROW_HEAD.size and is_row(row)):
-            return None
-        _, tail_bytes, id_, sequence, time_s = ROW_HEAD.unpack_from(row)
-        known = self._outlines.get(id_)
-        if known is None or tail_bytes or known.outlined.layout is None or not known.durable:
-            return None
-        if len(row) != ROW_HEAD.size + known.outlined.size or not (
-            0.0 < time_s < TIME_S_MAX and 0 < sequence < 1 << 53
-        ):
-            return None
-        known.used = True
-        outline = known.outlined.outline
-        entries = (Entry(sequence, time_s, row),)
-        return RowsRead(
-            outline.node, outline.stream, outline.interval_s, sent_s, entries, (known,), _NO_FRAMES, (), _NO_NAMES
-        )
-
     def _one(self, row: bytes) -> _One:
         """Return a row, or a whole frame that came among them. Raises BadFrame, Refusal."""
         if row and not is_row(row):
@@ -208,14 +175,3 @@ class RowsReader:
     def _note_unknown(self, first: Outline | Frame, read: Sequence[_One]) -> list[str]:
         left_out = Counter(name for one in read if one.reading is not None for name in one.reading.unknown)
         return self._unknown.note(first.node, first.agent_version, left_out) if left_out else []
-
-
-def _parts(body: bytes) -> tuple[float, Sequence[bytes], Sequence[bytes]]:
-    """Return a request's time of sending, outlines and rows; the usual one, a row alone, at once. Raises BadFrame."""
-    if len(body) > _BEGIN:
-        magic, outlines, rows, sent_s = REQUEST_HEAD.unpack_from(body)
-        alone = (magic, outlines, rows) == _ALONE and SIZE.unpack_from(body, REQUEST_HEAD.size)[0] == len(body) - _BEGIN
-        if alone and 0.0 < sent_s < TIME_S_MAX:
-            return sent_s, (), (body[_BEGIN:],)
-    request = decode_rows_request(body)
-    return request.sent_s, request.outlines, request.rows

@@ -26,9 +26,12 @@ if [ "$complete" = no ] || ! command -v etcd > /dev/null; then
 fi
 [ "$complete" = no ] || exit 0
 
-# The sources' lists are this folder's own: those of the system stay as they are.
+# The sources' lists are this folder's own, from where the system has its packages: its own lists stay as they are.
 mkdir -p "$folder/lists/partial" "$folder/bin"
-echo "deb-src http://deb.debian.org/debian $suite main" > "$folder/sources.list"
+# shellcheck disable=SC2016  # apt's own variable
+mirror=$(apt-get indextargets --format '$(REPO_URI)' "Created-By: Packages" "Component: main" "Codename: $suite" | head -n 1)
+[ -n "$mirror" ] || { echo "no packages of Debian's $suite are known here: add its main section to apt's sources and run apt-get update" >&2; exit 1; }
+echo "deb-src $mirror $suite main" > "$folder/sources.list"
 cd "$folder"
 set -- -o "Dir::Etc::SourceList=$folder/sources.list" -o Dir::Etc::SourceParts=- \
     -o "Dir::State::Lists=$folder/lists" -o APT::Sandbox::User=root

@@ -7,10 +7,9 @@ byte of its body: the code decides by answers and by a clock that only its own w
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes.api import Api
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
+from tests.loopback import served
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -68,16 +68,8 @@ def serving(answer: Callable[[str, str, Any], Answer]) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served(Handler) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def api_at(url: str, pause: Callable[[float], object] = lambda _: None) -> Api:

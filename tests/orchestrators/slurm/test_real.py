@@ -24,7 +24,7 @@ from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.orchestrators.slurm.restarting import Limits
 from tests.orchestrators.slurm.builders import Server, exclusion, orchestrator, restart
 from tests.real_slurm import Slurm as Machines
-from tests.real_slurm import running, skip_reason, until
+from tests.real_slurm import running_with_preemption, skip_reason, until
 
 NODES = ("n1", "n2", "n3", "n4")
 HET = """#!/bin/sh
@@ -79,10 +79,7 @@ def slurm() -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="eagle-eye-slurm-") as name:
         Path(name).chmod(0o755)
         machines = Slurm(Path(name))
-        with running(machines, NODES, "KillWait=2\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE"):
-            with machines.conf.open("a") as conf:
-                conf.write("PartitionName=urgent Nodes=ALL PriorityTier=100 State=UP\n")
-            machines.run("scontrol", "reconfigure")
+        with running_with_preemption(machines, NODES):
             yield machines
 
 

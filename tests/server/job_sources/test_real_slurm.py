@@ -31,7 +31,7 @@ from eagle_eye.server.job_sources.slurm_rest import SlurmRest
 from eagle_eye.server.job_sources.slurm_squeue import Squeue
 from eagle_eye.server.job_sources.source import ScheduledJob
 from tests.real_slurm import Slurm as Cluster
-from tests.real_slurm import running, skip_reason, until
+from tests.real_slurm import running_with_preemption, skip_reason, until
 from tests.server.builders import body, frame, logging_put_back, settings
 
 NODES = ("n1", "n2", "n3")
@@ -58,10 +58,7 @@ def slurm() -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="eagle-eye-slurm-") as name:
         Path(name).chmod(0o755)
         cluster = Slurm(Path(name))
-        with running(cluster, NODES, "KillWait=2\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE"):
-            with cluster.conf.open("a") as conf:
-                conf.write("PartitionName=urgent Nodes=ALL PriorityTier=100 State=UP\n")
-            cluster.run("scontrol", "reconfigure")
+        with running_with_preemption(cluster, NODES):
             yield cluster
 
 

@@ -18,7 +18,7 @@ from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.node_tracks import NodeTracks, Places
+from eagle_eye.server.engine.node_tracks import Floats, NodeTracks, Places
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.server.engine.routing import Route, placing
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, hearing
@@ -83,7 +83,7 @@ class Engine:
         self._nodes.hear(place, received_s, farewell=any(event.kind == "agent_stop" for event in frame.events))
         route = self._route(frame)
         for job in route.tracks:
-            job.adopt_interval(self._pace_s(frame.node))
+            job.adopt_interval(self._nodes.pace_s(frame.node))
         if frame.blocks:
             route.place(frame)
         for event in frame.events:
@@ -164,9 +164,8 @@ class Engine:
 
     def window(self, track: JobTrack, now_s: float, watching_since_s: float) -> Window:
         """Return what detectors may see of a job, by an observer who has watched since then; views, not copies."""
-        places = self._places(track)
-        heard_s = self._nodes.heard_s(places, track.interval_s, self.settings.silent_intervals)
-        return track.window(now_s, heard_s, self._nodes.farewell(places), watching_since_s, self._topology)
+        farewell = self._nodes.farewell(self._places(track))
+        return track.window(now_s, self._heard_s(track), farewell, watching_since_s, self._topology)
 
     def tracks(self) -> Iterator[JobTrack]:
         """Yield what is known of each job, for the API and metrics."""
@@ -199,11 +198,8 @@ class Engine:
             known = track.memo[NodeTracks] = self._nodes.places(track.nodes)
         return known
 
-    def _pace_s(self, node: str) -> float:
-        """Return how often a node reports that has spoken."""
-        interval_s = self._nodes.interval_s(node)
-        assert interval_s is not None  # noqa: S101 - it has
-        return interval_s
+    def _heard_s(self, track: JobTrack) -> Floats:
+        return self._nodes.heard_s(self._places(track), track.interval_s, self.settings.silent_intervals)
 
     def _judge(self, track: JobTrack, now_s: float) -> Judgement:
         declared = self._declared.get(track.job)
@@ -214,8 +210,11 @@ class Engine:
         limit_s = max(self.settings.silent_floor_s, self.settings.silent_intervals * track.interval_s)
         judged = state in RUNNING_STATES or (crashed and now_s - _since_s(declared) <= FAILED_S)
         if judged and track.nodes:
-            verdicts, blind = self._asking.ask(self.window(track, now_s, self._watching_since_s))
-        heard_s = self._nodes.heard_s(self._places(track), track.interval_s, self.settings.silent_intervals)
+            window = self.window(track, now_s, self._watching_since_s)
+            verdicts, blind = self._asking.ask(window)
+            heard_s = window.heard_s
+        else:
+            heard_s = self._heard_s(track)
         heard = hearing(track.job, track.started_s, self._words.values())
         told = [verdict for verdict in verdicts if not heard.is_awaited(verdict, now_s)]
         return Judgement(
@@ -259,7 +258,7 @@ class Engine:
             self._nodes.set_interval_s(place, outlined.outline.interval_s)
         route = self._route(msgspec.structs.replace(outlined.hollow, time_s=time_s))
         for job in route.tracks:
-            job.adopt_interval(self._pace_s(outlined.node))
+            job.adopt_interval(self._nodes.pace_s(outlined.node))
         if route.outlined is not None:  # rows that were routed by it may still wait to be placed
             known, route = route, replace(route)
             if self._routes.get(outlined.node) is known:
@@ -301,7 +300,7 @@ class Engine:
         if declared is None or frame.node not in self._assigned.get(job, ()):
             return known
         if known is None or known.attempt < declared.attempt:
-            known = self._begin(job, declared.attempt, self._pace_s(frame.node), frame.time_s)
+            known = self._begin(job, declared.attempt, self._nodes.pace_s(frame.node), frame.time_s)
         if known.attempt == declared.attempt:
             known.add_node(frame.node)
         return known
@@ -342,7 +341,7 @@ class Engine:
                 # A stranger's word must not end the attempt that the job's launcher declared.
                 self.strangers_total += 1
                 return None
-            known = self._begin(job, attempt, self._pace_s(frame.node), frame.time_s)
+            known = self._begin(job, attempt, self._nodes.pace_s(frame.node), frame.time_s)
         return known
 
     def _begin(self, job: str, attempt: int, interval_s: float, started_s: float) -> JobTrack:

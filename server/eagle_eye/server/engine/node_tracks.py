@@ -72,6 +72,10 @@ class NodeTracks:
         place = self._places.get(node)
         return None if place is None or self._heard_s[place] == -np.inf else float(self._interval_s[place])
 
+    def pace_s(self, node: str) -> float:
+        """Return how often a node reports that was heard."""
+        return float(self._interval_s[self._places[node]])
+
     def set_interval_s(self, place: int, interval_s: float) -> bool:
         """Take how often a node reports from now on; return whether that is news."""
         if self._interval_s[place] == interval_s:
