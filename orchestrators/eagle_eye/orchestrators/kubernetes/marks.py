@@ -78,7 +78,7 @@ def marking(node: Node, cause: Cause, owner: str, effect: TaintEffect, since: st
     """Return the patch that cordons the node and says why; it fails where the node has changed meanwhile."""
     ours = Exclusion(owner, cause.incident_id, cause.action_id, _line(cause.reason), since, effect)
     taints = [taint for taint in node.spec.taints or () if taint.key != TAINT]
-    taints.append(Taint(TAINT, taint_value(cause.reason), effect))
+    taints.append(Taint(TAINT, taint_value(ours.reason), effect))
     return {
         "metadata": {
             "resourceVersion": node.metadata.resource_version,
