@@ -12,6 +12,7 @@ import pytest
 
 from eagle_eye.schema import action as schema
 from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.outlined import groups_of
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ledger import mark_false, report_action
@@ -255,6 +256,28 @@ def test_how_long_a_look_took_is_counted(site: Site) -> None:
     asyncio.run(story())
     (family,) = site.watch.tick_seconds.collect()
     assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == 1
+
+
+@pytest.mark.parametrize(("look_s", "rest_s"), [(0.01, 1.0), (0.25, 1.5), (3.0, 2.0)])
+def test_the_longer_a_look_took_the_later_is_the_next(
+    site: Site, monkeypatch: pytest.MonkeyPatch, look_s: float, rest_s: float
+) -> None:
+    rests_s: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            rests_s.append(seconds)
+            raise asyncio.CancelledError
+
+    def judging(_: float) -> Iterator[Judgement]:
+        site.clock.advance(look_s)
+        return iter(())
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(Engine, "judging", lambda _, now_s: judging(now_s))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(site.watch.run())
+    assert rests_s == [pytest.approx(rest_s)]
 
 
 def test_what_comes_during_a_look_at_jobs_is_seen_by_the_next() -> None:

@@ -33,6 +33,8 @@ from eagle_eye.server.watch_intake import Intake
 from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
 
 SLICE_S = 0.02  # how long a look at jobs may keep the event loop at a time
+REST_RATIO = 6.0  # after a look, of the time it took: of a core, looks take a seventh, and agents get the rest
+REST_TICKS_MAX = 2.0  # but judging waits for no more than this
 
 log = logging.getLogger(__name__)
 
@@ -122,18 +124,23 @@ class Watch:
     async def run(self) -> None:
         """Judge every tick until cancelled."""
         while True:
-            began_s = self._clock.monotonic_s()
+            began_s = slice_s = self._clock.monotonic_s()
+            busy_s = 0.0
             try:
-                slice_s = began_s
                 for _ in self._looking(self._clock.now_s()):
                     # Agents wait for their answers meanwhile.
-                    if self._clock.monotonic_s() - slice_s >= SLICE_S:
+                    took_s = self._clock.monotonic_s() - slice_s
+                    if took_s >= SLICE_S:
+                        busy_s += took_s
                         await asyncio.sleep(0)
                         slice_s = self._clock.monotonic_s()
-                self.tick_seconds.observe(self._clock.monotonic_s() - began_s)
+                now_s = self._clock.monotonic_s()
+                busy_s += now_s - slice_s
+                self.tick_seconds.observe(now_s - began_s)
             except StoreUnavailable:
                 log.exception("the store cannot be written: nothing was judged in this tick")
-            await asyncio.sleep(self._engine.settings.tick_s)
+            tick_s = self._engine.settings.tick_s
+            await asyncio.sleep(min(max(tick_s, REST_RATIO * busy_s), REST_TICKS_MAX * tick_s))
 
     def tick(self, now_s: float) -> None:
         """Judge once and write down what follows."""
@@ -237,6 +244,7 @@ class Watch:
                     metrics=track.metrics,
                     restart_owner=judged.restart_owner,
                     ends_s=judged.ends_s,
+                    owner=judged.owner,
                 )
             )
         return found

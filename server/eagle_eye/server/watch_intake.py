@@ -6,7 +6,7 @@ While the detection loop looks at jobs, everything waits: what it judges does no
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
@@ -74,17 +74,19 @@ class Intake:
         self._held = False
 
     def _show(self, frame: Frame, received_s: float) -> None:
-        self._note(frame.node, frame.collectors, received_s)
+        self._note(frame.node, frame.collectors.get(GATHERS) == "ok", received_s)
         self._engine.observe(frame, received_s)
 
     def _show_rows(self, groups: Sequence[RowGroup]) -> Iterator[None]:
         for group in groups:
-            for outlined, received_s in zip(group.outlined, group.received_s, strict=True):
-                self._note(outlined.node, outlined.outline.collectors, received_s)
+            gather = [outlined.outline.collectors.get(GATHERS) == "ok" for outlined in group.outlined]
+            if True in gather or self.gatherers:
+                for outlined, gathers, received_s in zip(group.outlined, gather, group.received_s, strict=True):
+                    self._note(outlined.node, gathers, received_s)
         return self._engine.observing_rows(groups)
 
-    def _note(self, node: str, collectors: Mapping[str, str], received_s: float) -> None:
-        if collectors.get(GATHERS) == "ok":
+    def _note(self, node: str, gathers: bool, received_s: float) -> None:
+        if gathers:
             self.gatherers[node] = received_s
-        elif node in self.gatherers:
-            del self.gatherers[node]
+        else:
+            self.gatherers.pop(node, None)

@@ -27,8 +27,8 @@ def frame(node: int, second: int, shape: int, *, silent: bool, moved: bool) -> F
     blocks = [block(Scope.DEVICE, rows), block(Scope.NODE, {-1: {"node_cpu_utilization_ratio": second / 100}})]
     if shape == 1:
         blocks.append(block(Scope.LINK, {"mlx5_0": {"link_up": 1.0, "link_errors_total": float(second)}}))
-    job = f"job-{node % 2}"
-    ranks = [Rank(job, 2 * node + d, 2 * NODES, d, attempt=int(moved), silent_s=2.0 * silent) for d in range(2)]
+    jobs = [f"job-{(node + (d if shape == 2 else 0)) % 2}" for d in range(2)]  # in the last shape, two on one node
+    ranks = [Rank(jobs[d], 2 * node + d, 2 * NODES, d, attempt=int(moved), silent_s=2.0 * silent) for d in range(2)]
     return Frame(1, f"n{node}", "boot", "s", second + 1, NOW + second, 1.0, "0", None, ranks, blocks)
 
 
@@ -50,6 +50,7 @@ moments = st.lists(
 
 @given(moments, st.lists(st.integers(1, 20), max_size=10))
 @example([(0, 0, 1, False, True), (0, 0, 0, False, True)], [])
+@example([(0, 6, 1, False, False), (0, 11, 1, False, True), (0, 16, 1, False, False)], [0])
 @settings(max_examples=60, deadline=None)
 def test_windows_are_the_same(said: list[tuple[int, int, int, bool, bool]], cuts: list[int]) -> None:
     by_frames, by_rows = (Engine(DetectionSettings(), NOW) for _ in range(2))

@@ -20,7 +20,7 @@ from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.node_tracks import Floats, NodeTracks, Places
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
-from eagle_eye.server.engine.routing import Route, placing
+from eagle_eye.server.engine.routing import Route, Routed, RouteTable, placing
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, hearing
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
@@ -60,9 +60,10 @@ class Engine:
         self._jobs_of_node: dict[str, set[str]] = {}
         self._topology: Topology | None = None
         self._routes: dict[str, Route] = {}
+        self._table = RouteTable()  # those of rows, all of this epoch
         self._lines_max = sys.maxsize  # of each job's rows, for want of memory...
         self._steps_max = self._curve_max = sys.maxsize  # ...of its ranks' steps, and of its own course
-        self._epoch = 0  # grows whenever a job begins, ends or gets members
+        self._epoch = 0  # grows whenever a job begins, ends, or gets members or its first rank
         self.stale_rows_total = 0  # rows of an attempt that is over
         self.strangers_total = 0  # rows of a later attempt from nodes that are no members of a declared job
 
@@ -79,7 +80,8 @@ class Engine:
         place = self._nodes.meet(frame.node, received_s, frame.interval_s)
         # A frame sent early, for an event alone, covers only part of an interval.
         if frame.blocks and self._nodes.set_interval_s(place, frame.interval_s) and frame.node in self._routes:
-            self._routes[frame.node].outlined = None  # rows of the outline say their own interval
+            self._table.drop(self._routes[frame.node])  # rows of the outline say their own interval
+            self._routes[frame.node].outlined = None
         self._nodes.hear(place, received_s, farewell=any(event.kind == "agent_stop" for event in frame.events))
         route = self._route(frame)
         for job in route.tracks:
@@ -101,30 +103,17 @@ class Engine:
         """Take in rows of numbers, a part before each time this yields."""
         routed = []
         for group in groups:
-            routed.append((group, self._routes_of(group)))
+            routed.append(self._routed(group))
             yield
         yield from placing(routed)
 
-    def _routes_of(self, group: RowGroup) -> list[Route]:
+    def _routed(self, group: RowGroup) -> Routed:
         """Return where each of the rows goes, and take note that their nodes were heard."""
-        known = self._routes
-        routes: list[Route] = []
-        ranked: dict[JobTrack, bool] = {}  # by job, asked once
-        for at, outlined in enumerate(group.outlined):
-            route = known.get(outlined.node)
-            if route is None or route.outlined is not outlined or route.epoch != self._epoch:
-                route = self._route_of(outlined, group.time_s[at], group.received_s[at])
-            else:
-                for was, job in zip(route.ranked, route.tracks, strict=True):
-                    if job not in ranked:
-                        ranked[job] = job.ranked
-                    if was is not ranked[job]:
-                        route = self._route_of(outlined, group.time_s[at], group.received_s[at])
-                        ranked.clear()
-                        break
-            routes.append(route)
-        self._nodes.hear_all(np.array([route.node for route in routes], dtype=np.intp), np.array(group.received_s))
-        return routes
+        places, routed = self._table.routed(
+            group, lambda at: self._route_of(group.outlined[at], group.time_s[at], group.received_s[at])
+        )
+        self._nodes.hear_all(places, np.asarray(group.received_s))
+        return routed
 
     def observe_job(self, job: Job) -> None:
         """Take in the scheduler's or launcher's word on a job; an older attempt than known changes nothing."""
@@ -138,7 +127,7 @@ class Engine:
                 return
             known = self._begin(job.job, job.attempt, self._interval_s(job.ranks), job.updated_s)
         if job.ranks and not known.declared:
-            self._epoch += 1
+            self._begin_epoch()
             known.declare(job.ranks)
             for rank in job.ranks:
                 self._jobs_of_node.setdefault(rank.node, set()).add(job.job)
@@ -157,7 +146,8 @@ class Engine:
 
     def judging(self, now_s: float) -> Iterator[Judgement]:
         """Judge every job, one after the other; nothing may be observed before the last."""
-        self._forget(now_s)
+        for job in [track.job for track in self._jobs.values() if now_s - track.touched_s > FORGET_JOB_S]:
+            self._drop(job)
         self._bound_memory()
         for track in list(self._jobs.values()):
             yield self._judge(track, now_s)
@@ -235,16 +225,17 @@ class Engine:
             hearing=heard,
             awaiting=any(not heard.covers(v.onset_s) and heard.can_answer(v, now_s) for v in verdicts),
             ends_s=declared.ends_s if declared else None,
+            owner=declared.owner if declared else "",
         )
 
     def _route(self, frame: Frame) -> Route:
         """Return where the frame's rows go: as before, unless ranks or jobs have changed since the node's last one."""
         route = self._routes.get(frame.node)
         if route is None or not route.fits(frame, self._epoch):
+            self._table.drop(route)
             refused = self.stale_rows_total + self.strangers_total
             tracks = self._jobs_in(frame)
-            ranked = tuple(track.ranked for track in tracks)
-            route = Route(self._nodes.place(frame.node), frame.ranks, frame.job, self._epoch, tracks, ranked, [], [])
+            route = Route(self._nodes.place(frame.node), frame.ranks, frame.job, self._epoch, tracks)
             if refused == self.stale_rows_total + self.strangers_total:  # else every refusal is counted
                 self._routes[frame.node] = route
             else:
@@ -259,11 +250,15 @@ class Engine:
         route = self._route(msgspec.structs.replace(outlined.hollow, time_s=time_s))
         for job in route.tracks:
             job.adopt_interval(self._nodes.pace_s(outlined.node))
+        kept = self._routes.get(outlined.node) is route
         if route.outlined is not None:  # rows that were routed by it may still wait to be placed
-            known, route = route, replace(route)
-            if self._routes.get(outlined.node) is known:
-                self._routes[outlined.node] = route
+            self._table.drop(route)
+            route = replace(route)
         route.lay_out(outlined)
+        if kept:
+            self._routes[outlined.node] = route
+            if route.epoch == self._epoch:
+                self._table.put(route)
         return route
 
     def _jobs_in(self, frame: Frame) -> list[JobTrack]:
@@ -289,7 +284,7 @@ class Engine:
         """Remember the nodes that a scheduler gave the job: each becomes a member once its agent was heard."""
         nodes = frozenset(job.nodes) if job.state in HELD_STATES else frozenset()
         if nodes != self._assigned.get(job.job, frozenset()):
-            self._epoch += 1
+            self._begin_epoch()
             self._assigned[job.job] = nodes
             for node in nodes:
                 self._jobs_of_node.setdefault(node, set()).add(job.job)
@@ -326,10 +321,18 @@ class Engine:
     def _admit(self, track: JobTrack, node: str, rank: Rank) -> bool:
         if track.declared and not track.is_member(node):
             return False
+        ranked = track.ranked
         column = track.add_series(node, rank.device, rank.rank, rank.role)
+        if track.ranked is not ranked:  # from now on only ranks say what training does
+            self._begin_epoch()
         track.set_silence(column, rank.silent_s)
         self._jobs_of_node.setdefault(node, set()).add(track.job)
         return True
+
+    def _begin_epoch(self) -> None:
+        """Have every route worked out anew."""
+        self._epoch += 1
+        self._table.clear()
 
     def _track(self, job: str, attempt: int, frame: Frame) -> JobTrack | None:
         known = self._jobs.get(job)
@@ -354,7 +357,7 @@ class Engine:
         track.limit(self._lines_max)
         track.limit_steps(self._steps_max, self._curve_max)
         self._jobs[job] = track
-        self._epoch += 1
+        self._begin_epoch()
         return track
 
     def _bound_memory(self) -> None:
@@ -374,13 +377,9 @@ class Engine:
             for track in self._jobs.values():
                 track.limit_steps(self._steps_max, self._curve_max)
 
-    def _forget(self, now_s: float) -> None:
-        for job in [t.job for t in self._jobs.values() if now_s - t.touched_s > FORGET_JOB_S]:
-            self._drop(job)
-
     def _drop(self, job: str) -> None:
         del self._jobs[job]
-        self._epoch += 1
+        self._begin_epoch()
         self._asking.forget(job)
         self._declared.pop(job, None)
         self._assigned.pop(job, None)

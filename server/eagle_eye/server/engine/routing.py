@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.outlined import Layout, Matrix, Outlined, RowGroup
 
 TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have said
+PARTS_MAX = 16  # of a row that is placed with others; agents' have three
+_ROOM = 256
 
 Shape = tuple[Scope, list[int | str], list[str]]
 
@@ -39,9 +41,8 @@ class Route:
     job: str | None
     epoch: int
     tracks: list[JobTrack]
-    ranked: tuple[bool, ...]
-    shapes: list[Shape]
-    placements: list[list[Placement]]
+    shapes: list[Shape] = field(default_factory=list)
+    placements: list[list[Placement]] = field(default_factory=list)
     outlined: Outlined | None = None  # whose rows go here
     columns: tuple[int, ...] | None = None  # the first of each part's, where the parts go whole to one job
 
@@ -60,12 +61,7 @@ class Route:
 
     def fits(self, frame: Frame, epoch: int) -> bool:
         """Whether the frame belongs to the same jobs as the last one did."""
-        return (
-            self.epoch == epoch
-            and self.job == frame.job
-            and self.ranks == frame.ranks
-            and self.ranked == tuple(track.ranked for track in self.tracks)
-        )
+        return self.epoch == epoch and self.job == frame.job and self.ranks == frame.ranks
 
     def place(self, frame: Frame) -> None:
         """Write the frame's rows to where they belong."""
@@ -81,32 +77,119 @@ class Route:
                 placement.track.write(frame.time_s, placement.scope, placement.metrics, placement.columns, chosen)
 
 
-def placing(routed: Iterable[tuple[RowGroup, Sequence[Route]]]) -> Iterator[None]:
+class Routed(NamedTuple):
+    """Rows of one layout and where they go: row i to ``jobs[job[i]]``, or, where that is -1, by its route in ``odd``.
+
+    ``columns`` (rows, PARTS_MAX) has the first column of each part.
+    """
+
+    group: RowGroup
+    jobs: Sequence[JobTrack]
+    job: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    odd: dict[int, Route]
+
+
+class RouteTable:
+    """Routes of rows by outline, those that lead whole to one job as columns: for many thousands of rows at once."""
+
+    def __init__(self) -> None:
+        self._job: NDArray[np.intp] = np.full(_ROOM, -1, dtype=np.intp)
+        self._columns: NDArray[np.intp] = np.zeros((_ROOM, PARTS_MAX), dtype=np.intp)
+        self._cleared = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all routes."""
+        self._place_of: dict[Outlined, int] = {}  # in NodeTracks
+        self._odd: dict[int, Route] = {}  # those that do not lead whole to one job
+        self._jobs: list[JobTrack] = []
+        self._job_of: dict[JobTrack, int] = {}
+        self._cleared += 1
+
+    def put(self, route: Route) -> None:
+        """Know the route of the rows of its outline."""
+        assert route.outlined is not None  # noqa: S101 - it was laid out
+        while route.node >= len(self._job):
+            self._job = np.concatenate([self._job, np.full_like(self._job, -1)])
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
+        self._place_of[route.outlined] = route.node
+        self._odd.pop(route.node, None)
+        if route.columns is None or len(route.columns) > PARTS_MAX:
+            self._odd[route.node] = route
+            self._job[route.node] = -1
+            return
+        (track,) = route.tracks
+        job = self._job_of.get(track)
+        if job is None:
+            job = self._job_of[track] = len(self._jobs)
+            self._jobs.append(track)
+        self._job[route.node] = job
+        self._columns[route.node, : len(route.columns)] = route.columns
+
+    def drop(self, route: Route | None) -> None:
+        """Forget a route."""
+        if route is not None and route.outlined is not None:
+            self._place_of.pop(route.outlined, None)
+
+    def routed(self, group: RowGroup, route_of: Callable[[int], Route]) -> tuple[NDArray[np.intp], Routed]:
+        """Return the places of the rows' nodes in NodeTracks, and where the rows go.
+
+        ``route_of(row)`` works out what is not known; it may ``put`` it, and ``clear`` what was.
+        """
+        place_of = self._place_of.get
+        places = np.array([place_of(outlined, -1) for outlined in group.outlined], dtype=np.intp)
+        job = np.where(places >= 0, self._job[places], -1)
+        routed = Routed(group, self._jobs, job, self._columns[places], {})
+        for at in np.flatnonzero((job < 0) & (places >= 0)).tolist():
+            routed.odd[at] = self._odd[int(places[at])]
+        unknown = np.flatnonzero(places < 0)
+        for at in range(int(unknown[0]), len(places)) if len(unknown) else ():
+            if places[at] < 0:
+                cleared = self._cleared
+                routed.odd[at] = route_of(at)
+                places[at] = routed.odd[at].node
+                if cleared != self._cleared:  # nor is known what was known of the rows after it
+                    places[at + 1 :] = job[at + 1 :] = -1
+        return places, routed
+
+
+def placing(all_routed: Iterable[Routed]) -> Iterator[None]:
     """Write rows to where their routes lead, those of one layout, moment and job before each time this yields."""
-    together: dict[tuple[Layout, float, JobTrack], list[tuple[Matrix, list[tuple[int, ...]]]]] = {}
-    for group, routes in routed:
-        here: dict[tuple[float, JobTrack], tuple[list[int], list[tuple[int, ...]]]] = {}
-        for at, route in enumerate(routes):
+    together: dict[tuple[Layout, float, JobTrack], list[tuple[Matrix, NDArray[np.intp]]]] = {}
+    for routed in all_routed:
+        group = routed.group
+        for at, route in routed.odd.items():
             if route.columns is not None:
-                places, columns = here.setdefault((group.time_s[at], route.tracks[0]), ([], []))
-                places.append(at)
-                columns.append(route.columns)
+                key = (group.layout, group.time_s[at], route.tracks[0])
+                columns = np.array([route.columns], dtype=np.intp)
+                together.setdefault(key, []).append((group.numbers[at : at + 1], columns))
             elif route.tracks:
                 route.place(group.outlined[at].frame(1, group.time_s[at], group.numbers[at].tobytes()))
-        for (time_s, job), (places, columns) in here.items():
-            matrix = group.numbers if len(places) == len(routes) else group.numbers[places]
-            together.setdefault((group.layout, time_s, job), []).append((matrix, columns))
-    for (layout, time_s, job), parts in together.items():
-        matrix = parts[0][0] if len(parts) == 1 else np.concatenate([matrix for matrix, _ in parts])
-        _place_rows(layout, time_s, list(chain.from_iterable(columns for _, columns in parts)), matrix, job)
+        for time_s, job, rows in _alike(np.asarray(group.time_s), routed.job):
+            key = (group.layout, time_s, routed.jobs[job])
+            together.setdefault(key, []).append((group.numbers[rows], routed.columns[rows]))
+    for (layout, time_s, track), parts in together.items():
+        matrices, places = zip(*parts, strict=True)
+        used = min(columns.shape[1] for columns in places)
+        firsts = np.concatenate([columns[:, :used] for columns in places])
+        _place_rows(layout, time_s, firsts, np.concatenate(matrices), track)
         yield
 
 
-def _place_rows(
-    layout: Layout, time_s: float, columns: Sequence[tuple[int, ...]], matrix: Matrix, track: JobTrack
-) -> None:
-    """Write rows of one layout and moment to one job; ``columns`` are each row's, as of its Route."""
-    firsts = np.array(columns, dtype=np.intp)
+def _alike(time_s: NDArray[np.float64], job: NDArray[np.intp]) -> Iterator[tuple[float, int, NDArray[np.intp]]]:
+    """Yield the moments and jobs that rows have in common, with the rows; not those without a job."""
+    order = np.lexsort((job, time_s))
+    ordered_s, ordered = time_s[order], job[order]
+    changed = (ordered_s[1:] != ordered_s[:-1]) | (ordered[1:] != ordered[:-1])
+    begins = [0, *(np.flatnonzero(changed) + 1).tolist(), len(order)]
+    for begin, end in pairwise(begins):
+        if begin < end and ordered[begin] >= 0:
+            yield float(ordered_s[begin]), int(ordered[begin]), order[begin:end]
+
+
+def _place_rows(layout: Layout, time_s: float, firsts: NDArray[np.intp], matrix: Matrix, track: JobTrack) -> None:
+    """Write rows of one layout and moment to one job; ``firsts`` are each row's columns, as of its Route."""
     parts = [part for part in layout.parts if part.keys]
     for place, part in enumerate(parts):
         chosen = (firsts[:, place, None] + np.arange(len(part.keys))).ravel()
