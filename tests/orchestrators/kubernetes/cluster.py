@@ -17,7 +17,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ class Cluster:
 
 
 @contextmanager
-def started(folder: Path, programs: Path) -> Iterator[Cluster]:
+def started(folder: Path, programs: Path, controllers: Sequence[str] = CONTROLLERS) -> Iterator[Cluster]:
     """A control plane whose state is in ``folder``, until the end of the block."""
     etcd, peer, api, manager, scheduler = (free_port() for _ in range(5))
     token = secrets.token_hex(16)
@@ -211,7 +211,7 @@ def started(folder: Path, programs: Path) -> Iterator[Cluster]:
         ],
         "kube-controller-manager": [
             str(programs / "kube-controller-manager"), f"--kubeconfig={kubeconfig}", "--leader-elect=false",
-            f"--controllers={','.join(CONTROLLERS)}", "--bind-address=127.0.0.1", f"--secure-port={manager}",
+            f"--controllers={','.join(controllers)}", "--bind-address=127.0.0.1", f"--secure-port={manager}",
             "--port=0", f"--cert-dir={folder / 'manager'}", f"--service-account-private-key-file={key}",
         ],
         "kube-scheduler": [
