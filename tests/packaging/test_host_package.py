@@ -1,98 +1,185 @@
 from __future__ import annotations
 
-import json
+import gzip
 import shutil
 import subprocess
-import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.packaging.host_build import FOLDER, RELEASE_S, module
 
-pytestmark = pytest.mark.slow
-no_python = pytest.mark.skipif(not shutil.which("python3", path="/usr/bin"), reason="apt-get install python3")
+recipes, libraries, tree_module, formats, manual = map(module, ("recipes", "libraries", "tree", "formats", "manual"))
 
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The package of each kind that there is a tool for, built as a release is."""
-    kinds = [kind for kind, tool in {"deb": "dpkg-deb", "rpm": "rpmbuild"}.items() if shutil.which(tool)]
-    if not kinds:
-        return {}
-    command = [sys.executable, "packaging/host/build.py", "--out", str(tmp_path_factory.mktemp("dist")), "--format"]
-    done = subprocess.run([*command, *kinds], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(kinds, map(Path, done.stdout.splitlines()), strict=True))
+no_dpkg = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="apt-get install dpkg-dev")
+no_rpm = pytest.mark.skipif(not shutil.which("rpmbuild"), reason="apt-get install rpm")
 
 
-@pytest.fixture(scope="module")
-def host(packages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the .deb, unpacked."""
-    if "deb" not in packages:
-        pytest.skip("dpkg-deb is not installed: apt-get install dpkg-dev")
-    root = tmp_path_factory.mktemp("root")
-    subprocess.run(["dpkg-deb", "--extract", str(packages["deb"]), str(root)], check=True)
-    return root
+@pytest.fixture(autouse=True)
+def release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(RELEASE_S))
 
 
-def command(host: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "/nonexistent", "HOME": str(host)}
-    line = [str(host / "usr/bin/eagle-eye"), *words]
-    return subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a package of the agent's or the server's files without their libraries, which the network has."""
+
+    def made(kind: str, recipe: Any, *, again: bool = False) -> Path:
+        scratch = tmp_path / f"{kind}-{again}"
+        tree = scratch / "tree"
+        home = tree / recipe.home
+        for name in tree_module.PROGRAMS:
+            tree_module._copy(FOLDER / name, home / name)
+        (home / "python3.11/bin").mkdir(parents=True)
+        (home / "python3.11/bin/python3").symlink_to("/usr/bin/python3.11")
+        tree_module._copy(FOLDER / recipe.configuration, tree / "etc/eagle-eye" / recipe.configuration)
+        for unit in recipe.units:
+            tree_module._write(tree / tree_module.UNITS / unit, b"")
+        tree_module._document(tree, recipe)
+        tree_module._settle(tree, recipe)
+        python = "3.11" if recipe.each_python else ""
+        out = tmp_path / f"out-{again}"
+        out.mkdir(exist_ok=True)
+        package: Path = getattr(formats, kind)(tree, recipe, python, recipes.ARCHITECTURES["amd64"], out, scratch)
+        return package
+
+    return made
 
 
-@no_python
-def test_the_unpacked_package_makes_a_frame_with_the_systems_python_alone(host: Path, tmp_path: Path) -> None:
-    done = command(host, "agent", "--print", "--once", "--node", "n1", "--hook-socket", str(tmp_path / "hook.sock"))
-    assert done.returncode == 0, done.stderr
-    frame = json.loads(done.stdout)
-    assert frame["node"] == "n1"
-    assert frame["rows"]["node"]["-1"]["node_memory_used_ratio"] > 0
+def said(*command: str | Path) -> str:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
 
 
-def test_it_brings_libraries_for_every_python_that_it_promises(host: Path) -> None:
-    folders = (host / "usr/lib/eagle-eye").glob("python3.*")
-    brought = {folder.name for folder in folders if (folder / "msgspec").is_dir()}
-    assert brought == {f"python3.{minor}" for minor in range(10, 15)}
+@no_dpkg
+def test_the_agents_deb_says_what_it_needs_and_which_file_is_the_administrators(make: Callable[..., Path]) -> None:
+    package = make("deb", recipes.AGENT)
+    assert said("dpkg-deb", "--field", package, "Depends") == "python3 (>= 3.10), libc6 (>= 2.28)\n"
+    assert said("dpkg-deb", "--info", package, "conffiles") == "/etc/eagle-eye/agent.toml\n"
 
 
-def test_it_holds_nothing_that_a_gpu_host_does_not_need(host: Path) -> None:
-    assert {folder.name for folder in (host / "usr/lib/eagle-eye/eagle-eye/eagle_eye").iterdir()} == {
-        "agent",
-        "checks",
-        "cli",
-        "schema",
-    }
-    assert not any(host.rglob("numpy"))
+@no_dpkg
+def test_the_servers_deb_is_of_one_python_and_an_upgrade_of_the_distribution_upgrades_it(
+    make: Callable[..., Path],
+) -> None:
+    package = make("deb", recipes.SERVER)
+    assert said("dpkg-deb", "--field", package, "Depends") == "python3.11, libc6 (>= 2.28), adduser\n"
+    version = said("dpkg-deb", "--field", package, "Version").strip()
+    assert version == f"{recipes.version()}+python3.11"
+    subprocess.run(
+        ["dpkg", "--compare-versions", version, "lt", version.replace("3.11", "3.13")], check=True, timeout=10
+    )
 
 
-def test_running_it_writes_nothing_below_usr(host: Path) -> None:
-    before = sorted((host / "usr").rglob("*"))
-    command(host, "--version")
-    assert sorted((host / "usr").rglob("*")) == before
+@no_dpkg
+def test_files_are_roots_and_only_the_servers_configuration_is_closed(make: Callable[..., Path]) -> None:
+    lines = said("dpkg-deb", "--contents", make("deb", recipes.SERVER)).splitlines()
+    listed = {line.split()[5]: line.split()[:2] for line in lines}
+    assert {owner for _mode, owner in listed.values()} == {"root/root"}
+    assert listed["./etc/eagle-eye/server.toml"][0] == "-rw-r-----"
+    assert listed["./usr/lib/eagle-eye-server/eagle-eye"][0] == "-rwxr-xr-x"
+    plain = [mode for name, (mode, _owner) in listed.items() if mode[0] == "-" and "/eagle-eye-server/" not in name]
+    assert set(plain) == {"-rw-r--r--", "-rw-r-----"}
 
 
-def test_a_command_of_the_server_says_that_it_is_not_part_of_this_installation(host: Path) -> None:
-    done = command(host, "backtest", "x")
-    assert done.returncode == 1
-    assert "is not part of this installation" in done.stderr
+@no_dpkg
+@pytest.mark.parametrize("name", ["postinst", "prerm", "postrm"])
+@pytest.mark.parametrize("recipe", [recipes.AGENT, recipes.SERVER], ids=["agent", "server"])
+def test_a_maintainer_script_is_shell_and_names_its_own_package(
+    make: Callable[..., Path], recipe: Any, name: str
+) -> None:
+    script = said("dpkg-deb", "--info", make("deb", recipe), name)
+    subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=10)
+    assert f"name={recipe.name}\n" in script
+    assert formats.USER_MARK not in script
 
 
-@pytest.fixture(scope="module")
-def rpm(packages: dict[str, Path]) -> Path:
-    if "rpm" not in packages:
-        pytest.skip("rpmbuild is not installed: apt-get install rpm")
-    return packages["rpm"]
+@no_rpm
+def test_the_rpm_keeps_the_administrators_file_and_takes_a_newer_python_beside_an_old_one(
+    make: Callable[..., Path],
+) -> None:
+    package = make("rpm", recipes.AGENT)
+    assert said("rpm", "-qp", "--configfiles", package) == "/etc/eagle-eye/agent.toml\n"
+    flags = said("rpm", "-qp", "--qf", "[%{FILEFLAGS:fflags} %{FILENAMES}\n]", package)
+    assert "cn /etc/eagle-eye/agent.toml\n" in flags  # configuration, noreplace
+    assert "(python3 >= 3.10 or python3.14 or python3.13 or python3.12 or" in said("rpm", "-qp", "--requires", package)
 
 
-def test_the_rpm_holds_the_same_files(host: Path, rpm: Path) -> None:
-    done = subprocess.run(["rpm", "-qlp", "--qf", "", str(rpm)], capture_output=True, text=True, check=True)
-    files = {f"/{file.relative_to(host)}" for file in host.rglob("*") if file.is_file()}
-    folders = {f"/{folder.relative_to(host)}" for folder in host.rglob("*") if folder.is_dir()}
-    assert files <= set(done.stdout.splitlines()) <= files | folders
+@no_rpm
+def test_the_servers_rpm_gives_its_folders_and_configuration_to_its_user(make: Callable[..., Path]) -> None:
+    owners = said(
+        *("rpm", "-qp", "--qf", "[%{FILEUSERNAME}:%{FILEGROUPNAME} %{FILEMODES:octal} %{FILENAMES}\n]"),
+        make("rpm", recipes.SERVER),
+    )
+    assert "eagle-eye:eagle-eye 40700 /var/lib/eagle-eye-server\n" in owners
+    assert "root:eagle-eye 100640 /etc/eagle-eye/server.toml\n" in owners
 
 
-def test_the_rpm_takes_a_newer_python_beside_an_old_system_python(rpm: Path) -> None:
-    done = subprocess.run(["rpm", "-qRp", str(rpm)], capture_output=True, text=True, check=True)
-    assert "(python3 >= 3.10 or python3.12 or python3.11 or python3.13)" in done.stdout
+@pytest.mark.parametrize(
+    "kind", [pytest.param("deb", marks=no_dpkg), pytest.param("rpm", marks=no_rpm)], ids=["deb", "rpm"]
+)
+def test_built_twice_it_is_the_same_to_the_byte(make: Callable[..., Path], kind: str) -> None:
+    assert make(kind, recipes.SERVER).read_bytes() == make(kind, recipes.SERVER, again=True).read_bytes()
+
+
+def wheel(folder: Path, name: str, *members: str) -> Path:
+    path = folder / name
+    with zipfile.ZipFile(path, "w") as archive:
+        for member in members:
+            archive.writestr(member, "x")
+    return path
+
+
+def test_of_a_wheel_come_what_programs_read_and_neither_tests_nor_scripts(tmp_path: Path) -> None:
+    path = wheel(
+        tmp_path,
+        "some-1.0-py3-none-any.whl",
+        *("some/__init__.py", "some/tests/test_it.py", "some-1.0.data/scripts/some", "some-1.0.data/purelib/more.py"),
+    )
+    libraries.unpack(path, tmp_path / "out")
+    found = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    assert found == {"some/__init__.py", "more.py"}
+
+
+def test_a_wheel_that_would_write_elsewhere_is_refused(tmp_path: Path) -> None:
+    path = wheel(tmp_path, "some-1.0-py3-none-any.whl", "../evil.py")
+    with pytest.raises(libraries.LibraryError, match=r"wants to write \.\./evil\.py"):
+        libraries.unpack(path, tmp_path / "out")
+
+
+def test_what_is_asked_of_pip_follows_the_python_of_the_package_not_the_builders() -> None:
+    assert "tomli>=2" in libraries._requirements(recipes.AGENT, "3.10")
+    assert not any(name.startswith("tomli") for name in libraries._requirements(recipes.AGENT, "3.11"))
+
+
+def test_a_library_that_names_no_licence_stops_the_build(tmp_path: Path) -> None:
+    metadata = tmp_path / "usr/lib/x/lib/some-1.0.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Name: some\nVersion: 1.0\n")
+    with pytest.raises(ValueError, match=r"some 1\.0 names no licence"):
+        tree_module._copyright(tmp_path / "usr/lib/x")
+
+
+def test_the_manual_page_tells_of_the_commands_that_the_package_can_carry_out() -> None:
+    agents = manual.manual("eagle-eye-agent", recipes.AGENT.portions, "1.0")
+    servers = manual.manual("eagle-eye-server", recipes.SERVER.portions, "1.0")
+    assert '.SS "eagle\\-eye doctor"' in agents
+    assert '.SS "eagle\\-eye server"' not in agents
+    for name in ("server", "orchestrate", "tokens", "nodes", "backup", "agent", "check"):
+        assert f'.SS "eagle\\-eye {name}"' in servers
+    assert "\\-\\-print\\-config" in servers
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="apt-get install groff-base")
+def test_the_manual_page_is_roff_without_mistakes(tmp_path: Path) -> None:
+    page = tmp_path / "page.1.gz"
+    page.write_bytes(gzip.compress(manual.manual("eagle-eye-server", recipes.SERVER.portions, "1.0").encode()))
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-z"],
+        input=gzip.decompress(page.read_bytes()),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stderr == b""

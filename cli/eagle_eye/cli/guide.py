@@ -1,0 +1,315 @@
+"""What ``eagle-eye COMMAND --help`` says beside the options: what it is for, examples, exit codes, where to read on."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+_WIDTH = 78
+_DONE = "0 done; 1 failed; 2 wrong usage or configuration."
+_ANSWERED = "0 done; 1 the server cannot be reached, or refuses; 2 wrong usage."
+
+
+class Guide(NamedTuple):
+    """One command: ``purpose`` is a sentence, ``examples`` are what to type and why, ``pages`` lie in docs/."""
+
+    purpose: str
+    examples: tuple[tuple[str, str], ...]
+    exits: str
+    pages: tuple[str, ...]
+
+
+GUIDES: dict[str, Guide] = {
+    "server": Guide(
+        "Takes the agents' frames, finds faults and tells subscribers, until it is stopped. SIGHUP has it read its"
+        " configuration anew.",
+        (
+            ("eagle-eye server --data DIR", "for this machine alone, on port 8470"),
+            ("eagle-eye server --config /etc/eagle-eye/server.toml", "as the system's service"),
+            ("eagle-eye server --print-config", "every key with the value in force, secrets masked"),
+        ),
+        "0 stopped by SIGTERM or SIGINT; 1 its address or its files are not to be had; 2 wrong configuration.",
+        ("configuration", "operations", "security"),
+    ),
+    "agent": Guide(
+        "Watches this host and its training processes and reports to the server, until it is stopped.",
+        (
+            ("eagle-eye agent --config /etc/eagle-eye/agent.toml", "as the system's service"),
+            ("eagle-eye agent --print --once", "one frame, shown instead of sent"),
+            ("eagle-eye agent --print --simulate", "try it without a GPU"),
+            ("eagle-eye agent --once --check --gpus 8", "in a prolog: is this host sick?"),
+        ),
+        "0 done or stopped; 1 failed; 2 wrong configuration. With --check: 0 healthy, 3 sick, 1 nobody can tell.",
+        ("agent", "hook", "configuration"),
+    ),
+    "doctor": Guide(
+        "Says what works on this host, what doesn't, and what to do about it. Changes nothing.",
+        (
+            ("eagle-eye doctor --config /etc/eagle-eye/agent.toml", "after installing an agent"),
+            ("eagle-eye doctor --json", "for programs"),
+        ),
+        "0 all works that this host can have; 1 there is something to do; 2 wrong configuration.",
+        ("agent",),
+    ),
+    "launch": Guide(
+        "Runs a torchrun-style training job over a set of nodes with spares, restarts it without a node when Eagle Eye"
+        " asks for it, and by itself when it fails and nobody asks.",
+        (
+            (
+                "eagle-eye launch --job llm --nnodes 3 --nodes n1,n2,n3,n4 --exec 'ssh {node}' -- train.py",
+                "on three nodes, with one spare",
+            ),
+        ),
+        "0 finished; 1 failed; 2 wrong usage; 130 after Ctrl-C; 143 after SIGTERM.",
+        ("launch",),
+    ),
+    "orchestrate": Guide(
+        "Carries out what Eagle Eye asks for, with the site's own tools, and reports what came of it.",
+        (
+            (
+                "eagle-eye orchestrate slurm --dry-run --token-file TOKEN_FILE",
+                "what would it do?",
+            ),
+            ("eagle-eye orchestrate command --config /etc/eagle-eye/orchestrate-command.toml", "a program of yours"),
+            ("eagle-eye orchestrate kubernetes --help", "the options of a kind"),
+        ),
+        "0 stopped by SIGTERM or SIGINT; 1 failed, start it again; 2 wrong usage or configuration.",
+        ("orchestrators", "slurm", "kubernetes", "orchestrate-torchft", "orchestrate-command"),
+    ),
+    "demo": Guide(
+        "Starts a server, four nodes with an agent each and a real training job on three of them, harms a node from"
+        " outside, and shows what follows.",
+        (
+            ("eagle-eye demo", "a hang"),
+            ("eagle-eye demo --fault slow --keep", "a straggler; the page stays up"),
+        ),
+        "0 all of it truly happened; 1 it did not; 2 wrong usage.",
+        ("quick-start",),
+    ),
+    "simulate": Guide(
+        "Writes a labelled trace of a job with a fault in it, or with something that only looks like one.",
+        (
+            ("eagle-eye simulate --list", "which faults and situations there are"),
+            ("eagle-eye simulate /tmp/hot --fault thermal_throttle --nodes 32 --seed 1", "a GPU too hot"),
+        ),
+        _DONE,
+        ("traces", "faults"),
+    ),
+    "loadtest": Guide(
+        "Sends a server what the agents of a large fleet would send, and measures how it keeps up.",
+        (("eagle-eye loadtest --nodes 1000 --duration 60 --json", "a thousand nodes, a frame a second each"),),
+        "0 every frame was acknowledged; 1 some were not, or the server could not be reached; 2 wrong usage.",
+        ("loadtest", "performance"),
+    ),
+    "replay": Guide(
+        "Sends a trace through the wire as if it happened now, faster than it did.",
+        (("eagle-eye replay /tmp/hot --speed 10 --suffix=-again", "into the server of this machine"),),
+        "0 done; 1 something was not acknowledged; 2 wrong usage or trace.",
+        ("traces",),
+    ),
+    "record": Guide(
+        "Writes a trace of a job from a running server's history, to be judged again.",
+        (("eagle-eye record /tmp/monday --job llm --since -2h --until -1h", "an hour of it"),),
+        _ANSWERED,
+        ("traces",),
+    ),
+    "import": Guide(
+        "Writes a trace of a job from a Prometheus that scrapes dcgm-exporter and node_exporter.",
+        (
+            (
+                "eagle-eye import /tmp/june --prometheus http://prometheus:9090 --job llm --since -2h --nodes 'gpu-*'",
+                "the last two hours of some nodes",
+            ),
+        ),
+        "0 done; 1 the Prometheus cannot be reached, or has nothing of it; 2 wrong usage.",
+        ("traces", "prometheus"),
+    ),
+    "backtest": Guide(
+        "Judges recorded traces with the server's own engine, on the traces' clock, and scores it by their labels.",
+        (
+            ("eagle-eye backtest /tmp/hot", "for people"),
+            ("eagle-eye backtest /tmp/hot /tmp/monday --report report.json --verdicts verdicts.jsonl", "for programs"),
+        ),
+        "0 done, also when faults were found; 1 a trace cannot be judged; 2 wrong usage or configuration.",
+        ("traces", "tuning", "detection"),
+    ),
+    "train": Guide(
+        "Learns from traces or a server's history what healthy nodes of this site look like.",
+        (
+            ("eagle-eye train /tmp/monday --out site.model", "from a trace"),
+            ("eagle-eye train --server http://127.0.0.1:8470 --job llm --since 7d --out site.model", "from history"),
+            ("eagle-eye train --show site.model", "what a model was learned from"),
+        ),
+        "0 done; 1 no model was made, or the new one is no better; 2 wrong usage.",
+        ("learning",),
+    ),
+    "check": Guide(
+        "Puts this node to work and says whether it is sick: the site's own tools where they are installed, else small"
+        " ones of ours. Never begins while a process computes on the GPUs.",
+        (
+            ("eagle-eye check --gpus 8", "an idle node, two minutes"),
+            ("eagle-eye check --quick --json", "before a job, under 20 s"),
+            ("eagle-eye check --list", "what there is to check"),
+        ),
+        "0 healthy; 3 sick; 1 nobody can tell, stderr and --json say why; 2 wrong usage.",
+        ("check", "probation"),
+    ),
+    "flight-recorder": Guide(
+        "Reads PyTorch's flight-recorder dumps of a hung job and names the rank that holds it up.",
+        (("eagle-eye flight-recorder /tmp/nccl_traces", "one dump for each rank"),),
+        "0 done, also when nobody can tell; 1 there are no dumps to read; 2 wrong usage.",
+        ("flight-recorder",),
+    ),
+    "nodes": Guide(
+        "Lists nodes and what is known of them; takes them out of service, puts them to work, takes them back.",
+        (
+            ("eagle-eye nodes", "the newest 100"),
+            ("eagle-eye nodes exclude gpu-17 --reason 'riser card'", "out of service"),
+            ("eagle-eye nodes check gpu-17", "is it sick? waits for the answer"),
+            ("eagle-eye nodes readmit gpu-17", "back, after a check"),
+        ),
+        _ANSWERED + " nodes check: 0 healthy, 3 sick, 1 nobody can tell.",
+        ("incidents", "probation", "accounts"),
+    ),
+    "jobs": Guide(
+        "Lists jobs, their state, ranks and pace.",
+        (("eagle-eye jobs", "the newest 100"), ("eagle-eye jobs show llm --json", "one, for programs")),
+        _ANSWERED,
+        ("concepts", "job-sources"),
+    ),
+    "incidents": Guide(
+        "Lists incidents with their evidence; takes what a person has to say about them.",
+        (
+            ("eagle-eye incidents --state open", "what is suspected or confirmed now"),
+            ("eagle-eye incidents show INCIDENT", "the evidence, and what was done"),
+            ("eagle-eye incidents false INCIDENT", "it was a false alarm"),
+        ),
+        _ANSWERED,
+        ("incidents", "runbooks"),
+    ),
+    "actions": Guide(
+        "Lists what was asked of orchestrators; approves or rejects it, or reports on it by hand.",
+        (
+            ("eagle-eye actions", "the newest 100"),
+            ("eagle-eye actions approve ACTION", "in mode approve"),
+            ("eagle-eye actions report ACTION done --detail 'requeued by hand'", "what came of it"),
+        ),
+        _ANSWERED,
+        ("policy", "orchestrators"),
+    ),
+    "audit": Guide(
+        "Says who changed what, and when: people by their token, the server, the configuration.",
+        (("eagle-eye audit --verb approve", "who approved what"),),
+        _ANSWERED,
+        ("operations", "security"),
+    ),
+    "goodput": Guide(
+        "Says where the jobs' time went: training, or lost to what fault on which node.",
+        (("eagle-eye goodput --by fault", "the last seven days"),),
+        _ANSWERED,
+        ("accounts",),
+    ),
+    "ledger": Guide(
+        "Sets what would have been done beside what happened: is it time to let the server act?",
+        (("eagle-eye ledger --standing wrong", "where it would have been wrong"),),
+        _ANSWERED,
+        ("accounts", "policy"),
+    ),
+    "tickets": Guide(
+        "Lists repair tickets, and imports those of the site's own system.",
+        (("eagle-eye tickets import repairs.csv", "columns id, node, opened, closed, text"),),
+        _ANSWERED,
+        ("accounts",),
+    ),
+    "policy": Guide(
+        "Says rule by rule why an action was asked for or not, and runs cases that a site has written.",
+        (
+            ("eagle-eye policy explain INCIDENT", "why, or why not"),
+            ("eagle-eye policy test docs/policy-cases.toml", "does the policy do what we want?"),
+        ),
+        "0 done, all cases passed; 1 one failed, or the server cannot be reached; 2 wrong usage or cases.",
+        ("policy",),
+    ),
+    "deliveries": Guide(
+        "Lists webhooks, sent and to be sent, with what came back; sends one again.",
+        (
+            ("eagle-eye deliveries --state failed", "what did not arrive"),
+            ("eagle-eye deliveries redeliver DELIVERY", "once more"),
+        ),
+        _ANSWERED,
+        ("webhooks",),
+    ),
+    "subscriptions": Guide(
+        "Says who gets events; adds, changes, pauses, tests and repairs subscriptions.",
+        (
+            ("eagle-eye subscriptions add https://hooks.example/eagle-eye --job 'llm-*'", "prints the secret, once"),
+            ("eagle-eye subscriptions ping SUBSCRIPTION", "does it arrive?"),
+            ("eagle-eye subscriptions rotate SUBSCRIPTION", "a new secret; the old one signs for a while, too"),
+        ),
+        _ANSWERED,
+        ("webhooks", "webhook-receivers"),
+    ),
+    "tokens": Guide(
+        "Makes, lists and revokes tokens in the server's files, on the server's host and as its user.",
+        (
+            (
+                "eagle-eye tokens create --scope admin --expires-days 1 --config /etc/eagle-eye/server.toml",
+                "yours, printed this once",
+            ),
+            ("eagle-eye tokens create --scope join --nodes 'gpu-*'", "for a day: hosts get their own with it"),
+            ("eagle-eye tokens list", "never their text"),
+        ),
+        "0 done; 1 the server's files cannot be read or written; 2 wrong usage or configuration.",
+        ("security", "install-hosts"),
+    ),
+    "backup": Guide(
+        "Copies the server's files to a new folder while it runs.",
+        (("eagle-eye backup /backup/monday --config /etc/eagle-eye/server.toml", "all of it"),),
+        "0 done; 1 failed; 2 wrong usage or configuration.",
+        ("operations",),
+    ),
+}
+
+
+def overview(commands: Iterable[tuple[str, str]]) -> str:
+    """Return what ``eagle-eye --help`` says of the commands, each a name and a few words."""
+    lines = [f"  {name:<15} {words}" for name, words in commands]
+    lines += ["", "eagle-eye COMMAND --help: its options, examples, exit codes and where to read on.", ""]
+    lines += textwrap.wrap(
+        "server, agent and orchestrate read a TOML file (--config), overridden by the environment (EAGLE_EYE_...),"
+        " overridden by flags. For the others EAGLE_EYE_SERVER and EAGLE_EYE_TOKEN_FILE say where the server is and"
+        " who asks. EAGLE_EYE_TRACEBACK=1 shows where an error comes from.",
+        _WIDTH,
+    )
+    return "\n".join(["commands:", *lines, f"exit codes: {_DONE}"])
+
+
+def complete(parser: argparse.ArgumentParser, name: str) -> None:
+    """The parser's help is whole: the command's purpose, what it said itself, examples, exit codes, pages.
+
+    Verbs get their one line as a description, so that ``COMMAND VERB --help`` says what it does.
+    """
+    guide = GUIDES[name]
+    parser.description = textwrap.fill(guide.purpose, _WIDTH)
+    own = f"{parser.epilog}\n\n" if parser.epilog else ""
+    parser.epilog = own + "\n".join(_epilog(guide))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help for choice in action._choices_actions}
+            for verb, below in action.choices.items():
+                said = helps.get(verb) or ""
+                below.description = below.description or f"{said[:1].upper()}{said[1:]}."
+                below.epilog = below.epilog or f"Examples and exit codes: {parser.prog} --help"
+
+
+def _epilog(guide: Guide) -> Iterator[str]:
+    yield "examples:"
+    for command, why in guide.examples:
+        yield f"  {command}"
+        yield f"      {why}"
+    yield ""
+    yield from textwrap.wrap(f"exit codes: {guide.exits}", _WIDTH, subsequent_indent="  ")
+    yield textwrap.fill("read on: " + " ".join(f"docs/{page}.md" for page in guide.pages), _WIDTH)

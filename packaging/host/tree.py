@@ -1,0 +1,155 @@
+"""Lays a package's files out as they will lie on the host."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+
+from libraries import download, fits_all, name_and_version, unpack
+from manual import manual
+from recipes import MAINTAINER, REPOSITORY, Architecture, Recipe, epoch_s, version
+
+HERE = Path(__file__).parent
+PROGRAMS = {"eagle-eye": 0o755, "compile": 0o755, "find-python": 0o644}
+UNITS = Path("usr/lib/systemd/system")
+
+
+def stage(tree: Path, recipe: Recipe, pythons: Iterable[str], architecture: Architecture) -> None:
+    """Lay the files out below ``tree``, all with the same time and modes that say nothing of the builder's.
+
+    Raises LibraryError, and what reading and writing raises.
+    """
+    home = tree / recipe.home
+    library = home / "lib"
+    for portion in recipe.portions:
+        source = REPOSITORY / portion / "eagle_eye"
+        shutil.copytree(source, library / "eagle_eye", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    _describe(tree / recipe.home / _description())
+    brought: set[tuple[str, str]] = set()
+    for python in pythons:
+        packages = _environment(home / f"python{python}", python)
+        with tempfile.TemporaryDirectory() as downloads:
+            for wheel in download(recipe, python, architecture, Path(downloads)):
+                if not fits_all(wheel):
+                    unpack(wheel, packages)
+                elif name_and_version(wheel) not in brought:
+                    unpack(wheel, library)
+                brought.add(name_and_version(wheel))
+    for program in PROGRAMS:
+        _copy(HERE / program, home / program)
+    _copy(HERE / recipe.configuration, tree / "etc/eagle-eye" / recipe.configuration)
+    for unit in recipe.units:
+        # Two packages on one host have one command, of the one that can do more; a service is its own package's.
+        text = (REPOSITORY / "packaging/systemd" / unit).read_text()
+        _write(tree / UNITS / unit, text.replace("/usr/bin/eagle-eye", f"/{recipe.home}/eagle-eye").encode())
+    _document(tree, recipe)
+    _settle(tree, recipe)
+
+
+def _environment(folder: Path, python: str) -> Path:
+    """Return the folder of packages of a virtual environment for the host's Python, so that children find them, too."""
+    packages = folder / f"lib/python{python}/site-packages"
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin/python3").symlink_to(f"/usr/bin/python{python}")
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    (packages / "eagle-eye.pth").write_text("../../../../lib\n")
+    return packages
+
+
+def _document(tree: Path, recipe: Recipe) -> None:
+    documents = tree / "usr/share/doc" / recipe.name
+    _write(documents / "copyright", _copyright(tree / recipe.home).encode())
+    _copy(REPOSITORY / "CHANGELOG.md", documents / "NEWS.md")
+    for page in sorted((REPOSITORY / "docs").glob("*.md")):
+        _copy(page, documents / "docs" / page.name)
+    _write(tree / f"usr/share/man/man1/{recipe.name}.1.gz", _zipped(manual(recipe.name, recipe.portions, version())))
+
+
+def debian_changelog(recipe: Recipe, debian_version: str) -> bytes:
+    """Return what Debian's tools expect to find of a package's history; NEWS.md beside it tells it."""
+    day = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(epoch_s()))
+    return _zipped(
+        f"{recipe.name} ({debian_version}) stable; urgency=medium\n\n  * See NEWS.md.\n\n -- {MAINTAINER}  {day}\n"
+    )
+
+
+def _copyright(home: Path) -> str:
+    """Return our licence and those that the libraries say are theirs; their texts lie in their dist-info folders."""
+    lines = [
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/",
+        "Upstream-Name: eagle-eye",
+        "",
+        "Files: *",
+        "Copyright: 2026 The Eagle Eye authors",
+        "License: Apache-2.0",
+    ]
+    for metadata in sorted(home.rglob("*.dist-info/METADATA"), key=lambda path: (path.parent.name.lower(), str(path))):
+        said = HeaderParser().parsestr(metadata.read_text(encoding="utf-8"))
+        if said["Name"] == "eagle-eye":
+            continue
+        where = "/" / metadata.parent.relative_to(home.parents[2])
+        lines += [
+            "",
+            f"Files: {where}",
+            f"Copyright: the authors of {said['Name']} {said['Version']}",
+            f"License: {_licence(said)}",
+        ]
+    lines += ["", "License: Apache-2.0", " Debian has its text in /usr/share/common-licenses/Apache-2.0; it is also in"]
+    return "\n".join([*lines, f" /{home.relative_to(home.parents[2])}/{_description()}/licenses/LICENSE.", ""])
+
+
+def _licence(said: Message) -> str:
+    """Return the licence's short name. Raises ValueError where a library names none: somebody has to look."""
+    if said["License-Expression"]:
+        return str(said["License-Expression"])
+    if (name := (said["License"] or "").strip()) and "\n" not in name and name.upper() != "UNKNOWN":
+        return str(name)
+    for classifier in said.get_all("Classifier", []):
+        if classifier.startswith("License ::"):
+            return str(classifier.rpartition("::")[2].strip())
+    raise ValueError(f"{said['Name']} {said['Version']} names no licence in its metadata")
+
+
+def _description() -> str:
+    return f"lib/eagle_eye-{version()}.dist-info"
+
+
+def _describe(folder: Path) -> None:
+    """Say which version this is to whoever asks importlib, and under which licence."""
+    _copy(REPOSITORY / "LICENSE", folder / "licenses/LICENSE")
+    _write(folder / "METADATA", f"Metadata-Version: 2.1\nName: eagle-eye\nVersion: {version()}\n".encode())
+
+
+def _settle(tree: Path, recipe: Recipe) -> None:
+    """Give every file the time of the release and a mode that depends on nothing but what it is."""
+    programs = {tree / recipe.home / name for name, mode in PROGRAMS.items() if mode == 0o755}
+    configuration = tree / "etc/eagle-eye" / recipe.configuration
+    when = epoch_s()
+    for path in [tree, *tree.rglob("*")]:
+        if path.is_symlink():
+            os.utime(path, (when, when), follow_symlinks=False)
+            continue
+        mode = 0o755 if path.is_dir() or path in programs else 0o644
+        path.chmod(recipe.configuration_mode if path == configuration else mode)
+        os.utime(path, (when, when))
+
+
+def _zipped(text: str) -> bytes:
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def _copy(source: Path, target: Path) -> None:
+    _write(target, source.read_bytes())
+
+
+def _write(target: Path, content: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
