@@ -8,11 +8,11 @@ versions, too: with their folders first on PYTHONPATH.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -144,4 +144,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments.add_argument("folder", type=Path)
+    main(arguments.parse_args().folder)

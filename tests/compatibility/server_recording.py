@@ -7,9 +7,9 @@ reads it. It imports only what every version has.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from eagle_eye.server.sqlite_store import SqliteStore
 from tests.server.builders import NOW, FakeClock, action, event, frame, incident, subscription
 
 FRAMES = 3
+WINDOW_S = 900.0
 DATABASES = ("records.db", "history.db")
 UNREACHABLE = "http://127.0.0.1:9/hook"  # no test asks the network for it
 KINDS = ("INCIDENTS", "ACTIONS", "NODES", "JOBS", "SUBSCRIPTIONS", "TOKENS", "EVENTS", "DELIVERIES")
@@ -57,18 +58,32 @@ def main(folder: Path) -> None:
                 audit=(told,),
             )
         )
-        # Later versions read their journal elsewhere, and need no recording made with this one.
         history: Any = Journal(data / DATABASES[1], HistorySettings(), 1 << 20, FakeClock())
         entries = tuple(Entry(n, NOW + n, encode_frame(frame(n, time_s=NOW + n))) for n in range(1, FRAMES + 1))
         history.submit(Batch("n1", "stream-n1", NOW + FRAMES, 0.5, entries)).result(10.0)
-        frames = [[seen.frame.node, seen.frame.sequence, seen.received_s] for seen in history.replay(0.0, FRAMES)]
-        meaning = {**meaning_of(records), "frames": frames}
+        meaning = meaning_of(records)
         records.close()
         history.close()
         for database in DATABASES:
             (folder / f"{database}.gz").write_bytes(gzip.compress((data / database).read_bytes(), mtime=0))
+        meaning["frames"] = _frames(data)
     (folder / "data.json").write_text(f"{json.dumps(meaning, indent=1, sort_keys=True)}\n", encoding="utf-8")
 
 
+def _frames(data: Path) -> list[list[Any]]:
+    """Return what the history tells of its frames: in early versions the journal, later what stands before it."""
+    try:
+        from eagle_eye.server.embedded_history import EmbeddedHistory
+    except ModuleNotFoundError:
+        history: Any = Journal(data / DATABASES[1], HistorySettings(), 1 << 20, FakeClock())
+    else:
+        history = EmbeddedHistory(data, HistorySettings(), 1 << 20, FakeClock(), WINDOW_S)
+    frames = [[seen.frame.node, seen.frame.sequence, seen.received_s] for seen in history.replay(0.0, FRAMES)]
+    history.close()
+    return frames
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments.add_argument("folder", type=Path)
+    main(arguments.parse_args().folder)

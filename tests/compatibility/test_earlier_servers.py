@@ -11,6 +11,7 @@ import pytest
 
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.sqlite_store import SqliteStore
+from tests.compatibility import server_recording
 from tests.compatibility.server_recording import DATABASES, FRAMES, KINDS, meaning_of
 from tests.server.builders import NOW, FakeClock, running
 
@@ -81,3 +82,12 @@ def test_a_file_of_a_newer_server_is_refused_and_left_alone(earlier: Path, tmp_p
 
 def test_there_are_recordings() -> None:
     assert [folder.name for folder in FOLDERS] == ["851ada8", "d690683"]
+
+
+def test_this_version_can_be_recorded_for_later_ones(tmp_path: Path) -> None:
+    server_recording.main(tmp_path / "recording")
+    recorded = json.loads((tmp_path / "recording/data.json").read_text(encoding="utf-8"))
+    assert recorded["frames"] == [["n1", number, NOW + FRAMES] for number in range(1, FRAMES + 1)]
+    store = SqliteStore(upgraded(tmp_path / "recording", tmp_path / "data") / DATABASES[0])
+    assert {**meaning_of(store), "frames": recorded["frames"]} == recorded
+    store.close()
