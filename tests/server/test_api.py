@@ -123,7 +123,9 @@ def test_a_job_is_stored_handed_on_and_shown_with_its_progress(server: Running) 
     assert [(job.job, job.attempt, job.ranks[0].device) for job in server.watcher.jobs] == [("job", 2, 3)]
     assert server.client.get("/api/v1/jobs/job").json()["restart_owner"] == "slurm"
     assert [job["job"] for job in server.client.get("/api/v1/jobs?node=n1").json()["items"]] == ["job"]
-    server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm"})
+    owned = server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm", "owner": "ada"})
+    assert owned.json()["owner"] == "ada"
+    assert problem(server.client.put("/api/v1/jobs/job", json={**update, "owner": "a\nb"})) == (400, "owner")
     assert audit(server) == [("local", "job", "job")]
 
 

@@ -122,10 +122,13 @@ def test_the_fleet_lists_running_jobs_the_longest_without_a_step_first(server: R
 
 
 def test_a_job_is_shown_with_its_coverage_and_what_it_loses(server: Running) -> None:
-    server.watcher.course = [course(heard=1, metrics=frozenset({"gpu_power_watts"}), restart_owner="slurm")]
+    server.watcher.course = [
+        course(heard=1, metrics=frozenset({"gpu_power_watts"}), restart_owner="slurm", owner="ada")
+    ]
     server.front.services.store.commit(Change(incidents=(incident(fault="hang", attempt=2, onset_s=NOW - 3600),)))
     (job,) = server.client.get("/api/v1/fleet").json()["jobs"]
     assert (job["nodes"], job["nodes_heard"], job["restart_owner"], job["incidents"]) == (2, 1, "slurm", 1)
+    assert job["owner"] == "ada"
     assert job["not_seen"] == ["steps", "NCCL", "hosts", "network"]
     assert (job["loss"]["kind"], job["loss"]["gpu_hours"]) == ("stopped", 16.0)
 

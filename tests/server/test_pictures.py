@@ -13,6 +13,7 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.accounts.records import Attempt, Gpu, Membership
+from eagle_eye.server.api import job_pictures
 from eagle_eye.server.embedded_history import EmbeddedHistory
 from eagle_eye.server.records import AuditEntry, Delivery, Job, Node
 from eagle_eye.server.store import Change
@@ -162,6 +163,15 @@ def test_a_dossier_says_where_the_accused_is_and_what_to_type(server: Running) -
     assert [entry["kind"] for entry in found["story"]] == ["fault", "incident", "delivery"]
     assert [panel["metric"] for panel in found["panels"]] == ["train_compute_seconds", "train_step_seconds"]
     assert [delivery["id"] for delivery in found["deliveries"]] == ["d-1"]
+
+
+def test_a_job_of_which_even_one_node_has_many_frames_still_has_a_course(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_pictures, "FRAMES_MAX", 1)
+    found = server.client.get("/api/v1/jobs/job/course").json()
+    assert found["nodes_read"] == 1
+    assert any(value is not None for value in found["series"]["step_seconds"]["median"])
 
 
 def test_a_course_has_step_time_loss_throughput_and_goodput(server: Running) -> None:

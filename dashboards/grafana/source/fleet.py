@@ -8,6 +8,7 @@ from dashboards.grafana.source.boards import Dashboard, Section, board
 from dashboards.grafana.source.parts import (
     BLUE,
     GREEN,
+    MOST_HEARD,
     RED,
     YELLOW,
     Column,
@@ -50,9 +51,9 @@ def _now() -> Sequence[Panel]:
         ),
         number(
             "Nodes heard",
-            f"max({Q}nodes_fresh) / (max({Q}nodes_known) > 0)",
+            f"max({Q}nodes_fresh) / ({MOST_HEARD} > 0)",
             "percentunit",
-            about="Of all nodes that were ever heard of.",
+            about="Of the most that were heard at a time within six hours: nodes that left for good are no loss.",
             steps=[(None, RED), (0.98, YELLOW), (0.999, GREEN)],
         ),
         number("Jobs running", f"max({Q}jobs_running)"),
@@ -128,7 +129,7 @@ def _nodes() -> Sequence[Panel]:
     return [
         lines(
             "Nodes",
-            [Query(f"max({Q}nodes_known)", "known"), Query(f"max({Q}nodes_fresh)", "heard just now")],
+            [Query(MOST_HEARD, "most in six hours"), Query(f"max({Q}nodes_fresh)", "heard just now")],
             width=8,
         ),
         bars(

@@ -22,6 +22,8 @@ PanelT = TypeVar("PanelT", stat.Panel, timeseries.Panel)
 SOURCE = shapes.DataSourceRef(type_val="prometheus", uid="${datasource}")
 GREEN, YELLOW, RED, BLUE, PURPLE = "green", "yellow", "red", "blue", "purple"
 Q = "eagle_eye_"
+# What the nodes heard now are held against: of those ever known some have left the fleet for good.
+MOST_HEARD = f"max(max_over_time({Q}nodes_fresh[6h]))"
 
 
 class Query(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dashboards.grafana.source.boards import Dashboard, Section, board
 from dashboards.grafana.source.parts import (
     GREEN,
+    MOST_HEARD,
     RED,
     YELLOW,
     Panel,
@@ -103,7 +104,13 @@ def _taking_in() -> Sequence[Panel]:
             8,
         ),
         lines(
-            "Nodes", [Query(f"max({Q}nodes_known)", "known"), Query(f"max({Q}nodes_fresh)", "heard just now")], width=8
+            "Nodes",
+            [
+                Query(f"max({Q}nodes_known)", "ever heard of"),
+                Query(MOST_HEARD, "most in six hours"),
+                Query(f"max({Q}nodes_fresh)", "heard just now"),
+            ],
+            width=8,
         ),
     ]
 

@@ -91,10 +91,12 @@ class JobUpdate(msgspec.Struct, frozen=True):
     """A job's state from whoever schedules it.
 
     ``state`` is one of running, completing, cancelled, preempted, timeout, maintenance, failed, finished.
-    ``ranks`` is the membership of ``attempt``. ``restart_owner`` names who restarts the job.
+    ``ranks`` is the membership of ``attempt``. ``restart_owner`` names who restarts the job, ``owner`` whose it is: a
+    user's name, "" where the sender cannot tell.
     """
 
     attempt: int
     state: str
     ranks: list[MemberRank] = []
     restart_owner: str = ""
+    owner: str = ""

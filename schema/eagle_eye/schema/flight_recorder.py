@@ -77,8 +77,8 @@ _PUTS, _GETS = _codes(pickle.BINPUT, pickle.LONG_BINPUT), _codes(pickle.BINGET, 
 _KEY, _NO_KEY = 1, 2
 
 
-class BadDump(ValueError):  # noqa: N818 - it names the thing that is bad
-    """A file that is no usable dump; the message names the file, what is wrong and the limit."""
+class BadDump(ValueError):
+    """What is no usable dump; the message says what is wrong and the limit. Whoever read a file names it."""
 
 
 def decode(raw: bytes, bytes_max: int = DUMP_BYTES_MAX, objects_max: int = OBJECTS_MAX) -> Any:
@@ -107,7 +107,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise BadDump(f"it asks for {module_name[:80]}.{global_name[:80]}; a dump holds plain data only")
 
-    def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002
+    def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002 - pickle's name
         raise BadDump("it asks for an object from elsewhere; a dump holds plain data only")
 
 

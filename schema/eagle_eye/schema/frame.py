@@ -40,7 +40,7 @@ REQUEST_BYTES_MAX = 8 << 20
 TIME_S_MAX = 4_102_444_800.0  # the year 2100: what lies beyond is a broken clock
 
 
-class BadFrame(ValueError):  # noqa: N818 - it names the thing that is bad, as the API's reasons do
+class BadFrame(ValueError):
     """A frame that may not be used; ``reason`` is one stable word for counters and clients."""
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,7 +130,7 @@ def create_app(
     reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
         title="Eagle Eye",
-        version="1",
+        version=version("eagle-eye"),
         description="Finds the faulty node of a distributed training job. Errors are RFC 9457 problem details.",
         docs_url=None,
         redoc_url=None,

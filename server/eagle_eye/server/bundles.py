@@ -18,7 +18,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 PARTIAL = ".part"
 
 
-class NotGzip(ValueError):  # noqa: N818 - it says what the body is
+class NotGzip(ValueError):
     """A body that is no bundle."""
 
 

@@ -28,7 +28,7 @@ class ServerError(Exception):
     """Something the server names; everything else that escapes is a bug."""
 
 
-class HistoryUnavailable(ServerError):  # noqa: N818 - it names what happened
+class HistoryUnavailable(ServerError):
     """The history could not make frames durable; nothing of the request was kept."""
 
 
@@ -40,23 +40,23 @@ class HistoryBusy(HistoryUnavailable):
     """More bytes wait for the disk than the limit allows; try again shortly."""
 
 
-class StoreUnavailable(ServerError):  # noqa: N818 - it names what happened
+class StoreUnavailable(ServerError):
     """The records could not be written or read; nothing of the change was kept."""
 
 
-class BadCursor(ServerError):  # noqa: N818 - it names the thing that is bad
+class BadCursor(ServerError):
     """A cursor that this server did not give, or that belongs to another list."""
 
 
-class IllegalTransition(ServerError):  # noqa: N818 - it names what happened
+class IllegalTransition(ServerError):
     """A change that the record's state does not allow; the record is as it was."""
 
 
-class TargetRefused(ServerError):  # noqa: N818 - it names what happened
+class TargetRefused(ServerError):
     """A URL that deliveries may not go to; the message says which rule and which setting."""
 
 
-class RemoteStoreSilent(ServerError):  # noqa: N818 - it names what happened
+class RemoteStoreSilent(ServerError):
     """A Prometheus gave no answer that can be used; ``too_large``: it may, for less at a time."""
 
     def __init__(self, detail: str, too_large: bool = False) -> None:
@@ -64,11 +64,11 @@ class RemoteStoreSilent(ServerError):  # noqa: N818 - it names what happened
         self.too_large = too_large
 
 
-class BackupFailed(ServerError):  # noqa: N818 - it names what happened
+class BackupFailed(ServerError):
     """No backup was made; the message says of what and why."""
 
 
-class Refusal(ServerError):  # noqa: N818 - it names what happened
+class Refusal(ServerError):
     """A request that is refused with ``status``; ``reason`` is one stable word for counters and clients."""
 
     def __init__(self, status: int, reason: str, detail: str, headers: Mapping[str, str] = NO_HEADERS) -> None:

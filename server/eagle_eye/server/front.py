@@ -12,6 +12,7 @@ from eagle_eye.server.frame_protocol import Taker as FrameTaker
 from eagle_eye.server.guarded_protocol import VISIT, Guest, is_bad
 from eagle_eye.server.ingest import PATH, Ingest
 from eagle_eye.server.page_files import content_security_policy, read_page
+from eagle_eye.server.path_names import routed
 from eagle_eye.server.principals import Principals
 from eagle_eye.server.raw_http import ASGIMessage, Receive, Send, Taker, answer
 from eagle_eye.server.reload import Reload
@@ -95,7 +96,7 @@ class Front:
             answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
-            await self.api(scope, receive, self._secured(noted))
+            await self.api(routed(scope), receive, self._secured(noted))
         except Exception:
             if not answered:
                 raise

@@ -9,7 +9,7 @@ import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,6 +98,36 @@ def insert(writer: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> in
         statement = _INSERT + ", ".join([_ROW] * len(part))
         last_id = writer.execute(statement, list(chain.from_iterable(part))).lastrowid
     return last_id
+
+
+class Found(NamedTuple):
+    """Lines of several chunks' directories; ``at`` is where in its chunk each frame's bytes begin."""
+
+    chunk_ids: np.ndarray[Any, np.dtype[np.int64]]
+    directory: np.ndarray[Any, Any]
+    at: np.ndarray[Any, np.dtype[np.int64]]
+
+    def lines(self) -> Iterator[tuple[int, Line]]:
+        """Yield the chunk's id and the line of each frame."""
+        for id_, line, at in zip(self.chunk_ids.tolist(), self.directory.tolist(), self.at.tolist(), strict=True):
+            yield id_, Line._make((*line, at))
+
+
+def found_in(
+    directories: Sequence[tuple[int, bytes]], stream_ids: Sequence[int], start_s: float, end_s: float
+) -> Found:
+    """Return the lines of these streams whose corrected time is in the range; ``directories`` come with chunks' ids.
+
+    A fleet's chunks have hundreds of thousands of lines, of which a picture wants a few.
+    """
+    directory = np.frombuffer(b"".join(raw for _, raw in directories), DIRECTORY)
+    counts = np.array([len(raw) // DIRECTORY.itemsize for _, raw in directories], np.int64)
+    chunk_ids = np.repeat(np.array([id_ for id_, _ in directories], np.int64), counts)
+    begins = np.concatenate([[0], np.cumsum(directory["size"], dtype=np.int64)])
+    at = begins[:-1] - np.repeat(begins[np.cumsum(counts) - counts], counts)
+    wanted = np.isin(directory["stream_id"], np.array(stream_ids, np.int32))
+    wanted &= (directory["time_s"] >= start_s) & (directory["time_s"] <= end_s)
+    return Found(chunk_ids[wanted], directory[wanted], at[wanted])
 
 
 def lines(directory: bytes) -> Iterator[Line]:

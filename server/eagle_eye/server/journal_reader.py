@@ -16,9 +16,10 @@ from eagle_eye.server import database
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import HistoryUnavailable
 from eagle_eye.server.history import LATE_S, Recorded
-from eagle_eye.server.journal_chunks import Line, lines
+from eagle_eye.server.journal_chunks import Found, Line, found_in, lines
 from eagle_eye.server.journal_schema import UNSEALED
 
+CHUNKS_AT_ONCE = 256  # whose directories are read under one lock, likewise
 FRAMES_AT_ONCE = 200  # read under one lock; a longer read would keep the write-ahead log from being reset
 OUTLINES_MAX = 4_096  # kept in memory for the next frames
 PIN_S_MAX = 3_600.0  # a reader that takes longer no longer keeps chunks from being deleted
@@ -104,14 +105,12 @@ class JournalReader:
                     (shard, not nodes, json.dumps(list(nodes))),
                 )
             )
-            wanted = [
-                (names[line.stream_id], line.time_s, line.stream_id, line.sequence, chunk.id, line)
-                for chunk in chunks
-                if chunk.shard == shard
-                for line in self._lines(chunk.id)
-                if line.stream_id in names and start_s <= line.time_s <= end_s
-            ]
-            wanted.sort()
+            mine = [chunk for chunk in chunks if chunk.shard == shard]
+            wanted = sorted(
+                (names[line.stream_id], line.time_s, line.stream_id, line.sequence, chunk_id, line)
+                for found in self._found(mine, list(names), start_s, end_s)
+                for chunk_id, line in found.lines()
+            )
             for begin in range(0, len(wanted), FRAMES_AT_ONCE):
                 part = wanted[begin : begin + FRAMES_AT_ONCE]
                 yield from self._decode((chunk_id, line) for *_, chunk_id, line in part)
@@ -125,12 +124,7 @@ class JournalReader:
             " WHERE ? OR n.node IN (SELECT value FROM json_each(?))",
             (not nodes, json.dumps(list(nodes))),
         )
-        wanted = {id_ for (id_,) in ids}
-        return sum(
-            line.stream_id in wanted and start_s <= line.time_s <= end_s
-            for chunk in chunks
-            for line in self._lines(chunk.id)
-        )
+        return sum(len(found.chunk_ids) for found in self._found(chunks, [id_ for (id_,) in ids], start_s, end_s))
 
     def read(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         """Return all rows. Raises HistoryUnavailable."""
@@ -170,6 +164,15 @@ class JournalReader:
         """Release the file."""
         with self._lock:
             self._connection.close()
+
+    def _found(
+        self, chunks: Sequence[Chunk], stream_ids: Sequence[int], start_s: float, end_s: float
+    ) -> Iterator[Found]:
+        """Yield where the streams' frames of the range are; a chunk that has gone meanwhile has none."""
+        for begin in range(0, len(chunks), CHUNKS_AT_ONCE):
+            ids = [chunk.id for chunk in chunks[begin : begin + CHUNKS_AT_ONCE]]
+            statement = "SELECT id, directory FROM chunks WHERE id IN (SELECT value FROM json_each(?))"
+            yield found_in(self.read(statement, (json.dumps(ids),)), stream_ids, start_s, end_s)
 
     def _lines(self, chunk_id: int) -> list[Line]:
         rows = self.read("SELECT directory FROM chunks WHERE id = ?", (chunk_id,))

@@ -29,7 +29,7 @@ POLL_S = 60.0  # how often a server looks whether the file changed
 log = logging.getLogger(__name__)
 
 
-class BadModel(ValueError):  # noqa: N818 - it names the thing that is bad
+class BadModel(ValueError):
     """A file that is no usable model; the message names the file and what was expected."""
 
 

@@ -58,7 +58,7 @@ class Opening(msgspec.Struct, frozen=True):
     topology: Topology = Topology()
 
 
-class BrokenStream(ValueError):  # noqa: N818 - it names the thing that is broken
+class BrokenStream(ValueError):
     """A recording that ends too early or holds something else."""
 
 

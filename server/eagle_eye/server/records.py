@@ -258,6 +258,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     word, and ``scheduled_state``, the scheduler's, each "" where there is none; ``said`` is the latter in the
     scheduler's own words. ``since_s`` is when the state began to be known, ``ends_s`` when its time limit ends it,
     None where nobody said. ``conflict`` is in what launcher, scheduler and agents differ, "" where they do not.
+    ``owner`` is the user whose job it is, by the launcher's word before the scheduler's, "" where nobody said.
     """
 
     job: str
@@ -275,6 +276,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float | None = None
     ends_s: float | None = None
     conflict: str = ""
+    owner: str = ""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,6 @@ from eagle_eye.server.store import (
     ACTIONS,
     DELIVERIES,
     INCIDENTS,
-    LIVE_ACTION_STATES,
     OPEN_INCIDENT_STATES,
     OVER_JOB_STATES,
     PAGE_LIMIT_MAX,
@@ -106,10 +105,24 @@ class SqliteStore:
         missing: list[str] = msgspec.json.decode(found)
         return missing
 
-    def page(self, kind: Kind[RecordT], filters: Filters, cursor: str | None = None, limit: int = 100) -> Page[RecordT]:
+    def page(
+        self,
+        kind: Kind[RecordT],
+        filters: Filters,
+        cursor: str | None = None,
+        limit: int = 100,
+        search: str = "",
+        since_s: float | None = None,
+    ) -> Page[RecordT]:
         """Return the newest records that match, at most ``limit``; the next page through its cursor."""
         limit = min(limit, PAGE_LIMIT_MAX)
         where, values = _where(kind, filters)
+        if search:
+            where += f' AND instr(lower("{kind.key}"), ?) > 0'
+            values.append(search.lower())
+        if since_s is not None:
+            where += " AND json_extract(record, ?) >= ?"
+            values += [f"$.{kind.time}", since_s]
         if cursor is not None:
             where += " AND rowid < ?"
             values.append(_position(cursor, kind.name))
@@ -128,10 +141,6 @@ class SqliteStore:
     def open_incidents(self) -> list[Incident]:
         """Return the incidents in state suspected, confirmed, acting or recovered, oldest first."""
         return self._records(INCIDENTS, f"state IN {marks(OPEN_INCIDENT_STATES)}", OPEN_INCIDENT_STATES)
-
-    def live_actions(self) -> list[Action]:
-        """Return the actions that are awaiting, requested, accepted or running, oldest first."""
-        return self._records(ACTIONS, f"state IN {marks(LIVE_ACTION_STATES)}", LIVE_ACTION_STATES)
 
     def actions_since(self, since_s: float) -> list[Action]:
         """Return the actions created at ``since_s`` or later, oldest first."""
@@ -328,9 +337,9 @@ class SqliteStore:
                 raise StoreUnavailable(f"the records cannot be written: {error}") from error
 
 
-def _where(kind: Kind[Any], filters: Filters) -> tuple[str, list[str | int]]:
+def _where(kind: Kind[Any], filters: Filters) -> tuple[str, list[str | float]]:
     terms = ["1"]
-    values: list[str | int] = []
+    values: list[str | float] = []
     for name, value in filters.items():
         paths = [path for known, path in kind.lists if known == name]
         if paths:

@@ -20,7 +20,7 @@ _KINDS = {
 }
 
 
-class TooManySeries(Exception):  # noqa: N818 - it says what there is
+class TooManySeries(Exception):
     """There are more series than were allowed."""
 
 

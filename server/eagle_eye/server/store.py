@@ -28,8 +28,6 @@ RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 Filters = Mapping[str, str | Sequence[str]]  # by name; of several values of a column any one
 
 PAGE_LIMIT_MAX = 1_000
-# States in which somebody may still act on an action.
-LIVE_ACTION_STATES = ("awaiting", "requested", "accepted", "running")
 # States in which an incident still concerns the detection loop.
 OPEN_INCIDENT_STATES = ("suspected", "confirmed", "acting", "recovered")
 
@@ -42,7 +40,8 @@ class Kind(Generic[RecordT]):
     """One kind of record: its table, the field that identifies it, and the fields that lists are filtered by.
 
     ``lists`` maps a filter's name to the path of a list that must contain the value; "$.ranks[*].node" looks
-    into the list's objects. Of several lists of one name it is enough that one does.
+    into the list's objects. Of several lists of one name it is enough that one does. ``time`` is the field that lists
+    since a moment go by, "" for none.
     """
 
     name: str
@@ -50,6 +49,7 @@ class Kind(Generic[RecordT]):
     key: str
     columns: tuple[str, ...]
     lists: tuple[tuple[str, str], ...] = ()
+    time: str = ""
 
     @property
     def filters(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Kind(Generic[RecordT]):
         return (*self.columns, *dict.fromkeys(name for name, _ in self.lists))
 
 
-INCIDENTS = Kind("incidents", Incident, "id", ("job", "state", "fault"), (("node", "$.nodes"),))
+INCIDENTS = Kind("incidents", Incident, "id", ("job", "state", "fault"), (("node", "$.nodes"),), "detected_s")
 ACTIONS = Kind("actions", Action, "id", ("incident_id", "job", "kind", "state", "created_s"), (("node", "$.exclude"),))
 NODES = Kind("nodes", Node, "node", ("state",))
 JOBS = Kind("jobs", Job, "job", ("state",), (("node", "$.ranks[*].node"), ("node", "$.nodes")))
@@ -177,10 +177,19 @@ class Store(Protocol):
         """Return those of the keys that no record has."""
         ...
 
-    def page(self, kind: Kind[RecordT], filters: Filters, cursor: str | None = None, limit: int = 100) -> Page[RecordT]:
+    def page(
+        self,
+        kind: Kind[RecordT],
+        filters: Filters,
+        cursor: str | None = None,
+        limit: int = 100,
+        search: str = "",
+        since_s: float | None = None,
+    ) -> Page[RecordT]:
         """Return the newest records that match, at most ``limit``; the next page through its cursor.
 
-        Raises BadCursor for a cursor that no page gave.
+        ``search`` is a part of the key, whatever its case; ``since_s`` is the least of their
+        kind's ``time``. Raises BadCursor for a cursor that no page gave.
         """
         ...
 
@@ -190,10 +199,6 @@ class Store(Protocol):
 
     def open_incidents(self) -> list[Incident]:
         """Return the incidents in state suspected, confirmed, acting or recovered, oldest first."""
-        ...
-
-    def live_actions(self) -> list[Action]:
-        """Return the actions that are awaiting, requested, accepted or running, oldest first."""
         ...
 
     def actions_since(self, since_s: float) -> list[Action]:

@@ -27,7 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     create = verbs.add_parser("create", help="make a token; it is printed this once")
-    create.add_argument("--scope", required=True, choices=["agent", "remote_write", "join", "read", "operate", "admin"])
+    scopes = ["agent", "remote_write", "join", "read", "operate", "admin"]
+    create.add_argument("--scope", required=True, choices=scopes, help="what it may do: docs/security.md")
     create.add_argument("--node", help="the node that an agent's token is bound to")
     create.add_argument("--expires-days", type=float, metavar="N", help="default: never; a join token's: 1")
     create.add_argument(
@@ -42,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     listing = verbs.add_parser("list", help="list tokens; never their text")
     revoke = verbs.add_parser("revoke", help="have a token refused from now on")
-    revoke.add_argument("id", metavar="TOKEN-ID")
+    revoke.add_argument("id", metavar="TOKEN-ID", help="as tokens list shows it")
     for verb in (create, listing, revoke):
         verb.add_argument("--data", metavar="DIR", help="folder of the server's files, as the server has it")
         verb.add_argument("--config", type=Path, metavar="FILE", help="the server's TOML file")

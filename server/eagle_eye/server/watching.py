@@ -46,7 +46,7 @@ class Course(NamedTuple):
 
     ``state`` is the scheduler's word, "running" where nobody ``declared`` the job. ``gpus`` counts device rows, of
     ranks where those are known. ``heard`` of the nodes were heard lately; ``metrics`` are those that any of them sent
-    in this attempt. ``restart_owner`` is who restarts it, "" where nobody said.
+    in this attempt. ``restart_owner`` is who restarts it, ``owner`` the user whose job it is, "" where nobody said.
     """
 
     job: str
@@ -64,6 +64,7 @@ class Course(NamedTuple):
     metrics: frozenset[str] = frozenset()
     restart_owner: str = ""
     ends_s: float | None = None  # when its time limit ends it
+    owner: str = ""
 
 
 class IncidentCounts(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ NODES = [{"node": "n0", "gpus": 2}, {"node": "n1", "gpus": 2}]
 RANKS = [{"rank": 0, "node": "n0", "device": 0}, {"rank": 1, "node": "n1", "device": 0}]
 
 
-def write(folder: Path, samples: pa.Table | None = None, events: list[dict[str, Any]] = [], **header: Any) -> Path:  # noqa: B006
+def write(
+    folder: Path, samples: pa.Table | None = None, events: Sequence[Mapping[str, Any]] = (), **header: Any
+) -> Path:
     folder.mkdir()
     fields = {
         "format": FORMAT,

@@ -74,6 +74,26 @@ def test_the_ends_of_the_last_attempts_ranks_are_no_crash_of_the_next() -> None:
     assert faults(fleet.run(20)) == []
 
 
+def test_a_gpu_lost_while_its_node_still_names_ranks_of_the_last_attempt_is_lost_to_the_next() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.declare(1)
+    fleet.attempt = 0
+    fleet.now_s += 0.5
+    fleet.happens("n1", "xid", code=79)
+    assert faults(fleet.run(1)) == [("gpu_lost", "n1")]
+
+
+def test_what_struck_the_node_before_an_attempt_began_is_not_of_it_on_the_word_of_such_a_frame() -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.happens("n1", "xid", code=79)
+    fleet.now_s += 1.0
+    fleet.declare(1)
+    fleet.attempt = 0
+    assert faults(fleet.run(2)) == []
+
+
 def test_frames_of_an_older_attempt_change_nothing() -> None:
     fleet = Fleet()
     fleet.run(10)

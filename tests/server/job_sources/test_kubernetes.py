@@ -49,7 +49,7 @@ DELETED = {"deletionTimestamp": AFTER, "deletionGracePeriodSeconds": 30}  # aske
 
 def jobs(*pods: dict[str, Any]) -> list[ScheduledJob]:
     decoded = msgspec.json.decode(json.dumps(pods), type=list[Pod])
-    return list(jobs_of(decoded, SETTINGS.job_labels, SETTINGS.attempt_labels, Counter()))
+    return list(jobs_of(decoded, SETTINGS, Counter()))
 
 
 def test_pods_of_one_label_are_one_job_with_their_nodes_and_attempt() -> None:
@@ -61,6 +61,16 @@ def test_only_the_latest_attempt_counts() -> None:
     old = {"jobset.sigs.k8s.io/jobset-name": "llama", "jobset.sigs.k8s.io/restart-attempt": "0"}
     (job,) = jobs(pod("a", "n1", "Failed", labels=old), pod("b", "n2"))
     assert (job.attempt, job.nodes, job.state) == (1, ("n2",), "running")
+
+
+def owned(name: str, owner: str) -> dict[str, Any]:
+    return pod(name, metadata={"annotations": {"eagle_eye_owner": owner}})
+
+
+def test_a_job_is_whose_its_pods_say_and_nobodys_where_they_differ() -> None:
+    assert [job.owner for job in jobs(owned("a", "ada"), owned("b", "ada"), pod("c"))] == ["ada"]
+    assert [job.owner for job in jobs(owned("a", "ada"), owned("b", "bob"))] == [""]
+    assert [job.owner for job in jobs(owned("a", "a\nb"))] == [""]
 
 
 def test_a_pod_that_was_replaced_is_not_the_jobs_state() -> None:

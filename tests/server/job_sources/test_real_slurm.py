@@ -95,6 +95,7 @@ def test_columns_json_and_slurmrestd_say_the_same(slurm: Slurm) -> None:
     jobs, nodes = asyncio.run(ask_rest())
     answers.append((sorted(jobs, key=lambda one: one.id), nodes))
     assert answers[0] == answers[1] == answers[2]
+    assert {one.owner for one in answers[0][0] if one.id == job} == {"root"}
     (drained,) = [node for node in answers[0][1] or () if node.name == "n3"]
     assert (drained.state, drained.reason, drained.drained) == ("excluded", "bad | fan", True)
     slurm.run("scontrol", "update", "nodename=n3", "state=resume")

@@ -53,9 +53,11 @@ class Site:
         self.jobs.update({job.job: job for job in result.jobs})
         return result
 
-    def declared(self, name: str, state: str = "running", attempt: int = 0, nodes: tuple[str, ...] = ("n1",)) -> None:
+    def declared(
+        self, name: str, state: str = "running", attempt: int = 0, nodes: tuple[str, ...] = ("n1",), owner: str = ""
+    ) -> None:
         ranks = [MemberRank(rank, node, 0) for rank, node in enumerate(nodes)]
-        update = JobUpdate(attempt, state, ranks, "launcher")
+        update = JobUpdate(attempt, state, ranks, "launcher", owner)
         self.jobs[name] = declared_job(name, update, self.jobs.get(name), self.now_s)
 
 
@@ -178,6 +180,26 @@ def test_a_launchers_members_and_attempt_come_before_the_schedulers() -> None:
     job = site.jobs["17"]
     assert (job.attempt, len(job.ranks), job.nodes, job.source) == (3, 2, [], "launcher")
     assert (job.scheduled_as, job.restart_owner) == ("slurm:17", "launcher")
+
+
+def test_a_jobs_owner_is_the_schedulers_word_where_the_launcher_has_none() -> None:
+    site = Site(job17=seen(0, "n1"))
+    site.told(scheduled(owner="ada"))
+    assert site.jobs["17"].owner == "ada"
+    site.declared("17")
+    assert site.jobs["17"].owner == "ada"
+    site.declared("17", owner="bob")
+    site.told(scheduled(owner="ada"))
+    assert site.jobs["17"].owner == "bob"
+
+
+def test_the_next_job_of_a_name_does_not_belong_to_the_last_ones_owner() -> None:
+    site = Site()
+    site.declared("llm", owner="ada")
+    site.declared("llm", state="finished")
+    assert site.jobs["llm"].owner == "ada"
+    site.declared("llm")
+    assert site.jobs["llm"].owner == ""
 
 
 def test_a_launcher_that_died_with_its_job_is_overruled_and_says_so_in_vain() -> None:

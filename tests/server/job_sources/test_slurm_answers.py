@@ -21,10 +21,11 @@ def number(value: float, *, infinite: bool = False, given: bool = True) -> dict[
 
 
 OLD = {"job_id": 17, "job_state": "RUNNING", "restart_cnt": 2, "nodes": "n[1-2]", "start_time": 1000, "end_time": 4600}
-OLD |= {"time_limit": 60, "preempt_time": 0, "het_job_id": 0, "name": "x" * 5000, "comment": None}
+OLD |= {"time_limit": 60, "preempt_time": 0, "het_job_id": 0, "name": "x" * 5000, "user_name": "ada"}
 NEW = {"job_id": 17, "job_state": ["RUNNING"], "restart_cnt": 2, "nodes": "n[1-2]", "start_time": number(1000)}
 NEW |= {"end_time": number(4600), "time_limit": number(60), "preempt_time": number(0), "het_job_id": number(0)}
-LINE = "17|N/A|RUNNING|2|1000|4600|1:00:00|N/A|n[1-2]|"
+NEW |= {"user_name": "ada", "comment": None}
+LINE = "17|N/A|RUNNING|2|1000|4600|1:00:00|N/A|ada|n[1-2]|"
 
 
 def one_job(body: object) -> ScheduledJob:
@@ -34,7 +35,7 @@ def one_job(body: object) -> ScheduledJob:
     return job
 
 
-EXPECTED = ScheduledJob("17", "17", "running", 2, ("n1", "n2"), 1000.0, 4600.0, "RUNNING")
+EXPECTED = ScheduledJob("17", "17", "running", 2, ("n1", "n2"), 1000.0, 4600.0, "RUNNING", "ada")
 
 
 @pytest.mark.parametrize("body", [OLD, NEW], ids=["v0.0.38", "v0.0.42"])

@@ -15,7 +15,7 @@ from eagle_eye.server.job_sources.slurm_squeue import Squeue
 from eagle_eye.server.job_sources.source import Snapshot, SourceFailed
 from tests.server.builders import NOW, FakeClock
 
-LINE = "17|N/A|RUNNING|0|1000|NONE|UNLIMITED|N/A|n[1-2]|"
+LINE = "17|N/A|RUNNING|0|1000|NONE|UNLIMITED|N/A|ada|n[1-2]|"
 ENVIRON = {"PATH": "/usr/bin:/bin", "SQUEUE_FORMAT": "%i", "SECRET": "x"}
 
 

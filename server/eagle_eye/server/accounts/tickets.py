@@ -26,7 +26,7 @@ TEXT_CHARS_MAX = 1_000  # kept of a ticket's text
 OTHERS_NAMED_MAX = 20
 
 
-class TicketFileWrong(ValueError):  # noqa: N818 - it names what happened
+class TicketFileWrong(ValueError):
     """The file is not as expected; the message names line, column and what was expected."""
 
 

@@ -73,7 +73,7 @@ Explanation = made(
     asked=many(Asked),
 )
 Progress = made("Progress", step=float | None, progressed=Time | None, step_seconds=float | None)
-Job = shown(records.Job, progress=Progress | None)
+Job = shown(records.Job, nodes_total=int, progress=Progress | None)
 Signal = made("LemonSignal", signal=str, value=float | None, usual=float | None, adds=float)
 Memory = made(
     "Memory",
@@ -114,6 +114,7 @@ FleetJob = made(
     job=str,
     attempt=int,
     state=str,
+    owner=str,
     restart_owner=str,
     started=Time,
     ends=Time | None,
@@ -149,6 +150,9 @@ NodeMap = made(
     job=list[int],
     rack=list[int],
     switch=list[int],
+    heard=GenericAlias(list, (Time | None,)) | None,
+    lemon_score=list[float | None] | None,
+    reasons=dict[str, str] | None,
 )
 Event = made(
     "Event",

@@ -7,9 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from eagle_eye.server.api import views
-from eagle_eye.server.api.requests import Admin, Cursor, Limit, Parts, listing
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.timestamps import unix_seconds
+from eagle_eye.server.api.requests import Admin, Cursor, Limit, Parts, listing, moment_s
 
 router = APIRouter(prefix="/api/v1/audit", tags=["audit"])
 
@@ -30,12 +28,5 @@ def list_entries(
     limit: Limit = 100,
 ) -> Response:
     """Who changed what, newest first. Nothing is ever taken out of it."""
-    page = parts.store.audit(cursor, limit, subject, who, verb, None if since is None else _moment_s(since))
+    page = parts.store.audit(cursor, limit, subject, who, verb, None if since is None else moment_s("since", since))
     return listing(page, views.audit)
-
-
-def _moment_s(text: str) -> float:
-    try:
-        return unix_seconds(text)
-    except ValueError as error:
-        raise Refusal(400, "time", f"since: {error}"[:2000]) from None

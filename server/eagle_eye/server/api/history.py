@@ -98,7 +98,7 @@ def query_range(
     return answer(with_past(body, past, begins_s, asked, steps, lambda value: _finite(shortest(value))))
 
 
-@router.get("/jobs/{job}/recording")
+@router.get("/jobs/{job:name}/recording")
 async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) -> Response:
     """Every frame of the job in the range, for ``eagle-eye record``; see the document for the stream's format."""
     start_s, end_s = moments(start, end)

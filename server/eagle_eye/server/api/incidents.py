@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from eagle_eye.server import ledger, outbound
 from eagle_eye.server.api import views
@@ -22,8 +23,10 @@ from eagle_eye.server.api.requests import (
     given,
     listing,
     missing,
+    moment_s,
 )
 from eagle_eye.server.auth import Principal
+from eagle_eye.server.overview import LIVE_STATES
 from eagle_eye.server.records import Incident
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import EVIDENCE, INCIDENTS, PAGE_LIMIT_MAX, Change, Store
@@ -31,6 +34,7 @@ from eagle_eye.server.store import EVIDENCE, INCIDENTS, PAGE_LIMIT_MAX, Change, 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 
 OPEN = "open"  # what suspected and confirmed incidents were called together
+LIVE = "live"
 UNTREATED_STATES = ("suspected", "confirmed")
 HISTORY_MAX = 200  # entries that are shown with an incident; GET /api/v1/audit has all
 ACTIONS_TOLD_MAX = 100
@@ -44,14 +48,21 @@ def list_incidents(
     node: str | None = None,
     state: str | None = None,
     fault: str | None = None,
+    since: Annotated[str | None, Query(description="Found since then; RFC 3339 or Unix seconds.")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
-    """Incidents, newest first; ``node`` finds those that concern it, state ``open`` those suspected or confirmed."""
+    """Incidents, newest first; ``node`` finds those that concern it.
+
+    State ``open`` finds those suspected or confirmed, ``live`` also those that are acted on: their trouble goes on.
+    """
+    since_s = None if since is None else moment_s("since", since)
     filters: dict[str, str | Sequence[str]] = {**given(job=job, node=node, state=state, fault=fault)}
     if state == OPEN:
         filters["state"] = UNTREATED_STATES
-    return listing(parts.store.page(INCIDENTS, filters, cursor, limit), views.incident)
+    elif state == LIVE:
+        filters["state"] = sorted(LIVE_STATES)
+    return listing(parts.store.page(INCIDENTS, filters, cursor, limit, since_s=since_s), views.incident)
 
 
 @router.get("/{incident}")

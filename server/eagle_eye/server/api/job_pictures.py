@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Response
@@ -50,7 +51,7 @@ class _Past(NamedTuple):
     cut: bool
 
 
-@router.get("/{job}/course")
+@router.get("/{job:name}/course")
 def get_course(
     parts: Parts,
     _: Reader,
@@ -70,11 +71,12 @@ def get_course(
     chosen = picked(nodes, NODES_MAX)
     with parts.turns.one():
 
-        def of(metric: str, statistic: Statistic) -> Found:
-            return read(parts.history, METRICS[metric], statistic, ((), chosen), wanted, job, FRAMES_MAX)
+        def of(metric: str, statistic: Statistic, nodes: Sequence[str]) -> Found:
+            return read(parts.history, METRICS[metric], statistic, ((), nodes), wanted, job, FRAMES_MAX)
 
-        seconds, loss = of("train_step_seconds", "mean"), of("train_loss", "last")
-        tokens = of("train_tokens_per_second", "mean")
+        seconds = of("train_step_seconds", "mean", chosen)
+        fitting = seconds.nodes or chosen  # how many fit is found out once
+        loss, tokens = of("train_loss", "last", fitting), of("train_tokens_per_second", "mean", fitting)
     spans = clipped(parts.archive.jobs(job).jobs.get(job, []), past.start_s - course.TRAILING_S, past.end_s)
     return answer(
         {
@@ -104,7 +106,7 @@ def get_course(
     )
 
 
-@router.get("/{job}/timeline")
+@router.get("/{job:name}/timeline")
 def get_timeline(
     parts: Parts,
     _: Reader,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from eagle_eye.schema.action import JobUpdate
 from eagle_eye.schema.frame import NAME_CHARS_MAX
@@ -16,6 +17,7 @@ from eagle_eye.server.api.requests import (
     Operator,
     Parts,
     Reader,
+    Search,
     answer,
     audited,
     body_of,
@@ -43,19 +45,26 @@ def list_jobs(
     _: Reader,
     state: str | None = None,
     node: str | None = None,
+    search: Search = "",
+    members: Annotated[bool, Query(description="Without, ``ranks`` and ``nodes`` are left empty.")] = True,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
     """Jobs, newest first. Those that only agents speak of have state "observed" and stand on the first page."""
-    page = parts.store.page(JOBS, given(state=state, node=node), cursor, limit)
-    items = [views.job(record, parts.outlook) for record in page.items]
+    page = parts.store.page(JOBS, given(state=state, node=node), cursor, limit, search)
+    records = page.items
     if cursor is None and state in (None, OBSERVED):
-        observed = [job for job in _observed(parts) if node is None or any(r.node == node for r in job.ranks)]
-        items = [views.job(record, parts.outlook) for record in observed[:PAGE_LIMIT_MAX]] + items
+        observed = [
+            job
+            for job in _observed(parts)
+            if (node is None or any(r.node == node for r in job.ranks)) and search.lower() in job.job.lower()
+        ]
+        records = observed[:PAGE_LIMIT_MAX] + records
+    items = [views.job(record, parts.outlook, members=members) for record in records]
     return answer({"items": items, "next": page.next})
 
 
-@router.get("/{job}")
+@router.get("/{job:name}")
 def get_job(parts: Parts, _: Reader, job: str) -> Response:
     """One job."""
     record = parts.store.get(JOBS, job) or next((j for j in _observed(parts) if j.job == job), None)
@@ -64,7 +73,7 @@ def get_job(parts: Parts, _: Reader, job: str) -> Response:
     return answer(views.job(record, parts.outlook))
 
 
-@router.put("/{job}", openapi_extra=body_of(JobUpdate))
+@router.put("/{job:name}", openapi_extra=body_of(JobUpdate))
 async def put_job(parts: Parts, principal: Operator, job: str, body: Body) -> Response:
     """Take the membership, attempt and state of a job from its launcher. 409 for an old attempt.
 
@@ -96,6 +105,8 @@ def _check(job: str, update: JobUpdate) -> None:
         raise Refusal(400, "job", f"a job's name has 1 to {NAME_CHARS_MAX} printable characters")
     if update.state not in STATES:
         raise Refusal(400, "state", f"state {update.state[:80]!r} is unknown; expected one of {', '.join(STATES)}")
+    if len(update.owner) > NAME_CHARS_MAX or not update.owner.isprintable():
+        raise Refusal(400, "owner", f"owner: expected at most {NAME_CHARS_MAX} printable characters, or none")
     if not 0 <= update.attempt < 1 << 31:
         raise Refusal(400, "attempt", f"attempt is {update.attempt}; expected 0 or more")
     if len(update.ranks) > RANKS_MAX:

@@ -60,14 +60,14 @@ class Told(msgspec.Struct, frozen=True):
     report: Report | None = None
 
 
-@router.get("/nodes/{node}/checks")
+@router.get("/nodes/{node:name}/checks")
 def list_checks(parts: Parts, _: Reader, node: str, cursor: Cursor = None, limit: Limit = 100) -> Response:
     """The node's active checks and what came of them, newest first."""
     found(parts, NODES, node)
     return listing(parts.store.page(NODE_CHECKS, {"node": node}, cursor, limit), views.node_check)
 
 
-@router.post("/nodes/{node}/check", status_code=202)
+@router.post("/nodes/{node:name}/check", status_code=202)
 def check(parts: Parts, principal: Operator, node: str, reason: str = "") -> Response:
     """Have the node's agent check it now, without touching its standing; one that is under way is answered as it is."""
     made: list[NodeCheck] = []

@@ -47,7 +47,7 @@ class Chapter(NamedTuple):
         return hashlib.sha256(f"{self.time_s!r}\n{self.kind}\n{self.id}\n{self.summary}".encode()).hexdigest()[:32]
 
 
-@router.get("/nodes/{node}/history")
+@router.get("/nodes/{node:name}/history")
 def node_history(parts: Parts, _: Reader, node: str, cursor: Cursor = None, limit: Limit = 100) -> Response:
     """What happened to the node, newest first: incidents, actions, standing, checks, GPUs, driver errors, tickets.
 

@@ -49,25 +49,25 @@ def list_nodes(
     return listing(page, lambda n: {**views.node(n, parts.fleet, offsets, now_s), "memory": memory(scores, n.node)})
 
 
-@router.get("/{node}")
+@router.get("/{node:name}")
 def get_node(parts: Parts, _: Reader, node: str) -> Response:
     """One node."""
     return _shown(parts, node)
 
 
-@router.post("/{node}/exclude")
+@router.post("/{node:name}/exclude")
 def exclude(parts: Parts, principal: Operator, node: str, reason: Reason = "") -> Response:
     """Count the node as out of service until it is readmitted."""
     return _stand(parts, principal, node, "excluded", "exclude", reason)
 
 
-@router.post("/{node}/drain")
+@router.post("/{node:name}/drain")
 def drain(parts: Parts, principal: Operator, node: str, reason: Reason = "") -> Response:
     """Count the node as leaving once its job ends or restarts."""
     return _stand(parts, principal, node, "draining", "drain", reason)
 
 
-@router.post("/{node}/readmit", responses={202: {"description": "It returns once its check has passed."}})
+@router.post("/{node:name}/readmit", responses={202: {"description": "It returns once its check has passed."}})
 def readmit(
     parts: Parts, principal: Operator, node: str, reason: Reason = "", check: Checked = False, force: Force = False
 ) -> Response:

@@ -58,7 +58,7 @@ def submit_log(request: Request, parts: Parts, _: Asker, content: Body) -> Respo
     return _submit(request, parts, content, "")
 
 
-@router.post("/{job}/logs", openapi_extra=body_of(LogSubmission))
+@router.post("/{job:name}/logs", openapi_extra=body_of(LogSubmission))
 def submit_log_of(request: Request, parts: Parts, _: Asker, job: str, content: Body) -> Response:
     """Take note of a cycle's log of this job."""
     return _submit(request, parts, content, job)
@@ -70,7 +70,7 @@ def attribute_log(request: Request, parts: Parts, _: Asker, log_path: LogPath = 
     return _attribute(request, parts, log_path)
 
 
-@router.get("/{job}/logs")
+@router.get("/{job:name}/logs")
 def attribute_log_of(request: Request, parts: Parts, _: Asker, job: str, log_path: LogPath = "") -> Response:  # noqa: ARG001
     """What is known of the cycle with this log."""
     return _attribute(request, parts, log_path)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from eagle_eye.server import overview
+from eagle_eye.server.api.node_history import scores_of
 from eagle_eye.server.api.requests import Parts, Reader, answer
 from eagle_eye.server.engine.standing import phase
-from eagle_eye.server.records import Incident
+from eagle_eye.server.fleet import Presence
+from eagle_eye.server.records import Incident, Node
+from eagle_eye.server.services import Services
 from eagle_eye.server.store import NODES
 from eagle_eye.server.timestamps import rfc3339
 from eagle_eye.server.watching import Course
 
 JOBS_SHOWN_MAX = 1_000
+_NO_DETAILS = MappingProxyType({"heard": None, "lemon_score": None, "reasons": None})
 
 router = APIRouter(prefix="/api/v1/fleet", tags=["fleet"])
 
@@ -49,13 +55,21 @@ def get_fleet(parts: Parts, _: Reader) -> Response:
 
 
 @router.get("/nodes")
-def get_map(parts: Parts, _: Reader) -> Response:
+def get_map(
+    parts: Parts,
+    _: Reader,
+    details: Annotated[
+        bool, Query(description="With the columns that a list of nodes has and a map does not.")
+    ] = False,
+) -> Response:
     """Every node in a few columns: ``nodes[i]`` stands as ``standings[standing[i]]`` says, and so on; -1: none known.
 
-    A node of several jobs is counted with the one that comes first by name.
+    A node of several jobs is counted with the one that comes first by name. ``heard``, ``lemon_score`` (null: it cannot
+    be told) and ``reasons``, of nodes that are not in service, are null unless ``details`` are asked for.
     """
     now_s, fresh_s = parts.clock.now_s(), parts.config.ingest.fresh_s
-    heard = {one.node: one.is_fresh(now_s, fresh_s) for one in parts.fleet.presences()}
+    presences = {one.node: one for one in parts.fleet.presences()}
+    heard = {name: one.is_fresh(now_s, fresh_s) for name, one in presences.items()}
     accused = overview.accused(parts.store.open_incidents())
     number = {standing: at for at, standing in enumerate(overview.STANDINGS)}
     records = parts.store.all(NODES)
@@ -82,8 +96,20 @@ def get_map(parts: Parts, _: Reader) -> Response:
             "job": job,
             "rack": rack,
             "switch": switch,
+            **(_details(parts, records, presences) if details else _NO_DETAILS),
         }
     )
+
+
+def _details(parts: Services, records: list[Node], presences: Mapping[str, Presence]) -> dict[str, Any]:
+    lemons = {} if (scores := scores_of(parts)) is None else scores.lemons
+    found = [lemon.score if (lemon := lemons.get(one.node)) is not None else None for one in records]
+    received = [presences.get(one.node) for one in records]
+    return {
+        "heard": [None if one is None else rfc3339(one.received_s) for one in received],
+        "lemon_score": [None if score is None else round(score, 4) for score in found],
+        "reasons": {one.node: one.reason for one in records if one.state != "in_service" and one.reason},
+    }
 
 
 def _job(course: Course, incidents: list[Incident], now_s: float) -> dict[str, Any]:
@@ -92,6 +118,7 @@ def _job(course: Course, incidents: list[Incident], now_s: float) -> dict[str, A
         "job": course.job,
         "attempt": course.attempt,
         "state": course.state,
+        "owner": course.owner,
         "restart_owner": course.restart_owner,
         "started": rfc3339(course.started_s),
         "ends": None if course.ends_s is None else rfc3339(course.ends_s),

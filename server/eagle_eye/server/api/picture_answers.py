@@ -183,6 +183,7 @@ def dossier(
     return made(
         "Dossier",
         incident=incident,
+        owner=str,
         meaning=str,
         repair=str,
         mode=Mode,

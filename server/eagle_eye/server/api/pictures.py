@@ -105,6 +105,7 @@ def dossier(parts: Parts, _: Reader, incident: str) -> Response:
     return answer(
         {
             "incident": views.incident(record),
+            "owner": "" if job is None else job.owner,
             "meaning": "" if fault is None else fault.meaning,
             "repair": "" if fault is None else fault.repair,
             "mode": parts.outlook.policy().mode,

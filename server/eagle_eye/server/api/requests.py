@@ -13,11 +13,14 @@ from msgspec import Struct
 
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.path_names import register
 from eagle_eye.server.records import AuditEntry, Scope
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import PAGE_LIMIT_MAX, Kind, Page
+from eagle_eye.server.timestamps import unix_seconds
 
 BODY_BYTES_MAX = 4 << 20  # a job of 100,000 ranks fits
+register()  # {job:name} and {node:name} in the endpoints' paths
 # What was not read is still on its way: the connection cannot serve another request.
 _CLOSE = MappingProxyType({"Connection": "close"})
 StructT = TypeVar("StructT", bound=Struct)
@@ -74,6 +77,7 @@ Reader = Annotated[Principal, Depends(needs("read"))]
 Operator = Annotated[Principal, Depends(needs("operate"))]
 Admin = Annotated[Principal, Depends(needs("admin"))]
 Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX, description="How many items at most.")]
+Search = Annotated[str, Query(max_length=253, description="A part of the name, whatever its case.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="The next of the page before.")]
 
 
@@ -113,6 +117,14 @@ def found(parts: Services, kind: Kind[RecordT], key: str) -> RecordT:
     if record is None:
         raise missing(kind.name, key)
     return record
+
+
+def moment_s(name: str, text: str) -> float:
+    """Return the Unix seconds of a parameter that is RFC 3339 or Unix seconds. Raises Refusal 400."""
+    try:
+        return unix_seconds(text)
+    except ValueError as error:
+        raise Refusal(400, "time", f"{name}: {error}"[:2000]) from None
 
 
 def missing(kind: str, key: str) -> Refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from eagle_eye.server import outbound
 from eagle_eye.server.engine.standing import phase
@@ -65,9 +66,13 @@ def evidence(record: Evidence) -> dict[str, Any]:
     return view
 
 
-def job(record: Job, outlook: Outlook) -> dict[str, Any]:
-    """Return a job with its progress; ``progress`` is null when no agent speaks of it."""
-    view = plain(record)
+def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any]:
+    """Return a job with its progress; ``progress`` is null when no agent speaks of it.
+
+    Without ``members`` only ``nodes_total`` says how many there are: a list of large jobs is large.
+    """
+    view = plain(record if members else replace(record, ranks=[], nodes=[]))
+    view["nodes_total"] = len(record.nodes) or len({rank.node for rank in record.ranks})
     progress = outlook.progress(record.job)
     view["progress"] = (
         None

@@ -19,7 +19,7 @@ SILENCE_COLUMN = "rank_silent_seconds"
 ShapeT = TypeVar("ShapeT", bound=msgspec.Struct)
 
 
-class BadTrace(ValueError):  # noqa: N818 - it names the thing that is bad
+class BadTrace(ValueError):
     """A folder that is no usable trace; the message names the file and what was expected."""
 
 

@@ -20,7 +20,7 @@ from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.node_tracks import Floats, NodeTracks, Places
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
-from eagle_eye.server.engine.routing import Route, Routed, RouteTable, placing
+from eagle_eye.server.engine.routing import Route, Routed, RouteTable, placing, struck
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, hearing
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
@@ -90,7 +90,8 @@ class Engine:
             route.place(frame)
         for event in frame.events:
             happening = Happening(event.time_s, frame.node, event.device, event.kind, event.attributes)
-            for job in route.tracks:
+            housed = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
+            for job in (*route.tracks, *struck(happening, housed, route)):
                 if self._concerns(happening, job):
                     job.add_event(happening)
 

@@ -18,7 +18,7 @@ class Judgement:
     whether this attempt has made a step yet, ``advanced_s`` when the last one finished. ``crashed``: its scheduler
     says that it failed, which nobody wanted. ``hearing`` is when its scheduler was heard, ``awaiting`` whether a
     verdict, or what follows from one, waits for that. ``ends_s`` is when its time limit ends it, None where nobody
-    said.
+    said. ``owner`` is the user whose job it is, "" where nobody said.
     """
 
     job: str
@@ -38,3 +38,4 @@ class Judgement:
     hearing: Hearing = NO_SCHEDULER
     awaiting: bool = False
     ends_s: float | None = None
+    owner: str = ""

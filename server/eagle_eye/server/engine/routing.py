@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.types import Happening
 from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.job_track import JobTrack
@@ -18,6 +19,8 @@ from eagle_eye.server.engine.outlined import Layout, Matrix, Outlined, RowGroup
 TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have said
 PARTS_MAX = 16  # of a row that is placed with others; agents' have three
 _ROOM = 256
+# Events that no rank is the author of. They are told once.
+NODE_FAILURES = frozenset({"xid", "sxid", "gpu_lost", "link_down", "link_up", "machine_check", "kernel_panic"})
 
 Shape = tuple[Scope, list[int | str], list[str]]
 
@@ -236,3 +239,15 @@ def _runs(
             chosen = np.array(metrics, dtype=np.intp), np.array(rows[start:end], dtype=np.intp)
             yield Placement(track, scope, names, chosen, slice(columns[start], columns[end - 1] + 1))
             start = end
+
+
+def struck(event: Happening, housed: Iterable[JobTrack | None], route: Route) -> Iterator[JobTrack]:
+    """Yield the jobs that a failure of the node itself is about, although its rows go elsewhere.
+
+    For a moment after their end an agent still names the ranks of an attempt, while the next one is starting.
+    """
+    for track in housed if event.kind in NODE_FAILURES else ():
+        if track is None or event.node is None or any(track is one for one in route.tracks):
+            continue
+        if track.is_member(event.node) and event.time_s >= track.started_s:
+            yield track

@@ -11,7 +11,7 @@ NAME_CHARS_MAX = 255
 DIGITS_MAX = 18
 
 
-class BadHostList(ValueError):  # noqa: N818 - it names the thing that is bad
+class BadHostList(ValueError):
     """A text that is no host list, or stands for more names than allowed."""
 
 

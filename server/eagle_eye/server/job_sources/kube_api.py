@@ -27,7 +27,7 @@ KEY = "job_sources.kubernetes"
 ObjectT = TypeVar("ObjectT", Pod, KubernetesNode)
 
 
-class Expired(Exception):  # noqa: N818 - it names what happened
+class Expired(Exception):
     """The version from which to watch is too old: list again (410)."""
 
 

@@ -69,7 +69,7 @@ class Kubernetes:
     def _snapshot(self, pods: list[Reflection[Pod]], nodes: Reflection[KubernetesNode] | None) -> Snapshot:
         left_out: Counter[str] = Counter()
         there = [pod for one in pods for pod in one.items.values()]
-        jobs = jobs_of(there, self._settings.job_labels, self._settings.attempt_labels, left_out)
+        jobs = jobs_of(there, self._settings, left_out)
         seen = None if nodes is None else tuple(node_of(node) for node in nodes.items.values())
         return Snapshot(min(one.heard_s for one in pods), jobs, seen, dict(left_out))
 

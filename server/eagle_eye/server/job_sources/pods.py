@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from eagle_eye.schema.frame import NAME_CHARS_MAX
-from eagle_eye.server.job_sources.source import ScheduledJob, ScheduledNode, ScheduledState
+from eagle_eye.server.job_sources.settings import KubernetesSettings
+from eagle_eye.server.job_sources.source import TEXT_CHARS_MAX, ScheduledJob, ScheduledNode, ScheduledState
 
 ATTEMPT_MAX = (1 << 31) - 1
 MARK = "eagle-eye"  # in the key of what subscribers of ours leave on a node that they cordon
@@ -120,22 +121,20 @@ class KubernetesNode(msgspec.Struct, frozen=True):
     spec: NodeSpec = NodeSpec()
 
 
-def jobs_of(
-    pods: Iterable[Pod], job_labels: Sequence[str], attempt_labels: Sequence[str], left_out: Counter[str]
-) -> tuple[ScheduledJob, ...]:
+def jobs_of(pods: Iterable[Pod], settings: KubernetesSettings, left_out: Counter[str]) -> tuple[ScheduledJob, ...]:
     """Return the jobs that the pods' labels name, each by the pods of its latest attempt; other pods are left."""
     members: dict[tuple[str, str], dict[int, list[Pod]]] = {}
     for pod in pods:
-        name = _labelled(pod, job_labels)
+        name = _labelled(pod, settings.job_labels)
         if name is None:
             continue  # most pods are nobody's job
         if not name.isprintable() or len(name) > NAME_CHARS_MAX:
             left_out["malformed"] += 1
         else:
             attempts = members.setdefault((pod.metadata.namespace, name), {})
-            attempts.setdefault(_attempt(pod, attempt_labels), []).append(pod)
+            attempts.setdefault(_attempt(pod, settings.attempt_labels), []).append(pod)
     return tuple(
-        _job(namespace, name, max(attempts), _newest(attempts[max(attempts)]))
+        _job(namespace, name, max(attempts), _newest(attempts[max(attempts)]), settings.owner_labels)
         for (namespace, name), attempts in sorted(members.items())
     )
 
@@ -174,12 +173,23 @@ def _created_s(pod: Pod) -> float:
 
 
 def _attempt(pod: Pod, keys: Sequence[str]) -> int:
-    said = {**(pod.metadata.annotations or {}), **(pod.metadata.labels or {})}
+    said = _said(pod)
     text = next((said[key] for key in keys if key in said), "0")
     return min(int(text), ATTEMPT_MAX) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
 
 
-def _job(namespace: str, name: str, attempt: int, pods: list[Pod]) -> ScheduledJob:
+def _said(pod: Pod) -> dict[str, str]:
+    return {**(pod.metadata.annotations or {}), **(pod.metadata.labels or {})}
+
+
+def _owner(pods: Iterable[Pod], keys: Sequence[str]) -> str:
+    """Return whose the pods are; "" where nobody says, or one pod says another than the next."""
+    found = {next((said[key] for key in keys if said.get(key)), "") for said in map(_said, pods)} - {""}
+    owner = found.pop() if len(found) == 1 else ""
+    return owner if owner.isprintable() and len(owner) <= TEXT_CHARS_MAX else ""
+
+
+def _job(namespace: str, name: str, attempt: int, pods: list[Pod], owner_labels: Sequence[str]) -> ScheduledJob:
     states = Counter(_state(pod) for pod in pods)
     starts = [pod.status.start_time.timestamp() for pod in pods if pod.status.start_time is not None]
     said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
@@ -191,6 +201,7 @@ def _job(namespace: str, name: str, attempt: int, pods: list[Pod]) -> ScheduledJ
         nodes=tuple(sorted({pod.spec.node_name for pod in pods if pod.spec.node_name})),
         started_s=min(starts, default=None),
         said=f"pods: {said}",
+        owner=_owner(pods, owner_labels),
     )
 
 

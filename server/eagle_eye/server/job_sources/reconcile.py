@@ -92,10 +92,13 @@ def declared_job(name: str, update: JobUpdate, known: Job | None, now_s: float) 
         restart_owner=update.restart_owner,
         updated_s=now_s,
         declared_state=update.state,
+        owner=update.owner,
     )
     if known is None:
         return replace(new, since_s=now_s)
     told = replace(new, scheduled_as=known.scheduled_as)
+    if not update.owner and (known.state not in OVER_STATES or update.state in OVER_STATES):
+        told = replace(told, owner=known.owner)  # the next job of this name may be somebody else's
     if same is not None:
         told = replace(told, scheduled_state=same.scheduled_state, said=same.said, ends_s=same.ends_s)
     since_s = same.since_s if same is not None and same.state == new.state else now_s
@@ -236,6 +239,7 @@ def _job(
         said=job.said,
         ends_s=job.ends_s,
         state=agreed_state(declared, scheduled) or base.state or "running",
+        owner=(base.owner or job.owner) if base.source == LAUNCHER else (job.owner or base.owner),
     )
     if base.source != LAUNCHER and (job.state in BEGUN_STATES or old is None):
         # Where agents have an attempt of their own, they count restarts within one of the scheduler's.

@@ -61,6 +61,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         "jobset.sigs.k8s.io/restart-attempt",
         "volcano.sh/job-version",
     )
+    # Likewise whose it is. Kubernetes itself does not know who made a pod.
+    owner_labels: tuple[Word, ...] = ("eagle_eye_owner",)
     timeout_s: Positive = 30.0  # for one answer's beginning
     watch_s: Annotated[float, Meta(ge=5, le=3_600)] = 300.0  # how long one watch lasts before it is begun anew
     restart_owner: str = ""  # who restarts these jobs where nobody else says so; "": we ask for it
@@ -85,7 +87,8 @@ def check(settings: JobSourceSettings) -> None:
         raise ConfigurationError(f"job_sources.slurm.version: expected one such as v0.0.42, got {slurm.version!r}")
     if kubernetes.url and not kubernetes.url.startswith(("http://", "https://")):
         raise ConfigurationError(f"job_sources.kubernetes.url: expected http(s)://HOST:PORT, got {kubernetes.url!r}")
-    for key, labels in (("job_labels", kubernetes.job_labels), ("attempt_labels", kubernetes.attempt_labels)):
+    for key in ("job_labels", "attempt_labels", "owner_labels"):
+        labels: tuple[str, ...] = getattr(kubernetes, key)
         for label in labels:
             if not re.fullmatch(r"([a-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9_.-]*", label):
                 raise ConfigurationError(f"job_sources.kubernetes.{key}: expected names of labels, got {label!r}")

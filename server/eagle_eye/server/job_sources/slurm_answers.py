@@ -37,6 +37,7 @@ JOB_FIELDS = (
     "EndTime",
     "TimeLimit",
     "PreemptTime",
+    "UserName",
     "NodeList",
 )
 # sinfo --Format: the reason is whatever its author wrote, and so comes last.
@@ -74,6 +75,7 @@ class _Job(msgspec.Struct):
     end_time: Any = 0
     time_limit: Any = None
     preempt_time: Any = 0
+    user_name: Any = ""
 
 
 class _Node(msgspec.Struct):
@@ -170,6 +172,7 @@ def _job_of_json(said: _Job) -> ScheduledJob:
         _time(_number(said.start_time)),
         _time(_number(said.end_time)) if limit else None,
         _time(_number(said.preempt_time)) is not None,
+        said.user_name if isinstance(said.user_name, str) else "",
     )
 
 
@@ -177,7 +180,9 @@ def _job_of_line(line: str) -> ScheduledJob:
     fields = line.split(SEPARATOR)
     if len(fields) != len(JOB_FIELDS) + 1:
         raise ValueError(f"{len(fields)} fields")
-    job_id, first, state, restarts, started, ends, limit, preempted, nodes = (field.strip() for field in fields[:-1])
+    job_id, first, state, restarts, started, ends, limit, preempted, user, nodes = (
+        field.strip() for field in fields[:-1]
+    )
     limited = limit not in NO_LIMIT
     return _job(
         int(job_id),
@@ -188,6 +193,7 @@ def _job_of_line(line: str) -> ScheduledJob:
         _time(_plain(started)),
         _time(_plain(ends)) if limited else None,
         _time(_plain(preempted)) is not None,
+        user,
     )
 
 
@@ -200,6 +206,7 @@ def _job(
     started_s: float | None,
     ends_s: float | None,
     preempted: bool,
+    user: str,
 ) -> ScheduledJob:
     if not 0 < job_id < 1 << 32 or not 0 <= restarts <= ATTEMPT_MAX:
         raise ValueError("a job's id or restarts out of range")
@@ -215,6 +222,7 @@ def _job(
         started_s=None if state == "pending" else started_s,  # of one that waits it is a guess
         ends_s=ends_s if state in HELD_STATES else None,
         said="+".join(words),
+        owner=_printable(user),
     )
 
 
@@ -241,6 +249,7 @@ def _joined(components: list[ScheduledJob]) -> ScheduledJob:
         started_s=min(starts, default=None),
         ends_s=min(ends, default=None),
         said=leading.said,
+        owner=leading.owner,
     )
 
 

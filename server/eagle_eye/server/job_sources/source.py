@@ -28,10 +28,10 @@ OVER_STATES = frozenset({"cancelled", "preempted", "timeout", "failed", "finishe
 
 JOBS_MAX = 100_000  # of one answer; more is no answer
 NODES_MAX = 100_000
-TEXT_CHARS_MAX = 256  # of a reason
+TEXT_CHARS_MAX = 256  # of a reason, or a user's name
 
 
-class SourceFailed(ServerError):  # noqa: N818 - it names what happened
+class SourceFailed(ServerError):
     """A scheduler could not be asked, or its answer is of no use; never that it has no jobs.
 
     ``reason`` is one stable word for counters: missing, timeout, refused, unauthorised, oversized, malformed, status.
@@ -48,6 +48,7 @@ class ScheduledJob:
 
     ``attempt`` counts its restarts. ``nodes`` are by the scheduler's names, () where it holds none. ``started_s`` and
     ``ends_s`` are when this run began and when its time limit ends it; None: not begun, no limit, or not known.
+    ``owner`` is the user whose job it is, "" where the scheduler does not say.
     """
 
     id: str
@@ -58,6 +59,7 @@ class ScheduledJob:
     started_s: float | None = None
     ends_s: float | None = None
     said: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,12 @@ class Alertmanager:
         self._public_url = public_url
         self._runbook_url = runbook_url
 
-    def message(self, subscription: Subscription, event: OutboundEvent, now_s: float) -> Message:  # noqa: ARG002
+    def message(
+        self,
+        subscription: Subscription,
+        event: OutboundEvent,
+        now_s: float,  # noqa: ARG002 - others put the time into it
+    ) -> Message:
         """Return the notification; the same bytes at every attempt."""
         alerts = alerts_of(event, self._public_url, self._runbook_url)
         body = msgspec.json.encode(notification(alerts, subscription.id, self._public_url))

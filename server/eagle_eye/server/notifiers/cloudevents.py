@@ -17,7 +17,12 @@ class CloudEvents:
     def __init__(self, source: str) -> None:
         self._source = source
 
-    def message(self, subscription: Subscription, event: OutboundEvent, now_s: float) -> Message:  # noqa: ARG002
+    def message(
+        self,
+        subscription: Subscription,
+        event: OutboundEvent,
+        now_s: float,  # noqa: ARG002 - others put the time into it
+    ) -> Message:
         """Return the event's envelope; the same bytes at every attempt."""
         return Message(event.id, subscription.url, CONTENT_TYPE, envelope(event, self._source))
 

@@ -203,6 +203,7 @@ export interface DeliveryPage {
 
 export interface Dossier {
   incident: Incident;
+  owner: string;
   meaning: string;
   repair: string;
   mode: "act" | "approve" | "observe";
@@ -317,6 +318,7 @@ export interface FleetJob {
   job: string;
   attempt: number;
   state: string;
+  owner: string;
   restart_owner: string;
   started: string;
   ends: string | null;
@@ -514,6 +516,8 @@ export interface Job {
   since: string | null;
   ends: string | null;
   conflict: string;
+  owner: string;
+  nodes_total: number;
   progress: Progress | null;
 }
 
@@ -652,6 +656,9 @@ export interface NodeMap {
   job: Array<number>;
   rack: Array<number>;
   switch: Array<number>;
+  heard: Array<string | null> | null;
+  lemon_score: Array<number | null> | null;
+  reasons: Record<string, string> | null;
 }
 
 export interface NodePage {

@@ -63,7 +63,8 @@ def read(
 ) -> Found:
     """Return the metric of two groups of nodes: all of the first, of the second as many as the limit lets be read.
 
-    Raises Refusal 400 when even the first are too much, HistoryUnavailable.
+    Where there is no first group one node is read though it has more than ``frames_max``. Raises Refusal 400 where that
+    is beyond FRAMES_MAX, or the first group beyond ``frames_max``; HistoryUnavailable.
     """
     always, others = nodes
     for last in (False, False, True):
@@ -94,10 +95,13 @@ def _read(
         end_s = np.nextafter(wanted.end_s, 0.0)
         with history.courses(metric, names, wanted.start_s, end_s, job, wanted.step_s, frames_max) as reading:
             if reading.frames > frames_max and len(others) > (0 if always else 1):
-                others = picked(others, len(others) // 2)
+                # Counting ends soon beyond the limit, so this is rather too many than too few.
+                fitting = max(1, len(others) * frames_max // reading.frames)
+                others = picked(others, min(fitting, len(others) // 2))
                 continue
-            if reading.frames > frames_max:
-                raise Refusal(400, "too_much", f"more than {frames_max} frames lie in the range; shorten it")
+            most = frames_max if always else max(frames_max, FRAMES_MAX)
+            if reading.frames > most:
+                raise Refusal(400, "too_much", f"more than {most} frames lie in the range; shorten it")
             courses = _gathered(reading.courses)
             coarse = max([_spacing_s(courses), *(float(span.bucket_s) for span in reading.spans)])
             shown = wanted

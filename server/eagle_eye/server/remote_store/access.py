@@ -16,7 +16,7 @@ CREDENTIAL_BYTES_MAX = 64 << 10
 CONNECT_S = 10.0
 
 
-class CredentialsUnreadable(ServerError):  # noqa: N818 - it names what happened
+class CredentialsUnreadable(ServerError):
     """A file with a token, a password or certificates cannot be read; the message names it."""
 
 

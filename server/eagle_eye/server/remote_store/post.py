@@ -42,7 +42,7 @@ _HEADERS = {
 }
 
 
-class Unwanted(ServerError):  # noqa: N818 - it names what happened
+class Unwanted(ServerError):
     """Nobody wants the samples brought any more: the server has stopped."""
 
 
@@ -55,7 +55,7 @@ class Brought:
     complaint: str = ""
 
 
-class _Answer(Exception):  # noqa: N818 - it carries an answer
+class _Answer(Exception):
     """The store did not take the request; ``retry_s`` None: it never will."""
 
     def __init__(self, reason: str, detail: str, retry_s: float | None) -> None:

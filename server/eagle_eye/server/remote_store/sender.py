@@ -51,7 +51,7 @@ class _Sources(msgspec.Struct):
 _sources_decoder = msgspec.json.Decoder(_Sources)
 
 
-class _Unreadable(Exception):  # noqa: N818 - it names the thing that cannot be read
+class _Unreadable(Exception):
     """A segment that is broken, or not there any more."""
 
 

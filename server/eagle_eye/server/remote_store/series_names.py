@@ -15,7 +15,6 @@ from eagle_eye.schema.frame import KEYS_MAX, is_name
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, MetricSpec, Scope
 
 NAME, JOB, NODE, DEVICE, LINK = "__name__", "job", "node", "device", "link"
-OWN_LABELS = frozenset({NAME, JOB, NODE, DEVICE, LINK})
 # Where Prometheus scrapes our /metrics, ``job`` is its own word and ours is put aside under this name.
 SCRAPED_JOB = "exported_job"
 

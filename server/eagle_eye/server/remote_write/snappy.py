@@ -9,7 +9,7 @@ from __future__ import annotations
 LENGTH_BYTES_MAX = 5  # of the announced length: a varint of 32 bits
 
 
-class BadSnappy(ValueError):  # noqa: N818 - it names the thing that is bad
+class BadSnappy(ValueError):
     """No complete block. The message says what is wrong with it."""
 
 

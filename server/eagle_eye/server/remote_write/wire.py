@@ -33,7 +33,7 @@ _BESIDE_V2: Mapping[int, str] = MappingProxyType({3: "histogram", 4: "exemplar",
 _double = struct.Struct("<d").unpack_from
 
 
-class Malformed(ValueError):  # noqa: N818 - it names the thing that is bad
+class Malformed(ValueError):
     """Bytes that are no such message; ``reason`` is one stable word."""
 
     def __init__(self, reason: str, detail: str) -> None:

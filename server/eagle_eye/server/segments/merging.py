@@ -31,7 +31,7 @@ from eagle_eye.server.segments.writer import SegmentWriter
 GROUP_FRAMES = 2_048  # frames of a row group, as the compactor writes them
 
 
-class Unlike(Exception):  # noqa: N818 - it says how they are
+class Unlike(Exception):
     """A segment of another version's columns, by name: it stays as it is."""
 
 

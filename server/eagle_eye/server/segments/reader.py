@@ -28,7 +28,7 @@ OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.E
 _ranks_decoder = msgspec.json.Decoder(list[Rank])
 
 
-class BrokenSegment(ValueError):  # noqa: N818 - it names the thing that is broken
+class BrokenSegment(ValueError):
     """A segment that cannot be read, or that does not hold what it should; ``segment`` is its name, where known."""
 
     segment = ""

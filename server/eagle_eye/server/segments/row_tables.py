@@ -24,7 +24,7 @@ class Tables(NamedTuple):
     links: pa.Table | None
 
 
-class Odd(Exception):  # noqa: N818 - it names the frame
+class Odd(Exception):
     """A frame that the columns cannot hold."""
 
 

@@ -39,7 +39,7 @@ Perform = Callable[[Task], Answer]
 _log = logging.getLogger(__name__)
 
 
-class _Ended(Exception):  # noqa: N818 - it says what happened
+class _Ended(Exception):
     """The process ended without an answer, for a reason."""
 
 

@@ -24,11 +24,11 @@ INTERVAL_UNKNOWN_S = 15.0
 WINDOW_S = 300.0  # in each of which it is looked which nodes there are
 
 
-class NothingToImport(ServerError):  # noqa: N818 - it names what happened
+class NothingToImport(ServerError):
     """The Prometheus has nothing of the job in that time; the message says what it has."""
 
 
-class TooMuch(ServerError):  # noqa: N818 - it names what happened
+class TooMuch(ServerError):
     """There are more samples than may be imported at once."""
 
 

@@ -126,7 +126,7 @@ async function load(signal) {
   const keyed = (/** @type {any[]} */ items) => new Map(items.map((item) => [item.id, item]));
   // What is wrong comes first: a browser asks six things at a time.
   const [open, incidents, actions] = await Promise.all([
-    getAll("api/v1/incidents?state=open", INCIDENTS_OPEN_MAX, signal),
+    getAll("api/v1/incidents?state=live", INCIDENTS_OPEN_MAX, signal),
     getAll("api/v1/incidents", NEWEST, signal),
     getAll("api/v1/actions", NEWEST, signal),
   ]);

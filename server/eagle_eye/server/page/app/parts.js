@@ -21,6 +21,9 @@ export const NodeLink = ({ name }) => h("a", { href: link("nodes", name), class:
 /** @param {{name: string}} props */
 export const JobLink = ({ name }) => h("a", { href: link("jobs", name), class: "name", title: name }, name);
 
+/** Whose job it is; "" where nobody said. @param {{name: string}} props */
+export const Owner = ({ name }) => (name ? h("span", { class: "owner", title: name }, name) : h("span", { class: "quiet" }, "unknown"));
+
 /** A part of a view under a heading, with what may stand at the heading's right.
  * @param {{title: string, id: string, aside?: Children, children?: Children, class?: string}} props */
 export function Section({ title, id, aside, children, class: more = "" }) {

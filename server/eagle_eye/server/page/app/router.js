@@ -14,13 +14,22 @@ export function parse(hash) {
   } catch {
     name = rest.join("/");
   }
-  return { view: view || "fleet", name, query: new URLSearchParams(query) };
+  return { view: view || "fleet", name: name || null, query: new URLSearchParams(query) };
 }
 
 /** The address of a view. @param {"fleet" | "jobs" | "incidents" | "nodes" | "ledger" | "subscriptions"} view @param {string} [name] */
 export function link(view, name) {
   if (view === "fleet" && name === undefined) return "#/";
   return name === undefined ? `#/${view}` : `#/${view}/${encodeURIComponent(name)}`;
+}
+
+/**
+ * The address of a list with these filters; those that are empty are left out.
+ * @param {"jobs" | "incidents" | "nodes"} view @param {Record<string, string>} filters
+ */
+export function filtered(view, filters) {
+  const query = new URLSearchParams(Object.entries(filters).filter(([, value]) => value !== "")).toString();
+  return `#/${view}${query ? `?${query}` : ""}`;
 }
 
 /** @returns {Route} */

@@ -11,9 +11,12 @@ import { Notices } from "./verbs.js";
 import { VIEWS } from "./views.js";
 
 const TABS = /** @type {const} */ ([
-  ["fleet", "Fleet", ["fleet", "jobs", "incidents", "nodes"]],
-  ["ledger", "Would have acted", ["ledger"]],
-  ["subscriptions", "Subscriptions", ["subscriptions"]],
+  ["fleet", "Fleet"],
+  ["incidents", "Incidents"],
+  ["jobs", "Jobs"],
+  ["nodes", "Nodes"],
+  ["ledger", "Would have acted"],
+  ["subscriptions", "Subscriptions"],
 ]);
 
 export function Shell() {
@@ -42,12 +45,8 @@ export function Shell() {
       h(
         "nav",
         { "aria-label": "Views" },
-        TABS.map(([view, words, covers]) =>
-          h(
-            "a",
-            { href: link(view), "aria-current": covers.some((one) => one === route.view) ? "page" : undefined },
-            words,
-          ),
+        TABS.map(([view, words]) =>
+          h("a", { href: link(view), "aria-current": view === route.view ? "page" : undefined }, words),
         ),
       ),
       h(Health, {}),

@@ -7,7 +7,7 @@ const STATES = {
   // incidents
   suspected: ["warn", "suspected"],
   confirmed: ["bad", "confirmed"],
-  acting: ["bad", "being acted on"],
+  acting: ["bad", "action asked for"],
   recovered: ["good", "recovered"],
   closed: ["idle", "closed"],
   false: ["idle", "false alarm"],

@@ -2,6 +2,7 @@
 
 import { h } from "preact";
 import { useState } from "preact/hooks";
+import { count } from "./format.js";
 
 /**
  * @template T
@@ -17,8 +18,9 @@ import { useState } from "preact/hooks";
 /**
  * @template T
  * @typedef {{columns: Column<T>[], items: T[], keyOf: (item: T) => string, label: string, rowClass?: (item: T) => string,
- *   most?: number}} TableProps `label` says what it lists, to screen readers; `most`: how many rows are drawn before
- *   "show all"
+ *   most?: number, order?: string, onOrder?: (order: string) => void, pages?: {at: number, to: (at: number) => string}}} TableProps
+ *   `label` says what it lists, to screen readers; `most`: how many rows are drawn before "show all", or on each of the
+ *   `pages`, of which `at` is shown; `order` by which column, "-Node" for descending, is kept outside where `onOrder` is
  */
 
 /**
@@ -29,13 +31,17 @@ import { useState } from "preact/hooks";
 export const table = (props) => h(Table, props);
 
 /** @param {TableProps<any>} props */
-export function Table({ columns, items, keyOf, label, rowClass, most = 100 }) {
-  const [order, setOrder] = useState(/** @type {{at: number, down: boolean} | null} */ (null));
+export function Table({ columns, items, keyOf, label, rowClass, most = 100, order: given, onOrder, pages }) {
+  const [mine, setMine] = useState("");
   const [all, setAll] = useState(false);
+  const order = orderOf(columns, given ?? mine);
+  const setOrder = (/** @type {{at: number, down: boolean}} */ { at, down }) => (onOrder ?? setMine)(`${down ? "-" : ""}${columns[at]?.title}`);
   const compare = order === null ? undefined : columns[order.at]?.compare;
   let rows = items;
   if (order && compare) rows = items.toSorted((a, b) => (order.down ? compare(b, a) : compare(a, b)));
-  const shown = all ? rows : rows.slice(0, most);
+  const last = Math.max(0, Math.ceil(rows.length / most) - 1);
+  const page = pages ? Math.min(pages.at, last) : 0;
+  const shown = all ? rows : rows.slice(page * most, (page + 1) * most);
   return h(
     "div",
     { class: "table-box" },
@@ -61,8 +67,29 @@ export function Table({ columns, items, keyOf, label, rowClass, most = 100 }) {
         ),
       ),
     ),
-    shown.length < rows.length &&
+    pages && last > 0 && h(Pager, { at: page, last, to: pages.to, words: `${count(page * most + 1)} to ${count(page * most + shown.length)} of ${count(rows.length)}` }),
+    !pages && shown.length < rows.length &&
       h("button", { type: "button", class: "small more", onClick: () => setAll(true) }, `Show all ${rows.length}`),
+  );
+}
+
+/** @param {Column<any>[]} columns @param {string} text as TableProps has it @returns {{at: number, down: boolean} | null} */
+function orderOf(columns, text) {
+  const down = text.startsWith("-");
+  const at = columns.findIndex((column) => column.compare && column.title === text.slice(down ? 1 : 0));
+  return at < 0 ? null : { at, down };
+}
+
+/** @param {{at: number, last: number, to: (at: number) => string, words: string}} props */
+function Pager({ at, last, to, words }) {
+  return h(
+    "nav",
+    { class: "pager", "aria-label": "Pages" },
+    at > 0 && h("a", { href: to(0) }, "First"),
+    at > 0 && h("a", { href: to(at - 1), rel: "prev" }, "Previous"),
+    h("span", { class: "quiet" }, words),
+    at < last && h("a", { href: to(at + 1), rel: "next" }, "Next"),
+    at < last && h("a", { href: to(last) }, "Last"),
   );
 }
 

@@ -38,7 +38,7 @@ function Summary({ fleet }) {
   return h(
     "ul",
     { class: "summary", "aria-label": "The fleet in figures" },
-    figure(count(open), open === 1 ? "open incident" : "open incidents", open ? "bad-ink" : ""),
+    figure(link.loaded ? count(open) : "…", open === 1 ? "open incident" : "open incidents", open ? "bad-ink" : ""),
     burning > 0
       ? figure(gpuHours(burnt), `GPU-hours lost, ${gpuHours(burning)} more each hour`, "bad-ink")
       : figure("0", "GPU-hours burning"),

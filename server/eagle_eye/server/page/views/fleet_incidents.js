@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { path } from "../app/api.js";
 import { duration, few, percent, words } from "../app/format.js";
-import { put, records, useLive } from "../app/live.js";
+import { link as connection, put, records, useLive } from "../app/live.js";
 import { Badge, Empty, JobLink, NodeLink, Section } from "../app/parts.js";
 import { link } from "../app/router.js";
 import { wordsOf } from "../app/states.js";
@@ -39,14 +39,14 @@ export function openIncidents() {
 const grave = (one) => (RANK[one.state] ?? 9) - (one.escalated ? 0.5 : 0);
 
 export function Incidents() {
-  useLive("incident", "action");
+  useLive("incident", "action", "link");
   const open = openIncidents();
   const all = h("a", { href: link("incidents") }, "All incidents");
   return h(
     Section,
     { title: "Incidents", id: "incidents", aside: all },
     open.length === 0
-      ? h(Empty, null, "No open incident.")
+      ? h(Empty, null, connection.loaded ? "No open incident." : "Reading the incidents…")
       : h("ol", { class: "incidents panel" }, open.slice(0, SHOWN).map((one) => h(Row, { key: one.id, incident: one }))),
     open.length > SHOWN && h("p", { class: "quiet" }, `and ${open.length - SHOWN} more of less weight.`),
   );

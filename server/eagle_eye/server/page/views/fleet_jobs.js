@@ -4,7 +4,7 @@ import { h } from "preact";
 import { now } from "../app/api.js";
 import { byName, count, counted, duration, gpuHours, words } from "../app/format.js";
 import { link, useLive } from "../app/live.js";
-import { Badge, Empty, JobLink, Section } from "../app/parts.js";
+import { Badge, Empty, JobLink, Owner, Section } from "../app/parts.js";
 import { link as address } from "../app/router.js";
 import { table } from "../app/table.js";
 import { Ago, Time, useNow } from "../app/times.js";
@@ -53,6 +53,7 @@ const COLUMNS = [
     compare: (a, b) => byName(a.job, b.job),
     cell: (job) => [h(JobLink, { name: job.job }), job.attempt > 0 && h("span", { class: "quiet" }, ` attempt ${job.attempt}`)],
   },
+  { title: "Owner", hint: "Whose job it is, by its launcher's or scheduler's word", compare: (a, b) => byName(a.owner, b.owner), cell: (job) => h(Owner, { name: job.owner }) },
   {
     title: "Last step",
     hint: "How long ago the last step was seen to finish",

@@ -13,7 +13,7 @@ import { table } from "../app/table.js";
  */
 
 /** @type {Record<import("../app/map_drawing.js").Standing, import("../app/states.js").Tone>} */
-const TONES = {
+export const TONES = {
   accused: "bad",
   suspected: "warn",
   excluded: "bad",

@@ -6,7 +6,7 @@ import { path } from "../app/api.js";
 import { duration, few, percent, words } from "../app/format.js";
 import { link } from "../app/router.js";
 import { put } from "../app/live.js";
-import { Badge, JobLink, NodeLink, Reading, Section } from "../app/parts.js";
+import { Badge, JobLink, NodeLink, Owner, Reading, Section } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { Ago, Time } from "../app/times.js";
 import { Verb } from "../app/verbs.js";
@@ -85,7 +85,7 @@ function Head({ dossier }) {
     h(
       "p",
       { class: "incident-line" },
-      h("span", null, "Job ", h(JobLink, { name: incident.job }), `, attempt ${incident.attempt}`),
+      h("span", null, "Job ", h(JobLink, { name: incident.job }), `, attempt ${incident.attempt}`, dossier.owner ? ["; owner ", h(Owner, { name: dossier.owner })] : "; owner unknown"),
       incident.node
         ? h("span", null, "Node ", h(NodeLink, { name: incident.node }), incident.device === null ? null : ` device ${incident.device}`)
         : h("span", null, incident.nodes.length ? `Nodes ${few(incident.nodes)}, none accused alone` : "No single node accused"),

@@ -6,7 +6,7 @@ import { path } from "../app/api.js";
 import { Chart, seconds } from "../app/chart.js";
 import { count, counted, duration, figure, gpuHours, percent, words } from "../app/format.js";
 import { link as live, records, useLive } from "../app/live.js";
-import { Badge, Empty, Facts, NodeLink, Reading, Section } from "../app/parts.js";
+import { Badge, Empty, Facts, NodeLink, Owner, Reading, Section } from "../app/parts.js";
 import { useResource } from "../app/resource.js";
 import { link } from "../app/router.js";
 import { Table } from "../app/table.js";
@@ -27,7 +27,7 @@ import { Lanes } from "./job_lanes.js";
 const OPEN = ["suspected", "confirmed", "acting"];
 
 /** @param {import("../app/views.js").ViewProps} props */
-export const JobView = ({ name, query }) => (name === null ? h(JobList, null) : h(OneJob, { name, query }));
+export const JobView = ({ name, query }) => (name === null ? h(JobList, { query }) : h(OneJob, { name, query }));
 
 /** @param {{name: string, query: URLSearchParams}} props */
 function OneJob({ name, query }) {
@@ -87,6 +87,7 @@ function JobFacts({ job, timeline, goodput }) {
     { class: "panel facts-box" },
     h(Facts, {
       facts: [
+        ["Owner", h(Owner, { name: job.owner })],
         ["Last progress", progress ? [h("strong", null, h(Ago, { at: progress.progressed, none: "no step seen" })), progress.step === null ? "" : ` (step ${figure(progress.step)})`] : "no agent speaks of it"],
         ["A step takes", progress?.step_seconds ? duration(progress.step_seconds) : "not known"],
         ["Goodput, last 10 min", goodput === null ? "cannot tell" : percent(goodput)],
@@ -192,7 +193,7 @@ function Course({ course }) {
       low: 0,
       high: 1,
       said: [present(goodput.value) === null ? "Now it cannot be told." : `Now ${percent(present(goodput.value))}.`],
-      empty: "It cannot be told: no step was seen.",
+      empty: "How much of the time counted is not on record.",
     }),
   );
 }

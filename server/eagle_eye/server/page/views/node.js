@@ -25,7 +25,7 @@ import { NodeVerbs } from "./node_verbs.js";
 const OPEN = ["suspected", "confirmed", "acting"];
 
 /** @param {import("../app/views.js").ViewProps} props */
-export const NodeView = ({ name }) => (name === null ? h(NodeList, null) : h(OneNode, { name }));
+export const NodeView = ({ name, query }) => (name === null ? h(NodeList, { query }) : h(OneNode, { name }));
 
 /** @param {{name: string}} props */
 function OneNode({ name }) {

@@ -1,0 +1,73 @@
+"""Lists that stay quick whatever there is: found by part of a name, since when, without members, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from eagle_eye.schema.action import MemberRank
+from eagle_eye.server.records import Job, Node
+from eagle_eye.server.store import Change
+from tests.server.builders import NOW, Running, frame, incident, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    ranks = [MemberRank(rank, f"n{rank // 2}", rank % 2) for rank in range(6)]
+    jobs = [
+        Job(job=name, attempt=0, state="running", ranks=ranks, restart_owner="", updated_s=NOW)
+        for name in ("Team/LLM-1", "team/llm-2", "other_")
+    ]
+    found = [incident(f"inc_{age}", detected_s=NOW - age) for age in range(500, 0, -100)]
+    nodes = [
+        Node(node="n1", state="excluded", reason="fan", updated_s=NOW),
+        Node(node="n2", state="in_service", reason="was out", updated_s=NOW),
+    ]
+    with running(tmp_path_factory.mktemp("data")) as site:
+        site.front.services.store.commit(Change(jobs=tuple(jobs), incidents=tuple(found), nodes=tuple(nodes)))
+        site.front.services.fleet.heard(frame(node="n2", time_s=NOW), NOW)
+        yield site
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [("LLM", ["team/llm-2", "Team/LLM-1"]), ("_", ["other_"]), ("%", []), ("llm-1", ["Team/LLM-1"])],
+)
+def test_jobs_are_found_by_a_part_of_their_name_in_any_case(server: Running, part: str, names: list[str]) -> None:
+    items = server.client.get("/api/v1/jobs", params={"search": part}).json()["items"]
+    assert [job["job"] for job in items] == names
+
+
+def test_a_list_of_jobs_without_members_says_how_many_nodes_there_are(server: Running) -> None:
+    (job,) = server.client.get("/api/v1/jobs", params={"search": "other_", "members": False}).json()["items"]
+    assert (job["ranks"], job["nodes"], job["nodes_total"]) == ([], [], 3)
+    (job,) = server.client.get("/api/v1/jobs", params={"search": "other_"}).json()["items"]
+    assert (len(job["ranks"]), job["nodes_total"]) == (6, 3)
+
+
+def test_live_incidents_are_those_whose_trouble_goes_on(server: Running) -> None:
+    states = ("suspected", "confirmed", "acting", "recovered", "closed")
+    told = [incident(f"inc_of_{state}", job="j2", state=state, detected_s=NOW - 900) for state in states]
+    server.front.services.store.commit(Change(incidents=tuple(told)))
+    items = server.client.get("/api/v1/incidents", params={"state": "live", "job": "j2"}).json()["items"]
+    assert [one["state"] for one in items] == ["acting", "confirmed", "suspected"]
+
+
+def test_incidents_since_a_moment_are_pages_like_all_others(server: Running) -> None:
+    query: dict[str, float] = {"since": NOW - 300, "limit": 2}
+    first = server.client.get("/api/v1/incidents", params=query).json()
+    second = server.client.get("/api/v1/incidents", params={**query, "cursor": first["next"]}).json()
+    assert [one["id"] for one in first["items"]] == ["inc_100", "inc_200"]
+    assert ([one["id"] for one in second["items"]], second["next"]) == (["inc_300"], None)
+    assert server.client.get("/api/v1/incidents", params={"since": "tomorrow"}).json()["reason"] == "time"
+
+
+def test_the_columns_of_a_list_of_nodes_come_only_when_asked_for(server: Running) -> None:
+    plain = server.client.get("/api/v1/fleet/nodes").json()
+    assert (plain["heard"], plain["lemon_score"], plain["reasons"]) == (None, None, None)
+    found = server.client.get("/api/v1/fleet/nodes", params={"details": True}).json()
+    assert found["nodes"] == ["n1", "n2"]
+    assert [heard is None for heard in found["heard"]] == [True, False]
+    assert len(found["lemon_score"]) == 2
+    assert found["reasons"] == {"n1": "fan"}
