@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -74,23 +75,31 @@ def examine(play: Callable[[Stack], None]) -> Examined:
     began_s = time.monotonic()
     about = (play.__doc__ or "").strip().partition("\n")[0]
     folder = Path(tempfile.mkdtemp(prefix="innocence-"))
-    problem = ""
-    told: list[str] = []
-    actions: list[str] = []
+    seen = _Seen()
     try:
         with contextlib.closing(open_site()) as site, contextlib.closing(Stack(site, folder, JOB)) as stack:
-            told, actions, problem = _examined(stack, play)
+            seen = _examined(stack, play)
     except (StageFailed, httpx.HTTPError, subprocess.CalledProcessError) as failure:
-        problem = f"{failure}"
+        seen.problem = f"{failure}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Examined(
-        name=play.__name__, about=about, where="real processes", problem=problem, told=told, actions=actions,
-        took_s=round(time.monotonic() - began_s, 1),
+        name=play.__name__, about=about, where="real processes", problem=seen.problem, told=seen.told,
+        actions=seen.actions, skipped="" if seen.problem else seen.doubt, took_s=round(time.monotonic() - began_s, 1),
     )  # fmt: skip
 
 
-def _examined(stack: Stack, play: Callable[[Stack], None]) -> tuple[list[str], list[str], str]:
+@dataclass
+class _Seen:
+    """What the server says afterwards; ``doubt`` is why that says nothing of the situation."""
+
+    told: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    problem: str = ""
+    doubt: str = ""
+
+
+def _examined(stack: Stack, play: Callable[[Stack], None]) -> _Seen:
     stack.start()
     stack.wait("the job trains", lambda: len(stack.steps()) > 12 or None, TRAINS_WITHIN_S)
     play(stack)
@@ -101,16 +110,24 @@ def _examined(stack: Stack, play: Callable[[Stack], None]) -> tuple[list[str], l
         TRAINS_WITHIN_S,
     )
     incidents, actions = stack.items("incidents"), stack.items("actions")
-    told = sorted({f"{one['fault']} {one['node'] or ''}".strip() for one in incidents})
-    asked = [f"{one['kind']} {','.join(one['exclude'])}: {one['summary']}" for one in actions]
+    # Agents tell nodes of one machine apart by name: another stack's ranks are on theirs as well, and are killed there.
+    others = sorted({one["job"] for one in stack.items("jobs")} - {stack.job})
+    asked = [
+        f"{one['kind']} {','.join(one['exclude'])}: {one['summary']}" for one in actions if one["job"] == stack.job
+    ]
     out = [one["node"] for one in stack.items("nodes") if one["state"] != "in_service"]
     attempts = {step["attempt"] for step in stack.steps()}
     problems = [
         *asked,
-        *(f"{node} is out of service" for node in out),
+        *(f"{node} is out of service" for node in out if not others),
         *([f"the job was restarted: attempts {sorted(attempts)}"] if len(attempts) > 1 else []),
     ]
-    return told, asked, "; ".join(problems)
+    return _Seen(
+        told=sorted({f"{one['fault']} {one['node'] or ''}".strip() for one in incidents if one["job"] == stack.job}),
+        actions=asked,
+        problem="; ".join(problems),
+        doubt=f"cannot tell: {', '.join(others)} ran on this machine as well; nothing else may" if others else "",
+    )
 
 
 def _eagle_eye(*words: str) -> str:

@@ -2,19 +2,22 @@
 
     python -m benchmarks.recovery --faults 100 --seed 1 --out benchmarks/results/recovery.json
 
-Some 40 s a fault, and ``--without-minutes`` for the other arm; the machine should do nothing else. The file is whole
-after every fault: the same command goes on where one was interrupted. Exit code 1: somebody had to help, a healthy
-node was excluded, an attempt was begun for nothing, or a void action was carried out; 2: wrong usage.
+Some 22 s an item, and ``--without-minutes`` for the other arm; all of it within ``--minutes``, on a machine that does
+nothing else. The file is whole after every item: the same command goes on where one was interrupted or time was up.
+Exit code 1: somebody had to help, a healthy node was excluded, an attempt was begun for nothing, or a void action was
+carried out; 2: wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.recovery import unattended
-from benchmarks.recovery.figures import Session, passed
+from benchmarks.recovery.figures import Session, passed, starts
 from benchmarks.recovery.fire import Fire
 from benchmarks.recovery.hand import Hand
 from benchmarks.recovery.keeping import Kept, keep, opened
@@ -34,18 +37,21 @@ from benchmarks.recovery.yard import Yard
 from eagle_eye.demo.site import open_site
 from eagle_eye.demo.stack import StageFailed
 
-ITEM_S = 40.0
+ITEM_S = 22.0
+OTHER_ARM_S = 90.0  # its start and end
 
 
 def main() -> int:
     """Measure, print and keep."""
     args = _arguments()
+    until_s = time.monotonic() + 60 * args.minutes
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     no_gpus = can_simulate_gpus()
     items = draw(args.faults, args.seed, gpus=not no_gpus)
     settings: dict[str, Any] = {
         "repair_after_s": args.repair_after,
         "without_minutes": args.without_minutes,
+        "standby": args.standby,
         "notice_s": args.notice,
         "budgets": dict(line.split(" = ") for line in BUDGETS.split("\n") if line),
         "start_deadline_s": START_DEADLINE_S,
@@ -59,10 +65,13 @@ def main() -> int:
     left = items[len(kept.outcomes) :]
     console = Console(stderr=True)
     minutes = (len(left) * ITEM_S + args.calm) / 60 + (0.0 if kept.without else args.without_minutes)
-    console.print(f"{len(left)} of {len(items)} items are left: about {minutes:.0f} minutes ({settings['gpu_faults']})")
+    console.print(
+        f"{len(left)} of {len(items)} items are left: about {minutes:.0f} minutes, {args.minutes:g} at most"
+        f" ({settings['gpu_faults']})"
+    )
     try:
         with Progress(*_COLUMNS, console=console, disable=not sys.stderr.isatty()) as progress:
-            _measure(args, kept, items, left, progress)
+            _measure(args, kept, items, left, until_s, progress)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here" if args.out else "interrupted")
         keep(args.out, kept)
@@ -71,7 +80,12 @@ def main() -> int:
     except StageFailed as failure:
         console.print(f"{failure}", markup=False)
         keep(args.out, kept)
+        show(kept, as_json=args.json)
         return 1
+    if unplayed := len(items) - len(kept.outcomes):
+        console.print(
+            f"{unplayed} items were not played in {args.minutes:g} minutes; the same command goes on with them"
+        )
     show(kept, as_json=args.json)
     return 0 if passed(kept.figures) else 1
 
@@ -79,31 +93,58 @@ def main() -> int:
 _COLUMNS = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
 
 
-def _measure(args: argparse.Namespace, kept: Kept, items: list[Item], left: list[Item], progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix="recovery-", dir=args.folder) as folder:
+@contextlib.contextmanager
+def _workplace(where: Path | None) -> Iterator[Path]:
+    """A folder for the run, which stays where a stage failed: its logs say why."""
+    folder = Path(tempfile.mkdtemp(prefix="recovery-", dir=where))
+    try:
+        yield folder
+    except StageFailed:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure(
+    args: argparse.Namespace, kept: Kept, items: list[Item], left: list[Item], until_s: float, progress: Progress
+) -> None:
+    other = args.without_minutes > 0 and not kept.without
+    with _workplace(args.folder) as folder:
         if left:
-            (fire := Path(folder) / "fire").mkdir()
-            _under_fire(args, kept, left, fire, progress)
-        if args.without_minutes > 0 and not kept.without:
-            (alone := Path(folder) / "alone").mkdir()
+            (fire := folder / "fire").mkdir()
+            spare_s = 60 * args.without_minutes + OTHER_ARM_S if other else 0.0
+            _under_fire(args, kept, left, fire, until_s - spare_s, progress)
+        if other:
+            (alone := folder / "alone").mkdir()
             task = progress.add_task("without Eagle Eye", total=None, now="")
+
+            def heard(found: dict[str, Any]) -> None:
+                kept.without = found
+                keep(args.out, kept)
+
             with contextlib.closing(open_site(NODES)) as site:
-                kept.without = unattended.measure(
+                unattended.measure(
                     site,
                     alone,
                     items,
                     60 * args.without_minutes,
                     args.notice,
                     lambda text: progress.update(task, now=text),
+                    heard,
                 )
     keep(args.out, kept)
 
 
-def _under_fire(args: argparse.Namespace, kept: Kept, left: list[Item], folder: Path, progress: Progress) -> None:
+def _under_fire(
+    args: argparse.Namespace, kept: Kept, left: list[Item], folder: Path, until_s: float, progress: Progress
+) -> None:
+    """Items were played for as long as there was time to begin one."""
     task = progress.add_task("items", total=len(left), now="starting")
     with (
         contextlib.closing(open_site(NODES)) as site,
-        contextlib.closing(FireStack(site, folder, gpus=not can_simulate_gpus())) as stack,
+        contextlib.closing(FireStack(site, folder, gpus=not can_simulate_gpus(), standby=args.standby)) as stack,
     ):
         stack.start()
         hand = Hand(stack)
@@ -117,10 +158,13 @@ def _under_fire(args: argparse.Namespace, kept: Kept, left: list[Item], folder: 
         kept.sessions.append(session)
         began_s, first = time.time(), stack.steps()[-1]["step"]
         for item in left:
+            if time.monotonic() > until_s:
+                break
             outcome = fire.play(item)
             kept.outcomes.append(outcome)
             session.fire_s, session.fire_steps = time.time() - began_s, stack.steps()[-1]["step"] - first
             session.returned, session.forced, session.refused = yard.returned, yard.forced, dict(yard.refused)
+            session.starts = starts(stack.told())
             keep(args.out, kept)
             if args.json:
                 sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
@@ -136,7 +180,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the plan (1)")
     parser.add_argument("--repair-after", type=float, default=20.0, metavar="S", help="nodes come back (20)")
     parser.add_argument("--calm", type=float, default=30.0, metavar="S", help="undisturbed, for the pace (30)")
-    parser.add_argument("--without-minutes", type=float, default=20.0, metavar="M", help="of torchrun alone (20)")
+    parser.add_argument("--without-minutes", type=float, default=12.0, metavar="M", help="of torchrun alone (12)")
+    parser.add_argument("--minutes", type=float, default=45.0, metavar="M", help="for all of it (45)")
+    parser.add_argument(
+        "--standby", action="store_true", help="ranks come from processes that have imported everything"
+    )
     parser.add_argument("--notice", type=float, default=300.0, metavar="S",
                         help="when a person looks after a job without Eagle Eye (300)")  # fmt: skip
     parser.add_argument("--folder", type=Path, help="where it runs (a temporary folder)")

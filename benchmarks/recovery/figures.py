@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,10 @@ ENDED_WELL = ("recovered", "undisturbed")
 
 
 class Session(msgspec.Struct, kw_only=True):
-    """One uninterrupted part of a run: how long, and how far the job got, under fire and before."""
+    """One uninterrupted part of a run: how long, and how far the job got, under fire and before.
+
+    ``starts`` are the starts of a node's ranks, by where they came from.
+    """
 
     calm_s: float
     calm_steps: int
@@ -24,6 +27,14 @@ class Session(msgspec.Struct, kw_only=True):
     returned: int = 0
     forced: int = 0
     refused: dict[str, int] = {}
+    starts: dict[str, int] = {}
+
+
+def starts(told: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how often a node's ranks came from a standby or were spawned, by what the launcher said."""
+    runs = [line for line in told if line["event"] == "running"]
+    standbys = sum(len(line["standbys"]) for line in runs)
+    return {"standby": standbys, "spawned": sum(len(line["nodes"]) for line in runs) - standbys}
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -91,6 +102,7 @@ def figures(outcomes: Sequence[Outcome], sessions: Sequence[Session]) -> dict[st
             "under_fire": round(3600 * fire_steps / fire_s) if fire_s else None,
         },
         "effective_training_ratio": round(fire_steps / fire_s / pace, 3) if fire_s and pace else None,
+        "starts": dict(sum((collections.Counter(s.starts) for s in sessions), collections.Counter())),
         "nodes": {
             "came_back": sum(s.returned for s in sessions),
             "of_them_forced": sum(s.forced for s in sessions),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
+import psutil
 
 from benchmarks.recovery import harm as harming
 from benchmarks.recovery.hand import Hand
@@ -29,6 +31,9 @@ QUIET_S = 8.0  # so long nothing may follow an alarm that is void, or a node tha
 LOOK_S = 0.1
 NEWEST = 30  # records of the server's that one item can be about
 
+# What an item may meet on its way; the run goes on with the next one.
+TROUBLE = (StageFailed, httpx.HTTPError, OSError, subprocess.SubprocessError, psutil.Error)
+
 ResultT = TypeVar("ResultT")
 
 
@@ -47,13 +52,14 @@ class Fire:
         began_s = time.time()
         try:
             outcome = self._play(item, began_s)
-        except (StageFailed, httpx.HTTPError) as error:
+        except TROUBLE as error:
             outcome = self._outcome(item, [], "not_injected", began_s)
-            outcome.note = str(error)[:300]
+            outcome.note = f"{type(error).__name__}: {error}"[:300]
         if outcome.result in ("stuck", "job_ended"):
             self._help()
-        for one in outcome.harms:
-            self._mend_where_it_stayed(one.node)
+        with contextlib.suppress(*TROUBLE):
+            for one in outcome.harms:
+                self._mend_where_it_stayed(one.node)
         outcome.took_s = round(time.time() - began_s, 2)
         return outcome
 
@@ -201,7 +207,12 @@ class Fire:
         )  # fmt: skip
 
     def _help(self) -> None:
-        """Do what a person would: repair everything; where that is not enough, start the job anew."""
+        """Do what a person would; where that fails as well, the next item begins with it."""
+        with contextlib.suppress(*TROUBLE):
+            self._repair_all()
+
+    def _repair_all(self) -> None:
+        """Everything is repaired; where that is not enough, the job is started anew."""
         for node in self._stack.site.nodes:
             harming.repair(self._stack, node.name)
         for name in ("server", "launcher"):

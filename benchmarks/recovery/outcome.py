@@ -65,7 +65,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     @property
     def overtaken(self) -> list[Harm]:
         """Return the harms that nobody named because the restart for another one ended them first."""
-        others = self.named
+        others = self.named if self.result == "recovered" else []  # else it is what nobody saw
         return [one for one in self.harms if one not in others and others and one.kind not in LASTING]
 
     @property

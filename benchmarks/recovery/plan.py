@@ -26,7 +26,7 @@ SHARES: dict[Shape, int] = {
     "stale_alarm": 2,
 }
 TWO_FAULTS = ("pair", "during_recovery")
-GAP_S_MAX = 10.0
+GAP_S_MAX = 6.0
 
 
 class Item(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ def show(kept: Kept, *, as_json: bool) -> None:
         "restarts": f"{found['restarts']}, for nothing: {'; '.join(found['restarts_double']) or 'none'}",
         "void actions carried out": "; ".join(found["stale_actions_done"]) or "none",
         "alarms by hand": ", ".join(f"{count} {name}" for name, count in found["alarms_by_hand"].items()) or "none",
+        "ranks of nodes started": ", ".join(f"{count} {name}" for name, count in found["starts"].items()) or "-",
         "steps lost": f"{lost['all']} in all, {_cell(lost['p50'])} p50, {_cell(lost['p95'])} p95 a restart",
         "effective training time": _cell(found["effective_training_ratio"]),
         "steps an hour": f"{steps['undisturbed']} undisturbed, {_cell(steps['under_fire'])} under fire",

@@ -33,6 +33,7 @@ LAUNCH_FLAGS = (
     *("--nnodes", f"2:{MEMBERS}", "--restarts-max", "1000", "--backoff", "1", "--settled-after", "20"),
     *("--check", "off"),  # simulated GPUs have nothing that a check could see
 )
+STANDBY_FLAGS = ("--standby", "auto", "--standby-import", "eagle_eye.agent.hook,torch.nn.parallel")
 
 
 def _config() -> str:
@@ -85,9 +86,11 @@ class FireStack(Stack):
         folder: Path,
         *,
         gpus: bool,
+        standby: bool = False,
         waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        super().__init__(site, folder, JOB_ARGUMENTS, waiting, _config(), LAUNCH_FLAGS)
+        flags = (*LAUNCH_FLAGS, *(STANDBY_FLAGS if standby else ()))
+        super().__init__(site, folder, JOB_ARGUMENTS, waiting, _config(), flags)
         if gpus and not isinstance(site, NamespaceSite):
             raise StageFailed("GPU faults are in the plan, and need nodes in network namespaces: run it without root")
         self.gpus = gpus

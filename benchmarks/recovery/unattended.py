@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -103,57 +104,86 @@ class Torchrun(FireStack):
         super().close()
 
 
+@dataclass
+class Tally:
+    """How torchrun alone has fared since ``began_s``, when the job was at step ``first``."""
+
+    began_s: float
+    first: int
+    notice_s: float
+    alone: int = 0
+    helped: int = 0
+    unharmed: int = 0
+    waits: list[float] = field(default_factory=list)
+
+    def found(self, stack: Torchrun) -> dict[str, Any]:
+        """Return it for the report."""
+        finite = [step for step in stack.steps() if math.isfinite(step["loss"])]
+        took_s = time.time() - self.began_s
+        return {
+            "items": self.alone + self.helped + self.unharmed,
+            "recovered_alone": self.alone,
+            "a_person_had_to_help": self.helped,
+            "not_injected": self.unharmed,
+            "notice_s": self.notice_s,
+            "collective_timeout_s": COLLECTIVE_S,
+            "first_step_s": sorted(self.waits),
+            "seconds": round(took_s, 1),
+            "steps": finite[-1]["step"] - self.first,
+            "steps_per_hour": round(3600 * (finite[-1]["step"] - self.first) / took_s),
+        }
+
+
 def measure(
-    site: Site, folder: Path, items: Sequence[Item], seconds: float, notice_s: float, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Return what torchrun alone makes of the plan in so many seconds, or of all of it if that comes first."""
+    site: Site,
+    folder: Path,
+    items: Sequence[Item],
+    seconds: float,
+    notice_s: float,
+    say: Callable[[str], None],
+    heard: Callable[[dict[str, Any]], None],
+) -> None:
+    """``heard`` has what torchrun alone makes of the plan in so many seconds, or of all of it if that comes first.
+
+    It is called after every item, so that a run that is interrupted says how far it came.
+    """
     with contextlib.closing(Torchrun(site, folder)) as stack:
         stack.start()
         if not _until(lambda: len(stack.steps()) >= STEPS_BEFORE, TRAINS_WITHIN_S):
             raise StageFailed(f"the job does not train under torchrun; logs in {folder / 'logs'}")
-        began_s, first = time.time(), stack.steps()[-1]["step"]
-        alone, helped, unharmed, waits = 0, 0, 0, []
+        tally = Tally(time.time(), stack.steps()[-1]["step"], notice_s)
+        until_s = tally.began_s + seconds
         for item in items:
-            left_s = began_s + seconds - time.time()
-            if left_s <= 0:
+            if time.time() >= until_s:
                 break
-            if not item.kinds and item.shape != "flapping":
-                continue  # an alarm that nobody sends
-            since_s = time.time()
-            if not _until(functools.partial(_trains, stack, since_s), min(left_s, TRAINS_WITHIN_S)):
-                helped += _helped(stack, since_s)
-                continue
-            time.sleep(item.gap_s)
-            at_s = time.time()
-            try:
-                for kind, node in _victims(item):
-                    say(f"without Eagle Eye: {kind} on {node}")
-                    flap(stack, node) if kind == "flapping" else harm(stack, kind, node)
-            except StageFailed:
-                unharmed += 1
-                continue
-            harmed_s = time.time()
-            looks_s = min(notice_s, began_s + seconds - time.time())
-            well = _until(functools.partial(_well, stack, harmed_s, item), looks_s)
-            if well:
-                alone += 1
-                waits.append(round(_since(stack, harmed_s)[0]["time_s"] - at_s, 2))
-            elif time.time() < began_s + seconds:
-                helped += _helped(stack, at_s)
-        finite = [step for step in stack.steps() if math.isfinite(step["loss"])]
-        took_s = time.time() - began_s
-        return {
-            "items": alone + helped + unharmed,
-            "recovered_alone": alone,
-            "a_person_had_to_help": helped,
-            "not_injected": unharmed,
-            "notice_s": notice_s,
-            "collective_timeout_s": COLLECTIVE_S,
-            "first_step_s": sorted(waits),
-            "seconds": round(took_s, 1),
-            "steps": finite[-1]["step"] - first,
-            "steps_per_hour": round(3600 * (finite[-1]["step"] - first) / took_s),
-        }
+            if item.kinds or item.shape == "flapping":  # else an alarm that nobody sends
+                _play(stack, item, tally, until_s, say)
+                heard(tally.found(stack))
+        heard(tally.found(stack))
+
+
+def _play(stack: Torchrun, item: Item, tally: Tally, until_s: float, say: Callable[[str], None]) -> None:
+    """The item was played and what became of it counted, unless time was up first."""
+    since_s = time.time()
+    if not _until(functools.partial(_trains, stack, since_s), min(until_s - since_s, TRAINS_WITHIN_S)):
+        if time.time() < until_s:
+            tally.helped += _helped(stack, since_s, until_s)
+        return
+    time.sleep(item.gap_s)
+    at_s = time.time()
+    try:
+        for kind, node in _victims(item):
+            say(f"without Eagle Eye: {kind} on {node}")
+            flap(stack, node) if kind == "flapping" else harm(stack, kind, node)
+    except StageFailed:
+        tally.unharmed += 1
+        return
+    harmed_s = time.time()
+    if _until(functools.partial(_well, stack, harmed_s, item), min(tally.notice_s, until_s - harmed_s)):
+        tally.alone += 1
+        tally.waits.append(round(_since(stack, harmed_s)[0]["time_s"] - at_s, 2))
+    elif time.time() < until_s:
+        tally.helped += _helped(stack, at_s, until_s)
 
 
 def _trains(stack: Torchrun, since_s: float) -> bool:
@@ -182,7 +212,7 @@ def _well(stack: Torchrun, harmed_s: float, item: Item) -> bool:
     return len(steps) >= STEPS_BEFORE and all(math.isfinite(step["loss"]) for step in steps)
 
 
-def _helped(stack: Torchrun, since_s: float) -> int:
+def _helped(stack: Torchrun, since_s: float, until_s: float) -> int:
     """A person repairs the nodes, removes what was written since, and starts the job again."""
     bad = any(not math.isfinite(step["loss"]) for step in _since(stack, since_s))
     stack.stop()
@@ -193,7 +223,7 @@ def _helped(stack: Torchrun, since_s: float) -> int:
             shutil.rmtree(path)
     stack.start()
     at_s = time.time()
-    _until(lambda: bool(_since(stack, at_s)), TRAINS_WITHIN_S)
+    _until(lambda: bool(_since(stack, at_s)), min(TRAINS_WITHIN_S, until_s - at_s))
     return 1
 
 

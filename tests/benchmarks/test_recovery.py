@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.recovery.figures import Session, figures, passed, percentile
+from benchmarks.recovery.figures import Session, figures, passed, percentile, starts
 from benchmarks.recovery.harm import Harm
 from benchmarks.recovery.keeping import keep, opened
 from benchmarks.recovery.newest import newest
@@ -62,6 +62,8 @@ def test_a_harm_that_anothers_restart_ended_is_neither_named_nor_missed() -> Non
     assert [one.node for one in found.named] == ["n1"]
     assert [one.node for one in found.overtaken] == ["n2"]
     assert found.missed == []
+    stuck = outcome(1, ("hang", "n1"), ("hang", "n2"), result="stuck", first_step_s=None)
+    assert [one.node for one in stuck.missed] == ["n2"]
 
 
 def test_a_harm_that_lasts_beyond_a_restart_must_be_named() -> None:
@@ -103,6 +105,17 @@ def test_training_time_is_effective_as_far_as_the_job_got_at_its_own_pace() -> N
     found = figures([outcome(1, ("hang", "n1"))], [session(), session(fire_s=100.0, fire_steps=150)])
     assert found["steps_per_hour"] == {"undisturbed": 10_800, "under_fire": 5_400}
     assert found["effective_training_ratio"] == 0.5
+
+
+def test_where_ranks_came_from_is_counted_by_node_over_all_sessions() -> None:
+    told: list[dict[str, Any]] = [
+        {"event": "warming", "nodes": ["n1", "n2", "n3"]},
+        {"event": "running", "nodes": ["n1", "n2"], "standbys": []},
+        {"event": "running", "nodes": ["n1", "n3"], "standbys": ["n1", "n3"]},
+    ]
+    assert starts(told) == {"standby": 2, "spawned": 2}
+    both = figures([outcome()], [session(starts=starts(told)), session(starts={"standby": 3, "spawned": 0})])
+    assert both["starts"] == {"standby": 5, "spawned": 2}
 
 
 def test_steps_lost_are_those_beyond_the_next_beginning() -> None:

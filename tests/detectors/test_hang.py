@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from eagle_eye.detectors.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Hang
+from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.types import Happening, Pause, Verdict
 from tests.detectors.windows import NOW_S, Story
@@ -52,6 +55,24 @@ def test_a_host_that_writes_may_be_saving_a_checkpoint_that_nobody_announced() -
     story = lagging(job(standstill=100), [0], 100)
     story.node["node_disk_write_bytes_per_second"][-100:, 0] = 2e9
     (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n0", CONFIDENCE_EARLY)
+
+
+def test_a_write_that_has_lasted_since_before_the_window_is_still_one() -> None:
+    story = lagging(job(standstill=100), [0], 100)
+    story.node["node_disk_write_bytes_per_second"][-100:, 0] = 2e9
+    whole = story.window()
+    later = dataclasses.replace(
+        whole,
+        times_s=whole.times_s[-60:],
+        node_times_s=whole.node_times_s[-60:],
+        device={name: values[-60:] for name, values in whole.device.items()},
+        node={name: values[-60:] for name, values in whole.node.items()},
+        advanced_s=whole.advanced_s - 900.0,
+    )
+    assert busy_with_io(later, 0, later.advanced_s) is True
+    assert busy_with_io(later, 1, later.advanced_s) is None
+    (verdict,) = DETECTOR.detect(later)
     assert (verdict.node, verdict.confidence) == ("n0", CONFIDENCE_EARLY)
 
 

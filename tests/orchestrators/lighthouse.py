@@ -1,33 +1,25 @@
-"""A lighthouse that answers as torchft 0.2.0's does (tests/data/torchft/status.html is a page of the real one)."""
+"""A lighthouse that is played: its page has what is read of torchft 0.2's, and nothing else."""
 
 from __future__ import annotations
 
+import html
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-_MEMBER = """
-<div class="member
-">
-  <b>{id}</b> <br/>
-  Step: {step} <br/>
-  Manager: http://{host}:40251 <br/>
-  TCPStore: 127.0.0.1:41597 <br/>
-  World size: 1 <br/>
-  <button hx-post="/replica/{id}/kill"
-          hx-trigger="click">
-    Kill
-  </button>
-</div>
-"""
-_HEARTBEAT = """
-  <li class="heartbeat
-  ">
-    {id}: seen {age}s ago
-  </li>
-"""
+
+def status_page(quorum_id: int, replicas: Mapping[str, tuple[int, str]], ages: Mapping[str, float]) -> str:
+    """Return the page for replicas (step and manager's URL by id), of which it heard so many seconds ago."""
+    members = "".join(
+        f'<div class="member\n ">\n<b>{html.escape(replica)}</b> <br/>\n'
+        f"Step: {step} <br/>\nManager: {manager} <br/>\n</div>\n"
+        for replica, (step, manager) in replicas.items()
+    )
+    beats = "".join(f"<li>\n    {html.escape(replica)}: seen {age}s ago\n</li>\n" for replica, age in ages.items())
+    return f"Current quorum_id: {quorum_id} <br>\n{members}<h2>Heartbeats</h2>\n{beats}"
 
 
 @dataclass
@@ -84,14 +76,8 @@ class FakeLighthouse:
                 return self.page
             if not self.stands_still:
                 self.step += 1
-            members = "".join(_MEMBER.format(id=i, step=self.step, host=host) for i, host in self.replicas.items())
-            ages = {**dict.fromkeys(self.replicas, 0.05), **self.dead}
-            beats = "".join(_HEARTBEAT.format(id=replica, age=age) for replica, age in ages.items())
-            return (
-                f"\nCurrent quorum_id: {self.quorum_id} <br>\nNext quorum status: waiting\n\n<h3>Previous Quorum</h3>\n"
-                f"Previous quorum id: {self.quorum_id} <br>\n<div>{members}</div>\n"
-                f"<h2>Heartbeats</h2>\n<ul>{beats}</ul>"
-            )
+            replicas = {replica: (self.step, f"http://{host}:40251") for replica, host in self.replicas.items()}
+            return status_page(self.quorum_id, replicas, {**dict.fromkeys(self.replicas, 0.05), **self.dead})
 
     def kill(self, replica: str) -> str:
         with self._lock:

@@ -398,6 +398,7 @@ def test_a_node_that_fails_its_check_is_left_out_until_it_is_readmitted() -> Non
     story.happens(on.RunnerReady("n1"), on.RunnerReady("n3"), on.RunnerReady("n4"))
     story.happens(on.NodeUnfit("n2", "gemm: gpu 3: 17 numbers differ"))
     assert story.ordered(to.Say)[0].fields == {"node": "n2", "reasons": "gemm: gpu 3: 17 numbers differ"}
+    assert story.ordered(to.TellUnfit) == [to.TellUnfit("n2", "gemm: gpu 3: 17 numbers differ")]
     assert story.ordered(to.StartRanks)[0].nodes == ("n1", "n4", "n3")
     story.starts()
     story.happens(on.ReadmitAsked(5, ("n2",)))

@@ -179,6 +179,33 @@ def test_the_latest_word_on_a_job_arrives_once_the_server_is_back(tmp_path: Path
         assert server.told("PUT", "/api/v1/jobs/j")[-1]["attempt"] == 2
 
 
+UNFIT = "/api/v1/nodes/n%2F2/exclude?reason=gemm%3A%20gpu%203%20%26%204"
+
+
+def test_a_node_that_is_unfit_is_told_of_once_the_server_is_back(tmp_path: Path) -> None:
+    with stub_server() as server, Subscribing(server, tmp_path) as subscription:
+        server.answer = lambda *_: (503, None)
+        subscription.take_out("n/2", "gemm: gpu 3 & 4")
+        server.wait("POST", UNFIT, 2)
+        server.answer = StubServer.agreeable
+        assert subscription.flush(5.0)
+        told = len(server.told("POST", UNFIT))
+        server.wait("GET", "/api/v1/subscriptions/sub-1", 2)
+        assert len(server.told("POST", UNFIT)) == told
+
+
+def test_a_node_that_the_server_does_not_know_keeps_nothing_else_from_it(tmp_path: Path) -> None:
+    def answer(method: str, path: str) -> tuple[int, Any]:
+        return (404, {"detail": "no node"}) if path == UNFIT else StubServer.agreeable(method, path)
+
+    with stub_server() as server, Subscribing(server, tmp_path) as subscription:
+        server.answer = answer
+        subscription.take_out("n/2", "gemm: gpu 3 & 4")
+        assert subscription.flush(5.0)
+        wait_for(lambda: subscription.in_touch)
+        assert len(server.told("POST", UNFIT)) == 1
+
+
 def test_a_leftover_of_an_earlier_process_is_removed(tmp_path: Path) -> None:
     (tmp_path / "subscription.json").write_text('{"id": "old", "secret": "s"}')
     with stub_server() as server, Subscribing(server, tmp_path):

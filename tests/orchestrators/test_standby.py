@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
 import pytest
 
-from eagle_eye.orchestrators.launch import standbys
+from eagle_eye.orchestrators.launch import standby, standbys
 from eagle_eye.orchestrators.launch.messages import (
     Configure,
     Ended,
@@ -230,16 +231,37 @@ def test_one_that_is_late_is_not_waited_for(desk: Desk) -> None:
     assert desk.keeper.pid is None
 
 
+@pytest.mark.parametrize("vouched", [False, True])
+@pytest.mark.parametrize("initialised", [False, True])
+def test_one_whose_imports_have_begun_to_use_gpus_is_never_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, initialised: bool, vouched: bool
+) -> None:
+    device = tmp_path / "nvidia-uvm"
+    device.touch()
+    monkeypatch.setattr(standby, "GPU_DEVICES", (str(device),))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: initialised)))
+    with contextlib.nullcontext() if initialised else device.open():
+        assert "begun to use GPUs" in standby.unsuited(0, vouched=vouched)
+    assert ("begun to use GPUs" in standby.unsuited(0, vouched=vouched)) == initialised
+
+
 TRAINING = """
 import os, sys
 import torch.distributed as dist
 dist.init_process_group("gloo")
-assert sys.modules["seen_by_all"].loaded_in != os.getpid()
+import seen_by_all
+assert (seen_by_all.loaded_in != os.getpid()) == (os.environ["EAGLE_EYE_ATTEMPT"] != "3")
 from torch._C._distributed_c10d import _dump_fr_trace_json
 import torch
-dist.all_reduce(torch.ones(1))
+from eagle_eye.agent.hook_sender import Identity, collective_sequences
+for _ in range(1 + dist.get_rank()):  # as a rank that its peers wait for would be behind
+    work = dist.all_reduce(torch.ones(1), async_op=True)
 assert b"all_reduce" in _dump_fr_trace_json(), "without the flight recorder nobody can tell which rank a hang waits for"
-print(dist.get_rank(), os.environ["RANK"], sys.argv[1:], flush=True)
+threads = os.environ["OMP_NUM_THREADS"], torch.get_num_threads()
+print(dist.get_rank(), collective_sequences(sys.modules)[0], threads, sys.argv[1:], flush=True)
+print(Identity.of({**os.environ, "EAGLE_EYE_JOB": "j", "EAGLE_EYE_ATTEMPT": "1"}), flush=True)
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(1))
 if os.environ["EAGLE_EYE_ATTEMPT"] == "2":
     import time
     time.sleep(1000)
@@ -272,6 +294,10 @@ class Served:
         raise AssertionError("the runner has ended")
 
 
+def said_by(folder: Path, rank: int) -> str:
+    return (folder / f"rank{rank}.stdout.log").read_text()
+
+
 @pytest.mark.slow
 def test_ranks_come_from_a_standby_as_if_they_had_been_spawned_and_end_with_it(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install 'eagle-eye[ml]'")
@@ -293,8 +319,9 @@ def test_ranks_come_from_a_standby_as_if_they_had_been_spawned_and_end_with_it(t
         served.say(start)
         assert served.hears(Started)
         assert served.hears(Ended) == Ended(1, success=True)
-        log = tmp_path / "1" / "n1" / "rank1.stdout.log"
-        assert log.read_text() == "1 1 ['--lr', '3']\n"
+        first, second = (said_by(tmp_path / "1" / "n1", rank) for rank in range(2))
+        assert first.startswith("0 1 ('1', 1) ['--lr', '3']\nIdentity(job='j', attempt=1, rank=0, world_size=2")
+        assert second.startswith("1 2 ('1', 1) ['--lr', '3']\nIdentity(job='j', attempt=1, rank=1, world_size=2")
 
         again = msgspec.structs.replace(
             start, attempt=2, run_id="j-2", log_dir=str(tmp_path / "2" / "n1"), env={"EAGLE_EYE_ATTEMPT": "2"}
@@ -310,6 +337,15 @@ def test_ranks_come_from_a_standby_as_if_they_had_been_spawned_and_end_with_it(t
             time.sleep(0.01)
         assert ranks[1].environ()["EAGLE_EYE_ATTEMPT"] == "2"
         assert [word for word in ranks[1].cmdline() if word.strip()] == [sys.executable, "-u", *command]
+        # Executed with the environment that /proc shows of them, so that an agent sees no difference either.
+        executed = [
+            subprocess.Popen(
+                [sys.executable, "-u", *command], stdout=subprocess.PIPE, text=True,
+                env={**rank.environ(), "EAGLE_EYE_ATTEMPT": "3", "TORCHELASTIC_RESTART_COUNT": "7"},
+            )
+            for rank in ranks
+        ]  # fmt: skip
+        assert [process.communicate(timeout=PATIENCE_S)[0] for process in executed] == [first, second]
         served.process.kill()
         _, alive = psutil.wait_procs(ranks, PATIENCE_S)
         assert not alive

@@ -17,9 +17,8 @@ from eagle_eye.orchestrators.torchft.memory import Memory
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
 from eagle_eye.schema.action import JobUpdate
 from tests.orchestrators.contract import OrchestratorContract, cause
-from tests.orchestrators.lighthouse import FakeLighthouse
+from tests.orchestrators.lighthouse import FakeLighthouse, status_page
 
-RECORDED = Path(__file__).parents[1] / "data" / "torchft" / "status.html"
 NOW_S = 1_800_000_000.0
 
 
@@ -183,15 +182,19 @@ def test_no_lighthouse_is_no_answer(world: Trio) -> None:
     gone.close()
 
 
-def test_a_page_of_the_real_lighthouse_is_understood() -> None:
-    status = parse_status(RECORDED.read_text(encoding="utf-8"))
-    assert [(replica.group, replica.host) for replica in status.replicas] == [
-        (f"group_{number}", f"127.0.1.{number + 1}") for number in range(4)
+def test_the_page_tells_who_takes_part_how_far_they_are_and_when_they_were_heard() -> None:
+    replicas = {"train_0:a-1": (115, "http://127.0.1.1:43693"), "r&d:0:b": (-1, "http://[fd00::2]:41151")}
+    ages = {"train_0:a-1": 4.7e-05, "r&d:0:b": 0.25, "train_9:gone": 61.0}
+    status = parse_status(status_page(3, replicas, ages))
+    assert [(one.id, one.group, one.step, one.host) for one in status.replicas] == [
+        ("train_0:a-1", "train_0", 115, "127.0.1.1"),
+        ("r&d:0:b", "r&d:0", -1, "fd00::2"),
     ]
-    assert {replica.step for replica in status.replicas} == {status.step} == {115}
-    assert set(status.heartbeats) == {replica.id for replica in status.replicas}
-    assert all(age < 5.0 for age in status.heartbeats.values())
-    assert status.quorum_id == 3
+    assert (status.quorum_id, status.step, status.heartbeats) == (3, 115, ages)
+
+
+def test_before_the_first_quorum_nobody_takes_part() -> None:
+    assert parse_status(status_page(0, {}, {"train_0:a": 0.1})).replicas == ()
 
 
 def build(tmp_path: Path, *flags: str) -> TorchftOrchestrator:

@@ -15,7 +15,7 @@ Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]
 
 
-class Blind(Exception):  # noqa: N818 - not an error: the third answer
+class Blind(Exception):
     """Cannot tell. The message says what was missing; absence is never health."""
 
 

@@ -64,8 +64,11 @@ class ServerClient:
 
 @functools.cache
 def authorities() -> ssl.SSLContext:
-    """Return whom certificates are believed from. Reading them takes longer than all else that a client does first."""
-    return httpx.create_ssl_context(trust_env=False)
+    """Return whom certificates are believed from: what SSL_CERT_FILE or SSL_CERT_DIR names, else all the public ones.
+
+    Reading them takes longer than all else that a client does first.
+    """
+    return httpx.create_ssl_context()
 
 
 def origin(url: str) -> tuple[str, str, int] | None:

@@ -34,6 +34,7 @@ TYPES = (ACTION_REQUESTED, ACTION_EXPIRED, ACTION_WITHDRAWN, NODE_READMITTED, PI
 PAUSED = "paused"  # what the server gives as ended_reason
 CHECK_EVERY_S = 15.0
 LAST_WORD_S = 2.0
+REASON_CHARS_MAX = 1_000  # as the server keeps it
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Subscription:
         self._held: _Held | None = None
         self._lock = threading.Lock()
         self._jobs: dict[str, tuple[JobUpdate, bool]] = {}  # by job: the latest word, and whether it arrived
+        self._unfit: dict[str, str] = {}  # why each node is to be counted as out, until the server has heard it
         self._wake = threading.Event()
         self._stopping = False
         self._in_touch = False
@@ -119,6 +121,12 @@ class Subscription:
         """The server will hear of the job's state; an earlier word that has not arrived is replaced."""
         with self._lock:
             self._jobs[job] = (update, False)
+        self._wake.set()
+
+    def take_out(self, node: str, reason: str) -> None:
+        """The server will count the node as out of service until it is readmitted, if it knows the node."""
+        with self._lock:
+            self._unfit[node] = reason
         self._wake.set()
 
     def flush(self, within_s: float) -> bool:
@@ -239,6 +247,7 @@ class Subscription:
     def _tell_all(self) -> None:
         with self._lock:
             owed = [(job, update) for job, (update, arrived) in self._jobs.items() if not arrived]
+            unfit = list(self._unfit.items())
         for job, update in owed:
             try:
                 self._client.call("PUT", f"/api/v1/jobs/{quote(job, safe='')}", msgspec.to_builtins(update))
@@ -249,6 +258,20 @@ class Subscription:
             with self._lock:
                 if self._jobs[job][0] is update:
                     self._jobs[job] = (update, True)
+        for node, reason in unfit:
+            self._tell_unfit(node, reason)
+
+    def _tell_unfit(self, node: str, reason: str) -> None:
+        try:
+            path = f"/api/v1/nodes/{quote(node, safe='')}/exclude?reason={quote(reason[:REASON_CHARS_MAX])}"
+            self._client.call("POST", path)
+        except RejectedError as error:
+            if error.status >= 500 or error.status in (401, 403, 408, 429):
+                raise
+            log.warning("the server does not count %s as out of service: %s", node, error)  # 404: it has no agent
+        with self._lock:
+            if self._unfit.get(node) == reason:
+                del self._unfit[node]
 
     def _tell_again(self) -> None:
         with self._lock:
@@ -256,7 +279,7 @@ class Subscription:
 
     def _all_told(self) -> bool:
         with self._lock:
-            return all(arrived for _, arrived in self._jobs.values())
+            return not self._unfit and all(arrived for _, arrived in self._jobs.values())
 
     def _leftover(self) -> _Held | None:
         try:

@@ -297,6 +297,20 @@ def test_a_full_cluster_lets_the_job_wait_and_the_report_says_for_what(slurm: Sl
     assert "still waits in the queue after 12 s: Resources" in ours.restart(job, restart("n1"))
 
 
+def test_on_a_full_cluster_a_job_is_held_where_that_is_wanted_until_there_is_room(slurm: Slurm, tmp_path: Path) -> None:
+    job = slurm.starts(2, "--exclusive", "--requeue")
+    slurm.starts(2, "--exclusive", "--requeue")
+    ours = slurm.orchestrator(tmp_path, when_full="hold")
+    ours.exclude(exclusion(job, "n1"))
+    said = r"was stopped and is held: it wants 2 nodes and 1 are free \(--when-full hold\)"
+    with pytest.raises(CannotCarryOutError, match=said):
+        ours.restart(job, restart("n1"))
+    assert (slurm.job(job, "State"), slurm.job(job, "PriorityLong")) == ("PENDING", "0")
+    assert ours.readmit(["n1"]) == f"n1 is in service; job {job} is released"
+    until(lambda: slurm.job(job, "State") == "RUNNING", 30)
+    assert (slurm.job(job, "NodeList"), slurm.job(job, "RestartCnt")) == ("n[1-2]", "1")
+
+
 @pytest.mark.parametrize("end", ["cancel", "time limit", "preemption"])
 def test_a_job_that_was_meant_to_stop_is_not_started_again(slurm: Slurm, tmp_path: Path, end: str) -> None:
     ours = slurm.orchestrator(tmp_path, run_s=3.0)

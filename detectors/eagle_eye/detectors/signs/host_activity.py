@@ -24,16 +24,22 @@ ROWS_NOW = 5
 def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
     """Return whether the node (its index) reads or writes much more now than it did before a moment.
 
-    None where no metric of it was observed: then nobody knows.
+    None where no metric of it was observed: then nobody knows. Where the window has no row from before that moment any
+    more, whoever reads or writes much is busy: what was taken for a write does not become a hang by lasting.
     """
     known = False
     before = int(np.searchsorted(window.node_times_s, before_s, side="left"))
     for metric, least in IO_SIGNS:
         values = window.node.get(metric)
-        if values is None or before == 0:
+        if values is None:
             continue
         own = values[:, node : node + 1]
-        then, now = float(level(own[:before], ROWS_BEFORE)[0]), float(level(own[before:], ROWS_NOW)[0])
+        now = float(level(own[before:], ROWS_NOW)[0])
+        if before == 0:
+            if now > least:
+                return True
+            continue
+        then = float(level(own[:before], ROWS_BEFORE)[0])
         if np.isfinite(then) and np.isfinite(now):
             known = True
             if now - then > least and now > GROWTH_RATIO * then:

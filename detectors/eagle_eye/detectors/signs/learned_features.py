@@ -15,6 +15,7 @@ capped, or a burst on a switch, makes nobody odd. A node of several devices is a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -131,10 +132,14 @@ def _first_series(window: Window) -> Integers:
 
 
 def _scope(
-    arrays: object, times_s: Floats, metrics: list[Metric], view: View, until_s: float, roles: Integers
+    arrays: Mapping[str, Floats],
+    times_s: Floats,
+    metrics: list[Metric],
+    view: View,
+    until_s: float,
+    roles: Integers,
 ) -> tuple[Floats, Course]:
     """Return the features of one scope's columns, (3, metrics, columns), and what they were made of."""
-    assert hasattr(arrays, "get")  # noqa: S101
     columns = len(roles)
     course = np.full((len(FEATURES), len(metrics), columns), np.nan, np.float32)  # level, change, deviation
     present = [(i, values) for i, m in enumerate(metrics) if (values := arrays.get(m.name)) is not None]

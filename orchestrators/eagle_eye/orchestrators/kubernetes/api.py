@@ -36,7 +36,7 @@ _BUSY = frozenset({429, 500, 502, 503, 504})
 ShapeT = TypeVar("ShapeT")
 
 
-class Conflict(Exception):  # noqa: N818 - it names what happened
+class Conflict(Exception):
     """The object has changed since it was read: read it again."""
 
 

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import importlib.util
 import logging
+import os
+import pwd
 import re
 import shlex
 import signal
@@ -92,12 +94,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--standby-import", default="", metavar="A,B,...", help="modules that this process imports besides torch")
     add("--json", action="store_true", help="one JSON object a line on stdout")
     server = parser.add_argument_group("Eagle Eye")
-    server.add_argument("--server", metavar="URL", default="http://127.0.0.1:8470")
+    server.add_argument("--server", metavar="URL", default="http://127.0.0.1:8470", help="default %(default)s")
     server.add_argument("--without-server", action="store_true", help="launch and restart, but ask nobody")
     server.add_argument("--token-file", type=Path, metavar="F", help="holds the bearer token")
     server.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where webhooks arrive")
     server.add_argument("--webhook-url", metavar="URL", help="the same as the server reaches it, where it differs")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- SCRIPT [ARGS] | -- -m MODULE [ARGS]")
+    usage = "-- SCRIPT [ARGS] | -- -m MODULE [ARGS]"
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar=usage, help="what each rank runs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -165,7 +168,16 @@ def read_job(arguments: argparse.Namespace) -> Job:
         check_within_s=arguments.check_wait,
         standby=arguments.standby,
         standby_imports=_modules(arguments.standby_import),
+        owner=_user(),
     )
+
+
+def _user() -> str:
+    """Return the user's name, by the system's word and not the environment's; the number of one without a name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
 
 
 def read_rules(arguments: argparse.Namespace) -> Rules:

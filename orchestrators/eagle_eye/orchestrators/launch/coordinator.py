@@ -143,6 +143,8 @@ class Coordinator:
         match order:
             case to.TellServer(state, attempt, nodes):
                 self._tell(state, attempt, nodes)
+            case to.TellUnfit(node, reasons):
+                self._link.take_out(node, f"failed its check before joining job {self._job.name}: {reasons}")
             case to.ChooseCheckpoint():
                 threading.Thread(target=self._choose, args=(order,), name="choose", daemon=True).start()
             case to.Running():
@@ -273,7 +275,7 @@ class Coordinator:
             for node_rank, node in enumerate(nodes)
             for device in range(each)
         ]
-        self._link.tell(self._job.name, JobUpdate(attempt, state, ranks, RESTART_OWNER))
+        self._link.tell(self._job.name, JobUpdate(attempt, state, ranks, RESTART_OWNER, self._job.owner))
         # What follows are exits of ranks: the server should know by then that they are no crash.
         if state == Phase.CANCELLED:
             self._link.flush(LAST_WORD_S)

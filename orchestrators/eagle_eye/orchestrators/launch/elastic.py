@@ -21,10 +21,10 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from eagle_eye.orchestrators.launch.attempt_process import set_defaults
 from eagle_eye.orchestrators.launch.forked_ranks import ForkedRanks, fork_ranks
 from eagle_eye.orchestrators.launch.logs import SizeLimit
 from eagle_eye.orchestrators.launch.messages import Ended, Exit, FromRunner, Rank, Start, Started
+from eagle_eye.orchestrators.launch.own_process import set_defaults
 
 STORE_TIMEOUT_S = 60.0
 MONITOR_INTERVAL_S = 0.1
@@ -158,8 +158,7 @@ def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collectio
         result = agent.run()
     except SignalException as error:
         say(Ended(start.attempt, success=False, detail=str(error)))
-    except Exception as error:  # noqa: BLE001
-        # Whatever it was, the launcher must hear of it rather than wait.
+    except Exception as error:  # noqa: BLE001 - whatever it was, the launcher must hear of it rather than wait
         say(Ended(start.attempt, success=False, detail=f"{type(error).__name__}: {error}"[:TAIL_CHARACTERS]))
     else:
         say(_ended(start, logs, result))

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.multiprocessing import SubprocessContext
 
-from eagle_eye.orchestrators.launch.attempt_process import PR_SET_PDEATHSIG, prctl
 from eagle_eye.orchestrators.launch.likeness import default_signals, forget, reseed, run_as_main, show
+from eagle_eye.orchestrators.launch.own_process import PR_SET_PDEATHSIG, prctl
 from eagle_eye.orchestrators.launch.standbys import ROOM_VARIABLE
 
 POLL_S = 0.01
@@ -132,7 +132,7 @@ def _become_rank(words: Sequence[str], env: Mapping[str, str], logs: Sequence[in
         reseed()
         _python, _flag, *command = words
         run_as_main(command)
-    except BaseException:  # noqa: BLE001
+    except BaseException:  # noqa: BLE001 - nothing of the parent may go on in this process
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(1)

@@ -17,7 +17,7 @@ class Job:
     ``{node}`` and ``{index}`` (its place in the list of nodes) are substituted in each word of ``exec_words``
     and in the values of ``env``. ``command`` is what follows ``python`` on the command line of a rank. ``check`` is
     how a node is checked before it joins (prepare.py). ``standby`` is "auto", "on" or "off" (standbys.py);
-    ``standby_imports`` are the modules that standbys import besides torch.
+    ``standby_imports`` are the modules that standbys import besides torch. ``owner`` is the user who runs it.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Job:
     check_within_s: float = 60.0
     standby: str = "off"
     standby_imports: tuple[str, ...] = ()
+    owner: str = ""
 
     def on_node(self, text: str, node: str) -> str:
         """Return the text with the node's name and index put in."""
@@ -59,6 +60,9 @@ class ServerLink(Protocol):
     def tell(self, job: str, update: JobUpdate) -> None:
         """The server will hear of it."""
 
+    def take_out(self, node: str, reason: str) -> None:
+        """The server will count the node as out of service, if it knows the node."""
+
     def flush(self, within_s: float) -> bool:
         """Return whether the server has heard everything, after at most ``within_s``."""
 
@@ -69,6 +73,9 @@ class NoServer:
     in_touch = False
 
     def tell(self, job: str, update: JobUpdate) -> None:
+        """Do nothing."""
+
+    def take_out(self, node: str, reason: str) -> None:
         """Do nothing."""
 
     def flush(self, within_s: float) -> bool:  # noqa: ARG002 - the protocol's name

@@ -100,7 +100,7 @@ def _end(code: int) -> NoReturn:
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, also those of executors
         atexit._run_exitfuncs()
-    except BaseException:  # noqa: BLE001
+    except BaseException:  # noqa: BLE001 - as above
         sys.excepthook(*sys.exc_info())
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

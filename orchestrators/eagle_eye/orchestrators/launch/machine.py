@@ -91,16 +91,17 @@ def _runner_prepares(
         return replace(state, doing={**state.doing, node: said.doing}), []
     if isinstance(said, on.NodeUnfit):
         state = replace(_without(state, node), unfit=state.unfit | {node}, lost=state.lost - {node})
-        return consider(rules, state, now, [to.Say("node_unfit", {"node": node, "reasons": said.reasons})])
+        told: list[to.Order] = [to.Say("node_unfit", {"node": node, "reasons": said.reasons})]
+        return consider(rules, state, now, [*told, to.TellUnfit(node, said.reasons)])
     state = replace(
         _without(state, node), ready=state.ready | {node}, lost=state.lost - {node}, unfit=state.unfit - {node}
     )
-    told = {"node": node, "check": said.check, "standby": said.standby}
+    fields = {"node": node, "check": said.check, "standby": said.standby}
     if state.phase in UP:
         plan = next_nodes(rules, state) or ()
         if node in set(plan) - set(state.members) and len(plan) > len(state.members):
-            told["joins"] = "after the next checkpoint" if rules.grow_at_checkpoint else "at the next restart"
-    return consider(rules, state, now, [to.Say("node_ready", told)])
+            fields["joins"] = "after the next checkpoint" if rules.grow_at_checkpoint else "at the next restart"
+    return consider(rules, state, now, [to.Say("node_ready", fields)])
 
 
 def _runner_lost(rules: Rules, state: State, lost: on.RunnerLost, now: on.Moment) -> Step:

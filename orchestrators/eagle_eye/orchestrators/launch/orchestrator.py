@@ -38,7 +38,7 @@ class LaunchOrchestrator:
             lambda number: on.ExcludeAsked(number, request.nodes, request.now, reason, over, since_s)
         )
 
-    def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002
+    def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name
         """The next attempt's ranks were spawned."""
         return self._coordinator.ask(
             lambda number: on.RestartAsked(number, request.over_attempt, request.distrust_since_s, request.cause.reason)

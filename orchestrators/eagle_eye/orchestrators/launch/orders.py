@@ -65,6 +65,14 @@ class TellServer:
 
 
 @dataclass(frozen=True)
+class TellUnfit:
+    """Have the server count the node as out of service, for these reasons, until somebody readmits it."""
+
+    node: str
+    reasons: str
+
+
+@dataclass(frozen=True)
 class Running:
     """Every rank was spawned: the requests are answered with a description of the attempt."""
 
@@ -106,4 +114,4 @@ class End:
 
 
 RunnerOrder = StartRanks | StopRanks | Abandon | Check | Revive
-Order = RunnerOrder | ChooseCheckpoint | TellServer | Running | Answer | Say | Persist | End
+Order = RunnerOrder | ChooseCheckpoint | TellServer | TellUnfit | Running | Answer | Say | Persist | End

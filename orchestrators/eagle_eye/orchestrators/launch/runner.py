@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from eagle_eye.orchestrators.launch import logs
-from eagle_eye.orchestrators.launch.attempt_process import PR_SET_CHILD_SUBREAPER, become_attempt, note, prctl, write
+from eagle_eye.orchestrators.launch.attempt_process import become_attempt
 from eagle_eye.orchestrators.launch.messages import (
     Alive,
     Check,
@@ -39,6 +39,7 @@ from eagle_eye.orchestrators.launch.messages import (
     decode_to_runner,
     line,
 )
+from eagle_eye.orchestrators.launch.own_process import PR_SET_CHILD_SUBREAPER, note, prctl, write
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
 
@@ -152,7 +153,7 @@ class Runner:
                 self._doing = ", ".join(["importing torch", *configured.standby.imports])
                 self._standby_outcome = self._standbys.outcome(STANDBY_WITHIN_S)
             if configured.standby is None or self._standby_outcome:
-                import eagle_eye.orchestrators.launch.elastic  # noqa: F401
+                import eagle_eye.orchestrators.launch.elastic  # noqa: F401 - torch, once for all attempts
 
             self._doing = "checking its node"
             check.join()

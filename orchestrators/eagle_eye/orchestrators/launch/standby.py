@@ -17,9 +17,10 @@ import threading
 import msgspec
 import psutil
 
-from eagle_eye.orchestrators.launch.attempt_process import PR_SET_PDEATHSIG, become_attempt, prctl
+from eagle_eye.orchestrators.launch.attempt_process import become_attempt
 from eagle_eye.orchestrators.launch.likeness import script_folder
 from eagle_eye.orchestrators.launch.messages import Forked, Prepare, Prepared, Start, line
+from eagle_eye.orchestrators.launch.own_process import PR_SET_PDEATHSIG, prctl
 from eagle_eye.orchestrators.launch.standbys import MESSAGE_BYTES_MAX, ROOM_VARIABLE
 
 AVAILABLE_BYTES_MIN = 1 << 30
@@ -48,7 +49,21 @@ def get_ready(prepare: Prepare) -> Prepared:
             importlib.import_module(module)
         except BaseException as error:  # noqa: BLE001 - a module may also call sys.exit
             return Prepared(_one_line(f"importing {module}: {type(error).__name__}: {error}"))
-    return Prepared(_unsuited(_threads() - threads, vouched=prepare.vouched), psutil.Process().memory_info().rss)
+    return Prepared(unsuited(_threads() - threads, vouched=prepare.vouched), psutil.Process().memory_info().rss)
+
+
+def unsuited(threads: int, *, vouched: bool) -> str:
+    """Return why ranks cannot be forked from this process, whose imports have started threads; "" if they can."""
+    if sys.modules["torch"].cuda.is_initialized() or any(map(_is_open, GPU_DEVICES)):
+        return "its imports have begun to use GPUs, which no forked process can then use"
+    if vouched:
+        return ""
+    if threads > 0:
+        named = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        return _one_line(f"its imports have started {threads} threads ({', '.join(named) or 'not of Python'})")
+    if (left := psutil.virtual_memory().available) < AVAILABLE_BYTES_MIN:
+        return f"{left >> 20} MiB of memory are left, {AVAILABLE_BYTES_MIN >> 20} are wanted"
+    return ""
 
 
 def serve(control: socket.socket, kept: frozenset[int]) -> None:
@@ -85,19 +100,6 @@ def main() -> None:
     gc.freeze()  # what is here already stays shared with the ranks
     with control:
         serve(control, frozenset(_open_files()) - {control.fileno()})
-
-
-def _unsuited(threads: int, *, vouched: bool) -> str:
-    if sys.modules["torch"].cuda.is_initialized() or any(map(_is_open, GPU_DEVICES)):
-        return "its imports have begun to use GPUs, which no forked process can then use"
-    if vouched:
-        return ""
-    if threads > 0:
-        named = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-        return _one_line(f"its imports have started {threads} threads ({', '.join(named) or 'not of Python'})")
-    if (left := psutil.virtual_memory().available) < AVAILABLE_BYTES_MIN:
-        return f"{left >> 20} MiB of memory are left, {AVAILABLE_BYTES_MIN >> 20} are wanted"
-    return ""
 
 
 def _threads() -> int:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from eagle_eye.orchestrators.launch.attempt_process import note, set_defaults
 from eagle_eye.orchestrators.launch.messages import Forked, Prepare, Prepared, Start, line
+from eagle_eye.orchestrators.launch.own_process import note, set_defaults
 
 PROCESS = ("-u", "-m", "eagle_eye.orchestrators.launch.standby")
 # What /proc says of a process is as long as it was when it was executed: room for the ranks' variables and words.

@@ -88,7 +88,7 @@ class TorchftOrchestrator:
         self._end(doomed, request.cause)
         return f"{named} in the exclude file; killed {', '.join(doomed)}"
 
-    def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002
+    def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name
         """The groups that are left train on; where no node was to blame, all groups were ended and new ones train."""
         if request.distrust_since_s is not None:
             raise CannotCarryOutError(
