@@ -14,7 +14,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
-.PHONY: help venv demo test test-full test-kubernetes test-grafana-schema check check-page format images dashboards clean
+.PHONY: help venv demo test test-full test-kubernetes test-grafana-schema check check-page format images dashboards docs dist clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -41,11 +41,12 @@ test-full: venv  ## installs the components that tests ask for (Debian, as root)
 	apt-get update --quiet
 	RUNLEVEL=1 apt-get install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
-	EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
+	EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
 
 test-kubernetes: venv  ## builds a Kubernetes control plane (Debian, as root, once), then runs the tests that need one
 	sh tests/orchestrators/kubernetes/build.sh $(KUBERNETES)
-	EAGLE_EYE_TEST_KUBERNETES=$(KUBERNETES) $(BIN)/python -m pytest tests/orchestrators/kubernetes
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $$(grep '^aws-cdk' tests/full.lock)
+	EAGLE_EYE_TEST_KUBERNETES=$(KUBERNETES) $(BIN)/python -m pytest tests/orchestrators/kubernetes tests/packaging/test_helm_cluster.py
 
 test-grafana-schema: venv  ## checks the dashboards with Grafana's own types (npm and its registry)
 	EAGLE_EYE_TEST_GRAFANA_SCHEMA=1 $(BIN)/python -m pytest tests/dashboards/test_grafana_schema.py
@@ -53,7 +54,7 @@ test-grafana-schema: venv  ## checks the dashboards with Grafana's own types (np
 check: venv  ## style, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) dashboards tests benchmarks
+	$(BIN)/mypy $(SOURCES:%=%/eagle_eye) dashboards release tests benchmarks
 	$(BIN)/mypy --python-version 3.10 schema/eagle_eye agent/eagle_eye cli/eagle_eye checks/eagle_eye
 	$(BIN)/lint-imports
 
@@ -73,8 +74,25 @@ images:  ## container images of agent, server and orchestrator; CONTAINER=podman
 	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(IMAGE_FLAGS) . || exit; \
 	done
 
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+dist: venv  ## what a release is made of: wheel, sdist, .deb, .rpm, bills of materials, SHA256SUMS
+	rm -rf dist
+	$(BIN)/python -m release.build --out dist
+	$(BIN)/python packaging/host/build.py --out dist
+	$(BIN)/python -m release.describe dist
+
+docs: venv .venv-docs/.ready  ## the documentation as a site: build/site/index.html
+	mkdir -p build/site-pages
+	$(BIN)/python packaging/site/api_reference.py > build/site-pages/api-reference.md
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs/.ready: packaging/site/requirements.lock
+	$(BIN)/python -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r packaging/site/requirements.lock
+	@touch $@
+
 dashboards: venv  ## writes the Grafana dashboards anew from their source
 	$(BIN)/python -m dashboards.grafana.source
 
 clean:  ## removes what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) .venv-docs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

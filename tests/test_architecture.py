@@ -31,6 +31,7 @@ from eagle_eye.server.job_sources.settings import JobSourceSettings, KubernetesS
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning")
+FOLDERS = (*ROOMS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "release", "dashboards")
 
 
 def modules() -> dict[str, set[str]]:
@@ -41,14 +42,14 @@ def modules() -> dict[str, set[str]]:
     }
 
 
-def mapped() -> dict[str, set[str]]:
-    """Return the module paths that ARCHITECTURE.md lists, by room."""
+def mapped(touches: str = "") -> dict[str, set[str]]:
+    """Return the module paths that ARCHITECTURE.md lists, by room; ``touches``: those with this in the last column."""
     found: dict[str, set[str]] = {room: set() for room in ROOMS}
     room = ""
     for line in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines():
         if title := re.match(r"\| \*\*(\w+)", line):
             room = title[1]
-        elif line.startswith("| `") and room:
+        elif line.startswith("| `") and room and touches in ("", line.split("|")[3].strip()):
             found[room].update(re.findall(r"`([\w/]+\.py)`", line.split("|")[1]))
     return found
 
@@ -58,8 +59,39 @@ def test_the_map_names_every_module_and_no_other(room: str) -> None:
     assert mapped()[room] == modules()[room]
 
 
+def test_what_the_map_calls_pure_touches_nothing() -> None:
+    touching = {
+        "fcntl", "glob", "logging", "multiprocessing", "os", "random", "secrets", "select", "selectors",
+        "shutil", "socket", "sqlite3", "subprocess", "tempfile", "time", "psutil",
+    }  # fmt: skip
+    found = {}
+    for room in ROOMS:
+        for module in mapped("pure")[room]:
+            path = ROOT / room / "eagle_eye" / room / module
+            imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+            if imported & touching:
+                found[module] = imported & touching
+    assert found == {}
+
+
 def test_the_namespace_package_stays_one() -> None:
     assert [str(path) for room in ROOMS for path in (ROOT / room / "eagle_eye").glob("__init__.py")] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_says_what_lives_there_and_what_may_not(folder: str) -> None:
+    text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert lines[0].startswith("# ")
+    assert any(line.startswith("Not here: ") for line in lines)
+    assert len(lines) <= 20 or folder == "benchmarks"  # whose figures are there
+    named = re.findall(r"`([\w.]+(?:/[\w.]*)+)`", text)
+    assert [path for path in named if not (ROOT / folder / path).exists() and not (ROOT / path).exists()] == []
+
+
+def test_every_folder_is_asked_for_its_readme() -> None:
+    there = {path.parent.name for path in ROOT.glob("[!.]*/README.md")}
+    assert there == {folder for folder in FOLDERS if "/" not in folder}
 
 
 def test_no_file_outgrows_one_head() -> None:

@@ -30,7 +30,7 @@ ANSWER_BYTES_MAX = 8 << 20  # of the agent's page: 1,024 GPUs and as many ranks
 LAST_FRAME = re.compile(rb"^eagle_eye_agent_last_frame_timestamp_seconds(?:\{[^\n]*\})? (\S+)$", re.MULTILINE)
 
 
-class NotWell(Exception):  # noqa: N818 - it names what is found
+class NotWell(Exception):
     """It is not alive, or cannot be asked; the message says why."""
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import shutil
 import socket
@@ -10,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.collector import CollectFailed, Unsupported
+from eagle_eye.agent.collectors import clock_offset
 from eagle_eye.agent.collectors.clock_offset import (
     ASK_EVERY_S,
     ClockOffsetCollector,
@@ -156,6 +159,47 @@ def test_this_kernel_answers_and_its_record_is_no_longer_than_ours() -> None:
     clock = kernel_clock()
     assert abs(clock.offset_s) < 1.0
     assert ctypes.sizeof(_Timex) >= 208  # sizeof(struct timex) where a long has 64 bits
+
+
+PLL, UNSYNC, NANO = 0x0001, 0x0040, 0x2000  # linux/timex.h
+OK, ERROR = 0, 5
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "offset", "expected"),
+    [
+        (OK, PLL, 1_500, KernelClock(True, True, 1.5e-3)),
+        (OK, PLL | NANO, -1_500, KernelClock(True, True, -1.5e-6)),
+        (OK, NANO, 0, KernelClock(True, False, 0.0)),
+        (OK, PLL | UNSYNC, 0, KernelClock(False, True, 0.0)),
+        (ERROR, PLL, 0, KernelClock(False, True, 0.0)),
+    ],
+)
+def test_the_kernels_record_is_read_as_it_documents_it(
+    monkeypatch: pytest.MonkeyPatch, state: int, status: int, offset: int, expected: KernelClock
+) -> None:
+    class Kernel:
+        def adjtimex(self, reference: Any) -> int:
+            timex = reference._obj
+            assert timex.modes == 0  # nothing is set
+            timex.status, timex.offset = status, offset
+            return state
+
+    monkeypatch.setattr(clock_offset, "_C_LIBRARY", Kernel())
+    said = kernel_clock()
+    assert (said.synchronised, said.disciplined) == (expected.synchronised, expected.disciplined)
+    assert said.offset_s == pytest.approx(expected.offset_s)
+
+
+def test_a_kernel_that_refuses_is_an_error_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kernel:
+        def adjtimex(self, _reference: Any) -> int:
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+    monkeypatch.setattr(clock_offset, "_C_LIBRARY", Kernel())
+    with pytest.raises(PermissionError):
+        kernel_clock()
 
 
 def test_asking_the_kernel_leaves_nothing_to_the_garbage_collector() -> None:

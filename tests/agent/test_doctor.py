@@ -181,8 +181,8 @@ def test_a_hook_socket_in_a_closed_folder_is_no_use_to_users(tmp_path: Path) -> 
         assert f"{closed} is closed to them" in one(host_checks.hook_socket(closed / "s")).detail
 
 
-def configured(server: Server, token_file: str = "") -> AgentConfiguration:
-    return AgentConfiguration(server=server.url, node="n1", token_file=token_file)
+def configured(server: Server) -> AgentConfiguration:
+    return AgentConfiguration(server=server.url, node="n1")
 
 
 @pytest.mark.parametrize(
@@ -200,19 +200,30 @@ def test_the_server_s_answer_says_whether_it_takes_frames_and_the_token(
 ) -> None:
     (tmp_path / "token").write_text("secret-token\n")
     server.refuse = lambda _frames, _headers: (status, {}, {"reason": "empty"})
-    assert states(host_checks.server(configured(server, str(tmp_path / "token")))) == expected
+    assert states(host_checks.server(configured(server), tmp_path / "token")) == expected
     assert server.requests[0]["authorization"] == "Bearer secret-token"
     assert server.frames == []
 
 
 def test_a_server_that_is_not_there_and_a_token_that_is_none_are_to_be_done(server: Server, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("two words\n")
-    found = one(host_checks.server(configured(server, str(tmp_path / "token"))))
+    found = one(host_checks.server(configured(server), tmp_path / "token"))
     assert (found.subject, found.state) == ("token", "failed")
     nobody = msgspec.structs.replace(configured(server), server="http://127.0.0.1:1")
-    found = one(host_checks.server(nobody))
+    found = one(host_checks.server(nobody, None))
     assert (found.subject, found.state) == ("server", "failed")
     assert "Connection refused" in found.detail
+
+
+def test_the_token_that_a_join_token_bought_is_the_one_that_is_tried(server: Server, tmp_path: Path) -> None:
+    enrolling = msgspec.structs.replace(configured(server), join_token_file=str(tmp_path / "join-token"))
+    found = one(host_checks.server(enrolling, tmp_path / "token"))
+    assert (found.subject, found.state) == ("token", "failed")
+    assert "not enrolled yet" in found.detail
+    (tmp_path / "token").write_text("bought-token\n")
+    server.refuse = lambda _frames, _headers: (400, {}, {"reason": "empty"})
+    assert states(host_checks.server(enrolling, tmp_path / "token"))["token"] == "ok"
+    assert server.requests[-1]["authorization"] == "Bearer bought-token"
 
 
 @pytest.mark.parametrize(("ahead_s", "state"), [(0.0, "ok"), (1.0, "ok"), (60.0, "failed"), (-60.0, "failed")])
@@ -222,7 +233,8 @@ def test_a_server_with_another_time_is_to_be_done(server: Server, ahead_s: float
 
     server.refuse = answer
     found = {
-        finding.subject: finding for finding in host_checks.server(configured(server), lambda: time.time() - ahead_s)
+        finding.subject: finding
+        for finding in host_checks.server(configured(server), None, lambda: time.time() - ahead_s)
     }
     assert found["clocks"].state == state
     if state == "failed":

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from eagle_eye.agent.collector import Observed
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.exposition import OWN, REASONS_MAX, RENDER_EVERY_S, STALE_S_MIN, Delivery, Exposition
+from eagle_eye.agent.drops import OTHER_REASONS, REASONS_MAX, Drops
+from eagle_eye.agent.exposition import OWN, RENDER_EVERY_S, STALE_S_MIN, Delivery, Exposition
 from eagle_eye.agent.tick import CollectorStanding, Tick
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, Scope
@@ -161,7 +161,10 @@ def test_the_agent_tells_of_itself_before_the_first_frame(page: Page) -> None:
 def test_reasons_of_drops_are_bounded(page: Page) -> None:
     for number in range(2 * REASONS_MAX):
         page.drops.count(f"rejected_{number}")
-    assert len(page.series("agent_dropped_total")) == REASONS_MAX
+    page.drops.count("rejected_0")
+    counted = page.series("agent_dropped_total")
+    assert len(counted) == REASONS_MAX + 1
+    assert (counted[("rejected_0",)], counted[(OTHER_REASONS,)]) == (2.0, float(REASONS_MAX))
 
 
 def test_asking_often_costs_one_page(page: Page) -> None:

@@ -243,8 +243,12 @@ def test_attaching_again_ends_the_earlier_report(listener: Listener) -> None:
 
 def test_an_impossible_socket_does_not_stop_training() -> None:
     training = attach(socket="/" + "x" * 500)
+    sender = training._sender
     step_and_send(training, loss=1.0)
     training.detach()
+    assert sender is not None
+    assert sender.unsent > 0
+    assert training.failures == 0
 
 
 def test_a_model_that_is_none_of_torch_costs_only_its_own_timings(listener: Listener) -> None:

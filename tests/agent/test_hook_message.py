@@ -130,6 +130,7 @@ def test_each_kind_of_bad_message_has_its_reason(datagram: bytes, reason: str) -
     with pytest.raises(BadMessage) as caught:
         decode(datagram)
     assert caught.value.reason == reason
+    assert str(caught.value)  # what was seen, for people
 
 
 def test_the_head_has_the_documented_size() -> None:

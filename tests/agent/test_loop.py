@@ -14,7 +14,7 @@ from eagle_eye.agent.runner import Runner
 from eagle_eye.agent.service_manager import ServiceManager
 from eagle_eye.agent.tick import Tick
 from eagle_eye.schema.events import Event
-from eagle_eye.schema.frame import FRAME_BYTES_MAX, Frame, Rank, decode_frame, values_of
+from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, RANKS_MAX, Frame, Rank, decode_frame, values_of
 from tests.agent.fakes import FakeClock, until
 
 
@@ -214,6 +214,19 @@ def test_a_frame_of_too_many_texts_is_cut_and_counted() -> None:
     first.run(1)
     assert first.bytes[0] <= FRAME_BYTES_MAX
     assert first.drops.snapshot()["events_oversized"] > 0
+
+
+def test_what_is_beyond_a_frames_limits_is_counted() -> None:
+    def crowd() -> Observed:
+        ranks = [Rank("j", rank, 2_000, 0) for rank in range(RANKS_MAX + 3)]
+        return Observed(ranks=ranks, events=[Event(1.0, "link_up")] * EVENTS_MAX)
+
+    station = Station(FakeClock(1000.3), Scripted("training", crowd))
+    station.loop.run_once()
+    (frame,) = station.frames
+    assert (len(frame.ranks), len(frame.events)) == (RANKS_MAX, EVENTS_MAX)
+    # The sample before the first tick brought as many events again, and the agent's start is one more.
+    assert station.drops.snapshot() == {"ranks_over_limit": 3, "events_over_limit": EVENTS_MAX + 1}
 
 
 def test_a_collector_that_never_answers_costs_only_itself() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import selectors
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 from urllib.parse import unquote
 
 import pytest
@@ -19,9 +22,9 @@ from eagle_eye.schema.configuration import ConfigurationError
 pytest.importorskip("h2", reason="h2 is not installed: pip install 'eagle-eye[nvrx]'")
 
 from h2.connection import H2Connection
-from h2.events import DataReceived, ResponseReceived, StreamEnded, TrailersReceived
+from h2.events import DataReceived, PingAckReceived, ResponseReceived, StreamEnded, TrailersReceived
 
-from eagle_eye.agent.nvrx_health import METHOD, Health, NvrxHealth, health_of
+from eagle_eye.agent.nvrx_health import LISTEN_EVERY_S, METHOD, Health, NvrxHealth, health_of
 
 WITHIN_S = 10.0
 
@@ -141,6 +144,80 @@ def test_whoever_speaks_no_http2_is_cut_off_and_the_next_one_is_answered(tmp_pat
                 pass
         assert call(path)[0]["grpc-status"] == "0"
     assert drops.snapshot() == {"nvrx_health_malformed": 1}
+
+
+def test_requests_that_are_opened_and_reset_leave_nothing_behind(tmp_path: Path) -> None:
+    health = NvrxHealth(tmp_path / "s", lambda _in_the_way: Health("healthy"), Drops())
+    health.start()
+    http = H2Connection()
+    http.initiate_connection()
+    head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", METHOD), (b":authority", b"localhost")]
+    for stream in range(1, 400, 2):
+        http.send_headers(stream, head)
+        http.send_data(stream, b"\0")
+        http.reset_stream(stream)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.settimeout(WITHIN_S)
+            end.connect(str(tmp_path / "s"))
+            end.sendall(http.data_to_send())
+            http.ping(b"all read")
+            end.sendall(http.data_to_send())
+            while not any(isinstance(event, PingAckReceived) for event in http.receive_data(end.recv(65_536))):
+                pass
+            (connection,) = health._connections.values()
+            assert (connection.paths, connection.bytes_read) == ({}, {})
+    finally:
+        health.stop()
+
+
+def send_for_ever(end: socket.socket, data: bytes) -> None:
+    while True:
+        end.sendall(data)
+
+
+def test_whoever_asks_and_never_reads_is_cut_off(tmp_path: Path) -> None:
+    drops = Drops()
+    http = H2Connection()
+    http.initiate_connection()
+    for _ in range(1_000):
+        http.ping(b"are you?")
+    flood = http.data_to_send()
+    with served(tmp_path / "s", lambda: Health("healthy"), drops) as path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.settimeout(WITHIN_S)
+            end.connect(str(path))
+            end.sendall(flood)
+            with pytest.raises((BrokenPipeError, ConnectionResetError)):
+                send_for_ever(end, flood.partition(b"SM\r\n\r\n")[2])
+        assert call(path)[0]["grpc-status"] == "0"
+    assert drops.snapshot() == {"nvrx_health_slow": 1}
+
+
+def test_without_descriptors_nobody_is_let_in_for_a_while_and_the_thread_rests(tmp_path: Path) -> None:
+    class Exhausted:
+        def accept(self) -> tuple[socket.socket, str]:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def fileno(self) -> int:
+            return listener.fileno()
+
+    now_s = [0.0]
+    drops = Drops()
+    health = NvrxHealth(tmp_path / "s", lambda _in_the_way: Health("healthy"), drops, lambda: now_s[0])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        health._listener = listener
+        health._selector.register(listener, selectors.EVENT_READ)
+        health._accept(cast("socket.socket", Exhausted()))
+        assert not health._selector.get_map()
+        now_s[0] = LISTEN_EVERY_S
+        health._selector.register(health._woken, selectors.EVENT_READ)
+        health._wake.send(b"x")
+        health._serve()
+        assert listener.fileno() in {key.fd for key in health._selector.get_map().values()}
+        health._listener = None
+        health._close_all()
+    assert drops.snapshot() == {"nvrx_health_connections": 1}
 
 
 def test_launchers_that_ask_together_get_one_verdict(tmp_path: Path) -> None:

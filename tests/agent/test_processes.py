@@ -39,9 +39,7 @@ def test_the_process_that_holds_the_gpu_is_the_rank(node: Node) -> None:
     ]
     assert seen.problem == ""
     assert node.pids() == [10, 20]
-    process = node.processes.by_rank(1)
-    assert process is not None
-    assert (process.device, process.local_rank) == (4, 1)
+    assert [(p.rank, p.device, p.local_rank) for p in node.processes.all()] == [(0, 3, 0), (1, 4, 1)]
 
 
 def test_a_helper_that_holds_the_rank_s_gpu_too_is_no_rank(node: Node) -> None:
@@ -149,10 +147,7 @@ def test_several_jobs_and_mig_instances_are_told_apart(node: Node) -> None:
     node.tree.starts(20, rank(0, 1, EAGLE_EYE_JOB="b", CUDA_VISIBLE_DEVICES="GPU-b"))
     node.on_gpu = {10: 0, 20: 0}  # NVML names the whole GPU
     assert [(r.job, r.rank, r.device) for r in node.look().ranks] == [("a", 0, 5), ("b", 0, 1)]
-    assert node.processes.by_rank(0) is None
-    found = node.processes.by_rank(0, "b")
-    assert found is not None
-    assert found.pid == 20
+    assert [(p.job, p.pid) for p in node.processes.all()] == [("a", 10), ("b", 20)]
 
 
 def test_a_rank_moves_to_its_gpu_s_row_when_the_gpus_become_known(node: Node) -> None:

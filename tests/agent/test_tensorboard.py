@@ -105,6 +105,13 @@ def test_scalars_are_read_with_tag_step_and_time(tensor: bool) -> None:
     assert last.step == -1
 
 
+def test_what_else_a_summary_holds_is_passed_over() -> None:
+    value = field(1, b"loss") + b"\x15" + struct.pack("<f", 1.5)
+    summary = field(1, value) + field(2, value) + b"\x08\x07" + field(9, b"\xff")  # our field, others, a number
+    content = b"\x09" + struct.pack("<d", 1.0) + b"\x10" + varint(3) + field(4, field(1, value)) + field(5, summary)
+    assert read_records(BEGINNING + record(content), 9).scalars == [Scalar("loss", 3, 1.0, 1.5)]
+
+
 def test_a_record_that_is_not_complete_yet_waits() -> None:
     data = BEGINNING + event(1, {"loss": 1.0})
     for cut in range(len(BEGINNING), len(data)):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from eagle_eye.checks import child
 from eagle_eye.checks.check import Asked, Gpu, Host, Site
@@ -26,6 +29,17 @@ HEALTHY_FACTS = {
     "memory_used_bytes": 6e8,
     "memory_total_bytes": 8.5e10,
 }
+
+
+def nested(*names: str) -> st.SearchStrategy[Any]:
+    """Return plain data of any shape whose dictionaries have these keys."""
+    leaves = st.none() | st.integers() | st.floats() | st.text()
+    return st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(names), inner))
+
+
+def output_with(*names: str) -> st.SearchStrategy[bytes]:
+    """Return what a child or a tool may print: anything, or JSON whose objects have these keys."""
+    return st.binary(max_size=400) | nested(*names).map(lambda value: json.dumps(value).encode())
 
 
 def gpu(

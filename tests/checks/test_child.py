@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from eagle_eye.agent.process_exit import is_running
 from eagle_eye.checks import child
 from eagle_eye.checks.child import Course, courses, lines, run, without_answer
 from tests.agent.fakes import until
-from tests.checks.builders import children
+from tests.checks.builders import children, output_with
 
 SAY = """import json, os, signal, time
 def say(**what):
@@ -126,7 +125,7 @@ def test_half_a_line_and_a_library_s_own_words_are_left_out() -> None:
     assert courses(tuple(lines(said)), 1) == (Course("working", 1.0),)
 
 
-@given(st.binary(max_size=400) | st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["worker", "at_s", "phase", "values", "error"]), inner)).map(lambda value: json.dumps(value).encode()))  # fmt: skip  # noqa: E501
+@given(output_with("worker", "at_s", "phase", "values", "error"))
 def test_any_output_is_read_without_an_error(output: bytes) -> None:
     assert len(courses(tuple(lines(output)), 3)) == 3
 

@@ -145,7 +145,9 @@ def test_a_sum_that_is_wrong_on_one_rank_is_sick(monkeypatch: pytest.MonkeyPatch
     assert all_reduce.run(asked(host(2))).reason == "gpu 1: 5 numbers of a sum are wrong"
 
 
-@pytest.mark.parametrize(("changed", "state"), [({}, "passed"), ({"wrong_blocks": 1.0}, "sick"), ({"sync_seconds": 3.0}, "sick")])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    ("changed", "state"), [({}, "passed"), ({"wrong_blocks": 1.0}, "sick"), ({"sync_seconds": 3.0}, "sick")]
+)
 def test_a_disk_that_forgets_or_takes_seconds_is_sick(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, float], state: str
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from eagle_eye.checks import child, gpu_facts, gpus
 from eagle_eye.checks.check import Host
 from eagle_eye.checks.child import Children
 from tests.agent.simulated_gpus import needs_compiler
-from tests.checks.builders import answering, gpu, host
+from tests.checks.builders import answering, gpu, host, nested
 
 FAR_S = 1e9
 
@@ -65,7 +66,10 @@ def test_a_host_without_gpus_and_without_a_driver_has_none(tmp_path: Path, monke
     assert found.rdma_devices == ("mlx5_0",)
 
 
-@given(st.dictionaries(st.sampled_from(["gpus", "lost", "problem", "simulated"]), st.recursive(st.none() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["row", "uuid", "facts", "processes", "instances", "x"]), inner))))  # fmt: skip  # noqa: E501
+ANYTHING = nested("row", "uuid", "facts", "processes", "instances", "x")
+
+
+@given(st.dictionaries(st.sampled_from(["gpus", "lost", "problem", "simulated"]), ANYTHING))
 def test_any_look_is_read_without_an_error(answer: dict[str, Any]) -> None:
     assert len(gpus.look(answer).gpus) <= child.WORKERS_MAX
 
@@ -92,7 +96,38 @@ def test_gpus_that_are_lost_or_missing_are_sick() -> None:
 
 def test_gpus_that_cannot_be_seen_are_not_healthy() -> None:
     assert gpu_facts.judge(Host(gpu_problem="NVML does not answer"), 0).state == "could_not_check"
+    assert gpu_facts.judge(Host(gpus=(gpu(0),), gpu_problem="gpu 1: no answer"), 2).state == "sick"
+    assert gpu_facts.judge(Host(gpus=(gpu(0),), gpu_problem="gpu 1: no answer"), 0).reason == "gpu 1: no answer"
+    assert gpu_facts.judge(Host(), 0).reason == "NVML shows no GPU any more"
     assert gpu_facts.judge(Host(gpus=(gpu(0),), simulated=True), 0).state == "could_not_check"
+
+
+def test_looks_go_on_from_entering_to_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def run(work: str, job: dict[str, str], workers: int, until_s: float) -> Children:
+        begun.set()
+        while Path(job["while"]).is_dir() and time.monotonic() < until_s:
+            time.sleep(0.005)
+        assert (work, workers, time.monotonic() < until_s) == ("in_nvml", 0, True)
+        look = {"gpus": [{"row": 0, "uuid": "GPU-0", "facts": {"utilization_ratio": 1.0}}]}
+        return Children(courses=(), status=0, ended_s=0.0, answers=(look, {"problem": "no look"}, look))
+
+    monkeypatch.setattr(child, "run", run)
+    with gpus.Watching(time.monotonic() + 30.0) as watching:
+        assert begun.wait(10.0)
+        assert watching._thread.is_alive()
+    assert [[seen.name for seen in look.gpus] for look in watching.looks()] == [["gpu 0"], ["gpu 0"]]
+
+
+def test_where_nobody_can_look_there_are_no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_asked: object) -> Children:
+        raise OSError("no processes left")
+
+    monkeypatch.setattr(child, "run", run)
+    with gpus.Watching(time.monotonic() + 30.0) as watching:
+        pass
+    assert watching.looks() == ()
 
 
 def looked(folder: Path, monkeypatch: pytest.MonkeyPatch, *says: str) -> Host:

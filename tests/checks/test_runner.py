@@ -12,6 +12,7 @@ from eagle_eye.checks import clock, runner
 from eagle_eye.checks.catalogue import CHECKS
 from eagle_eye.checks.check import Asked, Check, Host, Outcome, Result, could_not_check, not_here, passed, sick
 from eagle_eye.checks.lock import Taken, held
+from eagle_eye.checks.report import reason
 from eagle_eye.checks.thresholds import BadThreshold, against_peers, by_the_site
 from eagle_eye.checks.verdict import EXIT_CODES, judge
 from tests.checks.builders import asked, host
@@ -108,6 +109,18 @@ def test_a_host_is_healthy_only_when_all_that_it_can_answer_has_passed() -> None
     assert verdict() == "cannot_tell"
 
 
+def test_the_verdicts_reason_names_what_stands_open_or_against_the_host() -> None:
+    def outcome(name: str, result: Result) -> Outcome:
+        return Outcome(name=name, state=result.state, reason="", duration_s=1.0, expected=result.expected)
+
+    open_ones = [outcome("a", passed("")), outcome("b", could_not_check("")), outcome("c", not_here(""))]
+    assert reason("cannot_tell", open_ones, "") == "could not check b"
+    assert reason("cannot_tell", open_ones[2:], "") == "nothing could be checked"
+    assert reason("cannot_tell", open_ones, "another check runs") == "another check runs"
+    assert reason("healthy", [open_ones[0], open_ones[2]], "") == "nothing stands against this host (a)"
+    assert reason("sick", [*open_ones, outcome("d", sick(""))], "") == "d"
+
+
 def test_only_a_sick_host_ends_with_what_nothing_that_fails_by_itself_ends_with() -> None:
     assert EXIT_CODES == {"healthy": 0, "cannot_tell": 1, "sick": 3}
 
@@ -139,7 +152,9 @@ class Told(ClockOffsetCollector):
         return Observed(node={"node_clock_offset_seconds": self._offset_s})
 
 
-@pytest.mark.parametrize(("offset_s", "state"), [(0.01, "passed"), (-2.5, "sick"), (2.5, "sick"), (None, "could_not_check")])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    ("offset_s", "state"), [(0.01, "passed"), (-2.5, "sick"), (2.5, "sick"), (None, "could_not_check")]
+)
 def test_a_clock_is_sick_when_it_is_wrong_and_unknown_when_nobody_keeps_it(offset_s: float | None, state: str) -> None:
     assert clock.judge(Told(offset_s), asked()).state == state
 

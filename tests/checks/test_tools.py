@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.checks import dcgm, ib_write_bw, nccl_tests
-from eagle_eye.checks.check import Host, Result
+from eagle_eye.checks.check import NO_GPU, ONE_GPU, Host, Result
 from eagle_eye.checks.thresholds import THRESHOLDS
-from tests.checks.builders import asked, gpu, host, tool
+from tests.checks.builders import asked, gpu, host, output_with, tool
 
 BUS = THRESHOLDS["nccl_tests.bus_bytes_per_second"]
 SUMS = """#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong
@@ -92,7 +92,7 @@ def test_a_tool_that_fails_although_all_tests_passed_is_not_believed() -> None:
     assert judged(diagnostics(PASS), status=1).state == "could_not_check"
 
 
-@given(st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["DCGM Diagnostic", "test_categories", "tests", "results", "status", "warnings"]), inner)).map(lambda value: json.dumps(value).encode()))  # fmt: skip  # noqa: E501
+@given(output_with("DCGM Diagnostic", "test_categories", "tests", "results", "status", "warnings"))
 def test_any_report_is_read_without_an_error(output: bytes) -> None:
     assert dcgm.judge(dcgm.parse(output), 0, "").state in ("passed", "sick", "could_not_check")
 
@@ -122,6 +122,17 @@ def test_a_tool_that_is_not_installed_is_not_expected(tmp_path: Path, monkeypatc
     assert dcgm.absent(asked(host(2))) == "dcgmi is not installed"
     assert "is not installed" in nccl_tests.absent(asked(host(2)))
     assert "is not installed" in ib_write_bw.absent(asked(Host(rdma_devices=("mlx5_0",))))
+
+
+def test_a_tool_that_is_installed_is_asked_only_where_there_is_something_to_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dcgmi", "all_reduce_perf", "ib_write_bw"):
+        tool(tmp_path, name, "exit 0", monkeypatch)
+    assert [dcgm.absent(asked(host(gpus))) for gpus in (0, 1)] == [NO_GPU, ""]
+    assert [nccl_tests.absent(asked(host(gpus))) for gpus in (0, 1, 2)] == [NO_GPU, ONE_GPU, ""]
+    assert ib_write_bw.absent(asked(host(2))) == "this host has no RDMA device"
+    assert ib_write_bw.absent(asked(Host(rdma_devices=("mlx5_0",)))) == ""
 
 
 def test_sums_that_are_right_pass_with_their_bandwidth() -> None:

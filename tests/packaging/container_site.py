@@ -234,6 +234,7 @@ def _download(wheels: Path, python: str) -> None:
         *project["dependencies"],
         *extras["agent"],
         *extras["server"],
+        *extras["orchestrators"],
     )
 
 

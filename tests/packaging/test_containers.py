@@ -13,13 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import httpx
 import pytest
+import yaml
 
 from eagle_eye.agent.hook_message import encode
 from tests.agent.fakes import message, until
+from tests.orchestrators.kubernetes.rights import MANIFEST
 from tests.packaging.compose_site import Composed, composed, missing, wait
 from tests.packaging.container_site import NEEDED, READY_S, REPOSITORY, Podman, Site, answers, build, get, version
+from tests.packaging.helm_site import of_kind, pod, podman_flags, recording
 
 HERE = REPOSITORY / "packaging/container"
 IMAGES = ("agent", "server")
@@ -217,6 +221,65 @@ def test_an_agent_that_is_told_nothing_runs_and_says_what_it_cannot_see(podman: 
     assert json.loads(lines.stdout)["rows"]["node"]["-1"]["node_memory_used_ratio"] > 0.0
     assert "collector kernel_log: unsupported: no /dev/kmsg" in lines.stderr
     assert "collector training: failed: hook socket" in lines.stderr
+
+
+@pytest.fixture
+def token_of_a_pod(tmp_path: Path) -> Path:
+    """What a kubelet puts into pods whose account has rights; the API server is away."""
+    folder = tmp_path / "account"
+    folder.mkdir()
+    (folder / "token").write_text("x")
+    (folder / "namespace").write_text("eagle-eye")
+    shutil.copy(certifi.where(), folder / "ca.crt")
+    for path in (tmp_path, *folder.parents):
+        if path.is_relative_to(tmp_path.parents[1]):
+            path.chmod(0o755)
+    return folder
+
+
+IN_A_CLUSTER = ("--env=KUBERNETES_SERVICE_HOST=127.0.0.1", "--env=KUBERNETES_SERVICE_PORT=1")
+
+
+def test_the_charts_server_runs_confined_as_its_pod_is(podman: Podman, tmp_path: Path, token_of_a_pod: Path) -> None:
+    found = recording("least")
+    spec = pod(found, "server")
+    [lock], [server] = spec["initContainers"], spec["containers"]
+    (tmp_path / "config").mkdir(mode=0o755)
+    for name, text in of_kind(found, "ConfigMap", "-server")["data"].items():
+        (tmp_path / "config" / name).write_text(text)
+    places = {"data": "chart-server", "config": str(tmp_path / "config")}
+    account = f"--volume={token_of_a_pod}:/var/run/secrets/kubernetes.io/serviceaccount:ro"
+    try:
+        podman.run("run", "--rm", *podman_flags(spec, lock, places), tag("server"))
+        flags = [*podman_flags(spec, server, places), *IN_A_CLUSTER, account]
+        podman.run("run", "--detach", "--name=chart-server", *flags, tag("server"))
+        until(lambda: podman.run("exec", "chart-server", *WELL, check=False).returncode == 0, READY_S)
+        tokens = json.loads(podman.run("exec", "chart-server", "eagle-eye", "tokens", "list", "--json").stdout)
+        assert [token["scope"] for token in tokens] == ["read"]
+    finally:
+        podman.run("rm", "--force", "--time=5", "--volumes", "chart-server", check=False)
+
+
+WELL = ("python3", "-I", "-S", "/opt/eagle-eye/health.py", "server")
+ALIVE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8471/healthz', timeout=3).status)"
+
+
+def test_the_charts_orchestrator_runs_confined_as_its_pod_is(
+    podman: Podman, tmp_path: Path, token_of_a_pod: Path
+) -> None:
+    spec = pod(list(yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))), "orchestrator")
+    [container] = spec["containers"]
+    (tmp_path / "token").mkdir(mode=0o755)
+    (tmp_path / "token" / "token").write_text("ee_x")
+    flags = podman_flags(spec, container, {"state": "chart-ledger", "token": str(tmp_path / "token")})
+    account = f"--volume={token_of_a_pod}:/var/run/secrets/kubernetes.io/serviceaccount:ro"
+    words = ("--detach", "--name=chart-orchestrator", *flags, *IN_A_CLUSTER, account, tag("orchestrator"))
+    try:
+        podman.run("run", *words, *container["args"])
+        probe = ("exec", "chart-orchestrator", "/opt/eagle-eye/bin/python", "-c", ALIVE)
+        until(lambda: podman.run(*probe, check=False).stdout == "200\n", READY_S)
+    finally:
+        podman.run("rm", "--force", "--time=5", "--volumes", "chart-orchestrator", check=False)
 
 
 @pytest.fixture(scope="module")

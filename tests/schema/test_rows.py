@@ -92,6 +92,19 @@ def test_counters_keep_all_their_digits_and_gauges_those_of_float32(frame: Frame
         assert not any(catalogue.BY_NAME[name].exact for name in place.metrics[place.exact :])
 
 
+def test_new_keys_of_an_outline_can_be_named_and_are_passed_over() -> None:
+    rank, table = Rank("job", 0, 8, 0), block(Scope.NODE, {-1: {"node_iowait_ratio": 0.5}})
+    whole = Frame(1, "n1", "boot", "s", 1, 1.7e9, 1.0, "0", "job", [rank], [table])
+    raw = rows.encode_outline(rows.outline_of(whole))
+    plain = msgspec.msgpack.decode(raw)
+    for item in (plain, plain["ranks"][0], plain["blocks"][0]):
+        item["mood"] = {"deep": [1, {}]}
+    newer = msgspec.msgpack.encode(plain)
+    assert rows.unknown_outline_keys(raw) == ()
+    assert rows.unknown_outline_keys(newer) == ("key block.mood", "key frame.mood", "key rank.mood")
+    assert rows.decode_outline(newer)[0] == rows.outline_of(whole)
+
+
 @given(st.lists(st.binary(max_size=50), max_size=5), st.lists(st.binary(max_size=50), max_size=5))
 def test_a_request_comes_apart_as_it_was_put_together(outlines: list[bytes], items: list[bytes]) -> None:
     body = rows.encode_rows_request(outlines, items, 5.0)
@@ -121,6 +134,25 @@ def test_a_row_that_is_cut_or_longer_is_refused(frame: Frame, data: st.DataObjec
     for spoiled in (row[:cut], row + b"\0"):
         with pytest.raises(BadFrame):
             rows.read_row(outline, spoiled)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"version": 3}, "version"),
+        ({"sequence": 0}, "shape"),
+        ({"sequence": 1 << 53}, "shape"),
+        ({"time_s": 0.0}, "time"),
+        ({"time_s": math.nan}, "time"),
+        ({"time_s": 4_102_444_800.0}, "time"),
+    ],
+)
+def test_the_beginning_of_a_row_is_refused_before_its_outline_is_known(changed: dict[str, Any], reason: str) -> None:
+    said: dict[str, Any] = {"version": 2, "sequence": 1, "time_s": 1.7e9, **changed}
+    row = rows.ROW_HEAD.pack(said["version"], 0, bytes(rows.ID_BYTES), said["sequence"], said["time_s"])
+    with pytest.raises(BadFrame) as refused:
+        rows.row_head(row)
+    assert refused.value.reason == reason
 
 
 @pytest.mark.parametrize(

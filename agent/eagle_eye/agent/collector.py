@@ -9,11 +9,11 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank
 
 
-class Unsupported(Exception):  # noqa: N818 - it says what the host is, not that something went wrong
+class Unsupported(Exception):
     """This host will never have what the collector reads; it is not asked again."""
 
 
-class CollectFailed(Exception):  # noqa: N818 - named for what happened
+class CollectFailed(Exception):
     """The collector could not read this time; it is asked again at the next interval."""
 
 

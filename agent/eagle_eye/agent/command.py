@@ -64,7 +64,6 @@ _log = logging.getLogger("eagle_eye.agent")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.description = "Watches this node and its training processes, and reports to the server."
-    parser.epilog = "With --check the exit code is 0 for a healthy host, 3 for a sick one, 1 where nobody can tell."
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags and environment override it")
     parser.add_argument("--server", metavar="URL", help="where frames go (http://127.0.0.1:8470)")
     parser.add_argument("--node", metavar="NAME", help="this node's name (the host's name)")

@@ -23,7 +23,7 @@ LENGTH_DIGITS_MAX = 18  # of a length: Python refuses numbers of some thousand
 _STATUS = re.compile(rb"HTTP/1\.\d ([1-9]\d\d)[ \r\n]")
 
 
-class BadAnswer(ValueError):  # noqa: N818 - it names the thing that is bad
+class BadAnswer(ValueError):
     """The answer is no HTTP, or longer than any that we read."""
 
 

@@ -22,7 +22,7 @@ from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
 from eagle_eye.agent.collectors.mounts import ANSWER_S, MountsCollector
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.temperature import TemperatureCollector
-from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder
+from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder, token_path
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.host_checks import Finding, State
 from eagle_eye.agent.placement.node_names import conflicts, node_names
@@ -37,7 +37,6 @@ _COLOURS: Mapping[State, str] = {"ok": "32", "note": "0", "unsupported": "2", "f
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.description = "Says what works on this host, what doesn't, and what to do about it. Changes nothing."
-    parser.epilog = "Exit code 0: all works that this host can have. 1: there is something to do."
     parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file")
     parser.add_argument("--server", metavar="URL", help="where frames go")
     parser.add_argument("--node", metavar="NAME", help="this node's name (the host's name)")
@@ -72,7 +71,7 @@ def examine(
         *host_checks.gpu_driver(),
         *host_checks.hook_socket(hook_socket_path(configuration)),
         *host_checks.spool(spool_folder(configuration, environ), configuration.spool_bytes_max),
-        *host_checks.server(configuration),
+        *host_checks.server(configuration, token_path(configuration, environ)),
         *host_checks.names(name_conflicts),
         *host_checks.permissions(),
         *host_checks.programs(),

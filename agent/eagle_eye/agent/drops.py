@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import threading
 
+REASONS_MAX = 256  # ours are below a hundred; a server may make up reasons for what it refuses
+OTHER_REASONS = "other_reasons"
+
 
 class Drops:
-    """How often something was dropped since the agent started, by a stable reason; used from every thread."""
+    """How often something was dropped since the agent started, by a stable reason; used from every thread.
+
+    After REASONS_MAX different reasons the rest are counted together, as OTHER_REASONS.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -16,6 +22,8 @@ class Drops:
         """Add ``times`` to a reason."""
         if times > 0:
             with self._lock:
+                if reason not in self._counts and len(self._counts) >= REASONS_MAX:
+                    reason = OTHER_REASONS
                 self._counts[reason] = self._counts.get(reason, 0) + times
 
     def snapshot(self) -> dict[str, int]:

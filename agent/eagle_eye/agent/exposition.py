@@ -23,7 +23,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STALE_INTERVALS = 3.0  # rows are left out when no tick has come for so many intervals,
 STALE_S_MIN = 5.0  # but not before this
 RENDER_EVERY_S = 0.5  # one page serves all who ask within it: asking often costs the agent no more than this
-REASONS_MAX = 256  # of drops shown; a server may make up reasons
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -131,7 +130,7 @@ class Exposition:
         resident_bytes = _resident_bytes()
         if resident_bytes is not None:
             yield own("agent_resident_memory_bytes", [(node, resident_bytes)])
-        drops = sorted(self._drops.snapshot().items())[:REASONS_MAX]
+        drops = sorted(self._drops.snapshot().items())
         yield own("agent_dropped_total", [((*node, ("reason", reason)), count) for reason, count in drops])
         delivery = self._delivery()
         if delivery is not None:

@@ -28,7 +28,7 @@ _KINDS = {stat.S_IFREG: "regular file", stat.S_IFIFO: "named pipe"}
 _O_PATH = os.O_PATH | os.O_CLOEXEC
 
 
-class NotTheirs(OSError):  # noqa: N818 - it says what the file is
+class NotTheirs(OSError):
     """A file that is not what it should be, or that another user owns; the text names it."""
 
 

@@ -63,12 +63,12 @@ class LightningReport:
         self.report.begin(trainer.strategy.model or pl_module, optimizers[0] if optimizers else None, self._global_step)
 
     @never_raises
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A micro-batch is there: what Lightning did between batches is over."""
         self.report.leave()
 
     @never_raises
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A micro-batch is done, and maybe a step with it."""
         training = self.report.training
         if training is None:
@@ -98,32 +98,32 @@ class LightningReport:
         self._losses += 1
 
     @never_raises
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation begins, within training."""
         self.report.enter("eval")
 
     @never_raises
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Validation ended."""
         self.report.leave()
 
     @never_raises
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:  # noqa: ARG002
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         """A checkpoint is being gathered and then written."""
         self.report.enter("checkpoint")
 
     @never_raises
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Training failed."""
         self.report.end(exception)
 
     @never_raises
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Training ended, the last checkpoint included."""
         self.report.end()
 
     @never_raises
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Whatever ran is over."""
         self.report.end()
 

@@ -40,7 +40,7 @@ HOOK_EVENTS: Mapping[str, tuple[str, type]] = {
 }
 
 
-class BadMessage(ValueError):  # noqa: N818 - it names the thing that is bad
+class BadMessage(ValueError):
     """A datagram that may not be used; ``reason`` is one stable word for counters."""
 
     def __init__(self, reason: str, detail: str) -> None:

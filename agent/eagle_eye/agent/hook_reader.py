@@ -35,7 +35,7 @@ UNSEEN_S_MAX = 600.0  # a process outside our process namespace is forgotten aft
 _CREDENTIALS = struct.Struct("=iII")
 
 
-class SocketTaken(OSError):  # noqa: N818 - named for what happened
+class SocketTaken(OSError):
     """Another process listens on the hook's socket."""
 
 
@@ -226,6 +226,7 @@ class HookReader:
             process.pidfd = None
         for ended in (self.departed, self.unreported):
             ended.append(process)
+            self._drops.count("ranks_over_limit", len(ended) - RANKS_MAX)
             del ended[:-RANKS_MAX]
         attributes = {"exit_code": code, "pid": process.pid, "goodbye": process.goodbye, **process.who()}
         self._queue(Event(self._now_s(), "process_exit", process.device, attributes))

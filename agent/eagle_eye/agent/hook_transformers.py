@@ -49,7 +49,7 @@ class TransformersReport:
         self._tokens: float | None = None
 
     @never_raises
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training begins: a checkpoint is loaded."""
         self._take_off()
         self._forget()
@@ -79,12 +79,12 @@ class TransformersReport:
             self._shared_divisor = inputs.get("num_items_in_batch") is not None
 
     @never_raises
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A step begins: what the trainer did between steps is over."""
         self.report.leave()
 
     @never_raises
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A step ended; the trainer may log, evaluate and save now."""
         training = self.report.training
         if training is None:
@@ -107,7 +107,7 @@ class TransformersReport:
         return self._loss / self._losses if self._losses > 1 else self._loss
 
     @never_raises
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An epoch ended; the trainer may evaluate and save now."""
         self._enter_planned(control)
 
@@ -118,36 +118,36 @@ class TransformersReport:
             self.report.enter("checkpoint")
 
     @never_raises
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A batch was evaluated."""
         self.report.enter("eval")
 
     @never_raises
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An evaluation ended; a checkpoint may follow."""
         self.report.leave()
         if control.should_save:
             self.report.enter("checkpoint")
 
     @never_raises
-    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A prediction ended."""
         self.report.leave()
 
     @never_raises
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A checkpoint is written."""
         self.report.leave()
 
     @never_raises
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """The trainer tells the means since its last log."""
         logs = logs or {}
         self._logged_loss = logs.get("loss", self._logged_loss)
         self._logged_norm = logs.get("grad_norm", self._logged_norm)
 
     @never_raises
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training ended."""
         self._take_off()
         self.report.end()

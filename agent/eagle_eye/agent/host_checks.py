@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 from eagle_eye.agent.bounded_file import content
 from eagle_eye.agent.config import AgentConfiguration, trust
 from eagle_eye.agent.evidence import tool
+from eagle_eye.agent.nvml.bus import gpus_on_the_bus
 from eagle_eye.agent.server_connection import connect, path_on
 from eagle_eye.agent.tick import CollectorStanding
 from eagle_eye.schema.frame import CONTENT_TYPE, encode_request
@@ -29,10 +30,7 @@ CLOCK_DIFFERENCE_S_MAX = 2.0  # the server's clock is told in whole seconds
 FREE_BYTES_MIN = 64 << 20
 FILE_BYTES_MAX = 4_096
 ANSWER_BYTES_MAX = 1 << 16
-PCI_DEVICES_MAX = 1_024
 _MAKE_TOKEN = "eagle-eye tokens create --scope agent --node NAME"  # noqa: S105 - a command
-_NVIDIA_VENDOR = "0x10de"
-_GPU_CLASSES = ("0x0300", "0x0302")
 
 State = Literal["ok", "note", "unsupported", "failed"]
 
@@ -93,10 +91,10 @@ def collectors(standings: Iterable[CollectorStanding]) -> Iterator[Finding]:
 
 def gpu_driver(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Iterator[Finding]:
     """Yield whether the NVIDIA devices of this host have their driver."""
-    devices = sum(1 for device in _listed(sys / "bus/pci/devices") if _is_gpu(device))
+    devices = gpus_on_the_bus(sys)
     version = _text(sys / "module/nvidia/version")
     if version:
-        seen = len(_listed(proc / "driver/nvidia/gpus"))
+        seen = _entries(proc / "driver/nvidia/gpus")
         detail = f"NVIDIA {version}, {seen} of {devices} GPUs on the PCI bus"
         remedy = "see the kernel's log (dmesg | grep NVRM) for the GPUs that the driver could not start"
         yield Finding("GPU driver", "ok" if seen >= devices else "failed", detail, "" if seen >= devices else remedy)
@@ -150,14 +148,24 @@ def hook_socket(path: Path) -> Iterator[Finding]:
     yield Finding("hook socket", "ok", f"{path}, open to all users")
 
 
-def server(configuration: AgentConfiguration, now_s: Callable[[], float] = time.time) -> Iterator[Finding]:
-    """Yield whether the server can be reached, takes the token, and has the same time."""
+def server(
+    configuration: AgentConfiguration, token_file: Path | None, now_s: Callable[[], float] = time.time
+) -> Iterator[Finding]:
+    """Yield whether the server can be reached, takes the token in ``token_file``, and has the same time.
+
+    A file that is not there yet is no mistake where the agent gets its token by itself, with a join token.
+    """
     url = configuration.server
     headers = {"Content-Type": CONTENT_TYPE, "Accept": "application/json"}
-    if configuration.token_file:
-        token = _text(Path(configuration.token_file))
+    if token_file is not None:
+        token = _text(token_file)
+        if not token and configuration.join_token_file:
+            detail = f"nothing to be read in {token_file}: this node is not enrolled yet, or this user is not root"
+            remedy = "start the agent; its log says why a join token was refused (journalctl -u eagle-eye-agent)"
+            yield Finding("token", "failed", detail, remedy)
+            return
         if not token.isascii() or not token.isprintable() or " " in token or not token:
-            detail = f"{configuration.token_file} holds no token"
+            detail = f"{token_file} holds no token"
             yield Finding("token", "failed", detail, f"make one on the server: {_MAKE_TOKEN}")
             return
         headers["Authorization"] = f"Bearer {token}"
@@ -185,7 +193,7 @@ def server(configuration: AgentConfiguration, now_s: Callable[[], float] = time.
         return
     else:
         yield Finding("server", "ok", f"{url} takes frames")
-        yield Finding("token", "ok", "accepted" if configuration.token_file else "none is asked for")
+        yield Finding("token", "ok", "accepted" if token_file else "none is asked for")
     yield from _server_clock(answer.getheader("Date", ""), asked_s, now_s())
 
 
@@ -244,15 +252,11 @@ def permissions(proc: Path = Path("/proc")) -> Iterator[Finding]:
         yield Finding("kernel.yama.ptrace_scope", "ok", f"{scope}{'' if scope == '0' else ': needs CAP_SYS_PTRACE'}")
 
 
-def _listed(folder: Path) -> list[Path]:
+def _entries(folder: Path) -> int:
     try:
-        return sorted(folder.iterdir())[:PCI_DEVICES_MAX]
+        return sum(1 for _ in folder.iterdir())
     except OSError:
-        return []
-
-
-def _is_gpu(device: Path) -> bool:
-    return _text(device / "vendor") == _NVIDIA_VENDOR and _text(device / "class").startswith(_GPU_CLASSES)
+        return 0
 
 
 def _text(file: Path) -> str:

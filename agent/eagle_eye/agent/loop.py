@@ -190,12 +190,14 @@ class Loop:
 
     def _emit(self, time_s: float, interval_s: float, seen: Observed, *, urgent: bool) -> None:
         interval_s = max(interval_s, 1e-3)
-        events = (self._events + seen.events)[: EVENTS_MAX + 1]
+        events, ranks = self._events + seen.events, seen.ranks
+        self._drops.count("events_over_limit", len(events) - EVENTS_MAX)
+        self._drops.count("ranks_over_limit", len(ranks) - RANKS_MAX)
         self._events = []
         blocks = list(self._blocks(seen))
 
         def make(stream: str, sequence: int) -> bytes:
-            return self._encode(stream, sequence, time_s, interval_s, seen.ranks, blocks, events)
+            return self._encode(stream, sequence, time_s, interval_s, ranks[:RANKS_MAX], blocks, events[:EVENTS_MAX])
 
         self._sink.append(make)
         self._frames += 1
@@ -222,7 +224,7 @@ class Loop:
         blocks: Sequence[Block],
         events: Sequence[Event],
     ) -> bytes:
-        events_kept = min(len(events), EVENTS_MAX)
+        events_kept = len(events)
         while True:
             raw = encode_frame(
                 Frame(
@@ -235,7 +237,7 @@ class Loop:
                     interval_s=interval_s,
                     agent_version=self._version,
                     job=self._job or _only_job(ranks),
-                    ranks=list(ranks[:RANKS_MAX]),
+                    ranks=list(ranks),
                     blocks=list(blocks),
                     events=list(events[:events_kept]),
                     collectors={runner.collector.name: runner.state[:TEXT_CHARS_MAX] for runner in self._runners},

@@ -35,9 +35,11 @@ METHOD = b"/nvhcd.HealthCheckService/RunHealthCheck"
 CONNECTIONS_MAX = 8  # one launcher a node, and its restarts
 STREAMS_MAX = 8
 REQUEST_BYTES_MAX = 1 << 16
+UNSENT_BYTES_MAX = 1 << 18  # all answers to a launcher together have a tenth of it
 CONNECTION_S_MAX = 120.0  # NVRx waits for 60 s
 VERDICT_S_MAX = 30.0
 FRESH_S = 5.0  # launchers that ask together get one verdict
+LISTEN_EVERY_S = 30.0  # how long nobody is let in once no descriptor is left
 MODE = 0o666  # a launcher runs as its user, and learns nothing here that it may not know
 _READ_BYTES = 1 << 14
 _UNIMPLEMENTED = 12
@@ -108,6 +110,7 @@ class NvrxHealth:
         self._wake, self._woken = socket.socketpair()
         self._stopping = False
         self._listener: socket.socket | None = None
+        self._listen_due_s: float | None = None  # None: it listens
         self._threads = [
             threading.Thread(target=self._run, name="nvrx-health", daemon=True),
             threading.Thread(target=self._check_all, name="nvrx-verdict", daemon=True),
@@ -182,6 +185,9 @@ class NvrxHealth:
             self._health, self._health_s, self._asking = self._told.get(), self._monotonic_s(), False
         self._answer_all()
         now_s = self._monotonic_s()
+        if self._listen_due_s is not None and self._listener is not None and now_s >= self._listen_due_s:
+            self._listen_due_s = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
         for connection in [one for one in self._connections.values() if one.deadline_s <= now_s]:
             self._drops.count("nvrx_health_slow")
             self._close(connection)
@@ -189,7 +195,13 @@ class NvrxHealth:
     def _accept(self, listener: socket.socket) -> None:
         try:
             end, _ = listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):  # gone again
+            return
+        except OSError as error:  # no descriptor is left: it would stay ready, and this thread busy
+            self._drops.count("nvrx_health_connections")
+            _log.warning("NVRx is not answered for %g s: %s", LISTEN_EVERY_S, error.strerror or error)
+            self._selector.unregister(listener)
+            self._listen_due_s = self._monotonic_s() + LISTEN_EVERY_S
             return
         end.setblocking(False)
         if len(self._connections) >= CONNECTIONS_MAX:
@@ -239,6 +251,8 @@ class NvrxHealth:
                     self._drops.count("nvrx_health_unknown_method")
                     _refuse(http, event.stream_id, _UNIMPLEMENTED, "only RunHealthCheck is served here")
             elif isinstance(event, StreamReset):
+                connection.paths.pop(event.stream_id, None)
+                connection.bytes_read.pop(event.stream_id, None)
                 self._waiting = [one for one in self._waiting if one != (connection, event.stream_id)]
 
     def _answer_all(self) -> None:
@@ -270,6 +284,10 @@ class NvrxHealth:
             self._close(connection)
             return
         connection.unsent = connection.unsent[sent:]
+        if len(connection.unsent) > UNSENT_BYTES_MAX:  # it asks and asks, and reads nothing
+            self._drops.count("nvrx_health_slow")
+            self._close(connection)
+            return
         writes = selectors.EVENT_WRITE if connection.unsent else 0
         self._selector.modify(connection.end, selectors.EVENT_READ | writes, connection)
 

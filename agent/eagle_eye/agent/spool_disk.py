@@ -30,7 +30,7 @@ _log = logging.getLogger("eagle_eye.agent")
 Work = Callable[[], Callable[[], None]]  # done without the lock; what it returns is done with the lock
 
 
-class SpoolTaken(OSError):  # noqa: N818 - named for what happened
+class SpoolTaken(OSError):
     """Another agent uses the folder."""
 
 

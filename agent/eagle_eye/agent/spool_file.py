@@ -18,15 +18,14 @@ import msgspec
 
 from eagle_eye.schema.frame import FRAME_BYTES_MAX
 
-FILE_BYTES_MAX = (
-    4 << 20
-)  # a file is closed at 1 MiB, and the last frame may have another: what is larger is none of ours
+# A file is closed at 1 MiB, and the last frame may have another: what is larger is none of ours.
+FILE_BYTES_MAX = 4 << 20
 _HEAD = struct.Struct("<IIQd")
 _CHECKED_FROM = 8  # the checksum covers what follows it
 RECORD_BYTES = _HEAD.size  # what a frame needs beside its own bytes
 
 
-class NoSpoolFile(ValueError):  # noqa: N818 - it says what the file is not
+class NoSpoolFile(ValueError):
     """The file does not begin as a spool's file does."""
 
 

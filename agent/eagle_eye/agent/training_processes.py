@@ -45,13 +45,3 @@ class TrainingProcesses:
     def by_pid(self, pid: int) -> TrainingProcess | None:
         """Return the process; None when it is no training process of this node."""
         return next((process for process in self._all if process.pid == pid), None)
-
-    def by_rank(self, rank: int, job: str | None = None) -> TrainingProcess | None:
-        """Return the one process with the rank; None when there is none, or several of different jobs.
-
-        Of several attempts of one job the newest counts.
-        """
-        found = [process for process in self._all if process.rank == rank and job in (None, process.job)]
-        if len({process.job for process in found}) != 1:
-            return None
-        return max(found, key=lambda process: process.attempt)

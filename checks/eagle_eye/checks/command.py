@@ -41,7 +41,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Puts this node to work and says whether it is sick: the site's own tools where they are installed, else small"
         " ones of ours. Never begins while a process computes on the GPUs."
     )
-    parser.epilog = "Exit code 0: healthy. 3: sick. 1: nobody can tell, stderr and --json say why. 2: wrong usage."
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=f"only these: {', '.join(names)}")
     parser.add_argument("--skip", nargs="+", metavar="NAME", choices=names, default=[], help="all but these")
     parser.add_argument("--quick", action="store_true", help="less work and no tools: under 20 s instead of 2 minutes")
@@ -59,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and tell. Raises ConfigurationError for wrong usage, and nothing else: 1 must mean sick."""
+    """Check and tell. Raises ConfigurationError for wrong usage; whatever else goes wrong is "cannot tell"."""
     if args.list:
         table(CHECKS, sys.stdout)
         return 0

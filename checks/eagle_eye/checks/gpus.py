@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_eye.agent.nvml.bus import gpus_on_the_bus
 from eagle_eye.checks import child
 from eagle_eye.checks.check import Gpu, Host, printable
 from eagle_eye.checks.child import Children
@@ -18,9 +19,6 @@ USED_RATIO_MAX = 0.1  # of a GPU's memory; an idle one holds a few hundred megab
 PIDS_SHOWN = 3
 ENDS_S = 2.0  # for a child that looks twice a second
 RDMA_DEVICES_MAX = 64
-PCI_DEVICES_MAX = 4_096
-_NVIDIA_VENDOR = "0x10de"
-_GPU_CLASSES = ("0x0300", "0x0302")  # display controllers, with and without an outlet
 
 
 def host(until_s: float, sys: Path = Path("/sys")) -> Host:
@@ -34,15 +32,6 @@ def host(until_s: float, sys: Path = Path("/sys")) -> Host:
         unseen = seen.gpu_problem or f"NVML shows none of the {on_the_bus} GPUs on the PCI bus"
         seen = Host(gpu_problem=unseen if on_the_bus else "")
     return dataclasses.replace(seen, rdma_devices=_rdma_devices(sys))
-
-
-def gpus_on_the_bus(sys: Path) -> int:
-    """Return how many NVIDIA GPUs the kernel shows, with a driver or without. Source: pci.ids; PCI class codes."""
-    try:
-        devices = sorted((sys / "bus/pci/devices").iterdir())[:PCI_DEVICES_MAX]
-    except OSError:
-        return 0
-    return sum(1 for device in devices if _is_gpu(device))
 
 
 def first(children: Children) -> Host:
@@ -147,14 +136,6 @@ def _program(pid: int) -> str:
     except OSError:
         return ""
     return f" ({printable(name)})"
-
-
-def _is_gpu(device: Path) -> bool:
-    try:
-        vendor, kind = ((device / name).read_text(encoding="ascii", errors="replace") for name in ("vendor", "class"))
-    except OSError:
-        return False
-    return vendor.strip() == _NVIDIA_VENDOR and kind.startswith(_GPU_CLASSES)
 
 
 def _rdma_devices(sys: Path) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 PATH = Path("/tmp/eagle-eye-check.lock")  # noqa: S108 - the same for all users; nothing is written into it
 
 
-class Taken(Exception):  # noqa: N818 - it names what was found
+class Taken(Exception):
     """Another check runs, or the lock cannot be had; the message says which."""
 
 

@@ -67,7 +67,7 @@ _ALL = (
 THRESHOLDS: Mapping[str, Threshold] = MappingProxyType({threshold.name: threshold for threshold in _ALL})
 
 
-class BadThreshold(Exception):  # noqa: N818 - it names what was given
+class BadThreshold(Exception):
     """Not NAME=VALUE with a known name and a positive number; the message says which."""
 
 

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.cli.client import ServerSaidNo, connect
-from eagle_eye.cli.operator import LIST_MAX, Column, add_common, print_json, print_table, printable
+from eagle_eye.cli.operator import (
+    LIST_MAX,
+    Column,
+    add_common,
+    print_json,
+    print_list,
+    print_table,
+    printable,
+    say_more,
+)
 
 HOUR_S = 3_600.0
 FILE_BYTES_MAX = 3 << 20  # with JSON's escapes within what the server reads
@@ -127,8 +136,7 @@ class Ledger:
         totals += [(f"detector {name}", counted) for name, counted in told["by_detector"].items()]
         sys.stdout.write(f"\nsince {told['since']}, looked at for {told['window_seconds'] / HOUR_S:g} hours each:\n")
         print_table(_TOTALS, [_total_row(name, counted) for name, counted in totals])
-        if more:
-            sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+        say_more(args, more)
         if told["cut"]:
             sys.stderr.write("there are more on record than are read; the oldest ones are left out\n")
         return 0
@@ -169,12 +177,7 @@ class Tickets:
                 sys.stderr.write(f"{told['unknown_nodes_count']} nodes were never heard of, such as {names}\n")
             return 0
         items, more = client.pages("/api/v1/tickets", {"node": args.node}, max(1, args.limit))
-        if args.json:
-            print_json(items)
-            return 0
-        print_table(_TICKETS, items)
-        if more:
-            sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+        print_list(args, _TICKETS, items, more)
         return 0
 
 

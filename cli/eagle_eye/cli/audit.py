@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from eagle_eye.cli.client import connect
-from eagle_eye.cli.operator import LIST_MAX, Column, add_common, print_json, print_table
+from eagle_eye.cli.operator import LIST_MAX, Column, add_common, print_list
 
 COLUMNS = (
     Column("time", "time"),
@@ -32,10 +31,5 @@ def run(args: argparse.Namespace) -> int:
     """Print the entries, newest first. Raises ServerSaidNo."""
     query = {name: getattr(args, name) for name in FILTERS}
     items, more = connect(args.server, args.token_file).pages("/api/v1/audit", query, max(1, args.limit))
-    if args.json:
-        print_json(items)
-        return 0
-    print_table(COLUMNS, items)
-    if more:
-        sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+    print_list(args, COLUMNS, items, more)
     return 0

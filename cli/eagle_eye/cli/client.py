@@ -19,7 +19,7 @@ TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 64 << 20
 
 
-class ServerSaidNo(Exception):  # noqa: N818 - it names what happened
+class ServerSaidNo(Exception):
     """The server refused, or was not to be reached; the message is for people."""
 
 
@@ -31,7 +31,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Client:
-    """Speaks to one server, a URL without a slash at its end. ``token`` "": none is sent."""
+    """Speaks to one server, by its URL. ``token`` "": none is sent."""
 
     def __init__(self, server: str, token: str = "") -> None:
         if not server.startswith(("http://", "https://")):
@@ -44,7 +44,10 @@ class Client:
     def call(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
         """Return the answer's JSON, None for an empty one. Raises ServerSaidNo."""
         with self._answer(method, path, query, body) as answer:
-            return _json(answer.read(ANSWER_BYTES_MAX))
+            content = answer.read(ANSWER_BYTES_MAX + 1)
+        if len(content) > ANSWER_BYTES_MAX:
+            raise ServerSaidNo(f"{path}: the answer has more than {ANSWER_BYTES_MAX >> 20} MiB; ask for less (--limit)")
+        return _json(content)
 
     @contextlib.contextmanager
     def stream(self, path: str, query: Mapping[str, Any]) -> Iterator[Callable[[int], bytes]]:

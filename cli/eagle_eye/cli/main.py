@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from eagle_eye.cli import guide
 from eagle_eye.schema.configuration import ConfigurationError
 
 FAILED = 1
@@ -111,18 +112,26 @@ def version() -> str:
 
 def _run(command: Command, arguments: list[str]) -> int:
     try:
-        subcommand = _load(command)
+        subcommand = load(command)
+        return subcommand.run(parser_of(command, subcommand).parse_args(arguments))
     except ModuleNotFoundError as error:
+        # What is heavy, or what only one kind of many needs, is imported by some commands when they run.
         missing = error.name or ""
         if missing.partition(".")[0] != "eagle_eye":
             return _fail(command.name, f'needs: pip install "eagle-eye[{command.extra}]" (no module {missing})', FAILED)
         return _fail(command.name, f"is not part of this installation (no module {missing})", FAILED)
-    parser = argparse.ArgumentParser(prog=f"eagle-eye {command.name}", description=command.help)
+
+
+def parser_of(command: Command, subcommand: Subcommand) -> argparse.ArgumentParser:
+    """Return the command's parser, with all that its ``--help`` says."""
+    parser = argparse.ArgumentParser(prog=f"eagle-eye {command.name}")
     subcommand.configure(parser)
-    return subcommand.run(parser.parse_args(arguments))
+    guide.complete(parser, command.name)
+    return parser
 
 
-def _load(command: Command) -> Subcommand:
+def load(command: Command) -> Subcommand:
+    """Return the command's module or object. Raises ModuleNotFoundError where its parts are not installed."""
     module, _, attribute = command.module.partition(":")
     loaded = importlib.import_module(module)
     subcommand: Subcommand = getattr(loaded, attribute) if attribute else loaded
@@ -134,7 +143,7 @@ def _overview(arguments: Sequence[str]) -> int:
         prog="eagle-eye",
         usage="eagle-eye [--version] COMMAND ...",
         description="Finds the faulty node of a distributed training job.",
-        epilog="commands:\n" + "\n".join(f"  {c.name:<14} {c.help}" for c in COMMANDS),
+        epilog=guide.overview((command.name, command.help) for command in COMMANDS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"eagle-eye {version()}")

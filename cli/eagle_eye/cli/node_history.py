@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from eagle_eye.cli.client import Client
-from eagle_eye.cli.operator import LIST_MAX, Column, print_json, print_table, printable
+from eagle_eye.cli.operator import LIST_MAX, Column, print_json, print_table, printable, say_more
 
 _CHAPTERS = (
     Column("time", "time"),
@@ -28,7 +28,7 @@ _GPUS = (
 def add_history(verbs: Any, common: argparse.ArgumentParser) -> None:
     """Add the verb."""
     history = verbs.add_parser("history", parents=[common], help="what happened to it: incidents, repairs, GPUs, ...")
-    history.add_argument("id", metavar="NODE")
+    history.add_argument("id", metavar="NODE", help="the node's name")
     history.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
 
 
@@ -46,18 +46,15 @@ def show_history(client: Client, args: argparse.Namespace) -> int:
         f" incidents in 30 days: {remembered['incidents_30_days']}\n"
     )
     for signal in remembered["lemon_signals"]:
-        name, usual = (
-            signal["signal"].replace("_", " "),
-            f" (usual here: {signal['usual']:g})" if signal["usual"] else "",
-        )
+        name = signal["signal"].replace("_", " ")
+        usual = f" (usual here: {signal['usual']:g})" if signal["usual"] else ""
         sys.stdout.write(f"  {name} {signal['value']:g}{usual} adds {signal['adds']:.2f}\n")
     if first["gpus"]:
         sys.stdout.write("\n")
         print_table(_GPUS, [{**gpu, "before": [seat["node"] for seat in gpu["moves"]]} for gpu in first["gpus"]])
     sys.stdout.write("\n")
     print_table(_CHAPTERS, items)
-    if more:
-        sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+    say_more(args, more)
     if first["cut"]:
         sys.stderr.write(f"older ones are not shown: {', '.join(first['cut'])}\n")
     return 0

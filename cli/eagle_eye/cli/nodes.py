@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from eagle_eye.cli.client import Client, ServerSaidNo, connect
 from eagle_eye.cli.node_history import add_history, show_history
-from eagle_eye.cli.operator import LIST_MAX, Column, Noun, Verb, print_json, print_table, printable
+from eagle_eye.cli.operator import LIST_MAX, Column, Noun, Verb, print_json, print_list, print_table, printable
 
 POLL_S = 1.0
 WAIT_BEYOND_S = 300.0  # the check's own deadline: until it is taken up, and for its end to be told
@@ -39,20 +39,20 @@ class Nodes(Noun):
 
     def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
         readmit = verbs.add_parser("readmit", parents=[common], help="count it as in service again, after a check")
-        readmit.add_argument("id", metavar="NODE")
+        readmit.add_argument("id", metavar="NODE", help="the node's name")
         readmit.add_argument("--reason", default="", help="reason to keep with it")
         readmit.add_argument(
             "--check", action="store_true", help="only after a passed check, whatever the settings say"
         )
         readmit.add_argument("--force", action="store_true", help="at once, whatever stands against it")
         check = verbs.add_parser("check", parents=[common], help="put it to work and say whether it is sick")
-        check.add_argument("id", metavar="NODE")
+        check.add_argument("id", metavar="NODE", help="the node's name")
         check.add_argument("--reason", default="", help="reason to keep with it")
         for one in (readmit, check):
             one.add_argument("--no-wait", action="store_true", help="ask for the check and do not wait for it")
         add_history(verbs, common)
         checks = verbs.add_parser("checks", parents=[common], help="its active checks, newest first")
-        checks.add_argument("id", metavar="NODE")
+        checks.add_argument("id", metavar="NODE", help="the node's name")
         checks.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -68,12 +68,7 @@ class Nodes(Noun):
         if args.verb == "check":
             return _check(client, path, args)
         items, more = client.pages(f"{path}/checks", {}, max(1, args.limit))
-        if args.json:
-            print_json(items)
-            return 0
-        print_table(_CHECKS, items)
-        if more:
-            sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+        print_list(args, _CHECKS, items, more)
         return 0
 
 

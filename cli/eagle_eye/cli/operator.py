@@ -55,12 +55,13 @@ class Noun:
         listing = verbs.add_parser("list", parents=[common], help=f"list {self.name}, newest first (default)")
         self._add_filters(listing, argparse.SUPPRESS, argparse.SUPPRESS)
         show = verbs.add_parser("show", parents=[common], help=f"one {self.singular} with everything known of it")
-        show.add_argument("id", metavar=self.singular.upper())
+        show.add_argument("id", metavar=self.singular.upper(), help="its id or name, as listed")
         for verb in self.verbs:
             one = verbs.add_parser(verb.name, parents=[common], help=verb.help)
-            one.add_argument("id", metavar=self.singular.upper())
+            one.add_argument("id", metavar=self.singular.upper(), help="its id or name, as listed")
             if "state" in verb.body:
-                one.add_argument("state", choices=["accepted", "running", "done", "failed", "refused"])
+                states = ["accepted", "running", "done", "failed", "refused"]
+                one.add_argument("state", choices=states, help="how far it has come")
             for flag in (name for name in (*verb.query, *verb.body) if name != "state"):
                 one.add_argument(f"--{flag}", default="", help=f"{flag} to keep with it")
         self._add_verbs(verbs, common)
@@ -80,12 +81,7 @@ class Noun:
         if args.verb in (None, "list"):
             query = {name: getattr(args, name) for name in self.filters}
             items, more = client.pages(path, query, max(1, args.limit))
-            if args.json:
-                print_json(items)
-                return 0
-            print_table(self.columns, items)
-            if more:
-                sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+            print_list(args, self.columns, items, more)
             return 0
         if args.verb == "show":
             answer = client.call("GET", f"{path}/{quote(args.id, safe='')}")
@@ -150,6 +146,21 @@ def print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -
     Console().print(table if items else Text("none"))
 
 
+def print_list(args: argparse.Namespace, columns: Sequence[Column], items: Sequence[Any], more: bool) -> None:
+    """Write a list as JSON or as a table, as the flags ask."""
+    if args.json:
+        print_json(items)
+        return
+    print_table(columns, items)
+    say_more(args, more)
+
+
+def say_more(args: argparse.Namespace, more: bool) -> None:
+    """Say on standard error that the list was cut, where it was."""
+    if more:
+        sys.stderr.write(f"there are more than {args.limit}; --limit shows them\n")
+
+
 JOBS = Noun(
     "jobs",
     "job",
@@ -157,6 +168,7 @@ JOBS = Noun(
         Column("job", "job"),
         Column("attempt", "attempt"),
         Column("state", "state"),
+        Column("owner", "owner"),
         Column("step", "progress.step"),
         Column("progressed", "progress.progressed"),
         Column("source", "source"),

@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs and their flags."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     explain = verbs.add_parser("explain", help="which rule said what about an incident")
-    explain.add_argument("incident", metavar="INCIDENT")
+    explain.add_argument("incident", metavar="INCIDENT", help="its id, as eagle-eye incidents lists it")
     explain.add_argument("--server", metavar="URL", help=f"default {DEFAULT_SERVER}")
     explain.add_argument("--token-file", type=Path, metavar="FILE", help="file with a bearer token of scope read")
     explain.add_argument("--all", action="store_true", help="show also the rules that had nothing to judge")

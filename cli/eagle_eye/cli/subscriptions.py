@@ -21,7 +21,7 @@ class Subscriptions(Noun):
 
     def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
         add = verbs.add_parser("add", parents=[common], help="make one; its secret is shown this once")
-        add.add_argument("url", metavar="URL")
+        add.add_argument("url", metavar="URL", help="where events go")
         add.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=f"default {FORMATS[0]}")
         change = self._verb(verbs, common, "change", "change where events go, or which; other filters stay")
         change.add_argument("--url", help="where they go from now on")
@@ -46,7 +46,7 @@ class Subscriptions(Noun):
 
     def _verb(self, verbs: Any, common: argparse.ArgumentParser, name: str, text: str) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = verbs.add_parser(name, parents=[common], help=text)
-        parser.add_argument("id", metavar="SUBSCRIPTION")
+        parser.add_argument("id", metavar="SUBSCRIPTION", help="its id, as listed")
         return parser
 
     def run(self, args: argparse.Namespace) -> int:

@@ -112,7 +112,7 @@ class LoopbackSite:
         self.head_address = "127.0.0.1"
         self.exec_template = ""
         self.nodes = tuple(Node(name, f"127.0.0.{10 + i}", "lo", ()) for i, name in enumerate(names, start=1))
-        self.description = "loopback addresses (network namespaces need root)"
+        self.description = "loopback addresses (network namespaces cannot be made here: they need root and iproute2)"
 
     def cut(self, node: str, job: str, agent_pid: int) -> str:
         """Kill every process of the node, its agent among them."""

@@ -55,7 +55,7 @@ AGENT_INTERVAL_S = 0.5
 ResultT = TypeVar("ResultT")
 
 
-class StageFailed(Exception):  # noqa: N818 - it names what happened
+class StageFailed(Exception):
     """Something that the demo promises did not happen; the message says what."""
 
 
@@ -157,10 +157,10 @@ class Stack:
         return self._processes[name].poll()
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """The process was sent a signal and has ended."""
+        """The process was sent a signal and has ended; one that does not end is killed."""
         process = self._processes.pop(name)
         process.send_signal(how)
-        process.wait(STOP_WITHIN_S)
+        _reap(process)
 
     def items(self, kind: str, **filters: Any) -> list[dict[str, Any]]:
         """Return the newest records of a kind from the server's API; raises httpx.HTTPError."""
@@ -202,11 +202,7 @@ class Stack:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
-                try:
-                    process.wait(STOP_WITHIN_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                _reap(process)
         self._processes.clear()
         self.api.close()
 
@@ -258,6 +254,14 @@ _EAGLE_EYE = (sys.executable, "-m", "eagle_eye.cli.main")
 def end_with_parent() -> None:
     """Have the kernel send SIGTERM when the demo itself is killed: nothing of it may live on."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _free_port(address: str) -> int:

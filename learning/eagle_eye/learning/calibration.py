@@ -28,7 +28,7 @@ SHAPE_MAX = 0.1
 SHAPES, SCALES = 11, 81  # of the grid of tails
 
 
-class TooShort(ValueError):  # noqa: N818 - it names what is wrong
+class TooShort(ValueError):
     """The history has too few peaks to tell how often a score comes up by chance."""
 
 

@@ -36,7 +36,7 @@ SECONDS = {"h": 3_600.0, "d": 86_400.0}
 SINCE = "7d"
 
 
-class Failed(Exception):  # noqa: N818 - it names what happened
+class Failed(Exception):
     """No model was made; the message says why."""
 
 

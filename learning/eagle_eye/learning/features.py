@@ -93,7 +93,7 @@ class History:
         return self.features[:, [at[metric.name] for metric in metrics]]
 
 
-class NoHistory(ValueError):  # noqa: N818 - it names what is lacking
+class NoHistory(ValueError):
     """There is too little, or nothing comparable, to learn from."""
 
 

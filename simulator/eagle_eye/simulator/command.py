@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the folder to write the trace to")
     parser.add_argument("--fault", metavar="NAME", default="none", help="a fault or situation (--list), or none")
-    parser.add_argument("--nodes", type=int, default=8, metavar="N")
+    parser.add_argument("--nodes", type=int, default=8, metavar="N", help="nodes of the job (8)")
     parser.add_argument("--gpus", type=int, default=8, metavar="G", help="GPUs a node (8)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed gives the same trace")
     parser.add_argument("--minutes", type=float, metavar="M", help="length (8, and no less than 60 rows)")

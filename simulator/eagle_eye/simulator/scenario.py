@@ -8,7 +8,7 @@ STRENGTHS = ("faint", "weak", "medium", "strong")
 MAXIMUM_CELLS = 4e8  # steps x ranks or rows x ranks that fit into a few GiB
 
 
-class WrongScenario(ValueError):  # noqa: N818 - it names the thing that is wrong
+class WrongScenario(ValueError):
     """A scenario that cannot be simulated; the message gives the value, the limit and the remedy."""
 
 

@@ -24,7 +24,7 @@ SLAB_CELLS = 250_000  # device rows that are in memory as columns at a time
 WHOLE_NODE = -1
 
 
-class NotATrace(ValueError):  # noqa: N818 - it names the thing that is in the way
+class NotATrace(ValueError):
     """The folder holds something else; it is left as it is."""
 
 

@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[Missing]
 
 
-class BundleStuck(Exception):  # noqa: N818 - named for what happened
+class BundleStuck(Exception):
     """A thread holds the bundle and does not let go."""
 
 

@@ -30,7 +30,7 @@ DEADLINES_S = {EVIDENCE: 5.0, BUG_REPORT: 600.0}  # where nobody says; a bug rep
 HANGING_MAX = 256  # threads left behind by earlier gatherings; beyond it no more are begun
 
 
-class CannotGather(Exception):  # noqa: N818 - named for what happened
+class CannotGather(Exception):
     """Nothing was gathered; the message says why."""
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle_eye.agent.placement.process_files import ProcessFiles
 from eagle_eye.agent.training_processes import TrainingProcess
 
 PROCESSES_MAX = 64  # ranks first, then their children: data loaders and the like
-STAT_BYTES_MAX = 4_096
 PIDS_MAX = 65_536  # of the whole host, looked through for children
 
 
@@ -75,7 +75,7 @@ def _descendants(roots: Sequence[Suspect], proc: Path) -> list[Suspect]:
 
 def _pids(proc: Path) -> list[int]:
     try:
-        return [int(name) for name in os.listdir(proc)[:PIDS_MAX] if name.isascii() and name.isdigit()]  # noqa: PTH208
+        return sorted(ProcessFiles(proc).pids())[:PIDS_MAX]
     except OSError:
         return []
 
@@ -83,8 +83,7 @@ def _pids(proc: Path) -> list[int]:
 def _parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
     """Return a process's parent and when it started, in the kernel's ticks since boot; (-1, -1) when it is gone."""
     try:
-        with (proc / str(pid) / "stat").open("rb", buffering=0) as file:
-            fields = file.read(STAT_BYTES_MAX).rpartition(b")")[2].split()
-        return int(fields[1]), int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return -1, -1
+        stat = ProcessFiles(proc).stat(pid)
+    except OSError:
+        stat = None
+    return (-1, -1) if stat is None else (stat.parent, stat.started)

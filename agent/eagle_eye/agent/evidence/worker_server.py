@@ -22,7 +22,7 @@ ANSWER_S_MAX = 2.0  # it answers in a tenth of a second, a stopped process never
 _CREDENTIALS = struct.Struct("=iII")
 
 
-class NoWorkerServer(Exception):  # noqa: N818 - it says what the process has
+class NoWorkerServer(Exception):
     """The process was started without such a socket."""
 
 

@@ -40,7 +40,7 @@ def dump_paths(process: TrainingProcess, environment: ProcessEnvironment | None,
     paths = [Path(f"{prefix}{process.rank}") for prefix in prefixes]
     if environment is not None:
         said = environment.first("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-        cache = environment.first("XDG_CACHE_HOME") or f"{environment.first('HOME') or '/tmp'}/.cache"  # noqa: S108
+        cache = environment.first("XDG_CACHE_HOME") or f"{environment.first('HOME') or '/tmp'}/.cache"  # noqa: S108 - as PyTorch
         own = (said,) if said else (f"{cache}/{NEW_DEFAULT}", OLD_DEFAULT)
         paths += [environment.path(f"{prefix}{process.rank}") for prefix in own]
     return list(dict.fromkeys(paths))

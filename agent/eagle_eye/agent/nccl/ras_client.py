@@ -18,7 +18,7 @@ HANDSHAKE_S = 1.0
 HANDSHAKES_MAX = 4
 
 
-class NoAnswer(Exception):  # noqa: N818 - named for what happened
+class NoAnswer(Exception):
     """The service did not answer; ``refused`` where nobody listens."""
 
     def __init__(self, why: str, *, refused: bool = False) -> None:

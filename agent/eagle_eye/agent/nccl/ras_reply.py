@@ -25,7 +25,7 @@ SUCCESS, IN_PROGRESS = 0, 7  # of ncclResult_t
 GRAVE = ("DEAD", "INCOMPLETE", "ERROR", "ABORT")
 
 
-class BadReply(ValueError):  # noqa: N818 - it names the thing that is bad
+class BadReply(ValueError):
     """A reply that is no status; the message says what is wrong."""
 
 

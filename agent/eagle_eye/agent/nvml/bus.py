@@ -1,4 +1,4 @@
-"""Whether a GPU is still on the PCI bus, by what the kernel shows of it. Touches: /sys."""
+"""Which GPUs are on the PCI bus, and whether one still is, by what the kernel shows of them. Touches: /sys."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from eagle_eye.agent.bounded_file import content
 from eagle_eye.agent.kernel_messages import bus_address
 
 # A GPU in a reset does not answer on the bus either, for less than two seconds (PCI Express, device readiness).
 GONE_S = 3.0
 
+DEVICES_MAX = 4_096
+_ATTRIBUTE_BYTES_MAX = 32
+_NVIDIA_VENDOR = b"0x10de"
+_GPU_CLASSES = (b"0x0300", b"0x0302")  # display controllers, with and without an outlet
 _NOTHING = b"\xff\xff\xff\xff"  # what a read gives where no device answers
 
 
@@ -52,3 +57,20 @@ class Bus:
             return frozenset(entry.name for entry in self._driver.iterdir() if bus_address(entry.name))
         except OSError:
             return frozenset()
+
+
+def gpus_on_the_bus(sys: Path = Path("/sys")) -> int:
+    """Return how many NVIDIA GPUs the kernel shows, with a driver or without. Source: pci.ids; PCI class codes."""
+    try:
+        devices = sorted((sys / "bus/pci/devices").iterdir())[:DEVICES_MAX]
+    except OSError:
+        return 0
+    return sum(1 for device in devices if _is_gpu(device))
+
+
+def _is_gpu(device: Path) -> bool:
+    try:
+        vendor, kind = (content(str(device / name), _ATTRIBUTE_BYTES_MAX) for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor.strip() == _NVIDIA_VENDOR and kind.startswith(_GPU_CLASSES)

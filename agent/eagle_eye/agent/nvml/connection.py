@@ -26,7 +26,7 @@ REOPEN_S_MAX = 3_600.0
 BOUND_EVERY_S = 5.0
 
 
-class _NoGpu(Exception):  # noqa: N818 - named for what was seen
+class _NoGpu(Exception):
     pass
 
 

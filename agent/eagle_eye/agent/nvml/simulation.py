@@ -27,7 +27,7 @@ COMPILE_S_MAX = 60.0  # it takes half a second
 _OPTIONS = ("-std=gnu11", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{SONAME}")
 
 
-class SimulationFailed(Exception):  # noqa: N818 - named for what happened
+class SimulationFailed(Exception):
     """The simulated library cannot be had; the message is one line and says what to do."""
 
 

@@ -31,7 +31,7 @@ _WANTED = tuple(dict.fromkeys((*_LAUNCH, *_NAMES, *_OTHERS)))
 _MARKS = (b"RANK=", b"SLURM_PROCID=", b"JOB_COMPLETION_INDEX=")  # without any of them there is no rank
 
 
-class Refused(ValueError):  # noqa: N818 - it says what became of the process
+class Refused(ValueError):
     """An environment that names a rank and may not be believed; the text says which variable and why."""
 
 

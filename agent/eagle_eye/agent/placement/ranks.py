@@ -142,7 +142,9 @@ class Ranks:
             if len(self._events) > EVENTS_QUEUED_MAX:
                 del self._events[0]
                 self._drops.count("events_over_limit")
-            self._departed = [*self._departed, _rank(process)][-RANKS_MAX:]
+            self._departed.append(_rank(process))
+            self._drops.count("ranks_over_limit", len(self._departed) - RANKS_MAX)
+            del self._departed[:-RANKS_MAX]
         self._wake()
 
     def _publish(self) -> None:

@@ -28,7 +28,7 @@ _WILD = re.compile(r"\*\*/|\*+|\?|\[[^\]]{1,100}\]|\{rank\}|\{local_rank\}")
 _WILD_MEANS = {"**/": "(?:.*/)?", "?": "[^/]", "{rank}": r"([0-9]{1,7})", "{local_rank}": r"([0-9]{1,5})"}
 
 
-class BadPattern(ValueError):  # noqa: N818 - it names what is bad
+class BadPattern(ValueError):
     """A pattern that cannot be used; the message says why."""
 
 

@@ -22,7 +22,7 @@ _MASK_DELTA = 0xA282EAD8
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reversed
 
 
-class Damaged(ValueError):  # noqa: N818 - it names what the bytes are
+class Damaged(ValueError):
     """Bytes that are no record: a checksum does not fit."""
 
 

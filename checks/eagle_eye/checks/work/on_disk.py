@@ -31,7 +31,7 @@ class Mount(NamedTuple):
     given_up: bool = False
 
 
-class NoDisk(Exception):  # noqa: N818 - it names what was found
+class NoDisk(Exception):
     """The folder says nothing of a disk; the message says why."""
 
 

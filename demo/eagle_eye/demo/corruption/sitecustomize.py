@@ -51,7 +51,7 @@ def _corrupt(functional: Any) -> None:
         loss = right(*args, **kwargs)
         # The node's name is set by the launcher after this interpreter has started, so it is read now.
         flag = os.path.join(folder, os.environ.get("EAGLE_EYE_NODE", ""))  # noqa: PTH118 - hot path
-        if loss.requires_grad and os.path.isfile(flag):  # noqa: PTH113
+        if loss.requires_grad and os.path.isfile(flag):  # noqa: PTH113 - hot path
             loss.register_hook(lambda gradient: gradient * float("nan"))
         return loss
 

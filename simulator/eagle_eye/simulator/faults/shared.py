@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from eagle_eye.simulator import endings
 from eagle_eye.simulator.story import Outage, Pause, Place, StopKind, Story
@@ -58,11 +59,11 @@ def congest(
     """Make the network of these nodes slow, without any of them being at fault."""
     for node in nodes:
         share = float(story.rng.uniform(0.5, 1.0))
-        change = {"nodes": (node,), "end_s": end_s, "rise_s": rise_s}
-        story.change(Quantity.NETWORK, 1.0 + (slower - 1.0) * share, onset_s, **change)  # type: ignore[arg-type]
-        story.change(Quantity.CONGESTION_RATE, 900.0 * share, onset_s, **change)  # type: ignore[arg-type]
-        story.change(Quantity.PFC_RX, 250.0 * share * (slower - 1.0), onset_s, **change)  # type: ignore[arg-type]
-        story.change(Quantity.PFC_TX, 15.0 * share, onset_s, **change)  # type: ignore[arg-type]
+        change = partial(story.change, start_s=onset_s, nodes=(node,), end_s=end_s, rise_s=rise_s)
+        change(Quantity.NETWORK, 1.0 + (slower - 1.0) * share)
+        change(Quantity.CONGESTION_RATE, 900.0 * share)
+        change(Quantity.PFC_RX, 250.0 * share * (slower - 1.0))
+        change(Quantity.PFC_TX, 15.0 * share)
 
 
 def storage_stall(story: Story) -> None:

@@ -14,7 +14,7 @@ BODY_BYTES_MAX = 1 << 18
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-9]\d\d)[ \r]")
 
 
-class BadAnswer(ValueError):  # noqa: N818 - it names the thing that is bad
+class BadAnswer(ValueError):
     """The bytes are no HTTP/1.1 answer with a length."""
 
 

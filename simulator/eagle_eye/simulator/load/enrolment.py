@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 ATTEMPTS_MAX = 100  # each waits as long as the server says
 
 
-class NotEnrolled(Exception):  # noqa: N818 - it names what happened
+class NotEnrolled(Exception):
     """The server gave no token; the message is for people."""
 
 
@@ -66,7 +66,7 @@ async def enrol(target: Target, join: str, nodes: Sequence[str]) -> list[str]:
                     answer = await asking.ask(connection, b"%b%d\r\n\r\n%b" % (head, len(body), body))
                     if answer.status not in (429, 503):
                         break
-                    await asyncio.sleep((answer.retry_after_s or 1.0) * random.uniform(1.0, 1.5))  # noqa: S311
+                    await asyncio.sleep((answer.retry_after_s or 1.0) * random.uniform(1.0, 1.5))  # noqa: S311 - no secret
                 tokens[at] = _token(nodes[at], answer)
         finally:
             connection.close("end")
