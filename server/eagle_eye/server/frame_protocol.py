@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import h11
+import msgspec
 
 from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE
@@ -54,7 +55,7 @@ class Heads:
         self.good = b""
 
 
-class Taker(NamedTuple):
+class Taker(msgspec.Struct, frozen=True):
     """What a request needs. ``admit(principal)`` raises Refusal 429; ``patience_s`` is how long a body may take.
 
     ``head_timeout_s()`` is how long a head may, and ``closed`` what ``GuardedProtocol`` calls.
@@ -72,7 +73,7 @@ class Taker(NamedTuple):
     closed: Callable[[str], None]
 
 
-class _Head(NamedTuple):
+class _Head(msgspec.Struct, frozen=True, gc=False):
     raw: bytes
     credentials: Credentials
     body_bytes: int

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import NamedTuple
+
+import msgspec
 
 from eagle_eye.server.auth import Credentials, Principal, Tokens
 from eagle_eye.server.clock import Clock
@@ -18,7 +19,7 @@ LOOK_EVERY_S = 0.2
 KEPT_MAX = 65_536
 
 
-class Pass(NamedTuple):
+class Pass(msgspec.Struct, frozen=True, gc=False):
     """What was found out about somebody; it holds while no token changes, until ``expires_s`` (Unix seconds)."""
 
     principal: Principal

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from eagle_eye.schema.frame import TIME_S_MAX
@@ -58,7 +59,7 @@ class Asker(Protocol):
         ...
 
 
-class Usual(NamedTuple):
+class Usual(msgspec.Struct, frozen=True, gc=False):
     """One request as it came; ``started_s`` is by the monotonic clock."""
 
     known: Known
