@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from eagle_eye.schema.frame import Frame
@@ -112,7 +113,7 @@ def changed(body: bytes, at: int, part: bytes) -> bytes:
 )
 def test_what_is_unusual_is_left(at: int, part: bytes) -> None:
     good, bad = usual(frame(1)), usual(frame(1, "n2"))
-    bad = bad._replace(body=changed(bad.body, at, part))
+    bad = msgspec.structs.replace(bad, body=changed(bad.body, at, part))
     ((columns,), odd) = read([good, bad], Fleet(10), WALL_S)
     assert (list(columns.requests), odd) == ([good], [bad])
 

@@ -23,7 +23,7 @@ from eagle_eye.server.journal_chunks import Draft, insert
 from eagle_eye.server.journal_outlines import JournalOutlines
 from eagle_eye.server.journal_reader import JournalReader
 from eagle_eye.server.journal_rows import Extended, chunks_of
-from eagle_eye.server.journal_schema import MIGRATIONS
+from eagle_eye.server.journal_schema import BYTES_IN_USE, MIGRATIONS
 from eagle_eye.server.journal_streams import Stream, Streams, Touched
 
 COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
@@ -274,7 +274,7 @@ class Journal:
             self._note_streams()
 
     def _append(self, batches: Sequence[Batch], touched: Touched) -> tuple[list[Appended], list[tuple[object, ...]]]:
-        """Return what became of each batch, and what is new of them as rows for ``_insert``."""
+        """Return what became of each batch, and what is new of them as rows for ``insert``."""
         drafts: dict[int, Draft] = {}
         rows: list[tuple[object, ...]] = []
         results: list[Appended] = []
@@ -382,10 +382,7 @@ class Journal:
     @staticmethod
     def live_bytes(connection: sqlite3.Connection) -> int:
         """Return how much of the file is in use: what was deleted leaves room in it for what comes."""
-        pages, free, page_bytes = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * page_bytes)
+        return int(connection.execute(BYTES_IN_USE).fetchone()[0])
 
 
 def _size(batch: Batch) -> int:

@@ -47,3 +47,16 @@ UNSEALED = (
     "SELECT c.id, c.shard, c.frames, c.size, c.received_s, c.first_s, c.last_s FROM chunks c"
     " LEFT JOIN shards s ON s.shard = c.shard WHERE c.id > coalesce(s.sealed_id, 0)"
 )
+
+# When the oldest of them was received: the first of each shard, for as they came they are numbered. What ``UNSEALED``
+# answers by looking at each of a large fleet's hundred thousand chunks.
+OLDEST_UNSEALED = (
+    "SELECT min(received_s) FROM (SELECT (SELECT c.received_s FROM chunks c WHERE c.shard = n.shard"
+    " AND c.id > coalesce(s.sealed_id, 0) ORDER BY c.id LIMIT 1) AS received_s"
+    " FROM (SELECT DISTINCT shard FROM nodes) n LEFT JOIN shards s ON s.shard = n.shard)"
+)
+# How much of the file is in use: frames in no segment take no more than that.
+BYTES_IN_USE = (
+    "SELECT (p.page_count - f.freelist_count) * s.page_size"
+    " FROM pragma_page_count p, pragma_freelist_count f, pragma_page_size s"
+)

@@ -107,6 +107,23 @@ def test_journal_and_segments_are_read_as_one(tmp_path: Path) -> None:
         assert [one.frame.sequence for one in history.query([], 0.0, FOREVER_S)] == [1, 2, 3]
 
 
+def test_ranks_are_told_of_without_reading_frames_and_are_theirs(tmp_path: Path) -> None:
+    kept_whole = with_key(encode_frame(frame(5, time_s=NOW + 5)), mood="fine")
+    with opened(tmp_path) as history:
+        history.submit(batch([rich(1), rich(2), rich(3)], NOW, 0.25)).result(WITHIN_S)
+        history.submit(batch([rich(1, "n2")])).result(WITHIN_S)
+        history.submit(batch([kept_whole])).result(WITHIN_S)
+        for _ in ("journal", "segments", "both"):
+            expected = [
+                (one.frame.node, one.frame.time_s + one.offset_s, one.frame.ranks)
+                for one in history.query(["n1"], NOW + 2, NOW + 9)
+            ]
+            assert [tuple(told) for told in history.ranks(["n1"], NOW + 2, NOW + 9)] == expected
+            compact(history)
+            history.submit(batch([rich(4)])).result(WITHIN_S)
+        assert len(expected) == 4
+
+
 def test_a_duplicate_is_known_after_its_first_has_moved_and_the_server_restarted(tmp_path: Path) -> None:
     clock = FakeClock()
     with opened(tmp_path, clock) as history:
@@ -263,3 +280,25 @@ def test_the_compactor_runs_beside_the_server_once_a_stretch_is_due(tmp_path: Pa
         history.compaction.look()
         assert (history.shelf.size()[0], history.compaction.failures) == (1, 0)
         assert [sequence for *_, sequence, _ in told(history)] == [1]
+
+
+def test_what_is_too_much_for_the_journal_is_due_however_young(tmp_path: Path) -> None:
+    with opened(tmp_path, FakeClock(), retention_bytes=1 << 20) as history:
+        history.submit(batch([rich(1)])).result(WITHIN_S)
+        history.compaction.look()
+        assert history.shelf.size()[0] == 0
+        history.submit(batch([rich(number) for number in range(2, 600)])).result(WITHIN_S)
+        history.compaction.look()
+        assert history.shelf.size()[0] == 1
+
+
+def test_a_node_that_speaks_again_has_a_stretch_of_its_own(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with opened(tmp_path, clock, segment_s=60.0) as history:
+        stretches = []
+        for number in range(1, 5):
+            history.submit(batch([rich(number)], received_s=clock.now_s())).result(WITHIN_S)
+            clock.advance(40)
+            history.compaction.look()
+            stretches.append(history.shelf.size()[0])
+        assert stretches == [0, 1, 1, 2]

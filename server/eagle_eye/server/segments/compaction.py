@@ -15,7 +15,7 @@ from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.errors import HistoryUnavailable
 from eagle_eye.server.journal import Journal
-from eagle_eye.server.journal_schema import UNSEALED
+from eagle_eye.server.journal_schema import BYTES_IN_USE, OLDEST_UNSEALED, UNSEALED
 from eagle_eye.server.segments.facts import Sealed, Step, no_step
 from eagle_eye.server.segments.processes import environment
 from eagle_eye.server.segments.shelf import Shelf
@@ -140,12 +140,18 @@ class Compaction:
         self._step("put")
 
     def _due(self) -> bool:
-        rows = self._journal.reader.read(f"SELECT min(received_s), sum(size) FROM ({UNSEALED})", ())  # noqa: S608
-        oldest_s, size = rows[0]
+        read = self._journal.reader.read
+        ((oldest_s,),) = read(OLDEST_UNSEALED, ())
         if oldest_s is None:
             return False
+        if oldest_s <= self._clock.now_s() - self._settings.segment_s:
+            return True
         size_max = min(UNSEALED_BYTES_MAX, self._settings.retention_bytes // UNSEALED_SHARE)
-        return bool(oldest_s <= self._clock.now_s() - self._settings.segment_s or size >= size_max)
+        ((in_use,),) = read(BYTES_IN_USE, ())
+        if in_use < size_max:
+            return False
+        ((size,),) = read(f"SELECT coalesce(sum(size), 0) FROM ({UNSEALED})", ())  # noqa: S608 - a constant
+        return bool(size >= size_max)
 
     def _failed(self, reason: str) -> None:
         self.failures += 1
