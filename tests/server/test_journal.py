@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.schema.frame import encode_frame
+from eagle_eye.server import journal as journal_module
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.embedded_history import EmbeddedHistory
 from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable
@@ -188,6 +189,34 @@ def test_old_frames_go_and_their_watermark_stays(tmp_path: Path) -> None:
         eventually(lambda: journal.dropped_by_retention == 1199)
         assert [recorded.frame.sequence for recorded in journal.replay(0.0, 10_000)] == [1200]
         assert journal.submit(batch(1201, received_s=clock.now_s())).result(WITHIN_S).watermark == 1201
+
+
+def test_what_went_in_many_parts_is_known_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unnoted: list[int] = []
+    retain = Journal._retain
+
+    def look_after(self: Journal) -> bool:
+        more = retain(self)
+        ((noted_id, first_id),) = self.reader.read("SELECT noted_id, (SELECT min(id) FROM chunks) FROM journal", ())
+        unnoted.append(max((first_id or 1) - 1 - noted_id, 0))
+        return more
+
+    monkeypatch.setattr(Journal, "_retain", look_after)
+    monkeypatch.setattr(journal_module, "DELETE_BATCH", 2)
+    clock = FakeClock()
+    with opened(tmp_path, clock, retention_s=100.0) as journal:
+        for number in range(1, 8):
+            journal.submit(batch(number, node=f"n{number % 3}", received_s=clock.now_s())).result(WITHIN_S)
+        clock.advance(180)
+        newest = batch(8, node="n1", received_s=clock.now_s())
+        journal.submit(newest).result(WITHIN_S)
+        eventually(lambda: journal.dropped_by_retention == 7)
+    assert len(unnoted) == 4
+    assert not any(unnoted)
+    with opened(tmp_path, clock, retention_s=100.0) as again:
+        known = [again.submit(batch(number, node=f"n{number % 3}")).result(WITHIN_S).new for number in range(1, 9)]
+        # Node n1 was heard of since; the others' streams went with their frames.
+        assert known == [(False,), (True,), (True,), (False,), (True,), (True,), (False,), (True,)]
 
 
 def test_too_big_a_file_loses_its_oldest_frames(tmp_path: Path) -> None:

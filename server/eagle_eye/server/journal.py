@@ -345,7 +345,6 @@ class Journal:
         now_s = self._clock.now_s()
         oldest_s = now_s - self._settings.retention_s
         with database.transaction(self._writer):
-            self._streams.note()
             doomed: list[tuple[int, int]] = self._writer.execute(
                 "SELECT c.id, 0 FROM shards s JOIN chunks c ON c.shard = s.shard AND c.id <= s.sealed_id"
                 " WHERE NOT ? AND (c.id <= ? OR c.received_s < ?) LIMIT ?",
@@ -354,14 +353,20 @@ class Journal:
             if not doomed:  # nothing can go that is elsewhere and of no use, so what is here alone may have to
                 doomed = self._too_much(oldest_s)
             ids = [id_ for id_, _ in doomed]
+            more = len(doomed) == DELETE_BATCH
+            noting = not more or max(ids) > self._streams.noted_id
+            if noting:
+                self._streams.note()
             self._writer.execute(f"DELETE FROM chunks WHERE id IN ({', '.join('?' * len(ids))})", ids)  # noqa: S608
-            if not doomed:
+            if not more:
                 self._streams.forget(oldest_s)
-            self.outlines.keep_used(now_s)
-        self._streams.noted()
-        self.outlines.kept()
+                self.outlines.keep_used(now_s)
+        if noting:
+            self._streams.noted()
+        if not more:
+            self.outlines.kept()
         self.dropped_by_retention += sum(frames for _, frames in doomed)
-        return len(doomed) == DELETE_BATCH
+        return more
 
     def _too_much(self, oldest_s: float) -> list[tuple[int, int]]:
         """Return the oldest chunks that are beyond age or size, each with how many of its frames are nowhere else."""

@@ -63,9 +63,14 @@ class Touched(dict[_Name, Stream]):
 
 
 class Streams:
-    """All streams of a journal; used by the one thread that writes it, but for ``known``."""
+    """All streams of a journal; used by the one thread that writes it, but for ``known``.
+
+    Chunks up to ``noted_id`` may go: what came in them is in the streams' rows.
+    """
 
     def __init__(self, writer: sqlite3.Connection) -> None:
+        self.noted_id = 0
+        self._noting_id = 0
         self._writer = writer
         self._cache: dict[_Name, Stream] = {}
         self._dirty: dict[_Name, Stream] = {}  # of which more is here than their rows say
@@ -76,8 +81,9 @@ class Streams:
     def recover(self) -> None:
         """Learn from the directories what came after the rows were last written."""
         found: dict[int, tuple[_Name, Stream]] = {}
-        statement = "SELECT directory FROM chunks WHERE id > (SELECT noted_id FROM journal) ORDER BY id"
-        for (directory,) in self._writer.execute(statement):
+        (self.noted_id,) = self._writer.execute("SELECT noted_id FROM journal").fetchone()
+        statement = "SELECT directory FROM chunks WHERE id > ? ORDER BY id"
+        for (directory,) in self._writer.execute(statement, (self.noted_id,)):
             for line in lines(directory):
                 if line.stream_id not in found:
                     found[line.stream_id] = self._by_id(line.stream_id)
@@ -136,12 +142,14 @@ class Streams:
             " FROM json_each(?) t WHERE streams.id = json_extract(t.value, '$[0]')",
             (_json(told),),
         )
-        self._writer.execute(
+        ((self._noting_id,),) = self._writer.execute(
             "UPDATE journal SET noted_id = coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'chunks'), 0)"
-        )
+            " RETURNING noted_id"
+        ).fetchall()
 
     def noted(self) -> None:
         """Know that what ``note`` wrote is durable."""
+        self.noted_id = self._noting_id
         for stream in self._dirty.values():
             stream.noted = True
         self._dirty = {}
