@@ -31,6 +31,7 @@ probation_s = 0.0
 """
 LAUNCH_FLAGS = (
     *("--nnodes", f"2:{MEMBERS}", "--restarts-max", "1000", "--backoff", "1", "--settled-after", "20"),
+    *("--warm-wait", "15", "--verify-wait", str(int(START_DEADLINE_S))),  # starts take five seconds here
     *("--check", "off"),  # simulated GPUs have nothing that a check could see
 )
 STANDBY_FLAGS = ("--standby", "auto", "--standby-import", "eagle_eye.agent.hook,torch.nn.parallel")

@@ -176,7 +176,7 @@ def unlike() -> Story:
     return story
 
 
-STORIES = (unlike, healthy, hanging, unreachable, crashed, slow, corrupt, *NETWORK, *CAUSES, *courses.STORIES)
+STORIES = (unlike, healthy, hanging, unreachable, crashed, slow, corrupt, *FACTS, *NETWORK, *CAUSES, *courses.STORIES)
 
 
 # Windows are read-only: one of each is enough for all detectors.
@@ -242,6 +242,12 @@ class TestEveryDetector:
             assert verdict.evidence
             assert 0 <= verdict.confidence <= 1
             assert verdict.onset_s <= NOW_S
+
+
+@pytest.mark.parametrize("story", [story for story in STORIES if story is not healthy])
+def test_every_story_is_told_by_somebody(story: Callable[[], Story]) -> None:
+    said = [say(detector, plain(story)) for detector in ALL]
+    assert any(isinstance(one, list) and one for one in said)
 
 
 @pytest.mark.parametrize("detector", ALL, ids=lambda d: d.name)

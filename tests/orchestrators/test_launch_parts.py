@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +20,10 @@ from eagle_eye.orchestrators.launch import logs
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import find_checkpoints
 from eagle_eye.orchestrators.launch.job import Sight
+from eagle_eye.orchestrators.launch.messages import Rank, RankSight
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE, Checked, check_node, end_leftovers, run_check
 from eagle_eye.orchestrators.launch.progress import Watcher
+from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks
 
 WITHIN_S = 30.0
 
@@ -189,6 +193,27 @@ def test_ranks_that_an_earlier_launcher_left_are_ended_and_nobody_elses() -> Non
         for child in children:
             child.kill()
             child.wait()
+
+
+def test_a_rank_that_has_come_to_the_store_and_one_that_is_stopped_are_told_from_one_that_has_not_come() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        come = f"import socket, sys; s = socket.create_connection(('127.0.0.1', {port})); print(); sys.stdin.read()"
+        absent = "import sys; print(); sys.stdin.read()"
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for script in (come, absent, come)
+        ]
+        for process in ranks:
+            assert process.stdout is not None
+            process.stdout.readline()
+        os.kill(ranks[2].pid, signal.SIGSTOP)
+        found = look_at_ranks([Rank(i, i, process.pid) for i, process in enumerate(ranks)], port)
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    assert found == [RankSight(0, False, True), RankSight(1, False, False), RankSight(2, True, True)]
+    assert look_at_ranks([Rank(3, 0, ranks[0].pid)], port) == [RankSight(3, False, None)]
 
 
 class Watched:

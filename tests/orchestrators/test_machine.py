@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from hypothesis import settings
@@ -347,8 +347,120 @@ def test_a_checkpoint_of_an_earlier_step_shows_as_well_that_it_started_over() ->
 def test_an_attempt_of_which_nobody_tells_is_not_verified() -> None:
     story = Story(verified_within_s=60.0).running()
     story.passes(60.0)
+    story.passes(5.0)
     assert [told.event for told in story.ordered(to.Say)] == ["unverified"]
     assert story.state.phase is Phase.RUNNING
+
+
+def warm(**rules: Any) -> Story:
+    """A job that has started from a checkpoint within 100 s, and whose next attempt on the same nodes is up."""
+    story = Story(verified_within_s=1_800.0, warm_within_s=60.0, settled_after_s=5_000.0, **rules)
+    story.newest = 40
+    story.running()
+    story.passes(100.0)
+    story.happens(on.StepSeen(1, 41, 60), restart())
+    story.stopped("n1", "n2", "n3")
+    return story.starts()
+
+
+def seen(story: Story, absent: Collection[str] = (), stopped: Collection[str] = ()) -> None:
+    """Each runner says where its one rank is."""
+    for rank, node in enumerate(story.state.members):
+        mine = (rank,)
+        sight = on.RanksSeen(
+            node, story.state.attempt, node not in absent, mine * (node in absent), mine * (node in stopped)
+        )
+        story.happens(sight)
+
+
+def test_a_start_longer_than_known_ones_is_looked_at_and_fails_for_a_rank_that_has_not_come() -> None:
+    story = warm()
+    story.passes(299.0)
+    assert story.ordered(to.LookAtRanks) == []
+    story.passes(1.0)
+    assert story.ordered(to.LookAtRanks) == [to.LookAtRanks(2, ("n1", "n2", "n3"))]
+    seen(story, absent={"n2"})
+    story.passes(5.0)
+    assert story.ordered(to.TellServer) == [to.TellServer("running", 2, ("n1", "n2", "n3"), (1,))]
+    (stuck, failed_) = story.ordered(to.Say)
+    assert stuck.fields == {"nodes": ["n2"], "stopped": [], "absent": [1], "waited_s": 305.0}
+    assert "ranks 1 have not come" in str(failed_.fields["reason"])
+    assert story.state.phase is Phase.DECIDING
+    story.passes(30.0)
+    assert story.ordered(to.StopRanks)[0].nodes == ("n1", "n2", "n3")  # nobody is left out for a first time
+
+
+def test_a_node_that_holds_two_starts_in_a_row_up_is_left_out() -> None:
+    story = warm(verdict_wait_s=0.0, backoff_s=0.0)
+    for _ in range(2):
+        story.passes(300.0)
+        seen(story, stopped={"n2"})
+        story.passes(5.0)
+        story.passes(0.0)
+        story.stopped("n1", "n2", "n3")
+        members = story.state.members
+        story.starts()
+    assert members == ("n1", "n4", "n3")
+
+
+def test_a_slow_start_in_which_nobody_stands_out_is_left_alone() -> None:
+    story = warm()
+    story.passes(300.0)
+    seen(story)
+    story.passes(5.0)
+    assert (story.state.phase, story.ordered(to.Say)) == (Phase.VERIFYING, [])
+    story.passes(900.0)
+    assert story.orders == []
+    story.happens(on.StepSeen(2, 41, 60))
+    assert story.state.phase is Phase.RUNNING
+
+
+def test_most_that_have_not_come_or_all_that_are_stopped_are_nobodys_fault() -> None:
+    for absent, stopped in (({"n1", "n2"}, ()), ((), {"n1", "n2", "n3"})):
+        story = warm()
+        story.passes(300.0)
+        seen(story, absent, stopped)
+        story.passes(5.0)
+        assert story.state.phase is Phase.VERIFYING
+
+
+def test_a_start_on_a_node_that_is_new_to_the_job_or_of_another_kind_has_the_whole_time() -> None:
+    story = warm()
+    story.happens(exclude("n2"), restart(2, request=3))
+    story.stopped("n1", "n2", "n3")
+    story.starts()
+    assert story.state.members == ("n1", "n4", "n3")
+    story.passes(1_799.0)
+    assert story.orders == []
+    story.passes(1.0)
+    assert story.ordered(to.LookAtRanks)
+    began = Story(verified_within_s=1_800.0, warm_within_s=60.0, settled_after_s=5_000.0).running()
+    began.passes(10.0)
+    began.happens(on.StepSeen(1, 1, 60), restart())
+    began.newest = 40  # from a checkpoint for the first time
+    began.stopped("n1", "n2", "n3")
+    began.starts()
+    began.passes(700.0)
+    assert began.orders == []
+
+
+def test_a_job_of_which_no_start_was_ever_seen_to_end_is_only_told_of() -> None:
+    story = Story(verified_within_s=60.0).running()
+    story.passes(60.0)
+    seen(story, absent={"n2"})
+    story.passes(5.0)
+    (told,) = story.ordered(to.Say)
+    assert told.event == "unverified"
+    assert "ranks 1 have not come" in str(told.fields["detail"])
+    assert story.state.phase is Phase.RUNNING
+
+
+def test_known_starts_outlive_a_killed_launcher() -> None:
+    story = warm()
+    story.is_killed_and_started_again()
+    story.running()
+    story.passes(300.0)
+    assert story.ordered(to.LookAtRanks)
 
 
 def test_own_restarts_wait_longer_each_time_and_are_forgotten_after_lasting_progress() -> None:
@@ -505,6 +617,7 @@ def happenings(state: State, request: Callable[[], int]) -> st.SearchStrategy[on
         st.builds(on.RunnerReady, nodes),
         st.builds(on.RanksStarted, st.sampled_from(everyone), st.just(state.attempt)),
         st.builds(on.RanksStopped, nodes),
+        st.builds(on.RanksSeen, nodes, st.just(state.attempt), st.integers(0, 1), st.sampled_from([(), (1,)])),
         st.builds(on.RanksEnded, st.sampled_from(everyone), st.just(state.attempt), st.booleans()),
         st.just(on.Tick()),
     )
@@ -579,6 +692,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(node=nodes, survivors=st.integers(0, 1))
     def stopped(self, node: str, survivors: int) -> None:
         self.happens(on.RanksStopped(node, survivors))
+
+    @precondition(lambda self: self.story.state.looking)
+    @rule(node=nodes, joined=st.integers(0, 1), stopped=st.sampled_from([(), (1,)]))
+    def seen(self, node: str, joined: int, stopped: tuple[int, ...]) -> None:
+        self.happens(on.RanksSeen(node, self.story.state.attempt, joined, () if joined else (1,), stopped))
 
     @rule(node=nodes, behind=st.integers(0, 1), success=st.booleans())
     def ended(self, node: str, behind: int, success: bool) -> None:

@@ -12,8 +12,9 @@ from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import latest, role_members
-from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, Patience, Progress, progress
-from eagle_eye.detectors.signs.without_hook import WORK_METRICS, idle_since_s, unused_devices
+from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
+from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
+from eagle_eye.detectors.signs.without_hook import WORK_METRICS, computing, idle_since_s, unused_devices
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 RECENT_LINES = 8  # rows among which a rank's newest reports are: those of nodes fall between each other
@@ -42,6 +43,8 @@ class Hang:
     on when two kinds of evidence agree, its host is not busy with I/O (a checkpoint that nobody announced looks the
     same), and the standstill lasts. Without the hook the GPUs stand in: those that run a kernel and do no work wait
     in a collective, and the one node whose GPU runs none while all others wait is the culprit, after two floors.
+    A start without a first step is a hang after its deadline where steps were to be seen (``signs/unstarted.py``); the
+    one node whose ranks were never heard of while the others' were is named, and restarted with at first.
     A job that lost a process is not hanging: ProcessExit speaks. Blind as ``progress`` is. Cannot see: which
     of two ends of a broken link is to blame when all ranks wait in the same collective; collectives that differ at
     the same sequence number (the flight recorder tells).
@@ -82,10 +85,16 @@ class Hang:
         """Return the one node that stands out, as its index, and by which kinds of evidence; None where none does."""
         worst = np.fmax.reduce(lag, initial=0.0)
         lagging = {int(n) for n in np.unique(window.node_of[lag == worst])} if worst > 0 else set()
-        if state.reported and not (silent or lagging):
+        missing = missing_nodes(window) if state.phase == STARTING else set()
+        if state.reported and not (silent or lagging or missing):
             return None, set()  # what GPUs do is no evidence of its own there
         odd = activity_outliers(window, state.advanced_s)
-        evidence = [("rank_silence", silent), ("collective_sequence", lagging), ("gpu_activity", odd)]
+        evidence = [
+            ("rank_silence", silent),
+            ("collective_sequence", lagging),
+            ("rank_missing", missing),
+            ("gpu_activity", odd),
+        ]
         suspects: set[int] | None = None
         kinds: set[str] = set()
         for kind, nodes in evidence:
@@ -100,6 +109,8 @@ class Hang:
         """Whether most GPUs go on computing: an evaluation that nobody announced looks like that, a hang never."""
         if not any(metric in window.device for metric in WORK_METRICS):
             return False
+        if state.phase == STARTING:
+            return computing(window) is True  # there was no work before with which to compare
         standing = int((window.times_s > state.advanced_s).sum())
         return standing >= ROWS_AT_WORK and idle_since_s(window) is None
 
@@ -164,6 +175,7 @@ class Hang:
             return []
         seen = "most ranks wait in a collective" if inside else "whether ranks wait in a collective is not known"
         hard = state.standstill_s >= self.patience.start_deadline_s
+        again = state.phase == STARTING and window.beginning.mute_starts > 0 and not inside
         return [
             Verdict(
                 detector=self.name,
@@ -177,7 +189,7 @@ class Hang:
                 summary=f"{state}; {seen}, culprit unknown: flight recorder dumps or stacks would tell",
                 evidence=(state.evidence,),
                 kinds=frozenset({"standstill", kind} if inside else {"standstill"}),
-                asks=None if inside or hard else "notify",
+                asks=None if inside or (hard and not again) else "notify",
             )
         ]
 
@@ -225,6 +237,15 @@ class Hang:
             reasons.append(
                 f"rank {window.series[worst].rank} is {behind.max():.0f} collectives behind its peers, who wait for it"
             )
+        if "rank_missing" in kinds:
+            ranks = missing_ranks(window, culprit)
+            evidence.append(Evidence("ranks_missing", node, None, float(len(ranks)), 0.0, 0.0, "ranks"))
+            named = ", ".join(map(str, ranks))
+            if window.beginning.held_up_by:
+                reasons.append(f"its launcher says that ranks {named} are stopped or have not come, as others have")
+            else:
+                which = f"of its ranks {named}" if ranks else "of it"
+                reasons.append(f"{which} nothing was heard in this attempt, while the other nodes' ranks were heard")
         if "gpu_activity" in kinds:
             reasons.append("its GPUs do not wait as its peers' do")
         return Verdict(
@@ -239,6 +260,10 @@ class Hang:
             summary=f"{state}; {node} holds the job up: {'; '.join(reasons)}",
             evidence=tuple(evidence),
             kinds=frozenset({"standstill", *kinds}),
+            # What is merely not seen may be its agent's fault: a second time the node is excluded.
+            asks="restart_job"
+            if "rank_missing" in kinds and not kinds & {"rank_silence", "collective_sequence"}
+            else None,
         )
 
     def _sure(self, window: Window, state: Progress, culprit: int, kinds: set[str]) -> bool:

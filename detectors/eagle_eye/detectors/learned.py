@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -241,5 +242,5 @@ def _evidence(model: LearnedModel, window: Window, nodes: Nodes, node: int, reas
     return Evidence(metric.name, window.nodes[node], device, level, peers, edge, metric.unit)
 
 
-def _listed(values: object) -> str:
-    return ", ".join(f"{v:g}" for v in sorted(values))  # type: ignore[call-overload]
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{v:g}" for v in sorted(values))

@@ -34,10 +34,8 @@ NORM_STEPS = 40  # a loss that stays level and whose gradient norm is up: a long
 FLAT_STEPS, FLAT_RATIO = 60, 2.0  # a level that neither rises nor falls may be other data: longer, and far up
 FAR_STEPS = 30  # far up and with its gradient norm: two signs against a spike, half of what either takes
 RISING_RATIO = 1.1  # of the departure's first half, that its second half's median is
-FALLING_RATIO, FALLING_ERRORS = (
-    0.03,
-    2.0,
-)  # between its last two quarters, relative and in standard errors: on the way back
+# Between its last two quarters, relative and in standard errors: on the way back.
+FALLING_RATIO, FALLING_ERRORS = 0.03, 2.0
 BACK_RATIO = 0.6  # of the departure's height, below which the newest are back anyway
 NORM_UP_RATIO = 2.0  # gradient norms up with the loss: the training, not the data, has changed
 CONFIDENCE_SPIKE, CONFIDENCE_START, CONFIDENCE_NAMED, CONFIDENCE_SURE, CONFIDENCE_MAX = 0.85, 0.6, 0.8, 0.9, 0.95

@@ -21,6 +21,7 @@ from eagle_eye.detectors.signs.under_load import (
     peers_of,
     require_training,
 )
+from eagle_eye.detectors.signs.xids import code_of
 from eagle_eye.detectors.types import Blind, Evidence, Happening, Integers, Verdict, Window
 
 ROWS_MIN = 3
@@ -161,7 +162,7 @@ def _told(window: Window) -> dict[int, list[Happening]]:
     for event in window.events:
         if (
             event.kind == "xid"
-            and _code(event) == NVLINK_XID
+            and code_of(event.attributes) == NVLINK_XID
             and event.node in window.nodes
             and event.time_s >= window.started_s
         ):
@@ -169,13 +170,6 @@ def _told(window: Window) -> dict[int, list[Happening]]:
     if found and math.isfinite(window.last_step) and window.now_s - window.advanced_s > STANDSTILL_S:
         return {}
     return {node: sorted(events, key=lambda event: event.time_s) for node, events in found.items()}
-
-
-def _code(event: Happening) -> int:
-    try:
-        return int(event.attributes.get("code", -1))
-    except (TypeError, ValueError):
-        return -1
 
 
 def _lost(window: Window) -> dict[int, list[int]]:

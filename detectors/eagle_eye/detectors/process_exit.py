@@ -12,9 +12,8 @@ from eagle_eye.detectors.signs.memory_kills import MemoryKill, killed_rank, memo
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
-ORDER_S = (
-    2.0  # an end so much earlier than all others was the first; clocks and the echo of a death are nearer than that
-)
+# An end so much earlier than all others was the first; clocks and the echo of a death are nearer than that.
+ORDER_S = 2.0
 STOOD_STEPS = 3.0  # a job that stood still for this many steps before its first end hung: who gives up first is chance
 XID_NEAR_S = 30.0  # a GPU's error and the end of the process that met it
 # What a program's error leaves in the kernel log (NVIDIA, XID Errors: restart the application); the rest is hardware.

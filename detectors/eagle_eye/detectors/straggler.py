@@ -32,9 +32,8 @@ TRIM_RATIO = 0.2  # cut off at both ends before a mean: robust, and nearly as ef
 TRIM_EFFICIENCY = 1.06  # standard error of such a mean over that of a mean, normal distribution
 NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's grain
 LONE_STEP_NOISE_MAX = 0.03  # of single steps, above which single steps are no evidence: heavy tails (packed sequences)
-NOISY_STEPS_MIN = (
-    18  # so many steps it takes then (0.15% of worker-windows of 20 exceed 1.1 by chance, Lin et al. 2025)
-)
+# So many steps it takes then (0.15% of worker-windows of 20 exceed 1.1 by chance, Lin et al., OSDI 2025).
+NOISY_STEPS_MIN = 18
 UNHEARD_OF_DIGITS = 8.0  # of chance, 1e-8, that short stretches of noisy steps must rule out
 STEADY_QUANTILE = 0.25  # this low quantile must be off, too: a few very slow steps are no slow node
 ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arrived late...
@@ -65,15 +64,14 @@ class Straggler:
     role, after what their work explains. A rank is slow when the trimmed mean of these over some stretch of steps is
     above ``ratio`` (``mild_ratio`` once it has lasted) and above what chance explains: as many standard errors as
     ``false_per_1000_node_days`` allows, the error from the peers' own means over the stretch (their spread, and their
-    noise from step to step). Where single
-    steps are noisy (packed sequences: 21% of single worker-steps are over 10% slower than their peers, Lin
-    et al., OSDI 2025) only long stretches count. Late arrival is the second, independent kind of evidence:
-    the last to arrive waits least (correlation -1.0 for reduce-scatter in the same work), so what it lacks in
-    waiting is what it has too much of computing. A verdict is raised after ``STEPS_MIN`` steps and ``floor_s``, and
-    told of before: two steps beyond all that anyone showed, a mild slowness of a few steps, or one that chance brings
-    ten times as often, once the job's pace says what it costs. It is surer once it has lasted ``ripe_s``: what passes
-    by itself has passed by then. Blind with fewer than three comparable ranks or no compute time. Cannot see: a whole
-    role that is slow; causes.
+    noise from step to step). Where single steps are noisy (packed sequences: 21% of single worker-steps are over 10%
+    slower than their peers, Lin et al., OSDI 2025) only long stretches count. Late arrival is the second, independent
+    kind of evidence: the last to arrive waits least (correlation -1.0 for reduce-scatter in the same work), so what it
+    lacks in waiting is what it has too much of computing. A verdict is raised after ``STEPS_MIN`` steps and
+    ``floor_s``, and told of before: two steps beyond all that anyone showed, a mild slowness of a few steps, or one
+    that chance brings ten times as often, once the job's pace says what it costs. It is surer once it has lasted
+    ``ripe_s``: what passes by itself has passed by then. Blind with fewer than three comparable ranks or no compute
+    time. Cannot see: a whole role that is slow; causes.
     """
 
     ratio: float

@@ -91,6 +91,20 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Beginning:
+    """What is known of an attempt's start beyond its rows.
+
+    ``named`` (S,) is whether an agent has named the rank in this attempt (empty: not known), ``held_up_by`` are the
+    ranks that keep the attempt from its first step by its launcher's word, ``mute_starts`` is how many attempts right
+    before this one were past the start's deadline without a step.
+    """
+
+    named: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    held_up_by: frozenset[int] = frozenset()
+    mute_starts: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """All that a detector may see: one attempt of one job, up to ``now_s``. Read-only.
 
@@ -102,11 +116,12 @@ class Window:
     ``steps`` and ``curve`` are the same reports by training step; ``earlier`` is the curve of the attempt before.
     ``first_step`` and ``last_step`` are the lowest and highest step that any rank finished in this attempt (NaN: none),
     ``advanced_s`` the end of the interval in which the last one finished (the attempt's start before).
-    ``heard_s`` (N,) is when each node was last heard (-inf: never in this attempt), ``farewell`` (N,) whether its
-    agent said goodbye since. ``silent_s`` (S,) is for how long the rank's process has said nothing although it
-    exists. ``watching_since_s`` is since when the observer itself has been watching without a gap: no silence
-    is older than that. ``phase`` (one for each series) is what the rank said it is doing ("" unknown),
-    ``phase_since_s`` (S,) since when (-inf unknown), ``pauses`` the job's own earlier times without a step.
+    ``heard_s`` (N,) is when each node was last heard, in whichever attempt (-inf: never; later by its patience for one
+    that reports far less often than the others), ``farewell`` (N,) whether its agent said goodbye since. ``silent_s``
+    (S,) is for how long the rank's process has said nothing although it exists. ``watching_since_s`` is since when the
+    observer itself has been watching without a gap: no silence is older than that. ``phase`` (one for each series) is
+    what the rank said it is doing ("" unknown), ``phase_since_s`` (S,) since when (-inf unknown), ``pauses`` the job's
+    own earlier times without a step, ``beginning`` what is known of the attempt's start beyond its rows.
     ``memo`` holds what detectors have worked out of this window, ``members_memo`` what of its members alone; a window
     of the same members may share the latter (``signs/once.py``). Neither tells anything that the window does not.
     """
@@ -142,6 +157,7 @@ class Window:
     link_times_s: Floats = field(default_factory=lambda: np.zeros(0))
     pauses: tuple[Pause, ...] = ()
     events: tuple[Happening, ...] = ()
+    beginning: Beginning = field(default_factory=Beginning)
     members_memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     memo: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
 

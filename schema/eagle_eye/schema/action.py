@@ -92,7 +92,8 @@ class JobUpdate(msgspec.Struct, frozen=True):
 
     ``state`` is one of running, completing, cancelled, preempted, timeout, maintenance, failed, finished.
     ``ranks`` is the membership of ``attempt``. ``restart_owner`` names who restarts the job, ``owner`` whose it is: a
-    user's name, "" where the sender cannot tell.
+    user's name, "" where the sender cannot tell. ``held_up_by`` are the ranks that keep the attempt from its first
+    step: stopped, or not come to the rendezvous long after the others.
     """
 
     attempt: int
@@ -100,3 +101,4 @@ class JobUpdate(msgspec.Struct, frozen=True):
     ranks: list[MemberRank] = []
     restart_owner: str = ""
     owner: str = ""
+    held_up_by: list[int] = []

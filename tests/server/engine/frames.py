@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from eagle_eye.schema.action import MemberRank
@@ -78,13 +79,23 @@ class Fleet:
         """An event that the node's next frame carries."""
         self.events.append((node, Event(self.now_s, kind, 0, attributes)))
 
-    def declare(self, attempt: int, state: str = "running", nodes: list[str] | None = None) -> None:
+    def declare(
+        self, attempt: int, state: str = "running", nodes: list[str] | None = None, held_up_by: Sequence[int] = ()
+    ) -> None:
         """The launcher says who runs where."""
         if nodes is not None:
             self.nodes = nodes
         self.attempt = attempt
         ranks = [MemberRank(i, node, 0) for i, node in enumerate(self.nodes)]
-        job = Job(job="j", attempt=attempt, state=state, ranks=ranks, restart_owner="", updated_s=self.now_s)
+        job = Job(
+            job="j",
+            attempt=attempt,
+            state=state,
+            ranks=ranks,
+            restart_owner="",
+            updated_s=self.now_s,
+            held_up_by=list(held_up_by),
+        )
         self.engine.observe_job(job)
 
     def run(self, seconds: int) -> list[Judgement]:

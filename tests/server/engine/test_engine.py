@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 
 import msgspec
+import pytest
 
 from eagle_eye.detectors.types import Verdict, Window
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.engine import FORGET_JOB_S
 from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.records import Job
 from tests.server.engine.frames import START_S, Fleet
 
 
@@ -130,6 +133,33 @@ def test_a_stranger_cannot_end_a_declared_attempt() -> None:
     fleet.engine.observe(stranger.frame("n2"), START_S)
     assert next(fleet.engine.tracks()).attempt == 0
     assert fleet.engine.drops()["stranger"] == 1
+
+
+def of_node(name: str, state: str = "running") -> Job:
+    return Job(job=name, attempt=0, state=state, ranks=[], restart_owner="", updated_s=START_S, nodes=["n0"])
+
+
+def test_a_job_that_begins_may_push_out_an_older_one_of_the_same_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle_eye.server.engine.engine.JOBS_MAX", 1)
+    fleet = Fleet()
+    frame = msgspec.structs.replace(fleet.frame("n0"), ranks=[])
+    for name in ("older", "newer"):
+        fleet.engine.observe_job(of_node(name))
+        fleet.engine.observe(frame, START_S)
+    assert [track.job for track in fleet.engine.tracks()] == ["newer"]
+
+
+def test_a_job_that_no_agent_ever_spoke_of_is_forgotten_a_day_after_its_end() -> None:
+    fleet = Fleet()
+    fleet.engine.observe_job(of_node("again", state="completed"))
+    frame = msgspec.structs.replace(fleet.frame("n0"), ranks=[], job="again")
+    fleet.engine.tick(START_S + FORGET_JOB_S)
+    fleet.engine.observe(frame, START_S)
+    assert not list(fleet.engine.tracks()), "its scheduler says that it is over"
+    fleet.engine.tick(START_S + FORGET_JOB_S + 1)
+    fleet.engine.observe(msgspec.structs.replace(frame, job="other"), START_S)
+    fleet.engine.observe(frame, START_S)
+    assert {track.job for track in fleet.engine.tracks()} == {"other", "again"}
 
 
 def test_an_observer_that_did_not_watch_blames_nobody() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.faults import FAULTS
+from eagle_eye.detectors.signs.slow_share import Slowness
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.server.engine.fusion import CONFIDENCE_MAX, Finding, family_of, fuse
 
@@ -41,6 +42,26 @@ def test_a_throttling_straggler_is_a_thermal_throttle_with_both_kinds_of_evidenc
     assert finding.verdict.fault == "thermal_throttle"
     assert finding.verdict.kinds == {"compute_time", "collective_arrival", "thermal_throttle"}
     assert finding.verdict.slowdown_ratio == 0.2  # what was measured, not what was expected
+
+
+def test_what_it_costs_is_said_once_as_measured() -> None:
+    hot = f"n1 throttles; {Slowness(0.666, measured=False)}"
+    slow = f"n1 computes 1.66 times as long; {Slowness(0.66, measured=True)}"
+    given = [
+        verdict("straggler", kinds=frozenset({"compute_time"}), slowdown_ratio=0.66, summary=slow),
+        verdict("thermal_throttle", slowdown_ratio=0.666, summary=hot),
+    ]
+    (finding,) = findings_of(given).values()
+    assert finding.verdict.summary == (
+        "n1 throttles; n1 computes 1.66 times as long; the job's steps are 66.0% longer for it"
+    )
+
+
+@pytest.mark.parametrize("cost", [Slowness(0.0, measured=True), Slowness(0.0, measured=False)])
+def test_a_cost_that_one_says_stays_where_the_other_says_none(cost: Slowness) -> None:
+    given = [verdict("straggler"), verdict("thermal_throttle", summary=f"n1 throttles; {cost}")]
+    (finding,) = findings_of(given).values()
+    assert finding.verdict.summary == f"n1 throttles; {cost}; straggler on n1"
 
 
 def test_independent_kinds_make_a_claim_surer() -> None:

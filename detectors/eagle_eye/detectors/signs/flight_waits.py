@@ -44,8 +44,8 @@ class Waits:
     ``ranks`` are all that any group expects, in the order of the graph's nodes; ``silent`` those without a dump.
     ``blocked`` wait for a rank, or in something that cannot end. ``accusers`` has, by rank, the nodes through which
     it is waited for, ``absent_in`` the operations to which it has not come; ``placed`` are those of them whose own
-    dump shows where they are. ``shared`` are nodes that stand for an
-    operation which all have reached, ``split`` those for one on which ranks disagree.
+    dump shows where they are. ``shared`` are nodes that stand for an operation which all have reached, ``split`` those
+    for one on which ranks disagree.
     """
 
     def __init__(self, recordings: Sequence[Recording]) -> None:

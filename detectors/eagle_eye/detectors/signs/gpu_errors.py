@@ -16,9 +16,8 @@ from eagle_eye.detectors.signs.xids import BY_CODE, Recovery, Xid, code_of, reco
 from eagle_eye.detectors.types import Evidence, Window
 
 UNKNOWN_DEVICE = -1
-BURST_S = (
-    60.0  # repeats closer than this are one occurrence: a driver in trouble logs thousands of lines (800,000 seen)
-)
+# Repeats closer than this are one occurrence: a driver in trouble logs thousands of lines (800,000 seen).
+BURST_S = 60.0
 RECOVERY_JOIN_S = 30.0  # XID 154 overrides the table for errors of the same GPU this near (NVIDIA, XID Errors)
 BEFORE_START_S = 60.0  # clocks and first rows may lie this much before an attempt's start; older errors are not its own
 EXIT_BEFORE_S, EXIT_AFTER_S = 5.0, 60.0  # a process that a GPU's error killed ends in this time around it

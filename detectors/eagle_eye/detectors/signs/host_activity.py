@@ -24,8 +24,9 @@ ROWS_NOW = 5
 def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
     """Return whether the node (its index) reads or writes much more now than it did before a moment.
 
-    None where no metric of it was observed: then nobody knows. Where the window has no row from before that moment any
-    more, whoever reads or writes much is busy: what was taken for a write does not become a hang by lasting.
+    None where no metric of it was observed before and since: then nobody knows. Where the window has no row from before
+    that moment any more, whoever reads or writes much is busy: what was taken for a write does not become a hang by
+    lasting.
     """
     known = False
     before = int(np.searchsorted(window.node_times_s, before_s, side="left"))

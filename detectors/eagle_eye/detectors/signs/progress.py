@@ -14,10 +14,12 @@ import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.unstarted import steps_expected
 from eagle_eye.detectors.signs.without_hook import most_freed, work
 from eagle_eye.detectors.types import Blind, Evidence, Window
 
 PAUSE_MARGIN_RATIO = 1.5  # over the longest pause that the job has shown in the same phase
+STARTING = "start"  # the phase before the first step
 QUIET_PHASES = ("checkpoint", "eval")  # phases in which no step is due
 QUIET_PHASE_FLOORS = 10.0  # a phase without history may last this many floors
 PAUSE_FLOORS = 10.0  # a standstill that looks like a pause or a write: this many floors before anything is done
@@ -75,6 +77,8 @@ class Progress:
         """Return it as the beginning of a sentence."""
         if not self.reported:
             return f"the job's GPUs have only waited for {self.standstill_s:.1f} s"
+        if self.phase == STARTING:
+            return f"no rank has finished a first step within {self.standstill_s:.0f} s of the attempt's start"
         return f"no step for {self.standstill_s:.1f} s where {self.typical_step_s:.2f} s are typical"
 
 
@@ -99,7 +103,8 @@ def progress(window: Window, patience: Patience) -> Progress:
     while the job is starting.
     """
     if not np.isfinite(window.last_step):
-        return _never_stepped(window, patience) if hooked(window) else _unreported(window, patience)
+        unheard = hooked(window) or _start_overdue(window, patience)
+        return _never_stepped(window, patience) if unheard else _unreported(window, patience)
     newest_s = _newest_s(window)
     typical_s = typical_step_s(window)
     done = window.last_step - window.first_step
@@ -172,20 +177,31 @@ def _unreported(window: Window, patience: Patience) -> Progress:
 
 
 def _never_stepped(window: Window, patience: Patience) -> Progress:
-    """Return the progress of an attempt without a step: none is due before the start's deadline."""
+    """Return the progress of an attempt without a step: none is due before the start's deadline, or its launcher's."""
     since_s = window.now_s - window.started_s
-    if since_s < patience.start_deadline_s:
+    deadline_s = patience.start_deadline_s
+    if window.beginning.held_up_by:
+        deadline_s = min(deadline_s, since_s)
+    if since_s < deadline_s:
         raise Blind("no rank has reported a step; the job may be starting or run without the hook")
-    if not np.isfinite(window.device.get("nccl_sequence", np.array(np.nan))).any():
+    waiting = np.isfinite(window.device.get("nccl_sequence", np.array(np.nan))).any()
+    if not waiting and not _start_overdue(window, patience):
         raise Blind(f"no rank has reported a step in {since_s:.0f} s; the job may run without the hook")
     return Progress(
         advanced_s=window.started_s,
         standstill_s=since_s,
-        typical_step_s=patience.start_deadline_s,
-        due_s=patience.start_deadline_s,
-        ripe_s=patience.start_deadline_s,
-        phase="start",
+        typical_step_s=deadline_s,
+        due_s=deadline_s,
+        ripe_s=deadline_s,
+        phase=STARTING,
     )
+
+
+def _start_overdue(window: Window, patience: Patience) -> bool:
+    """Whether a first step was to be seen by now, also by an observer who came later; see ``steps_expected``."""
+    since_s = window.now_s - max(window.started_s, window.watching_since_s)
+    due = since_s >= patience.start_deadline_s or bool(window.beginning.held_up_by)
+    return due and steps_expected(window)
 
 
 @once

@@ -9,7 +9,7 @@ import numpy as np
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.once import once
-from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, Patience, Progress, progress, typical_step_s
+from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, STARTING, Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
@@ -74,6 +74,8 @@ def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool
     """
     if state is None and not np.isfinite(window.last_step):
         return True
+    if state is not None and state.phase == STARTING:  # nobody knows how far it came: whoever fell silent since
+        return float(window.heard_s[node]) >= window.started_s - TOGETHER_S
     advanced_s = state.advanced_s if state is not None else window.advanced_s
     underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s) + WENT_ON_INTERVALS * window.interval_s
     return abs(advanced_s - float(window.heard_s[node])) <= underway_s + TOGETHER_S

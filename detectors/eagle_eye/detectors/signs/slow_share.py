@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,11 @@ EXPECTED_DISTANCE = 3.0  # standard errors that do where counters let one expect
 ERRORS_COMPATIBLE = 2.0  # standard errors within which a reckoned cost agrees with the job's pace...
 NEARER_RATIO = 0.5  # ...which must be nearer to it than to no cost at all
 
+_CLAUSE = re.compile(
+    r"; (the job's steps are (not|[\d.]+%) longer for it( \(reckoned from counters\))?"
+    r"|what it costs the job is not known)$"
+)
+
 
 class Slowness(NamedTuple):
     """By what share the job's steps are longer; ``measured`` on steps, or reckoned. 0: not at all, as far as known."""
@@ -37,6 +43,11 @@ class Slowness(NamedTuple):
             return "the job's steps are not longer for it" if self.measured else "what it costs the job is not known"
         how = "" if self.measured else " (reckoned from counters)"
         return f"the job's steps are {100 * self.ratio:.1f}% longer for it{how}"
+
+
+def without_cost(summary: str) -> str:
+    """Return a verdict's summary without the clause, at its end, that says how much longer the job's steps are."""
+    return _CLAUSE.sub("", summary)
 
 
 def slowness_by_clock(

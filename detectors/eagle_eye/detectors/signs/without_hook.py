@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.types import Floats, Integers, Window
 
@@ -31,6 +31,8 @@ MEMORY_METRIC = "gpu_memory_used_bytes"
 FREED_RATIO = 0.1  # of what it was, and...
 FREED_BYTES_MAX = 2 * 2**30  # ...no more than the driver's own: no process that trains holds so little
 NEWEST_LINES = 8  # rows among which each node's newest are: they fall between each other
+COMPUTING_TENSOR_RATIO = 0.02  # of the time; kernels that wait use no tensor cores...
+COMPUTING_POWER_RATIO = 0.5  # ...and draw a third of what the GPU may
 HELD_LINES = (3, 8, 20, 50)  # rows back in which the memory must have been in use
 
 
@@ -77,6 +79,26 @@ def idle_since_s(window: Window) -> float | None:
     """Return since when most of the job's GPUs do much less than before; None where they work, or nobody says."""
     seen = work(window)
     return seen.since_s if seen is not None and seen.idle_s > 0 else None
+
+
+@once
+def computing(window: Window) -> bool | None:
+    """Whether most GPUs compute, by what they do now alone; None where nobody says.
+
+    For a job that never worked in view, of which a steady level says nothing.
+    """
+    tensor = _typical(window.device.get("gpu_tensor_active_ratio"))
+    if math.isfinite(tensor):
+        return tensor >= COMPUTING_TENSOR_RATIO
+    drawn = _typical(window.device.get("gpu_power_watts")) / _typical(window.device.get("gpu_power_limit_watts"))
+    return drawn >= COMPUTING_POWER_RATIO if math.isfinite(drawn) else None
+
+
+def _typical(values: Floats | None) -> float:
+    """Return the median over devices and the newest rows, NaN where nothing was observed."""
+    newest = np.zeros(0) if values is None else values[-NEWEST_LINES:]
+    known = newest[np.isfinite(newest)]
+    return median_of(known) if len(known) else math.nan
 
 
 def _moves(window: Window, since_s: float) -> bool:

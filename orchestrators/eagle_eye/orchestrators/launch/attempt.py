@@ -8,7 +8,7 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import scripts_own
 from eagle_eye.orchestrators.launch.budget import pause_s, settle
-from eagle_eye.orchestrators.launch.gathering import end, gather, next_nodes
+from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 
 UNSEEN = "nobody told of a step; without Eagle Eye's hook in the training script nobody can"
@@ -18,11 +18,14 @@ def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
     """The attempt is up as soon as each of its nodes has started; whoever asked for it is answered."""
     if state.phase is not Phase.STARTING or not state.started.issuperset(state.members):
         return state, []
+    within_s = state.starts.limit_s(
+        state.members, rules.warm_within_s, rules.verified_within_s, resumed=state.resumed_step is not None
+    )
     running = to.Running(state.attempt, state.members, state.requests, tuple(sorted(state.awaiting)))
     state = move(
         state, Phase.VERIFYING,
         requests=(), up_since_s=now.monotonic_s, settled_due_s=now.monotonic_s + rules.settled_after_s,
-        due_s=now.monotonic_s + rules.verified_within_s,
+        due_s=now.monotonic_s + within_s, looking=False, sights=(),
     )  # fmt: skip
     return state, [running]
 
@@ -35,14 +38,15 @@ def progress(rules: Rules, state: State, seen: on.Progress, now: on.Moment) -> S
         case on.CheckpointChosen():
             return _chosen(rules, state, seen, now)
         case on.StepSeen(_, step, most):
-            return _verified(state, step, most, {"first_step": step})
+            return _verified(state, step, most, {"first_step": step}, now)
         case on.CheckpointWritten(_, step):
             return _checkpoint_written(rules, state, step, now)
 
 
-def unverified(state: State) -> Step:
-    """Nobody could say from which step the attempt went on."""
-    return move(state, Phase.RUNNING, due_s=NEVER_S), [to.Say("unverified", {"detail": UNSEEN})]
+def unverified(state: State, held_up: str = "") -> Step:
+    """Nobody could say from which step the attempt went on; ``held_up`` says who may keep it from starting."""
+    detail = f"{UNSEEN}; {held_up}" if held_up else UNSEEN
+    return move(state, Phase.RUNNING, due_s=NEVER_S), [to.Say("unverified", {"detail": detail})]
 
 
 def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
@@ -89,9 +93,13 @@ def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> St
     if own := scripts_own(state.raised_before, raised):
         return end(state, Phase.FAILED, f"{own}; it is the script's, and no restart helps", 1)
     state = replace(state, restarts=state.restarts + 1)
+    given_up: list[to.Order] = []
+    if state.stuck_again and next_nodes(rules, state, state.stuck_again) is not None:
+        why = "it held two starts in a row up"
+        state, given_up = abandon(rules, state, dict.fromkeys(state.stuck_again, why), now)
     text = f"{reason}; restart {state.restarts} of {rules.restarts_max} by the launcher itself"
     state, orders = gather(rules, state, text, now)
-    return replace(state, raised_before=raised), orders
+    return replace(state, raised_before=raised), given_up + orders
 
 
 def _chosen(rules: Rules, state: State, chosen: on.CheckpointChosen, now: on.Moment) -> Step:
@@ -106,7 +114,7 @@ def _chosen(rules: Rules, state: State, chosen: on.CheckpointChosen, now: on.Mom
     return state, [to.StartRanks(state.attempt, state.members, chosen.path, chosen.step)]
 
 
-def _verified(state: State, step: int, most: int, fields: dict[str, object]) -> Step:
+def _verified(state: State, step: int, most: int, fields: dict[str, object], now: on.Moment) -> Step:
     if state.phase is not Phase.VERIFYING:
         return state, []
     resumed = state.resumed_step or 0
@@ -118,16 +126,21 @@ def _verified(state: State, step: int, most: int, fields: dict[str, object]) -> 
             f"it was at step {step} when first heard of, and could have come from step {resumed} to {most} at most:"
             " it resumed from something else than it was told to"
         )
-    state = move(state, Phase.RUNNING, due_s=NEVER_S)
+    took_s = now.monotonic_s - state.up_since_s
+    starts = state.starts.after(state.members, took_s, resumed=state.resumed_step is not None)
+    state = move(state, Phase.RUNNING, due_s=NEVER_S, starts=starts, stuck=frozenset(), stuck_again=frozenset())
     if wrong:
-        return state, [to.Say("resumed_wrongly", {"resumed_step": state.resumed_step, **fields, "detail": wrong})]
-    return state, [to.Say("verified", {"resumed_step": state.resumed_step, **fields})]
+        return state, [
+            to.Persist(),
+            to.Say("resumed_wrongly", {"resumed_step": state.resumed_step, **fields, "detail": wrong}),
+        ]
+    return state, [to.Persist(), to.Say("verified", {"resumed_step": state.resumed_step, **fields})]
 
 
 def _checkpoint_written(rules: Rules, state: State, step: int, now: on.Moment) -> Step:
     if state.phase not in UP:
         return state, []
-    state, orders = _verified(state, step, step, {"checkpoint_step": step})
+    state, orders = _verified(state, step, step, {"checkpoint_step": step}, now)
     if state.step_max is None or step > state.step_max:
         state = replace(state, step_max=step, advanced=True)
         orders.append(to.Persist())

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError, ServerUnreachableError
 from eagle_eye.orchestrators.intake import Intake
 from eagle_eye.orchestrators.launch import happenings as on
@@ -29,6 +30,7 @@ from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.runners import LEASE_S
 from eagle_eye.orchestrators.launch.state import Rules
 from eagle_eye.orchestrators.ledger import Ledger
+from eagle_eye.orchestrators.option_values import address, count, positive, seconds_or_none, token
 from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
 from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.server_client import ServerClient
@@ -55,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--job", required=True, help="the job's name, as Eagle Eye knows it")
     add("--nnodes", required=True, metavar="N|MIN:N", help="nodes wanted; with MIN it may shrink to that many")
     add("--nodes", required=True, metavar="A,B,...", help="the nodes: the first N start, the rest are spares")
-    add("--nproc-per-node", type=_positive, default=1, metavar="K", help="ranks on each node (default 1)")
+    add("--nproc-per-node", type=positive, default=1, metavar="K", help="ranks on each node (default 1)")
     add("--exec", default="", metavar="TEMPLATE", help="how to run a command on a node, e.g. 'ssh {node}'")
     add("--python", default=sys.executable, help="the Python on the nodes (default: this one)")
     add("--env", action="append", default=[], metavar="KEY=VALUE", help="for every rank; {node} and {index} work")
@@ -64,29 +66,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-dir", type=Path, metavar="DIR", help="where the job writes step_<N> checkpoints")
     add("--state-dir", type=Path, metavar="DIR", help="what must survive the launcher (default ./JOB.launch)")
     add("--log-dir", type=Path, metavar="DIR", help="logs of ranks and runners (default STATE_DIR/logs)")
-    add("--restarts-max", type=_whole, default=3, metavar="N", help="restarts by the launcher itself (default 3)")
-    add("--verdict-wait", type=_seconds, default=30.0, metavar="S",
+    add("--restarts-max", type=count, default=3, metavar="N", help="restarts by the launcher itself (default 3)")
+    add("--verdict-wait", type=seconds_or_none, default=30.0, metavar="S",
         help="after a failure, how long to wait for Eagle Eye before restarting by itself (default 30)")  # fmt: skip
-    add("--stop-wait", type=_seconds, default=5.0, metavar="S",
+    add("--stop-wait", type=seconds_or_none, default=5.0, metavar="S",
         help="how long a node may take to stop its ranks before it is given up (default 5)")  # fmt: skip
-    add("--start-wait", type=_seconds, default=180.0, metavar="S",
+    add("--start-wait", type=seconds_or_none, default=180.0, metavar="S",
         help="how long a node may take to get ready before it is given up (default 180)")  # fmt: skip
-    add("--silence", type=_seconds, default=20.0, metavar="S",
+    add("--silence", type=seconds_or_none, default=20.0, metavar="S",
         help="how long a node that has spoken may be silent before it is given up (default 20)")  # fmt: skip
-    add("--backoff", type=_seconds, default=10.0, metavar="S",
+    add("--backoff", type=seconds_or_none, default=10.0, metavar="S",
         help="wait before the second own restart, doubling from there to 300 (default 10)")  # fmt: skip
-    add("--settled-after", type=_seconds, default=300.0, metavar="S",
+    add("--settled-after", type=seconds_or_none, default=300.0, metavar="S",
         help="after so long, and a new checkpoint, earlier own restarts are forgotten (default 300)")  # fmt: skip
-    add("--verify-wait", type=_seconds, default=1800.0, metavar="S",
+    add("--verify-wait", type=seconds_or_none, default=1800.0, metavar="S",
         help="how long to wait for the first step of an attempt (default 1800)")  # fmt: skip
+    add("--warm-wait", type=seconds_or_none, default=600.0, metavar="S",
+        help="the least before a start is looked at that is known to take less (default 600)")  # fmt: skip
     add("--grow", choices=("restart", "checkpoint"), default="restart",
         help="when a job that shrank takes nodes back: at the next restart anyway, or by one after the next "
         "checkpoint (default restart)")  # fmt: skip
     add("--check", choices=("auto", "off", "quick", "full"), default="auto",
         help="eagle-eye check on each node before it joins; auto: quick, where there are GPUs (default)")  # fmt: skip
-    add("--check-wait", type=_seconds, default=60.0, metavar="S",
+    add("--check-wait", type=seconds_or_none, default=60.0, metavar="S",
         help="how long a check may take; one that takes longer keeps no node out (default 60)")  # fmt: skip
-    add("--log-mib", type=_positive, default=64, metavar="M",
+    add("--log-mib", type=positive, default=64, metavar="M",
         help="how long a rank's log may grow; one older part of it is kept (default 64)")  # fmt: skip
     add("--standby", choices=("auto", "on", "off"), default="off",
         help="ranks come from a process on each node that has imported torch already; on: also where an import "
@@ -112,8 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (ConfigurationError, OrchestratorError) as error:
         sys.stderr.write(f"eagle-eye launch: {error}\n")
         return 2
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logs.to_stderr()
     output = Output(sys.stdout, job.name, as_json=arguments.json)
     with contextlib.closing(memory):
         if arguments.without_server:
@@ -204,6 +207,7 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
         settled_after_s=arguments.settled_after,
         # Where nobody could ever tell of a step, nobody is waited for.
         verified_within_s=0.0 if arguments.without_server and not arguments.checkpoint_dir else arguments.verify_wait,
+        warm_within_s=arguments.warm_wait,
         checkpoints=arguments.checkpoint_dir is not None,
         grow_at_checkpoint=arguments.grow == "checkpoint",
         check=arguments.check != "off",
@@ -231,14 +235,8 @@ class _Parts:
 
 @contextlib.contextmanager
 def _parts(arguments: argparse.Namespace) -> Iterator[_Parts]:
-    token = ""
-    if arguments.token_file:
-        try:
-            token = arguments.token_file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigurationError(f"--token-file {arguments.token_file}: {error.strerror}") from None
     try:
-        client = ServerClient(arguments.server, token)
+        client = ServerClient(arguments.server, token(arguments.token_file))
     except ValueError as error:
         raise ConfigurationError(f"--server: {error}") from None
     ledger = Ledger(_state_dir(arguments) / "ledger.sqlite")
@@ -301,10 +299,10 @@ def _state_dir(arguments: argparse.Namespace) -> Path:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigurationError(f"--listen {text!r}: expected HOST:PORT")
-    return host.strip("[]"), int(port)
+    try:
+        return address(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigurationError(f"--listen: {error}") from None
 
 
 def _modules(text: str) -> tuple[str, ...]:
@@ -313,21 +311,3 @@ def _modules(text: str) -> tuple[str, ...]:
         if not all(part.isidentifier() for part in module.split(".")):
             raise ConfigurationError(f"--standby-import: {module!r} is no module's name; expected A,B.C,...")
     return modules
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
-
-
-def _whole(text: str) -> int:
-    if (number := int(text)) < 0:
-        raise ValueError(text)
-    return number
-
-
-def _seconds(text: str) -> float:
-    if not 0 <= (number := float(text)) < float("inf"):
-        raise ValueError(text)
-    return number

@@ -74,11 +74,12 @@ class Coordinator:
 
     def ask(self, make: Callable[[int], on.Happening]) -> str:
         """Return the answer to what is asked, once there is one; raises CannotCarryOutError with the reason."""
-        if self._closed:
-            raise CannotCarryOutError("the launcher has ended")
         request = next(self._requests)
         answer: Future[tuple[bool, str]] = Future()
         self._answers[request] = answer
+        # After it is among the answers: from then on _close would give it one.
+        if self._closed:
+            raise CannotCarryOutError("the launcher has ended")
         self.post(make(request))
         success, text = answer.result()
         if not success:
@@ -141,8 +142,8 @@ class Coordinator:
 
     def _carry_out(self, order: to.Order) -> None:
         match order:
-            case to.TellServer(state, attempt, nodes):
-                self._tell(state, attempt, nodes)
+            case to.TellServer():
+                self._tell(order)
             case to.TellUnfit(node, reasons):
                 self._link.take_out(node, f"failed its check before joining job {self._job.name}: {reasons}")
             case to.ChooseCheckpoint():
@@ -166,6 +167,9 @@ class Coordinator:
         match order:
             case to.StartRanks():
                 self._start_ranks(order)
+            case to.LookAtRanks(attempt, nodes):
+                for node in nodes:
+                    self._runners.look(node, attempt)
             case to.StopRanks(nodes):
                 for node in nodes:
                     self._runners.stop(node)
@@ -268,16 +272,18 @@ class Coordinator:
         for request in order.requests:
             self._answers.pop(request).set_result((True, text))
 
-    def _tell(self, state: str, attempt: int, nodes: tuple[str, ...]) -> None:
+    def _tell(self, word: to.TellServer) -> None:
         each = self._job.ranks_per_node
         ranks = [
             MemberRank(node_rank * each + device, node, device)
-            for node_rank, node in enumerate(nodes)
+            for node_rank, node in enumerate(word.nodes)
             for device in range(each)
         ]
-        self._link.tell(self._job.name, JobUpdate(attempt, state, ranks, RESTART_OWNER, self._job.owner))
+        held_up_by = list(word.held_up_by)
+        update = JobUpdate(word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, held_up_by)
+        self._link.tell(self._job.name, update)
         # What follows are exits of ranks: the server should know by then that they are no crash.
-        if state == Phase.CANCELLED:
+        if word.state == Phase.CANCELLED:
             self._link.flush(LAST_WORD_S)
         elif self._link.in_touch:
             self._link.flush(WORD_S)

@@ -60,7 +60,7 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
         attempt=state.attempt + 1, awaiting=state.awaiting | running,
         stopped_due_s=now.monotonic_s + rules.stopped_within_s, up_since_s=NEVER_S, settled_due_s=NEVER_S,
         ready_due_s=now.monotonic_s + rules.ready_within_s, due_s=NEVER_S,
-        raised=Raised(), raised_before=Raised(),
+        raised=Raised(), raised_before=Raised(), stuck_again=frozenset(),
     )  # fmt: skip
     plan = next_nodes(rules, state) or ()
     return consider(rules, state, now, [

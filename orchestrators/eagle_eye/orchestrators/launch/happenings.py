@@ -78,6 +78,21 @@ class RanksStarted:
 
 
 @dataclass(frozen=True)
+class RanksSeen:
+    """Where the node's ranks are: how many have come to the rendezvous, which have not, which are stopped.
+
+    ``in_touch`` is whether Eagle Eye could send word about it.
+    """
+
+    node: str
+    attempt: int
+    joined: int
+    absent: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
+    in_touch: bool = True
+
+
+@dataclass(frozen=True)
 class RanksEnded:
     """The node's ranks are gone. ``exits`` are (rank, exit code), the first to fail first.
 
@@ -180,4 +195,4 @@ class Tick:
 RunnerWord = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStarted | RanksEnded | RanksStopped
 Progress = CheckpointChosen | StepSeen | CheckpointWritten
 Asked = ExcludeAsked | RestartAsked | ReadmitAsked
-Happening = RunnerWord | Progress | Asked | Opened | StartImpossible | Cancelled | Tick
+Happening = RunnerWord | RanksSeen | Progress | Asked | Opened | StartImpossible | Cancelled | Tick

@@ -6,9 +6,10 @@
         └─────── DECIDING ◀───────┴──────────┘        FAILED and CANCELLED from anywhere
 
 GATHERING waits until the nodes of the next attempt are ready, checked where that is asked for, and what ran on
-them has stopped. VERIFYING runs, and waits for word that the attempt went on from the checkpoint it was given.
-DECIDING leaves a failed attempt as it is and waits for word from Eagle Eye, then restarts by itself: training
-never depends on us. A launcher that was killed begins at GATHERING with what memory.py kept of its state.
+them has stopped. VERIFYING runs, and waits for word that the attempt went on from the checkpoint it was given; a
+start that takes too long is looked at (warm_up.py). DECIDING leaves a failed attempt as it is and waits for word from
+Eagle Eye, then restarts by itself: training never depends on us. A launcher that was killed begins at GATHERING with
+what memory.py kept of its state.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from eagle_eye.orchestrators.launch.attempt import (
     ranks_ended,
     restart_alone,
     running_yet,
-    unverified,
 )
 from eagle_eye.orchestrators.launch.budget import settle
 from eagle_eye.orchestrators.launch.gathering import abandon, consider, end, next_nodes, not_ready
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, UP, Phase, Rules, State, Step
+from eagle_eye.orchestrators.launch.warm_up import overdue, seen
 
 # Beyond the lease after which a runner that hears nothing has killed its ranks.
 LEASE_MARGIN_S = 10.0
@@ -52,6 +53,8 @@ def _dispatch(rules: Rules, state: State, happening: on.Happening, now: on.Momen
             return asked(rules, state, happening, now)
         case on.CheckpointChosen() | on.StepSeen() | on.CheckpointWritten():
             return progress(rules, state, happening, now)
+        case on.RanksSeen():
+            return seen(state, happening)
         case on.Cancelled(reason, exit_code):
             return end(state, Phase.CANCELLED, reason, exit_code)
         case on.StartImpossible(attempt, detail):
@@ -175,7 +178,7 @@ def _tick(rules: Rules, state: State, now: on.Moment) -> Step:
     if state.phase is Phase.STARTING:
         return _start_late(rules, state, now)
     if state.phase is Phase.VERIFYING:
-        return unverified(state)
+        return overdue(rules, state, now)
     if state.phase is Phase.DECIDING:
         return restart_alone(rules, state, "no word from Eagle Eye on the failed attempt", now)
     return replace(state, due_s=NEVER_S), []

@@ -11,6 +11,7 @@ import msgspec
 
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch.checkpoints import Span
+from eagle_eye.orchestrators.launch.known_starts import KnownStarts
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.state import ENDED, Phase, State
 from eagle_eye.orchestrators.whole_file import write_whole
@@ -31,6 +32,7 @@ class Memory(msgspec.Struct, frozen=True):
     members: list[str] = []
     restarts: int = 0
     step_max: int | None = None
+    starts: KnownStarts = KnownStarts()
     phase: str = Phase.FINISHED.value
     launch: str = ""
 
@@ -47,6 +49,7 @@ def remember(memory: Memory, state: State) -> Memory:
         members=list(state.members),
         restarts=state.restarts,
         step_max=state.step_max,
+        starts=state.starts,
         phase=state.phase.value,
     )
 
@@ -68,6 +71,7 @@ def resume(memory: Memory, fleet: Fleet, attempts_before: int = 0) -> State:
         distrust_since_s=memory.distrust_since_s,
         restarts=0 if ended else memory.restarts,
         step_max=memory.step_max,
+        starts=memory.starts,
     )
 
 
@@ -105,7 +109,7 @@ class MemoryFile:
             memory = msgspec.json.decode(self._path.read_bytes(), type=Memory)
         except FileNotFoundError:
             memory = Memory(job)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OrchestratorError(f"{self._path}: {error}; repair or remove it") from None
         if memory.job != job:
             raise OrchestratorError(f"{self._path} belongs to job {memory.job!r}; use another --state-dir")

@@ -72,6 +72,12 @@ class Check(msgspec.Struct, frozen=True, tag_field="do", tag="check"):
     """Check the node again; answered by Ready or Unfit."""
 
 
+class Look(msgspec.Struct, frozen=True, tag_field="do", tag="look"):
+    """Say where the attempt's ranks are; answered by Seen."""
+
+    attempt: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag_field="do", tag="ping"):
     """The coordinator is still there; answered by Alive."""
 
@@ -82,6 +88,14 @@ class Rank(msgspec.Struct, frozen=True):
     rank: int
     local_rank: int
     pid: int
+
+
+class RankSight(msgspec.Struct, frozen=True):
+    """Where a rank is: whether its process is stopped, and whether it has come to the store (None: not known)."""
+
+    rank: int
+    stopped: bool
+    joined: bool | None
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -132,6 +146,13 @@ class Ended(msgspec.Struct, frozen=True, tag_field="is", tag="ended"):
     detail: str = ""
 
 
+class Seen(msgspec.Struct, frozen=True, tag_field="is", tag="seen"):
+    """Where the node's ranks are."""
+
+    attempt: int
+    ranks: list[RankSight] = []
+
+
 class Stopped(msgspec.Struct, frozen=True, tag_field="is", tag="stopped"):
     """Nothing of any attempt runs on the node, but for ``survivors``: processes that cannot be killed."""
 
@@ -145,9 +166,9 @@ class Logs(msgspec.Struct, frozen=True, tag_field="is", tag="logs"):
     files: dict[str, str]
 
 
-ToRunner = Configure | Start | Stop | Check | Ping
+ToRunner = Configure | Start | Stop | Check | Look | Ping
 OfStandby = Prepare | Prepared | Forked
-FromRunner = Alive | Ready | Unfit | Started | Ended | Stopped | Logs
+FromRunner = Alive | Ready | Unfit | Started | Seen | Ended | Stopped | Logs
 
 decode_to_runner = msgspec.json.Decoder(ToRunner).decode
 decode_from_runner = msgspec.json.Decoder(FromRunner).decode

@@ -19,6 +19,7 @@ from eagle_eye.orchestrators.launch.messages import (
     Check,
     Configure,
     FromRunner,
+    Look,
     Ping,
     Start,
     Stop,
@@ -26,6 +27,7 @@ from eagle_eye.orchestrators.launch.messages import (
     decode_from_runner,
     line,
 )
+from eagle_eye.orchestrators.logs import one_line
 
 RUNNER = ("-m", "eagle_eye.orchestrators.launch.runner")
 KILLED_WITHIN_S = 2.0
@@ -90,6 +92,10 @@ class NodeRunner:
         """The runner has its node checked again and says what came of it."""
         self._send(Check())
 
+    def look(self, attempt: int) -> None:
+        """The runner says where the attempt's ranks are."""
+        self._send(Look(attempt))
+
     def run(self, start: Start) -> None:
         """The ranks will be started, replacing what runs."""
         self._send(start)
@@ -143,9 +149,9 @@ class NodeRunner:
             for text in stdout:
                 try:
                     message = decode_from_runner(text)
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     # Banners of whatever runs commands on the node.
-                    sys.stderr.write(f"{self.node}: {text.decode(errors='replace')}")
+                    sys.stderr.write(f"{self.node}: {one_line(text.decode(errors='replace').rstrip())}\n")
                     continue
                 self._heard_s = time.monotonic()
                 if not self._abandoned:

@@ -34,6 +34,14 @@ class StopRanks:
 
 
 @dataclass(frozen=True)
+class LookAtRanks:
+    """Have the runners say where the attempt's ranks are."""
+
+    attempt: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Abandon:
     """Give the node's runner up; whatever of it can be reached from here is killed. Another one is tried later."""
 
@@ -57,11 +65,12 @@ class Revive:
 
 @dataclass(frozen=True)
 class TellServer:
-    """The job's state, and the membership of its attempt."""
+    """The job's state, and the membership of its attempt; ``held_up_by`` are the ranks that keep it from starting."""
 
     state: str
     attempt: int
     nodes: tuple[str, ...]
+    held_up_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,5 +122,5 @@ class End:
     exit_code: int
 
 
-RunnerOrder = StartRanks | StopRanks | Abandon | Check | Revive
+RunnerOrder = StartRanks | StopRanks | LookAtRanks | Abandon | Check | Revive
 Order = RunnerOrder | ChooseCheckpoint | TellServer | TellUnfit | Running | Answer | Say | Persist | End

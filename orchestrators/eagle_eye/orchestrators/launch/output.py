@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from eagle_eye.orchestrators.logs import one_line
+
 
 class Output:
     """Writes to ``stream``; from any thread. A reader who went away does not end the job."""
@@ -46,4 +48,4 @@ def _word(value: Any) -> str:
         return ",".join(_word(item) for item in value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_word(item)}" for name, item in value.items()) + "}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else one_line(str(value))  # what ranks wrote is among it

@@ -28,8 +28,12 @@ from eagle_eye.orchestrators.launch.messages import (
     Ended,
     FromRunner,
     Logs,
+    Look,
     Ping,
+    Rank,
+    RankSight,
     Ready,
+    Seen,
     Start,
     Started,
     Stop,
@@ -41,6 +45,7 @@ from eagle_eye.orchestrators.launch.messages import (
 )
 from eagle_eye.orchestrators.launch.own_process import PR_SET_CHILD_SUBREAPER, note, prctl, write
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
+from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
 
 KILL_DEADLINE_S = 3.0
@@ -63,6 +68,8 @@ class Runner:
         self._child_unread = b""
         self._child_attempt = 0
         self._child_ended = True
+        self._ranks: list[Rank] = []
+        self._store_port = 0
         self._logs_owed: Path | None = None
         self._prepared, self._prepared_end = os.pipe()
         self._selector.register(self._prepared, selectors.EVENT_READ, self._join)
@@ -124,6 +131,8 @@ class Runner:
                 survivors = self._kill()
                 self._bring_logs()
                 self._say(Stopped(survivors))
+            case Look(attempt):
+                self._say(Seen(attempt, self._look(attempt)))
             case Ping():
                 self._say(Alive(self._doing))
 
@@ -196,11 +205,15 @@ class Runner:
         os.close(write_end)
         self._child_pipe, self._child_unread = read_end, b""
         self._child_attempt, self._child_ended = start.attempt, False
+        self._ranks, self._store_port = [], start.store_port
         folder = Path(start.log_dir)
         self._logs_owed = None if logs.is_marked(folder.parent.parent, self._configured.launch) else folder
         if self._logs_owed is not None:
             logs.drop_old(folder.parent.parent, start.attempt)
         self._selector.register(read_end, selectors.EVENT_READ, self._read_child)
+
+    def _look(self, attempt: int) -> list[RankSight]:
+        return look_at_ranks(self._ranks, self._store_port) if attempt == self._child_attempt else []
 
     def _read_child(self) -> None:
         assert self._child_pipe is not None  # noqa: S101 - registered only while there is one
@@ -211,6 +224,8 @@ class Runner:
         *lines, self._child_unread = (self._child_unread + received).split(b"\n")
         for text in lines:
             message = decode_from_runner(text)
+            if isinstance(message, Started):
+                self._ranks = message.ranks
             if isinstance(message, Started) and not message.standby:
                 message = msgspec.structs.replace(message, why_not=self._standbys.why_not)
             if isinstance(message, Ended):

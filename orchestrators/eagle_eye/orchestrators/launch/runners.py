@@ -86,6 +86,11 @@ class Runners:
         if node in self._runners:
             self._runners[node].stop()
 
+    def look(self, node: str, attempt: int) -> None:
+        """The node's runner says where its ranks are, if there is one."""
+        if node in self._runners:
+            self._runners[node].look(attempt)
+
     def check(self, node: str) -> None:
         """The node is checked again, by the runner that it has or by a new one."""
         if (runner := self._runners.get(node)) is not None and runner.alive:
@@ -158,6 +163,11 @@ class Runners:
             case messages.Started():
                 self.started[node] = message
                 self._post(on.RanksStarted(node, message.attempt))
+            case messages.Seen(attempt, ranks):
+                absent = tuple(one.rank for one in ranks if one.joined is False)
+                stopped = tuple(one.rank for one in ranks if one.stopped)
+                joined = sum(one.joined is True for one in ranks)
+                self._post(on.RanksSeen(node, attempt, joined, absent, stopped, self._in_touch()))
             case messages.Ended(attempt, success, exits, detail):
                 codes = tuple((one.rank, one.exit_code) for one in exits)
                 self._post(on.RanksEnded(node, attempt, success, codes, detail, self._in_touch()))

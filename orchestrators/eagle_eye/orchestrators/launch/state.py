@@ -8,9 +8,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
+from eagle_eye.orchestrators.launch.known_starts import KnownStarts
 from eagle_eye.orchestrators.launch.plan import Fleet
 
 NEVER_S = float("inf")
@@ -52,7 +54,9 @@ class Rules:
 
     ``silent_within_s`` is for a runner that has spoken and then does not answer, ``ready_within_s`` and
     ``started_within_s`` for one that answers and is not done. A running attempt's runner is given the lease after
-    which it has killed its ranks. ``checkpoints`` says whether the launcher sees the job's checkpoints.
+    which it has killed its ranks. ``verified_within_s`` is how long a first step is waited for, ``warm_within_s`` at
+    the least before a start is looked at that is known to take less. ``checkpoints`` says whether the launcher sees
+    the job's checkpoints.
     """
 
     fleet: Fleet
@@ -66,6 +70,7 @@ class Rules:
     stopped_within_s: float = 5.0
     started_within_s: float = 60.0
     verified_within_s: float = 1_800.0
+    warm_within_s: float = 600.0
     checkpoints: bool = False
     grow_at_checkpoint: bool = False
     check: bool = False
@@ -82,7 +87,9 @@ class State:
     checkpoint was ever seen, ``resumed_step`` that of the checkpoint resumed from, None for the beginning, once it
     is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``. ``raised`` are
     the exceptions that ended this attempt's ranks, ``raised_before`` those of the last one, if it was restarted from
-    by the launcher itself. Dues are monotonic times.
+    by the launcher itself. ``starts`` is what starts took; while ``looking``, ``sights`` says where ranks are.
+    ``stuck`` are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Dues are
+    monotonic times.
     """
 
     phase: Phase = Phase.GATHERING
@@ -108,6 +115,11 @@ class State:
     advanced: bool = False
     raised: Raised = field(default_factory=Raised)
     raised_before: Raised = field(default_factory=Raised)
+    starts: KnownStarts = field(default_factory=KnownStarts)
+    looking: bool = False
+    sights: tuple[on.RanksSeen, ...] = ()
+    stuck: frozenset[str] = frozenset()
+    stuck_again: frozenset[str] = frozenset()
     up_since_s: float = NEVER_S
     ready_due_s: float = field(default=NEVER_S)
     stopped_due_s: float = field(default=NEVER_S)

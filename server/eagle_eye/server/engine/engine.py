@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -16,12 +16,13 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.earlier_attempt import inherited
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.node_tracks import Floats, NodeTracks, Places
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.server.engine.routing import Route, Routed, RouteTable, placing, struck
-from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, hearing
+from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, failed_by_itself, hearing, since_s
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
 from eagle_eye.server.engine.topology import Topology
@@ -85,7 +86,7 @@ class Engine:
         self._nodes.hear(place, received_s, farewell=any(event.kind == "agent_stop" for event in frame.events))
         route = self._route(frame)
         for job in route.tracks:
-            job.adopt_interval(self._nodes.pace_s(frame.node))
+            job.adopt_interval(self._nodes.pace_s(frame.node), for_good=bool(frame.blocks))
         if frame.blocks:
             route.place(frame)
         for event in frame.events:
@@ -127,6 +128,7 @@ class Engine:
             if not job.ranks:
                 return
             known = self._begin(job.job, job.attempt, self._interval_s(job.ranks), job.updated_s)
+        known.held_up_by = frozenset(job.held_up_by)
         if job.ranks and not known.declared:
             self._begin_epoch()
             known.declare(job.ranks)
@@ -149,6 +151,7 @@ class Engine:
         """Judge every job, one after the other; nothing may be observed before the last."""
         for job in [track.job for track in self._jobs.values() if now_s - track.touched_s > FORGET_JOB_S]:
             self._drop(job)
+        self._forget([job.job for job in self._declared.values() if self._is_over(job, now_s)])
         self._bound_memory()
         for track in list(self._jobs.values()):
             yield self._judge(track, now_s)
@@ -197,9 +200,9 @@ class Engine:
         state = declared.state if declared is not None and declared.attempt >= track.attempt else "running"
         verdicts: list[Verdict] = []
         blind: dict[str, str] = {}
-        crashed = declared is not None and state == "failed" and _failed_by_itself(declared)
+        crashed = declared is not None and state == "failed" and failed_by_itself(declared)
         limit_s = max(self.settings.silent_floor_s, self.settings.silent_intervals * track.interval_s)
-        judged = state in RUNNING_STATES or (crashed and now_s - _since_s(declared) <= FAILED_S)
+        judged = state in RUNNING_STATES or (crashed and now_s - since_s(declared) <= FAILED_S)
         if judged and track.nodes:
             window = self.window(track, now_s, self._watching_since_s)
             verdicts, blind = self._asking.ask(window)
@@ -250,7 +253,7 @@ class Engine:
             self._nodes.set_interval_s(place, outlined.outline.interval_s)
         route = self._route(msgspec.structs.replace(outlined.hollow, time_s=time_s))
         for job in route.tracks:
-            job.adopt_interval(self._nodes.pace_s(outlined.node))
+            job.adopt_interval(self._nodes.pace_s(outlined.node), for_good=bool(outlined.outline.blocks))
         kept = self._routes.get(outlined.node) is route
         if route.outlined is not None:  # rows that were routed by it may still wait to be placed
             self._table.drop(route)
@@ -258,8 +261,7 @@ class Engine:
         route.lay_out(outlined)
         if kept:
             self._routes[outlined.node] = route
-            if route.epoch == self._epoch:
-                self._table.put(route)
+            self._table.put(route)
         return route
 
     def _jobs_in(self, frame: Frame) -> list[JobTrack]:
@@ -274,7 +276,7 @@ class Engine:
             if track is not None and not track.ranked:
                 track.add_node(frame.node)
                 found[frame.job] = track
-        for name in self._jobs_of_node.get(frame.node, ()):
+        for name in tuple(self._jobs_of_node.get(frame.node, ())):  # a job that begins may push another one out
             # Members keep their rows and events also while no rank of theirs says anything.
             known = self._of_assigned(name, frame)
             if known is not None and known.is_member(frame.node) and not self._of_another_attempt(frame, known):
@@ -353,7 +355,7 @@ class Engine:
             oldest = min(self._jobs.values(), key=lambda track: track.touched_s)
             self._drop(oldest.job)
         before = self._jobs.get(job)
-        earlier = (before.curve if len(before.curve.number) else before.earlier) if before else None
+        earlier = inherited(before, started_s, self.settings.start_deadline_s)
         track = JobTrack(job, attempt, interval_s, self.settings.window_s, started_s, earlier)
         track.limit(self._lines_max)
         track.limit_steps(self._steps_max, self._curve_max)
@@ -382,17 +384,16 @@ class Engine:
         del self._jobs[job]
         self._begin_epoch()
         self._asking.forget(job)
-        self._declared.pop(job, None)
-        self._assigned.pop(job, None)
-        for jobs in self._jobs_of_node.values():
-            jobs.discard(job)
+        self._forget({job})
 
+    def _is_over(self, job: Job, now_s: float) -> bool:
+        """Whether it is a job of long ago that no agent ever spoke of."""
+        return job.job not in self._jobs and job.state not in HELD_STATES and now_s - job.updated_s > FORGET_JOB_S
 
-def _failed_by_itself(job: Job) -> bool:
-    """Return whether the job's scheduler says that it failed, and no launcher that it is over."""
-    return job.scheduled_state == "failed" and job.declared_state in ("", "running")
-
-
-def _since_s(job: Job | None) -> float:
-    """Return since when the job is in its state."""
-    return -np.inf if job is None else job.since_s if job.since_s is not None else job.updated_s
+    def _forget(self, jobs: Collection[str]) -> None:
+        """Forget what schedulers and launchers said of jobs."""
+        for job in jobs:
+            self._declared.pop(job, None)
+            self._assigned.pop(job, None)
+        for names in self._jobs_of_node.values() if jobs else ():
+            names.difference_update(jobs)

@@ -10,11 +10,12 @@ share a kind have seen the same thing and raise nothing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from eagle_eye.detectors.faults import BY_NAME, CAUSE_ORDER
+from eagle_eye.detectors.signs.slow_share import without_cost
 from eagle_eye.detectors.types import Verdict
 
 CONFIDENCE_MAX = 0.99  # what inference can reach; only a fact is surer
@@ -76,7 +77,7 @@ def _united(members: list[Verdict]) -> Finding:
     """Return the finding whose cause is the first of a family's verdicts, which are sorted by nearness."""
     cause = members[0]
     kinds, confidence, slowdown = set(cause.kinds), cause.confidence, cause.slowdown_ratio
-    evidence, said, onset_s = list(cause.evidence), [cause.summary], cause.onset_s
+    evidence, told, onset_s = list(cause.evidence), [cause], cause.onset_s
     detectors = [cause.detector]
     for other in members[1:]:
         if other.nodes and cause.nodes and not set(other.nodes) & set(cause.nodes):
@@ -92,8 +93,8 @@ def _united(members: list[Verdict]) -> Finding:
         slowdown = other.slowdown_ratio if "compute_time" in other.kinds else max(slowdown, other.slowdown_ratio)
         evidence += [item for item in other.evidence if item not in evidence]
         onset_s = min(onset_s, other.onset_s)
-        if other.fault != cause.fault and other.summary not in said:
-            said.append(other.summary)
+        if other.fault != cause.fault and other.summary not in [known.summary for known in told]:
+            told.append(other)
     return Finding(
         verdict=dataclasses.replace(
             cause,
@@ -102,10 +103,18 @@ def _united(members: list[Verdict]) -> Finding:
             slowdown_ratio=slowdown,
             evidence=tuple(evidence[:EVIDENCE_MAX]),
             onset_s=onset_s,
-            summary="; ".join(said[:2]),
+            summary=_sentence(told[:2], slowdown),
         ),
         detectors=tuple(detectors),
     )
+
+
+def _sentence(told: Sequence[Verdict], slowdown_ratio: float) -> str:
+    """Return what the verdicts say, and once what it costs: in the words of the one that knows."""
+    knows = next((verdict for verdict in told if verdict.slowdown_ratio == slowdown_ratio), told[0])
+    if without_cost(knows.summary) == knows.summary:
+        return "; ".join(verdict.summary for verdict in told)
+    return "; ".join(v.summary if v is knows else without_cost(v.summary) for v in told)
 
 
 def _explain(fused: Fused) -> None:

@@ -155,8 +155,8 @@ class Grid:
             self._fit(max(self._columns, 2 * width, COLUMNS_FIRST))
         return first
 
-    def line(self, time_s: float) -> int | None:
-        """Return the number of the line for a row that ended at ``time_s``; None when that is too long ago.
+    def line(self, time_s: float, rows: int = 1) -> int | None:
+        """Return the number of the line for rows that ended at ``time_s``; None, and counted, if that is too long ago.
 
         A number returned is valid until the next call.
         """
@@ -167,7 +167,7 @@ class Grid:
             return self._end - 1  # the usual case: the line that is being filled
         known = self.times()
         if time_s < known[0] - tolerance and len(known) >= self._depth:
-            self.late_total += 1
+            self.late_total += rows
             return None
         after = int(np.searchsorted(known, time_s))
         near = [i for i in (after - 1, after) if 0 <= i < len(known)]

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.progress import QUIET_PHASES
-from eagle_eye.detectors.types import Curve, Floats, Happening, Link, Pause, Series, Window
+from eagle_eye.detectors.types import Beginning, Curve, Floats, Happening, Link, Pause, Series, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.engine.earlier_attempt import NOTHING, Earlier
 from eagle_eye.server.engine.grid import Columns, Grid
 from eagle_eye.server.engine.roster import Roster
 from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
@@ -35,7 +36,7 @@ LATE_S = 1.0  # how long a row may be under way before its line counts as comple
 class JobTrack:
     """One attempt of one job, fed row by row; ``window`` is what detectors see of it.
 
-    ``earlier`` is the course of the attempt before, for what only shows against it.
+    ``earlier`` is what is known of the attempts before, for what only shows against them.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class JobTrack:
         interval_s: float,
         window_s: float,
         started_s: float,
-        earlier: Curve | None = None,
+        earlier: Earlier = NOTHING,
     ) -> None:
         self.job = job
         self.attempt = attempt
@@ -62,6 +63,7 @@ class JobTrack:
         self._steps = StepGrid()
         self._fed_until_s = -math.inf
         self.interval_s = interval_s
+        self._interval_settled = False
         self._events: deque[Happening] = deque()
         self._repeats: dict[tuple[str, str | None, int, str], int] = {}
         self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
@@ -71,12 +73,14 @@ class JobTrack:
         self.touched_s = started_s  # the newest row or word about the job
         self._steps_seen = 0
         self._paces: deque[float] = deque(maxlen=32)
+        self.held_up_by: frozenset[int] = frozenset()  # by the launcher's word
         self.declared = False  # whether a scheduler or launcher named the members
         self.events_dropped_total = 0
 
-    def adopt_interval(self, interval_s: float) -> None:
-        """Take the agents' interval for the grid's; a job can be declared before any agent was heard."""
-        if interval_s != self.interval_s and not len(self._devices.times()) and not len(self._node_rows.times()):
+    def adopt_interval(self, interval_s: float, *, for_good: bool) -> None:
+        """Take an agent's interval for the grid's, until one was taken ``for_good``: that of the first rows."""
+        settled, self._interval_settled = self._interval_settled, self._interval_settled or for_good
+        if not settled and interval_s != self.interval_s:
             self._make_grids(interval_s)
             self._devices.add_columns(self._roster.series_count)
             self._node_rows.add_columns(len(self._roster.nodes))
@@ -193,8 +197,8 @@ class JobTrack:
         return column
 
     def set_silence(self, column: int, seconds: float) -> None:
-        """Note for how long a rank's living process has said nothing."""
-        self._roster.silent_s[column] = seconds
+        """Note for how long a living process has said nothing, of a rank that its agent has named."""
+        self._roster.silent_s[column], self._roster.named[column] = seconds, True
 
     def node_column(self, node: str) -> int:
         """Return a member's column among the node rows."""
@@ -208,12 +212,22 @@ class JobTrack:
         return column
 
     def write(
-        self, time_s: float, scope: Scope, metrics: Sequence[str], columns: slice | Columns, values: Floats
+        self,
+        time_s: float,
+        scope: Scope,
+        metrics: Sequence[str],
+        columns: slice | Columns,
+        values: Floats,
+        *,
+        more: bool = False,
     ) -> None:
-        """Place rows of one moment in columns, each named once; ``values`` is (metrics, columns)."""
+        """Place rows of one moment in columns, each named once; ``values`` is (metrics, columns).
+
+        ``more``: these are further metrics of the rows before, counted already if they came too late.
+        """
         self.touched_s = max(self.touched_s, time_s)
         grid = self._grids_of[scope]
-        line = grid.line(time_s)
+        line = grid.line(time_s, 0 if more else values.shape[1])
         if line is None:
             return
         grid.write(line, metrics, columns, values)
@@ -277,7 +291,8 @@ class JobTrack:
             advanced_s=self._advanced_s,
             steps=self._steps.steps(),
             curve=self._steps.curve(),
-            earlier=self.earlier,
+            earlier=self.earlier.curve,
+            beginning=Beginning(self._roster.named.copy(), self.held_up_by, self.earlier.mute_starts),
             pauses=tuple(self._pauses),
             events=tuple(self._events),
         )
@@ -297,11 +312,10 @@ class JobTrack:
         """Return the switch of each node, and the links with theirs; worked out again only when something joined."""
         made_for = (topology, len(self.nodes), len(self._links))
         if self._made_for != made_for:
-            of_node = topology.switch_of_node if topology else {}
-            of_link = topology.switch_of_link if topology else {}
-            self._switches = tuple(of_node.get(node, "") for node in self.nodes)
+            known = topology or Topology()
+            self._switches = tuple(known.switch_of_node.get(node, "") for node in self.nodes)
             self._made_links = tuple(
-                Link(node, link, of_link.get(node, {}).get(link, "")) for node, link in self._links
+                Link(node, link, known.switch_of_link.get(node, {}).get(link, "")) for node, link in self._links
             )
             self._made_for = made_for
         return self._switches, self._made_links

@@ -29,6 +29,7 @@ class Roster:
         self.phase: list[str] = []
         self._silent_s: NDArray[np.float64] = np.zeros(GROWTH_MIN)
         self._phase_since_s: NDArray[np.float64] = np.full(GROWTH_MIN, -math.inf)
+        self._named: NDArray[np.bool_] = np.zeros(GROWTH_MIN, dtype=np.bool_)
 
     def add_node(self, node: str) -> bool:
         """Make the node known and return whether it is new."""
@@ -50,6 +51,7 @@ class Roster:
             if column >= len(self._silent_s):
                 self._silent_s = np.concatenate([self._silent_s, np.zeros(column)])
                 self._phase_since_s = np.concatenate([self._phase_since_s, np.full(column, -math.inf)])
+                self._named = np.concatenate([self._named, np.zeros(column, dtype=np.bool_)])
             self._changes += 1
         elif rank >= 0 and self._series[column].rank != rank:
             self._series[column] = Series(node, device, rank)
@@ -70,6 +72,11 @@ class Roster:
     def phase_since_s(self) -> NDArray[np.float64]:
         """Since when each rank is in its phase: (S,), -inf unknown; a view that may be written."""
         return self._phase_since_s[: len(self._series)]
+
+    @property
+    def named(self) -> NDArray[np.bool_]:
+        """Whether an agent has named each rank: (S,), a view that may be written."""
+        return self._named[: len(self._series)]
 
     def node_index(self, node: str) -> int:
         """Return a known node's column among the node rows."""

@@ -195,9 +195,10 @@ def _place_rows(layout: Layout, time_s: float, firsts: NDArray[np.intp], matrix:
     """Write rows of one layout and moment to one job; ``firsts`` are each row's columns, as of its Route."""
     parts = [part for part in layout.parts if part.keys]
     for place, part in enumerate(parts):
+        more = place > 0 and part.keys == parts[place - 1].keys and part.scope is parts[place - 1].scope
         chosen = (firsts[:, place, None] + np.arange(len(part.keys))).ravel()
         values = layout.values(part, matrix).transpose(1, 0, 2).reshape(len(part.metrics), -1)
-        track.write(time_s, part.scope, part.metrics, chosen, values)
+        track.write(time_s, part.scope, part.metrics, chosen, values, more=more)
 
 
 def _placements(frame: Frame, block: Block, tracks: Iterable[JobTrack]) -> Iterable[Placement]:

@@ -7,9 +7,12 @@ nobody.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from eagle_eye.server.records import Job
 
 MARGIN_S = 2.0  # clocks of nodes may differ by so much from ours, and the onset of a fault with them
 CAUSED_BY_SCHEDULERS = frozenset({"process_crash"})  # facts that are no proof against hardware
@@ -90,3 +93,13 @@ def hearing(job: str, started_s: float, words: Collection[SchedulerWord]) -> Hea
         if word.heard_s is None or word.heard_s < started_s + MARGIN_S:
             return Hearing(word.source, word.heard_s, word.patience_s)
     return NO_SCHEDULER
+
+
+def failed_by_itself(job: Job) -> bool:
+    """Return whether the job's scheduler says that it failed, and no launcher that it is over."""
+    return job.scheduled_state == "failed" and job.declared_state in ("", "running")
+
+
+def since_s(job: Job | None) -> float:
+    """Return since when the job is in its state; -inf for one that nobody spoke of."""
+    return -math.inf if job is None else job.since_s if job.since_s is not None else job.updated_s

@@ -1,0 +1,43 @@
+"""How long starts of this job took, and so how long the next one may take. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+KNOWN_MARGIN = 3.0  # over the longest start that is known
+
+
+class KnownStarts(msgspec.Struct, frozen=True):
+    """The longest start of this job that led to a step, from the beginning and from a checkpoint; None: none did.
+
+    ``nodes`` are those that took part in one.
+    """
+
+    nodes: frozenset[str] = frozenset()
+    fresh_s: float | None = None
+    resumed_s: float | None = None
+
+    @property
+    def any_known(self) -> bool:
+        """Whether a start of this job was ever seen to end, so that the end of another one would be seen."""
+        return self.fresh_s is not None or self.resumed_s is not None
+
+    def after(self, members: Iterable[str], took_s: float, *, resumed: bool) -> KnownStarts:
+        """Return them with one more."""
+        nodes = self.nodes | frozenset(members)
+        if resumed:
+            return KnownStarts(nodes, self.fresh_s, max(took_s, self.resumed_s or 0.0))
+        return KnownStarts(nodes, max(took_s, self.fresh_s or 0.0), self.resumed_s)
+
+    def limit_s(self, members: Iterable[str], least_s: float, most_s: float, *, resumed: bool) -> float:
+        """Return after how long a start is to be looked at.
+
+        Before ``most_s`` only where these very nodes have started the job before, in the same way: to load a checkpoint
+        may take longer than to begin.
+        """
+        took_s = self.resumed_s if resumed else self.fresh_s
+        if took_s is None or not self.nodes.issuperset(members):
+            return most_s
+        return min(most_s, max(least_s, KNOWN_MARGIN * took_s))

@@ -1,0 +1,47 @@
+"""Where a node's ranks are while they start: which processes are stopped, which have come to the store. Reads /proc."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import psutil
+
+from eagle_eye.orchestrators.launch.messages import Rank, RankSight
+
+PROCESSES_MAX = 64  # of one rank that are looked at: its data loaders have no part in this
+
+
+def look_at_ranks(ranks: Iterable[Rank], store_port: int) -> list[RankSight]:
+    """Return where each rank is. A rank has come once a process of its own has a connection to the store.
+
+    That connection is made at ``init_process_group`` and kept; one that goes elsewhere by itself never comes. What
+    cannot be read of a process is None, and no fault of it. A process that a debugger holds is not stopped.
+    """
+    return [_look(rank, store_port) for rank in ranks]
+
+
+def _look(rank: Rank, store_port: int) -> RankSight:
+    stopped, joined, read = False, False, False
+    for process in _family(rank.pid):
+        with contextlib.suppress(psutil.Error, OSError):
+            stopped = stopped or process.status() == psutil.STATUS_STOPPED
+            joined = joined or _has_come(process, store_port)
+            read = True
+    return RankSight(rank.rank, stopped, joined if read else None)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)][:PROCESSES_MAX]
+    except psutil.Error:
+        return []
+
+
+def _has_come(process: psutil.Process, store_port: int) -> bool:
+    # Its name before psutil 6.
+    connections = getattr(process, "net_connections", None) or process.connections
+    return any(
+        one.raddr and one.raddr[1] == store_port and one.status == psutil.CONN_ESTABLISHED for one in connections("tcp")
+    )

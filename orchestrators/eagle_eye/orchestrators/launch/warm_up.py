@@ -1,0 +1,97 @@
+"""From the ranks' start to the attempt's first step: how long that may take, and who holds it up. Pure.
+
+What a start takes is learned from those of this job. Only one that is longer than any known one, and in which a few
+ranks are stopped or have not come to the rendezvous while the others have, is ended: absence of a step alone is not
+enough, for it may be that nobody could tell of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.attempt import attempt_failed, unverified
+from eagle_eye.orchestrators.launch.state import Rules, State, Step
+
+LOOK_WITHIN_S = 5.0  # for runners to say where their ranks are
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Who holds a start up: ranks that are stopped and those that have not come, and the nodes that they are on."""
+
+    nodes: frozenset[str]
+    stopped: tuple[int, ...]
+    absent: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        parts = [("are stopped", self.stopped), ("have not come to the rendezvous, as others have", self.absent)]
+        return "; ".join(f"ranks {', '.join(map(str, ranks))} {what}" for what, ranks in parts if ranks)
+
+
+def overdue(rules: Rules, state: State, now: on.Moment) -> Step:
+    """Have the ranks looked at, and judge what was seen once there was time to say it."""
+    if not rules.verified_within_s:
+        return unverified(state)
+    if not state.looking:
+        state = replace(state, looking=True, sights=(), due_s=now.monotonic_s + LOOK_WITHIN_S)
+        return state, [to.LookAtRanks(state.attempt, state.members)]
+    state = replace(state, looking=False)
+    held = held_up(state.members, state.sights)
+    waited_s = now.monotonic_s - state.up_since_s
+    if held is not None and state.starts.any_known:
+        return _stuck(rules, state, held, waited_s, now)
+    if waited_s < rules.verified_within_s:
+        return replace(state, due_s=state.up_since_s + rules.verified_within_s), []
+    return unverified(state, "" if held is None else str(held))
+
+
+def seen(state: State, sight: on.RanksSeen) -> Step:
+    """Where a node's ranks are was noted, if it was asked for."""
+    if not state.looking or sight.attempt != state.attempt or sight.node not in state.members:
+        return state, []
+    return replace(state, sights=(*state.sights, sight)), []
+
+
+def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> Held | None:
+    """Return who holds the start up, None where nobody stands out.
+
+    At most half of the nodes, and not all, can: whoever stops a whole job wants it stopped.
+    """
+    latest = {seen.node: seen for seen in sights}
+    come = sum(seen.joined for seen in latest.values())
+    absent = [rank for seen in latest.values() for rank in seen.absent] if come else []
+    if len(absent) > come:
+        absent = []  # they come by another way, or most are still loading
+    stopped = [rank for seen in latest.values() for rank in seen.stopped]
+    nodes = frozenset(seen.node for seen in latest.values() if {*seen.absent, *seen.stopped} & {*absent, *stopped})
+    if not nodes or 2 * len(nodes) > len(members) or len(nodes) == len(members):
+        return None
+    return Held(nodes, tuple(sorted(stopped)), tuple(sorted({*absent} - {*stopped})))
+
+
+def _stuck(rules: Rules, state: State, held: Held, waited_s: float, now: on.Moment) -> Step:
+    """The attempt fails; a node that holds a second start in a row up is left out of the next one."""
+    nodes = sorted(held.nodes)
+    again = held.nodes & state.stuck
+    state = replace(state, stuck=held.nodes, stuck_again=again)
+    reason = f"no first step within {waited_s:.0f} s; {', '.join(nodes)}: {held}"
+    ranks = (*held.stopped, *held.absent)
+    told: list[to.Order] = [
+        to.TellServer("running", state.attempt, state.members, tuple(sorted(ranks))),
+        to.Say(
+            "start_stuck",
+            {
+                "nodes": nodes,
+                "stopped": list(held.stopped),
+                "absent": list(held.absent),
+                "waited_s": round(waited_s, 1),
+            },
+        ),
+    ]
+    wait_s = rules.verdict_wait_s if any(seen.in_touch for seen in state.sights) else 0.0
+    state, orders = attempt_failed(rules, state, reason, now, wait_s)
+    return state, [*told, *orders]
