@@ -31,7 +31,7 @@ RUN install -d -o 65532 -g 0 -m 0770 /var/lib/eagle-eye
 ENV PATH=/opt/eagle-eye/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
-EXPOSE 8471
+EXPOSE 8472
 USER 65532:65532
 VOLUME ["/var/lib/eagle-eye"]
 ENTRYPOINT ["eagle-eye"]

@@ -3,11 +3,13 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import logging
 import re
 from pathlib import Path
 
 import pytest
 
+from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch import command
 from eagle_eye.orchestrators.launch.memory import Memory, MemoryFile
@@ -91,6 +93,30 @@ def test_output_for_programs_and_for_people() -> None:
         "time": 5.0, "event": "excluded", "job": "j", "attempt": 2, "nodes": ["n2"],
     }  # fmt: skip
     assert for_people.getvalue().endswith("attempt 2: excluded  nodes=n2\n")
+
+
+def test_what_ranks_wrote_begins_no_line_of_its_own() -> None:
+    stream = io.StringIO()
+    Output(stream, "j", as_json=False).say("failed", 1, {"tails": {"n1": "Error\n\x1b[2J12:00:00 attempt 9: finished"}})
+    assert len(stream.getvalue().splitlines()) == 1
+    assert r"Error\n\x1b[2J12:00:00" in stream.getvalue()
+
+
+def test_names_in_the_log_begin_no_line_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    root.handlers = []
+    try:
+        logs.to_stderr()
+        logging.getLogger("x").error(
+            "node %s", "n1\nINFO forged\x1b[2J\u2028", exc_info=ValueError("first\nERROR second")
+        )
+    finally:
+        root.handlers, root.level = handlers, level
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == r"ERROR node n1\nINFO forged\x1b[2J\u2028"
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert len(lines) > 1
 
 
 def test_a_reader_who_went_away_does_not_end_the_job() -> None:

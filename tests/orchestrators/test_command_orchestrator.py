@@ -180,7 +180,15 @@ def test_any_other_end_is_a_failure_in_its_own_words(playing: Playing, text: str
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "{", "[]", '{"attempt": "3"}', '{"attempt": 1, "nodes": [], "running": true, "state": "asleep"}']
+    "answer",
+    [
+        "",
+        "{",
+        "[]",
+        '{"attempt": "3"}',
+        '{"attempt": 1, "nodes": [], "running": true, "state": "asleep"}',
+        '{"more": ' + "[" * 10_000,
+    ],
 )
 def test_a_state_that_is_not_understood_is_not_taken_for_one(playing: Playing, answer: str) -> None:
     with pytest.raises(CannotCarryOutError):
@@ -229,8 +237,21 @@ def test_endless_output_and_unread_input_are_bounded(playing: Playing) -> None:
     ended = playing.programs.run(
         [sys.executable, "-ISc", "for n in range(200_000): print(n)"], b"x" * 1_000_000, 30.0, {}
     )
-    assert (ended.exit_code, ended.late, len(ended.out)) == (0, False, OUTPUT_BYTES_MAX)
+    assert (ended.exit_code, ended.late, ended.cut, len(ended.out)) == (0, False, True, OUTPUT_BYTES_MAX)
     assert ended.out.endswith("199999\n")
+
+
+MANY = 'import json; print(json.dumps({"attempt": 1, "nodes": [f"n{i}" for i in range(20_000)], "running": True}))'
+
+
+def test_a_job_of_many_nodes_is_told_whole(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
+    orchestrator = playing.program(MANY)
+    state = orchestrator.state("j")
+    assert state is not None
+    assert len(state.nodes) == 20_000
+    monkeypatch.setattr("eagle_eye.orchestrators.command.orchestrator.STATE_BYTES_MAX", 100_000)
+    with pytest.raises(CannotCarryOutError, match="answer to 'state' has more than 100000 bytes"):
+        orchestrator.state("j")
 
 
 def test_closing_ends_what_runs_and_nothing_begins_after_it(playing: Playing) -> None:
@@ -279,9 +300,10 @@ print(json.dumps({
 
 
 def test_a_spoiled_memory_is_an_error_and_no_empty_one(playing: Playing) -> None:
-    (playing.folder / "out.json").write_text("[")
-    with pytest.raises(OrchestratorError, match="repair or remove it"):
-        playing.program(ECHO)
+    for content in (b"[", b'{"n1": "\xff"}'):
+        (playing.folder / "out.json").write_bytes(content)
+        with pytest.raises(OrchestratorError, match="repair or remove it"):
+            playing.program(ECHO)
 
 
 def test_it_is_an_orchestrator(playing: Playing) -> None:

@@ -210,7 +210,7 @@ def test_a_subscription_made_by_hand_a_dry_run_and_the_state_of_a_job(site: Site
     [
         (["--listen", "0.0.0.0:0"], "--webhook-url is missing"),
         (["--server", "ftp://x"], "server is 'ftp://x'; expected http"),
-        (["--token-file", "/nowhere"], "--token-file /nowhere: FileNotFoundError"),
+        (["--token-file", "/nowhere"], "--token-file /nowhere: No such file"),
         (["--secret-file", "/nowhere"], "--secret-file /nowhere: No such file"),
         (["--report-state", "--jobs", "llm-*"], "--report-state: expected the jobs' names"),
         (["--env", "A"], "--env 'A': expected KEY=VALUE"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,9 +153,10 @@ def test_what_was_begun_comes_back_first_with_how_far_it_had_come(endpoint: Endp
     assert endpoint.queued() == [Resumption(second, "restarting"), first]
 
 
-def test_how_a_job_is_being_untellable_is_no_reason_to_refuse(endpoint: Endpoint) -> None:
+@pytest.mark.parametrize("trouble", [CannotCarryOutError("slurmctld does not answer"), RuntimeError("a fault of ours")])
+def test_how_a_job_is_being_untellable_is_no_reason_to_refuse(endpoint: Endpoint, trouble: Exception) -> None:
     def nobody_knows(_job: str) -> JobState | None:
-        raise CannotCarryOutError("slurmctld does not answer")
+        raise trouble
 
     endpoint.intake.job_state = nobody_knows
     assert endpoint.send(event_body(action(time.time()))).json()["outcome"] == "queued"
@@ -261,6 +263,16 @@ def test_other_content_types_methods_paths_and_oversized_bodies(endpoint: Endpoi
         assert client.get(endpoint.url + "healthz").status_code == 200
 
 
+def test_a_body_that_does_not_come_is_not_waited_for(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "BODY_S_MAX", 0.1)
+    headers = b"host: x\r\ncontent-type: application/cloudevents+json\r\nwebhook-id: x\r\ncontent-length: 10\r\n"
+    with socket.create_connection(endpoint.socket.getsockname(), 5.0) as client:
+        client.sendall(b"POST / HTTP/1.1\r\n" + headers + b"\r\n{")
+        said = b"".join(iter(lambda: client.recv(4_096), b""))  # until it hangs up
+    assert said.startswith(b"HTTP/1.1 408 ")
+    assert b"within 0.1 s" in said
+
+
 def test_a_full_queue_asks_to_come_again_and_records_nothing(endpoint: Endpoint) -> None:
     endpoint.intake.work = queue.Queue(1)
     endpoint.intake.work.put(Readmission((), ""))
@@ -268,6 +280,14 @@ def test_a_full_queue_asks_to_come_again_and_records_nothing(endpoint: Endpoint)
     assert_problem(answer, 503, "busy")
     assert answer.headers["retry-after"] == "5"
     assert endpoint.ledger.state_of("act-1") is None
+
+
+def test_a_withdrawal_needs_no_room_in_the_queue(endpoint: Endpoint) -> None:
+    endpoint.intake.work = queue.Queue(1)
+    endpoint.send(event_body(action(time.time())))
+    assert endpoint.intake.work.full()
+    withdrawal = event_body({"action_id": "act-1"}, ACTION_WITHDRAWN, "evt-2")
+    assert endpoint.send(withdrawal, "evt-2").json()["outcome"] == "cancelled"
 
 
 def test_actions_keep_their_order(endpoint: Endpoint) -> None:

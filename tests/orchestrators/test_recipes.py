@@ -201,5 +201,5 @@ def test_the_documented_file_is_read(tmp_path: Path) -> None:
     kind = next(kind for kind in KINDS if kind.name == "command")
     options = settings.read(kind, ["--config", str(file)], {})
     assert (options.webhook_url, options.program, options.timeout) == (
-        "http://login1:8471/", ["/opt/site/jobs.py"], 120.0,
+        "http://login1:8472/", ["/opt/site/jobs.py"], 120.0,
     )  # fmt: skip

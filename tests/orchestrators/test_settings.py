@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from eagle_eye.orchestrators import option_values
+from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS
 from eagle_eye.schema.configuration import ConfigurationError
@@ -18,7 +22,7 @@ def read(*flags: str, **environ: str) -> argparse.Namespace:
 
 def test_defaults_are_those_of_the_flags() -> None:
     options = read()
-    assert (options.server, options.listen) == ("http://127.0.0.1:8470", ("127.0.0.1", 8471))
+    assert (options.server, options.listen) == ("http://127.0.0.1:8470", ("127.0.0.1", 8472))
     assert (options.jobs, options.dry_run, options.timeout) == ([], False, 300.0)
     assert options.program == ["--", "/bin/true", "--site", "A"]
 
@@ -59,7 +63,7 @@ def test_the_program_can_stand_in_the_file(tmp_path: Path) -> None:
         ("jobs = 'a'", "jobs: expected a list"),
         ("jobs = [1.5, [2]]", "jobs: expected GLOB"),
         ("listen = 'here'", "listen: expected HOST:PORT, got 'here'"),
-        ("[command]\ntimeout = 0", "command.timeout: expected S, got 0"),
+        ("[command]\ntimeout = 0", "command.timeout: expected seconds above 0, got '0'"),
         ("server", "is not TOML"),
     ],
 )
@@ -72,13 +76,45 @@ def test_a_wrong_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, 
 
 def test_wrong_flags_and_variables_are_named() -> None:
     with pytest.raises(ConfigurationError, match="--listen: expected HOST:PORT"):
-        read("--listen", "8471")
-    with pytest.raises(ConfigurationError, match="EAGLE_EYE_POLL: expected S, got 'soon'"):
+        read("--listen", "8472")
+    with pytest.raises(ConfigurationError, match="EAGLE_EYE_POLL: expected seconds above 0, got 'soon'"):
         read(EAGLE_EYE_POLL="soon")
     with pytest.raises(ConfigurationError, match="EAGLE_EYE_COMMAND_TIMEUOT is unknown"):
         read(EAGLE_EYE_COMMAND_TIMEUOT="5")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read("--config", "/nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("read_value", "good", "bad"),
+    [
+        (option_values.seconds, "0.5", ["0", "-1", "nan", "inf", "soon", ""]),
+        (option_values.seconds_or_none, "0", ["-1", "nan", "inf", "soon"]),
+        (option_values.positive, "1", ["0", "-3", "1.5", "many"]),
+        (option_values.count, "0", ["-1", "1.5", ""]),
+        (option_values.address, "[::1]:80", ["80", ":80", "host:", "host:65536", "host:-1", "host:x"]),
+    ],
+)
+def test_a_value_that_is_none_is_named_with_what_was_expected(
+    read_value: Callable[[str], object], good: str, bad: list[str]
+) -> None:
+    read_value(good)
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError, match=rf"expected .*, got {re.escape(repr(text))}$"):
+            read_value(text)
+
+
+def test_a_token_is_one_line_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert option_values.token(None) == ""
+    file.write_text("ee_secret\n")
+    assert option_values.token(file) == "ee_secret"
+    for content in (b"one\ntwo", "schl\u00fcssel".encode(), b"a\x00b"):
+        file.write_bytes(content)
+        with pytest.raises(OrchestratorError, match=r"--token-file .*: expected one line of ASCII"):
+            option_values.token(file)
+    with pytest.raises(OrchestratorError, match="No such file"):
+        option_values.token(tmp_path / "none")
 
 
 def test_every_kind_can_be_loaded_and_takes_no_shared_options_name() -> None:

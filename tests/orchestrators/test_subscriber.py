@@ -129,6 +129,28 @@ def test_what_cannot_be_done_is_reported_as_failed_with_the_reason(desk: Desk) -
     assert desk.ledger.actions("begun") == []
 
 
+def test_the_server_hears_of_it_where_asking_how_the_job_is_goes_wrong(desk: Desk) -> None:
+    desk.orchestrator.unknown = [RuntimeError("secret path")]
+    ((state, detail),) = desk.does()
+    assert (state, detail) == ("failed", "how job 'j' is could not be told: unexpected RuntimeError in recording")
+    assert (desk.orchestrator.calls, desk.ledger.state_of("act-1")) == ([], "finished")
+
+
+def test_the_server_hears_of_it_where_a_preview_goes_wrong(tmp_path: Path) -> None:
+    class Previewing(Recording):
+        def preview(self, verb: Exclusion | Restart) -> str:
+            raise RuntimeError("secret path")
+
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    reports: list[Any] = []
+    wanted = action(NOW_S)
+    ledger.record_action("evt-1", wanted, "queued", NOW_S)
+    tell = lambda _, state, detail: reports.append((state, detail))  # noqa: E731
+    Subscriber(Previewing(), ledger, queue.Queue(), tell, lambda: NOW_S, dry_run=True).do(wanted)
+    assert reports == [("refused", "dry run: would fail: unexpected RuntimeError in recording")]
+    ledger.close()
+
+
 def test_an_action_that_waited_too_long_is_refused_when_its_turn_comes(desk: Desk) -> None:
     desk.orchestrator.job = JobState(2, frozenset({"n1", "n2"}), running=True)
     ((state, detail),) = desk.does()
@@ -145,14 +167,15 @@ def test_a_withdrawn_action_is_dropped_in_silence(desk: Desk) -> None:
     assert (desk.orchestrator.calls, desk.reports) == ([], [])
 
 
-def test_readmissions_reach_the_orchestrator_and_their_failure_ends_nothing(desk: Desk) -> None:
+def test_readmissions_reach_the_orchestrator(desk: Desk) -> None:
     desk.subscriber.do(Readmission(("n2",), "evt-2"))
     assert desk.orchestrator.calls == [("readmit", ("n2",))]
 
 
-def test_a_readmission_that_fails_is_tried_again_and_kept_until_it_is_done(desk: Desk) -> None:
+@pytest.mark.parametrize("trouble", [CannotCarryOutError("slurmctld does not answer"), RuntimeError("a fault of ours")])
+def test_a_readmission_that_fails_is_tried_again_and_kept_until_it_is_done(desk: Desk, trouble: Exception) -> None:
     desk.ledger.record_readmission("evt-2", ["n2"], NOW_S)
-    desk.orchestrator.fails = CannotCarryOutError("slurmctld does not answer")
+    desk.orchestrator.fails = trouble
     desk.orchestrator.mends_after = 2
     desk.subscriber.do(Readmission(("n2",), "evt-2"))
     assert desk.orchestrator.calls == [("readmit", ("n2",))]

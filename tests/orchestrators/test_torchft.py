@@ -193,6 +193,16 @@ def test_the_page_tells_who_takes_part_how_far_they_are_and_when_they_were_heard
     assert (status.quorum_id, status.step, status.heartbeats) == (3, 115, ages)
 
 
+@pytest.mark.parametrize(
+    ("fine", "spoilt"), [("seen 0.5s", "seen 1.2.3s"), ("[fd00::2]", "[fd00::2"), ("Step: 115", f"Step: {'9' * 5_000}")]
+)
+def test_a_number_or_an_address_that_is_none_is_not_understood(fine: str, spoilt: str) -> None:
+    page = status_page(3, {"train_0:a": (115, "http://[fd00::2]:43693")}, {"train_0:a": 0.5})
+    assert fine in page
+    with pytest.raises(CannotCarryOutError, match="/status is not understood"):
+        parse_status(page.replace(fine, spoilt))
+
+
 def test_before_the_first_quorum_nobody_takes_part() -> None:
     assert parse_status(status_page(0, {}, {"train_0:a": 0.1})).replicas == ()
 

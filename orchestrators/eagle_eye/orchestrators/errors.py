@@ -32,3 +32,8 @@ class RejectedError(ServerUnreachableError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the server may yet accept the same request: once a token is renewed, or an overload gone."""
+        return self.status >= 500 or self.status in (401, 403, 408, 425, 429)

@@ -87,7 +87,7 @@ class Intake:
         with self._order:
             if self.ledger.seen(webhook_id):
                 return "known"
-            if self.work.full():
+            if self.work.full() and event.type in (ACTION_REQUESTED, NODE_READMITTED):
                 raise queue.Full
             if event.type == ACTION_REQUESTED:
                 return self._request(webhook_id, cloudevent.parse_action(event))
@@ -122,6 +122,10 @@ class Intake:
         except CannotCarryOutError as error:
             # Not being able to tell is no reason to refuse: it is asked again when its turn comes.
             log.warning("job %s: %s; will ask again", action.job, error)
+            reason = None
+        except Exception:
+            # Whoever asks again reports it; an error here would only have the delivery repeated.
+            log.exception("job %s; will ask again", action.job)
             reason = None
         # The report first: should this process end in between, the repeated delivery repeats it, whereas
         # a recorded action without a report would stay silent for good.

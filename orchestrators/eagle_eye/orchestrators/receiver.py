@@ -5,6 +5,7 @@ Standard Webhooks signatures, CloudEvents bodies. A 2xx answer means that the ev
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import socket
 import threading
@@ -24,6 +25,7 @@ from eagle_eye.orchestrators.intake import QUEUE_MAX, Intake
 from eagle_eye.schema import problem
 
 BODY_BYTES_MAX = 1_048_576
+BODY_S_MAX = 10.0
 WEBHOOK_ID_CHARACTERS_MAX = 256
 START_DEADLINE_S = 10.0
 
@@ -36,9 +38,14 @@ def create_app(intake: Intake, pages: Sequence[Route] = ()) -> Starlette:
         if refused is not None:
             return refused
         try:
-            body = await _body(request)
+            async with asyncio.timeout(BODY_S_MAX):
+                body = await _body(request)
         except ClientDisconnect:
             return _problem(400, "disconnected", "the body ended early")
+        except TimeoutError:
+            slow = _problem(408, "slow", f"the body did not arrive within {BODY_S_MAX:g} s")
+            slow.headers["connection"] = "close"
+            return slow
         if body is None:
             return _problem(413, "body-too-large", f"the body is over {BODY_BYTES_MAX} bytes")
         unsigned = await run_in_threadpool(intake.signed, body, dict(request.headers))
@@ -78,7 +85,9 @@ def listen_on(host: str, port: int) -> socket.socket:
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128, reuse_port=False
         )
     except OSError as error:
-        raise OrchestratorError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise OrchestratorError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; --listen takes another address or port"
+        ) from None
 
 
 def url_of(listening: socket.socket) -> str:

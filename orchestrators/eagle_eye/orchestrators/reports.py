@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 # A person who looks into what happened still wants to know long after the action itself has expired.
 KEEP_AFTER_EXPIRY_S = 3_600.0
 DETAIL_CHARACTERS_MAX = 2_000
-# The server may yet come to accept these: a token renewed, an overload gone.
-_RETRIED_STATUSES = frozenset({401, 403, 408, 425, 429})
 
 
 class Reporter:
@@ -109,7 +107,7 @@ class Reporter:
         try:
             self._client.call("POST", owed.path, msgspec.to_builtins(owed.report))
         except RejectedError as error:
-            if error.status >= 500 or error.status in _RETRIED_STATUSES:
+            if error.may_pass:
                 log.warning("report on action %s: %s; will try again", owed.action_id, error)
                 return False
             log.warning("report %r on action %s was rejected: %s", owed.report.state, owed.action_id, error)

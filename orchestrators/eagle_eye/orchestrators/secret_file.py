@@ -37,12 +37,12 @@ class SecretFile:
             log.warning("%s; the secrets read before go on to count", error)
         return self._secrets
 
-    def _changed(self) -> tuple[int, int, int]:
+    def _changed(self) -> tuple[int, int, int, int]:
         try:
             found = self._path.stat()
         except OSError as error:
             raise OrchestratorError(f"--secret-file {self._path}: {error.strerror}") from None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino  # ctime: who may read it changed
 
     def _read(self) -> list[str]:
         try:

@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import TypeVar
 
 from eagle_eye.orchestrators.acceptance import refusal
 from eagle_eye.orchestrators.backoff import Backoff
@@ -29,6 +30,8 @@ ASK_AGAIN_S = 2.0
 RESUME_WITHIN_S = 600.0
 READMIT_WITHIN_S = 600.0
 READMIT_PAUSE_S_MAX = 60.0
+
+AnswerT = TypeVar("AnswerT")
 
 
 class Subscriber:
@@ -92,7 +95,7 @@ class Subscriber:
             return
         reason = refusal(action, job, self._clock())
         if reason is None and self._dry_run:
-            reason = would(self._orchestrator, action)
+            reason = self._would(action)
         if reason is not None:
             if self._ledger.refuse(action.action_id):
                 self._report(action, "refused", reason)
@@ -124,14 +127,11 @@ class Subscriber:
 
     def _carry_out(self, action: ActionRequest, *, skip_exclusion: bool) -> None:
         mark = partial(self._ledger.mark, action.action_id)
+        does = partial(carry_out, self._orchestrator, action, self._tell(action), mark, skip_exclusion=skip_exclusion)
         try:
-            detail = carry_out(self._orchestrator, action, self._tell(action), mark, skip_exclusion=skip_exclusion)
+            detail = self._answer(does)
         except CannotCarryOutError as error:
             self._end(action, "failed", str(error))
-        except Exception as error:
-            # The server must hear of it, and the next action must find us alive.
-            log.exception("action %s (%s)", action.action_id, action.kind)
-            self._end(action, "failed", f"unexpected {type(error).__name__} in {self._orchestrator.name}")
         else:
             self._end(action, "done", detail)
 
@@ -143,11 +143,30 @@ class Subscriber:
     def _tell(self, action: ActionRequest) -> Callable[[str], None]:
         return lambda text: self._report(action, "running", text)
 
+    def _answer(self, asked: Callable[[], AnswerT]) -> AnswerT:
+        """Return what the orchestrator answers. Raises nothing but CannotCarryOutError, whatever goes wrong in it."""
+        try:
+            return asked()
+        except CannotCarryOutError:
+            raise
+        except Exception as error:
+            # The server must hear of it, and the next action must find us alive.
+            log.exception("in %s", self._orchestrator.name)
+            raise _UnexpectedError(f"unexpected {type(error).__name__} in {self._orchestrator.name}") from error
+
+    def _would(self, action: ActionRequest) -> str:
+        try:
+            return self._answer(partial(would, self._orchestrator, action))
+        except CannotCarryOutError as error:
+            return f"dry run: would fail: {error}"
+
     def _state(self, action: ActionRequest, until_s: float) -> JobState | None:
         """Return how the job is, asking until somebody can tell. Raises CannotCarryOutError after ``until_s``."""
         while True:
             try:
-                return self._orchestrator.state(action.job)
+                return self._answer(partial(self._orchestrator.state, action.job))
+            except _UnexpectedError:
+                raise
             except CannotCarryOutError as error:
                 if self._clock() + self._ask_again_s >= until_s:
                     raise
@@ -165,7 +184,7 @@ class Subscriber:
         pause = Backoff(self._ask_again_s, READMIT_PAUSE_S_MAX)
         while True:
             try:
-                log.info("readmission: %s", self._orchestrator.readmit(work.nodes))
+                log.info("readmission: %s", self._answer(partial(self._orchestrator.readmit, work.nodes)))
                 break
             except CannotCarryOutError as error:
                 wait_s = pause.next_s()
@@ -176,6 +195,10 @@ class Subscriber:
             if self.lanes.stopping.wait(wait_s):
                 return
         self._ledger.readmitted(work.key)
+
+
+class _UnexpectedError(CannotCarryOutError):
+    """The orchestrator's program is at fault: asking again would not help."""
 
 
 class _StoppingError(Exception):

@@ -252,7 +252,7 @@ class Subscription:
             try:
                 self._client.call("PUT", f"/api/v1/jobs/{quote(job, safe='')}", msgspec.to_builtins(update))
             except RejectedError as error:
-                if error.status >= 500 or error.status in (401, 403, 404, 408, 429):
+                if error.may_pass or error.status == 404:
                     raise
                 log.warning("the server does not take the state of job %s: %s", job, error)
             with self._lock:
@@ -266,7 +266,7 @@ class Subscription:
             path = f"/api/v1/nodes/{quote(node, safe='')}/exclude?reason={quote(reason[:REASON_CHARS_MAX])}"
             self._client.call("POST", path)
         except RejectedError as error:
-            if error.status >= 500 or error.status in (401, 403, 408, 429):
+            if error.may_pass:
                 raise
             log.warning("the server does not count %s as out of service: %s", node, error)  # 404: it has no agent
         with self._lock:
@@ -286,7 +286,7 @@ class Subscription:
             return msgspec.json.decode(self._file.read_bytes(), type=_Held)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("%s cannot be read (%s); an old subscription may stay", self._file, error)
             return None
 

@@ -84,7 +84,7 @@ def parse_state(text: str) -> StateAnswer | None:
     """Return the answer, None for ``null``: not a job of this program's. Raises CannotCarryOutError."""
     try:
         answer = msgspec.json.decode(text, type=StateAnswer | None)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise CannotCarryOutError(f"the program's answer to 'state' is not understood: {error}") from None
     if answer is not None and answer.state not in ("", *STATES):
         raise CannotCarryOutError(f"the program says state {answer.state[:40]!r}; expected one of {', '.join(STATES)}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, Limits
 from eagle_eye.orchestrators.command.program import Programs
 from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.option_values import seconds
 
 # What a program needs to find itself about. Our own variables are not among them: tokens may stand there.
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -18,8 +19,8 @@ PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The parser knows the options of this kind."""
     add = parser.add_argument
-    add("--timeout", type=_seconds, default=300.0, metavar="S", help="how long a verb may take (300)")
-    add("--state-timeout", type=_seconds, default=10.0, metavar="S", help="how long 'state' may take (10)")
+    add("--timeout", type=seconds, default=300.0, metavar="S", help="how long a verb may take (300)")
+    add("--state-timeout", type=seconds, default=10.0, metavar="S", help="how long 'state' may take (10)")
     add("--env", action="append", default=[], metavar="KEY=VALUE", help="in the program's environment")
     add("--pass-env", action="append", default=[], metavar="NAME", help="passed on from this environment")
     add("--report-state", action="store_true", help="ask 'state' every --poll seconds for the jobs of --jobs, "
@@ -60,9 +61,3 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
             raise OrchestratorError(f"--env {assignment!r}: expected KEY=VALUE")
         environment[name] = value
     return environment
-
-
-def _seconds(text: str) -> float:
-    if not 0 < (number := float(text)) < float("inf"):
-        raise ValueError(text)
-    return number

@@ -22,11 +22,13 @@ from eagle_eye.orchestrators.command.messages import (
     state_request,
     stop_request,
 )
-from eagle_eye.orchestrators.command.program import Ended, Programs
+from eagle_eye.orchestrators.command.program import OUTPUT_BYTES_MAX, Ended, Programs
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.whole_file import write_whole
 from eagle_eye.schema.action import JobUpdate
+
+STATE_BYTES_MAX = 4 << 20  # of an answer; what the server takes of a job, 100,000 ranks, fits
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,20 @@ class CommandOrchestrator:
         self._programs.close()
 
     def _ask(self, job: str) -> StateAnswer | None:
-        return parse_state(self._run(state_request(job), self._limits.state_s).out)
+        ended = self._run(state_request(job), self._limits.state_s, STATE_BYTES_MAX)
+        if ended.cut:
+            raise CannotCarryOutError(f"the program's answer to 'state' has more than {STATE_BYTES_MAX} bytes")
+        return parse_state(ended.out)
 
     def _do(self, request: dict[str, Any]) -> str:
-        ended = self._run(request, self._limits.verb_s)
+        ended = self._run(request, self._limits.verb_s, OUTPUT_BYTES_MAX)
         return for_people(ended.out) or f"{request['verb']}: exit code 0"
 
-    def _run(self, request: dict[str, Any], within_s: float) -> Ended:
+    def _run(self, request: dict[str, Any], within_s: float, out_bytes_max: int) -> Ended:
         verb = request["verb"]
         given = json.dumps(request).encode() + b"\n"
         try:
-            ended = self._programs.run(self._words, given, within_s, {"EAGLE_EYE_VERB": verb})
+            ended = self._programs.run(self._words, given, within_s, {"EAGLE_EYE_VERB": verb}, out_bytes_max)
         except OSError as error:
             raise CannotCarryOutError(f"{self._words[0]} cannot be run: {error.strerror}") from None
         if ended.late:
@@ -150,7 +155,7 @@ def _read(file: Path) -> dict[str, str]:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise OrchestratorError(f"{file}: {error}; repair or remove it") from None
 
 

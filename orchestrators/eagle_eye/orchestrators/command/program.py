@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import IO
 
 OUTPUT_BYTES_MAX = 65_536
+PIPE_BYTES_MAX = 1 << 20  # what a pipe holds at most, where the system's limits are as usual
 KILL_AFTER_S = 3.0
 POLL_S = 0.05
 _READ_BYTES = 65_536
@@ -23,13 +24,14 @@ _READ_BYTES = 65_536
 class Ended:
     """How a run ended; ``exit_code`` is negative for a signal, as in subprocess. ``late``: it took too long.
 
-    Of more output than OUTPUT_BYTES_MAX the end is kept.
+    Of more output than allowed the end is kept; ``cut``: of ``out`` that is not all.
     """
 
     exit_code: int
     out: str
     err: str
     late: bool = False
+    cut: bool = False
 
 
 class Programs:
@@ -42,7 +44,14 @@ class Programs:
         self._lock = threading.Lock()
         self._closed = False
 
-    def run(self, words: Sequence[str], given: bytes, within_s: float, extra: Mapping[str, str]) -> Ended:
+    def run(
+        self,
+        words: Sequence[str],
+        given: bytes,
+        within_s: float,
+        extra: Mapping[str, str],
+        out_bytes_max: int = OUTPUT_BYTES_MAX,
+    ) -> Ended:
         """Return how the program ended. Raises OSError where it cannot be started, also after ``close``.
 
         What it started in the background goes on after a normal end; where it is late, all of its session that
@@ -63,7 +72,7 @@ class Programs:
             self._running.add(process)
         try:
             with process:
-                return _Attendance(process, given).until_its_end(time.monotonic() + within_s)
+                return _Attendance(process, given, out_bytes_max).until_its_end(time.monotonic() + within_s)
         finally:
             with self._lock:
                 self._running.discard(process)
@@ -85,10 +94,12 @@ class Programs:
 class _Attendance:
     """Feeds one process and reads it, until it has ended or has to be ended."""
 
-    def __init__(self, process: subprocess.Popen[bytes], given: bytes) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], given: bytes, out_bytes_max: int) -> None:
         self._process = process
         self._unsent = memoryview(given)
-        self._kept = {_descriptor(pipe): b"" for pipe in (process.stdout, process.stderr)}
+        self._out = _Tail(out_bytes_max)
+        self._err = _Tail(OUTPUT_BYTES_MAX)
+        self._tails = {_descriptor(process.stdout): self._out, _descriptor(process.stderr): self._err}
         self._selector = selectors.DefaultSelector()
         for pipe in (process.stdin, process.stdout, process.stderr):
             descriptor = _descriptor(pipe)
@@ -112,11 +123,10 @@ class _Attendance:
         if late:
             _signal(self._process, signal.SIGKILL)
         # What it wrote last. Not until the pipes end: what it left in the background may hold them for ever.
-        for descriptor in self._kept:
-            for _ in range(OUTPUT_BYTES_MAX // _READ_BYTES + 1):
+        for descriptor in self._tails:
+            for _ in range(PIPE_BYTES_MAX // _READ_BYTES + 1):
                 self._receive(descriptor)
-        out, err = (content.decode(errors="replace") for content in self._kept.values())
-        return Ended(self._process.returncode, out, err, late)
+        return Ended(self._process.returncode, self._out.text(), self._err.text(), late, self._out.cut)
 
     def _exchange(self) -> None:
         if not self._selector.get_map():  # it has closed all three, and goes on
@@ -144,8 +154,26 @@ class _Attendance:
             received = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return True
-        self._kept[descriptor] = (self._kept[descriptor] + received)[-OUTPUT_BYTES_MAX:]
+        self._tails[descriptor].add(received)
         return bool(received)
+
+
+class _Tail:
+    """The end of a stream, ``bytes_max`` long; ``cut``: there was more before it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.cut = False
+        self._bytes_max = bytes_max
+        self._kept = bytearray()
+
+    def add(self, received: bytes) -> None:
+        self._kept += received
+        if len(self._kept) > self._bytes_max:
+            self.cut = True
+            del self._kept[: -self._bytes_max]
+
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
 
 
 def _descriptor(pipe: IO[bytes] | None) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
-import sys
 
+from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS
@@ -31,8 +30,7 @@ def run(args: argparse.Namespace) -> int:
         names = ", ".join(known.name for known in KINDS)
         raise ConfigurationError(f"kind {args.kind!r} is unknown; expected one of {names}")
     options = settings.read(kind, args.options, os.environ)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logs.to_stderr()
     # Only now: --help needs no web server.
     from eagle_eye.orchestrators.orchestrate.service import Service
 

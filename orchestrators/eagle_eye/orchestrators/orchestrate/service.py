@@ -22,6 +22,7 @@ from starlette.routing import Route
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.intake import Intake
 from eagle_eye.orchestrators.ledger import Ledger
+from eagle_eye.orchestrators.option_values import token
 from eagle_eye.orchestrators.orchestrate.kinds import Kind
 from eagle_eye.orchestrators.orchestrate.metrics import CONTENT_TYPE, Metrics
 from eagle_eye.orchestrators.protocol import Closes, JobState, Orchestrator, ReportsJobs
@@ -59,7 +60,7 @@ class Service:
     def _open(self, kind: Kind, options: argparse.Namespace) -> None:
         folder: Path = options.state_dir
         _own(folder, self._parts)
-        client = ServerClient(options.server, _token(options.token_file))
+        client = ServerClient(options.server, token(options.token_file))
         self._parts.callback(client.close)
         self._orchestrator: Orchestrator = kind.load().build(options)
         if isinstance(self._orchestrator, Closes):
@@ -239,15 +240,6 @@ def _own(folder: Path, parts: contextlib.ExitStack) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise OrchestratorError(f"--state-dir {folder}: another orchestrator uses it; give each its own") from None
-
-
-def _token(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OrchestratorError(f"--token-file {file}: {type(error).__name__}") from None
 
 
 def _reachable(options: argparse.Namespace, url: str) -> str:

@@ -1,7 +1,7 @@
 """The options of ``eagle-eye orchestrate``: a TOML file, overridden by the environment, overridden by flags.
 
 Options are declared once, with argparse. ``--state-dir`` is the file's key ``state_dir`` and the environment's
-EAGLE_EYE_STATE_DIR; a kind's own options stand in its section and behind its name (EAGLE_EYE_SLURM_PARTITION).
+EAGLE_EYE_STATE_DIR; a kind's own options stand in its section and behind its name (EAGLE_EYE_SLURM_OWNER).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from eagle_eye.orchestrators.option_values import address, seconds
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS, Kind
 from eagle_eye.schema.configuration import ENVIRONMENT_PREFIX, ConfigurationError
 
@@ -80,21 +81,6 @@ def state_folder(kind: str, environ: Mapping[str, str]) -> Path:
     return Path(state) / f"eagle-eye/orchestrate-{kind}"
 
 
-def seconds(text: str) -> float:
-    """Return a time span in seconds above 0. Raises ValueError."""
-    if not 0 < (number := float(text)) < float("inf"):
-        raise ValueError(text)
-    return number
-
-
-def address(text: str) -> tuple[str, int]:
-    """Return (host, port) of HOST:PORT. Raises ArgumentTypeError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
-
-
 def add_shared(parser: argparse.ArgumentParser) -> None:
     """The parser knows the options of all kinds."""
     add = parser.add_argument
@@ -108,8 +94,8 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     add = server.add_argument
     add("--server", default="http://127.0.0.1:8470", metavar="URL", help="the server (http://127.0.0.1:8470)")
     add("--token-file", type=Path, metavar="F", help="holds a token of scope operate")
-    add("--listen", type=address, default=("127.0.0.1", 8471), metavar="HOST:PORT",
-        help="where webhooks, /healthz and /metrics are answered (127.0.0.1:8471)")  # fmt: skip
+    add("--listen", type=address, default=("127.0.0.1", 8472), metavar="HOST:PORT",
+        help="where webhooks, /healthz and /metrics are answered (127.0.0.1:8472)")  # fmt: skip
     add("--webhook-url", default="", metavar="URL", help="the same as the server reaches it, where it differs")
     add("--secret-file", type=Path, metavar="F",
         help="signing secrets of a subscription made by hand, one a line, read again when changed")  # fmt: skip

@@ -43,7 +43,7 @@ class Memory:
             self._begun = msgspec.json.decode(path.read_bytes(), type=dict[str, Begun])
         except FileNotFoundError:
             self._begun = {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OrchestratorError(f"{path} cannot be read: {error}; move it away to begin anew") from None
 
     def of(self, action_id: str) -> Begun | None:

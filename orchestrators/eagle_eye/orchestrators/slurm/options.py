@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.option_values import seconds, token
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands, environment
@@ -29,14 +30,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--slurm-conf", default="", metavar="FILE", help="the cluster's slurm.conf (Slurm's own default)")
     add("--jwt-file", type=Path, metavar="F",
         help="token by which the commands prove themselves to Slurm, as scontrol token prints it (munge)")  # fmt: skip
-    add("--command-timeout", type=_seconds, default=20.0, metavar="S", help="how long one command may take (20)")
+    add("--command-timeout", type=seconds, default=20.0, metavar="S", help="how long one command may take (20)")
     add("--node-prefix", default="", metavar="COMMAND",
         help="before scontrol where nodes are drained and resumed, as in 'sudo -n -u slurm'")  # fmt: skip
     add("--submit-prefix", default="", metavar="COMMAND",
         help="before sbatch where another user's job that may not be requeued is submitted again, as in "
         "'sudo -n -u {user}'")  # fmt: skip
-    add("--stop-within", type=_seconds, default=180.0, metavar="S", help="how long a job may take to end (180)")
-    add("--run-within", type=_seconds, default=600.0, metavar="S", help="how long a requeued job is waited for (600)")
+    add("--stop-within", type=seconds, default=180.0, metavar="S", help="how long a job may take to end (180)")
+    add("--run-within", type=seconds, default=600.0, metavar="S", help="how long a requeued job is waited for (600)")
     add("--when-full", choices=("queue", "hold", "refuse"), default="queue",
         help="what becomes of a job whose place nothing free can take now: it waits in the queue, is held, or is left "
         "alone (queue)")  # fmt: skip
@@ -53,7 +54,7 @@ def build(options: argparse.Namespace) -> SlurmOrchestrator:
     memory = Memory(options.state_dir / "slurm.json", clock.now)
     resubmission = Resubmission(cluster, _words("--submit-prefix", options.submit_prefix))
     limits = Limits(options.stop_within, options.run_within, options.when_full)
-    names = JobNames(ServerClient(options.server, _token(options.token_file)), time.monotonic)
+    names = JobNames(ServerClient(options.server, token(options.token_file)), time.monotonic)
     return SlurmOrchestrator(
         cluster, names, memory, Restarting(cluster, memory, resubmission, limits, clock), options.owner
     )
@@ -64,18 +65,3 @@ def _words(option: str, text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise OrchestratorError(f"{option} {text!r}: {error}") from None
-
-
-def _token(file: Path | None) -> str:
-    if file is None:
-        return ""
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise OrchestratorError(f"--token-file {file}: {error.strerror}") from None
-
-
-def _seconds(text: str) -> float:
-    if not 0 < (number := float(text)) < float("inf"):
-        raise ValueError(text)
-    return number

@@ -100,6 +100,13 @@ def parse_status(page: str) -> Status:
     quorum = _QUORUM.search(page)
     if quorum is None:
         raise CannotCarryOutError("the lighthouse's /status is not understood; is --lighthouse a lighthouse?")
+    try:
+        return _status(int(quorum[1]), page)
+    except ValueError as error:  # from a number or an address that is none
+        raise CannotCarryOutError(f"the lighthouse's /status is not understood: {str(error)[:200]}") from None
+
+
+def _status(quorum_id: int, page: str) -> Status:
     members, _, heartbeats = page.partition("Heartbeats")
     replicas = []
     for block in members.split('<div class="member')[1:]:
@@ -112,4 +119,4 @@ def parse_status(page: str) -> Status:
     if replicas and not ages:
         # Without it every replica would pass for dead.
         raise CannotCarryOutError("the heartbeats on the lighthouse's /status are not understood")
-    return Status(int(quorum[1]), tuple(replicas), ages)
+    return Status(quorum_id, tuple(replicas), ages)

@@ -32,7 +32,7 @@ class Memory:
             self._kept = msgspec.json.decode(file.read_bytes(), type=Kept)
         except FileNotFoundError:
             self._kept = Kept()
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OrchestratorError(f"{file}: {error}; repair or remove it") from None
         try:
             self._publish()

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.option_values import positive, seconds
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
 from eagle_eye.orchestrators.torchft.memory import Memory
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
@@ -20,10 +21,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--lighthouse", default="http://127.0.0.1:29510", metavar="URL", help="http://HOST:29510")
     add("--groups", type=Path, metavar="FILE",
         help='JSON, {"replica group": ["node", ...]}; left out: a group is on its manager\'s host')  # fmt: skip
-    add("--replicas-min", type=_positive, default=1, metavar="N", help="so many groups are left over (1)")
+    add("--replicas-min", type=positive, default=1, metavar="N", help="so many groups are left over (1)")
     add("--exclude-file", type=Path, metavar="F", help="excluded nodes, one a line (STATE_DIR/excluded)")
-    add("--gone-within", type=_seconds, default=20.0, metavar="S", help="how long a group may take to end (20)")
-    add("--on-within", type=_seconds, default=60.0, metavar="S", help="until the others have taken a step (60)")
+    add("--gone-within", type=seconds, default=20.0, metavar="S", help="how long a group may take to end (20)")
+    add("--on-within", type=seconds, default=60.0, metavar="S", help="until the others have taken a step (60)")
     add("--report-state", action="store_true", help="tell the server that the job runs")
 
 
@@ -46,17 +47,5 @@ def _groups(file: Path | None) -> dict[str, tuple[str, ...]]:
         return {}
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, tuple[str, ...]])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise OrchestratorError(f"--groups {file}: {error}") from None
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
-
-
-def _seconds(text: str) -> float:
-    if not 0 < (number := float(text)) < float("inf"):
-        raise ValueError(text)
-    return number

@@ -1,0 +1,77 @@
+"""Values of options, as all commands of this package read them. Raises ArgumentTypeError for others. Reads files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from eagle_eye.orchestrators.errors import OrchestratorError
+
+
+def seconds(text: str) -> float:
+    """Return a time span in seconds, above 0."""
+    found = _seconds(text)
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return found
+
+
+def seconds_or_none(text: str) -> float:
+    """Return a time span in seconds, 0 for none."""
+    found = _seconds(text)
+    if not 0 <= found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
+    return found
+
+
+def positive(text: str) -> int:
+    """Return a number of things, 1 or more."""
+    found = _whole(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
+    return found
+
+
+def count(text: str) -> int:
+    """Return a number of things, 0 or more."""
+    found = _whole(text)
+    if found < 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, got {text!r}")
+    return found
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return (host, port) of HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 <= _whole(port) <= 65_535:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def token(file: Path | None) -> str:
+    """Return the token that a file holds, "" without a file. Raises OrchestratorError."""
+    if file is None:
+        return ""
+    try:
+        found = file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise OrchestratorError(f"--token-file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        found = "\n"
+    if not found.isprintable():  # it stands in a header
+        raise OrchestratorError(f"--token-file {file}: expected one line of ASCII, a token")
+    return found
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return -1
