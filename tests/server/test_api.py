@@ -126,6 +126,9 @@ def test_a_job_is_stored_handed_on_and_shown_with_its_progress(server: Running) 
     owned = server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm", "owner": "ada"})
     assert owned.json()["owner"] == "ada"
     assert problem(server.client.put("/api/v1/jobs/job", json={**update, "owner": "a\nb"})) == (400, "owner")
+    held = server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm", "held_up_by": [0]})
+    assert held.json()["held_up_by"] == [0]
+    assert problem(server.client.put("/api/v1/jobs/job", json={**update, "held_up_by": [9]})) == (400, "held_up_by")
     assert audit(server) == [("local", "job", "job")]
 
 
@@ -146,6 +149,16 @@ def test_an_old_attempt_is_refused_while_the_job_lives(server: Running) -> None:
         (b'{"attempt": "1", "state": "running"}', "body"),
         (b'{"attempt": 1, "state": "dancing"}', "state"),
         (b'{"attempt": -1, "state": "running"}', "attempt"),
+        (b'{"attempt": 1, "state": "running", "restart_owner": "a\\nb"}', "restart_owner"),
+        (b'{"attempt": 1, "state": "running", "ranks": [{"rank": 0, "node": "n\\u001b1", "device": 0}]}', "ranks"),
+        (b'{"attempt": 1, "state": "running", "ranks": [{"rank": 0, "node": "", "device": 0}]}', "ranks"),
+        (b'{"attempt": 1, "state": "running", "ranks": [{"rank": -1, "node": "n1", "device": 0}]}', "ranks"),
+        (b'{"attempt": 1, "state": "running", "ranks": [{"rank": 0, "node": "n1", "device": 9999}]}', "ranks"),
+        (
+            b'{"attempt": 1, "state": "running", "ranks": [{"rank": 0, "node": "n1", "device": 0, "role": "\\n"}]}',
+            "ranks",
+        ),
+        (b'{"attempt": 1, "state": "\xff"}', "body"),
         (b"[" * 100_000, "body"),
     ],
 )

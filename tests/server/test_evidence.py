@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,47 @@ def test_the_oldest_bundles_go_when_a_limit_is_reached(
     office.desk.sweep()
     assert sorted(path.name for path in (tmp_path / "evidence").iterdir()) == [f"{id_}.tar.gz" for id_ in kept]
     assert [id_ for id_, state in office.states().items() if state == "received"] == kept
+    office.store.close()
+
+
+def test_a_bundle_that_cannot_be_deleted_stays_on_record_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office = Office(tmp_path, bundles_max=1)
+    office.keep("a", 1_000, NOW - 200)
+    office.keep("b", 1_000)
+
+    def refused(_: str) -> None:
+        raise PermissionError("the folder is read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(office.bundles, "delete", refused)
+        office.desk.sweep()
+    assert office.states() == {"a": "received", "b": "received"}
+    office.desk.sweep()
+    assert office.states() == {"a": "deleted", "b": "received"}
+    office.store.close()
+
+
+def test_a_bundle_that_comes_while_its_request_expires_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Office(tmp_path)
+    office.store.commit(Change(evidence=(evidence(),)))
+    incoming = office.bundles.begin("ev_1")
+    incoming.write(BUNDLE)
+    coming = threading.Thread(target=office.desk.received, args=("ev_1", incoming))
+    delete = office.bundles.delete
+
+    def delete_late(id_: str) -> None:
+        coming.start()
+        coming.join(0.2)  # it has to wait for the sweep
+        delete(id_)
+
+    monkeypatch.setattr(office.bundles, "delete", delete_late)
+    office.clock.advance(600)
+    office.desk.sweep()
+    coming.join()
+    assert office.states() == {"ev_1": "received"}
+    assert office.bundles.path("ev_1").read_bytes() == BUNDLE
     office.store.close()
 
 

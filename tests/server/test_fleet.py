@@ -51,6 +51,17 @@ def test_more_nodes_than_the_limit_are_not_admitted() -> None:
         fleet.check_room("n2")
 
 
+def test_a_node_is_recent_by_its_last_word_in_this_run_or_the_one_before() -> None:
+    fleet = Fleet(10)
+    fleet.know("left", NOW - 9_000)
+    fleet.know("silent since the restart", NOW - 100)
+    fleet.know("silent since the restart", NOW - 9_000)  # another of its streams
+    fleet.know("back", NOW - 9_000)
+    fleet.know("known by its record alone")
+    fleet.heard(frame(node="back"), NOW)
+    assert (fleet.recent(NOW - 3_600), fleet.recent(NOW - 10_000)) == (2, 3)
+
+
 def test_the_jobs_that_agents_speak_of_have_their_newest_attempts_ranks() -> None:
     fleet = Fleet(10)
     fleet.heard(frame(node="n1", ranks=[Rank("job", 0, 2, 0, attempt=1)]), NOW)

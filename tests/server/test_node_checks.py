@@ -184,6 +184,12 @@ def test_a_look_touches_no_standing_and_only_one_check_runs(site: Site) -> None:
     assert site.audit() == [("local", "check"), ("server", "check sick")]
 
 
+def test_a_reason_has_a_limit(site: Site) -> None:
+    site.hear()
+    assert site.look(reason="x" * 1_001).status_code == 400
+    assert site.look(reason="x" * 1_000).status_code == 202
+
+
 def test_only_the_nodes_own_agent_answers(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         id_ = Site(server, SystemClock()).checking()

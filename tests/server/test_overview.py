@@ -121,6 +121,14 @@ def test_the_fleet_lists_running_jobs_the_longest_without_a_step_first(server: R
     assert fleet["readiness"]["blind"] == {"straggler": "no compute time"}
 
 
+def test_nodes_that_left_long_ago_are_known_and_not_missed(server: Running) -> None:
+    server.front.services.fleet.know("left", NOW - 7 * 3_600)
+    server.front.services.fleet.know("silent", NOW - 3_600)
+    server.send(body(frame(node="n1"))).raise_for_status()
+    fleet = server.client.get("/api/v1/fleet").json()
+    assert (fleet["nodes"], fleet["nodes_recent"], fleet["nodes_heard"]) == (3, 2, 1)
+
+
 def test_a_job_is_shown_with_its_coverage_and_what_it_loses(server: Running) -> None:
     server.watcher.course = [
         course(heard=1, metrics=frozenset({"gpu_power_watts"}), restart_owner="slurm", owner="ada")

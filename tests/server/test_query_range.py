@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.schema.frame import Frame, block
+from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.embedded_history import EmbeddedHistory
 from eagle_eye.server.segments.levels import MINUTES
@@ -43,6 +43,15 @@ def test_statistics_of_a_step(tmp_path: Path) -> None:
         # From 1, 2, 3 to 4, 5, 6: what there was before the first value is not known.
         assert values(asked(server, metric="gpu_ecc_corrected_total", statistic="increase")) == [2.0, 3.0]
         assert asked(server)["resolutions"][0]["resolution_seconds"] == 0
+
+
+def test_a_job_that_was_restarted_elsewhere_keeps_its_former_nodes_also_where_only_agents_speak_of_it(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path) as server:
+        server.send(body(sample(1, NOW + 1), sent_s=NOW))
+        server.send(body(frame(1, "n2", NOW + 5, ranks=[Rank("job", 0, 1, 0, attempt=1)]), sent_s=NOW))
+        assert [series["node"] for series in asked(server, job="job")["series"]] == ["n1", "n2"]
 
 
 @pytest.mark.parametrize(

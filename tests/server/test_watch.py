@@ -295,6 +295,23 @@ def test_what_comes_during_a_look_at_jobs_is_seen_by_the_next() -> None:
     assert (engine.node_count, seen_at) == (2, [2])
 
 
+def test_what_waits_behind_something_that_fails_is_seen_all_the_same() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    engine, fleet = Engine(SETTINGS, watching_since_s=START_S), Fleet()
+    intake = Intake(engine)
+    intake.hold()
+    intake.observe(fleet.frame("n0"), START_S)
+    intake.observe_in_turn(fail)
+    intake.observe_rows(groups_of([row_of(fleet.frame("n1"))]))
+    intake.release()
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        intake.take_in()
+    intake.take_in()
+    assert engine.node_count == 2
+
+
 @pytest.mark.parametrize("hours", [1.0, -1.0])
 def test_a_clock_that_was_set_is_no_standstill_of_the_job(site: Site, hours: float) -> None:
     site.run(31)

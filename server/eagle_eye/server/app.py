@@ -286,7 +286,10 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
 
 def _recover(services: Services) -> None:
     """Read the recent past back, before the first new frame."""
-    names = {stream.node for stream in services.history.streams()}
+    streams = services.history.streams()
+    for known in streams:
+        services.fleet.know(known.node, known.heard_s)
+    names = {known.node for known in streams}
     names.update(node.node for node in services.store.all(NODES))
     for name in names:
         services.fleet.know(name)

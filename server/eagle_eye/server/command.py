@@ -29,6 +29,7 @@ from eagle_eye.server.door import DoorServer
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.frame_protocol import protocol_of
 from eagle_eye.server.front import Front
+from eagle_eye.server.service_manager import say_ready
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
@@ -165,6 +166,12 @@ class _Server(DoorServer):
             front.visitors,
         )
         self._front = front
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            say_ready(os.environ)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Let event streams go first, which would never end by themselves."""

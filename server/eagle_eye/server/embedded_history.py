@@ -22,6 +22,7 @@ from eagle_eye.server.history import (
     RowsOfMany,
     Run,
     StreamInfo,
+    Told,
     runs_of,
     speaks_of,
 )
@@ -114,6 +115,19 @@ class EmbeddedHistory:
             end_s,
             lambda segment: self.shelf.runs(segment, metric, nodes, start_s, end_s, job),
             lambda chunks: self._runs_of(chunks, metric, nodes, start_s, end_s, job),
+        )
+
+    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+        """Yield which ranks the nodes' frames in the range tell of; see History."""
+        return self._parts(
+            nodes,
+            start_s,
+            end_s,
+            lambda segment: self.shelf.ranks(segment, nodes, start_s, end_s),
+            lambda chunks: (
+                Told(frame.node, frame.time_s + offset_s, frame.ranks)
+                for frame, _, offset_s in self._reader.frames(chunks, nodes, start_s, end_s)
+            ),
         )
 
     @contextmanager

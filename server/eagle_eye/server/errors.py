@@ -2,6 +2,7 @@
 
 ServerError
   HistoryUnavailable    the history takes no frames at the moment (disk full); the agent tries again
+    HistoryMoved        ... what was to be read was moved meanwhile; asked again, it answers
     HistoryBusy         ... because too much waits for the disk already
   StoreUnavailable      the records cannot be written or read at the moment
   BadCursor             a page was asked for with a cursor that this server did not give

@@ -87,27 +87,42 @@ class Desk:
 
     def failed(self, id_: str, detail: str) -> Evidence:
         """Write down that there will be none; return the record. Raises StoreUnavailable, Refusal 404."""
-        return self._end(id_, "failed", detail=detail[:DETAIL_CHARS_MAX])
+        with self._lock:
+            return self._end(id_, "failed", detail=detail[:DETAIL_CHARS_MAX])
 
     def sweep(self) -> None:
-        """End what nobody answered in time; delete the oldest bundles beyond the limits. Raises StoreUnavailable."""
+        """End what nobody answered in time; delete the oldest bundles beyond the limits. Raises StoreUnavailable.
+
+        A bundle that cannot be deleted stays on record, and is tried again at the next sweep.
+        """
+        with self._lock:  # an answer that comes meanwhile finds its request as this leaves it
+            self._sweep()
+
+    def _sweep(self) -> None:
         now_s = self._clock.now_s()
         expired = tuple(
             replace(evidence, state="expired", updated_s=now_s, detail="the node's agent did not answer in time")
             for evidence in self._of_state("asked")
             if now_s >= evidence.expires_s
         )
+        for evidence in expired:  # one that came just before the server was killed
+            self._delete(evidence.id)
         deleted = tuple(
             replace(evidence, state="deleted", updated_s=now_s, detail=why)
             for evidence, why in self._beyond_limits(self._of_state("received"), now_s)
+            if self._delete(evidence.id)
         )
-        for evidence in (*expired, *deleted):  # one that expired may have come just before the server was killed
-            try:
-                self.bundles.delete(evidence.id)
-            except OSError:
-                _log.warning("a bundle cannot be deleted", extra={"evidence": evidence.id})
         if expired or deleted:
             self._store.commit(Change(evidence=(*expired, *deleted)))
+
+    def _delete(self, id_: str) -> bool:
+        """Delete a bundle, if it is there; return whether it is gone."""
+        try:
+            self.bundles.delete(id_)
+        except OSError as error:
+            _log.warning("a bundle cannot be deleted", extra={"evidence": id_, "error": str(error)})
+            return False
+        return True
 
     def _beyond_limits(self, newest_first: Iterable[Evidence], now_s: float) -> Iterable[tuple[Evidence, str]]:
         settings = self._settings

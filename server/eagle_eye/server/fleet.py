@@ -93,12 +93,15 @@ class Fleet:
         # Of nodes that went on as before: outline, time and receipt of their newest row; see last().
         self._rows: dict[str, tuple[Outlined, float, float]] = {}
         self._known: set[str] = set()
+        self._heard_before: dict[str, float] = {}  # when nodes were last heard in an earlier run
         self._newest_s: float | None = None
         self._newest_interval_s = 0.0
 
-    def know(self, node: str) -> None:
-        """Count the node as known, from the records of an earlier run."""
+    def know(self, node: str, heard_s: float | None = None) -> None:
+        """Count the node as known, from the records of an earlier run, in which it was last heard at ``heard_s``."""
         self._known.add(node)
+        if heard_s is not None:
+            self._heard_before[node] = max(heard_s, self._heard_before.get(node, heard_s))
 
     @property
     def known_count(self) -> int:
@@ -253,6 +256,11 @@ class Fleet:
     def counts(self, now_s: float, fresh_s: float) -> tuple[int, int]:
         """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
         return len(self._known), sum(presence.is_fresh(now_s, fresh_s) for presence in self.presences())
+
+    def recent(self, since_s: float) -> int:
+        """Return how many nodes were heard at ``since_s`` or later, in this run or an earlier one."""
+        last_s = {**self._heard_before, **{presence.node: presence.received_s for presence in self.presences()}}
+        return sum(heard_s >= since_s for heard_s in last_s.values())
 
 
 def _applied(estimate_s: float) -> float:

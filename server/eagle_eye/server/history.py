@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server.segments.downsampling import Course
 
@@ -109,6 +109,14 @@ class Run(NamedTuple):
     values: np.ndarray[Any, np.dtype[np.float64]]
 
 
+class Told(NamedTuple):
+    """Which ranks a node's agent told of, at a corrected time."""
+
+    node: str
+    time_s: float
+    ranks: Sequence[Rank]
+
+
 class Span(NamedTuple):
     """A part of a query's time, and how long the buckets are that answer for it; 0: the values as they were sent."""
 
@@ -182,6 +190,10 @@ class History(Protocol):
 
         Gauges are as exact as float32, whichever part they come from.
         """
+        ...
+
+    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+        """Yield which ranks the nodes' frames in the range tell of, in parts as ``query``; it costs a part of it."""
         ...
 
     def courses(

@@ -17,7 +17,7 @@ class JournalOutlines:
 
     def __init__(self, writer: sqlite3.Connection) -> None:
         self._writer = writer
-        self._used: list[bytes] = []
+        self._used: set[bytes] = set()  # bounded by the outlines that there are, however long the disk is full
         self._gone: list[bytes] = []
         self._take_used: Callable[[], list[bytes]] = list
         self._lost: Callable[[Iterable[bytes]], None] = lambda _: None
@@ -38,8 +38,8 @@ class JournalOutlines:
 
     def keep_used(self, now_s: float) -> None:
         """Write down what was used, and delete what no chunk can need any more, within a transaction."""
-        self._used += self._take_used()  # of a transaction that failed there may be some still
-        for part in _parts(self._used):
+        self._used.update(self._take_used())  # of a transaction that failed there may be some still
+        for part in _parts(list(self._used)):
             places = ", ".join("?" * len(part))
             statement = f"UPDATE outlines SET used_s = max(used_s, ?) WHERE id IN ({places})"  # noqa: S608
             self._writer.execute(statement, [now_s, *part])
@@ -53,7 +53,7 @@ class JournalOutlines:
 
     def kept(self) -> None:
         """Know that what ``keep_used`` wrote is durable."""
-        self._used = []
+        self._used = set()
         if self._gone:
             self._lost(self._gone)
             self._gone = []

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class Latencies(Collector):
-    """Seconds, counted by upper ``bounds``; from one thread, read by any."""
+    """Seconds, counted by upper ``bounds_s``; from one thread, read by any."""
 
     def __init__(self, name: str, text: str, bounds_s: Sequence[float]) -> None:
         self._name = name

@@ -17,9 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from eagle_eye.schema.frame import Frame
-from eagle_eye.schema.rows import (
-    ROW_HEAD,
-)
+from eagle_eye.schema.rows import ROW_HEAD
 from eagle_eye.server.auth import Principal
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import IngestSettings

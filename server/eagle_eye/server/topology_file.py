@@ -38,7 +38,7 @@ def _read(path: Path, shape: type[_ShapeT]) -> _ShapeT:
         return msgspec.json.decode(path.read_bytes(), type=shape)
     except OSError as error:
         raise ConfigurationError(f"topology_file: {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f'topology_file: {path}: {error}; expected {{"switch_of_node": {{"n1": "leaf1"}}, "switch_of_link": {{}}}}'
         ) from None

@@ -35,9 +35,6 @@ from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
 SLICE_S = 0.02  # how long a look at jobs may keep the event loop at a time
 REST_RATIO = 6.0  # after a look, of the time it took: of a core, looks take a seventh, and agents get the rest
 REST_TICKS_MAX = 2.0  # but judging waits for no more than this
-
-log = logging.getLogger(__name__)
-
 GAP_TICKS = 4.0  # a pause of the loop longer than this many ticks was time in which nobody watched
 GAP_FLOOR_S = 2.0
 CHANGED_AT_ONCE = 128  # jobs whose changes are written in one transaction: other writers wait for no more
@@ -46,6 +43,8 @@ HISTORY_MAX = 1_000  # newest incidents in which recurrence is looked for
 CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
 TICKS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 LATEST_INTERVALS, LATEST_FLOOR_S = 4.0, 30.0  # how long a newest value is one of now
+
+log = logging.getLogger(__name__)
 
 
 class Watch:
@@ -138,7 +137,7 @@ class Watch:
                 busy_s += now_s - slice_s
                 self.tick_seconds.observe(now_s - began_s)
             except StoreUnavailable:
-                log.exception("the store cannot be written: nothing was judged in this tick")
+                log.exception("the store cannot be used: this tick is left unfinished, the next one takes it up")
             tick_s = self._engine.settings.tick_s
             await asyncio.sleep(min(max(tick_s, REST_RATIO * busy_s), REST_TICKS_MAX * tick_s))
 

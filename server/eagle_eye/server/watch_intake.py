@@ -6,6 +6,7 @@ While the detection loop looks at jobs, everything waits: what it judges does no
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from eagle_eye.schema.frame import Frame
@@ -52,18 +53,25 @@ class Intake:
                 pass
 
     def taking_in(self) -> Iterator[None]:
-        """Show the engine what waits, a part before each time this yields."""
-        waiting, self._waiting = self._waiting, []
+        """Show the engine what waits, a part before each time this yields; what an error leaves waits on."""
+        waiting, self._waiting = deque(self._waiting), []
         self._rows = 0
         together: list[RowGroup] = []
-        for one in waiting:
-            if isinstance(one, RowGroup):
-                together.append(one)
-                continue
+        try:
+            while waiting:
+                one = waiting[0]
+                if isinstance(one, RowGroup):
+                    together.append(one)
+                    waiting.popleft()
+                    continue
+                yield from self._show_rows(together)
+                together = []
+                waiting.popleft()
+                one()
             yield from self._show_rows(together)
-            together = []
-            one()
-        yield from self._show_rows(together)
+        finally:
+            self._waiting[:0] = waiting
+            self._rows += sum(len(one.outlined) for one in waiting if isinstance(one, RowGroup))
 
     def hold(self) -> None:
         """Have what comes wait until ``release``."""

@@ -135,7 +135,7 @@ class Watcher(Protocol):
         ...
 
     def drops(self) -> dict[str, int]:
-        """Return how much was left out of what detectors see, by reason, since the start."""
+        """Return how much was left out of what detectors see, by reason, of jobs in memory."""
         ...
 
     def incident_counts(self) -> IncidentCounts:
@@ -186,7 +186,7 @@ class Outlook:
         return self._ask(self._watcher.blind)
 
     def drops(self) -> dict[str, int]:
-        """Return how much was left out of what detectors see, by reason, since the start."""
+        """Return how much was left out of what detectors see, by reason, of jobs in memory."""
         return self._ask(self._watcher.drops)
 
     def incident_counts(self) -> IncidentCounts:

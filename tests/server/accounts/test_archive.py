@@ -9,12 +9,12 @@ import pytest
 
 from eagle_eye.server.accounts.archive import SCORES_FRESH_S, Archive
 from eagle_eye.server.accounts.lemon import LEMON_MIN, Lemon, Past
-from eagle_eye.server.accounts.records import DriverError, Gpu, Seat
+from eagle_eye.server.accounts.records import DriverError, Gpu, Membership, Seat
 from eagle_eye.server.records import AuditEntry
 from eagle_eye.server.sqlite_store import SqliteStore
 from eagle_eye.server.store import Change
 from tests.server.accounts.past import DAY, attempt, known, three_failures
-from tests.server.builders import NOW, FakeClock, incident
+from tests.server.builders import NOW, FakeClock, action, incident
 
 
 class Room:
@@ -102,6 +102,17 @@ def test_what_is_long_ago_is_forgiven(room: Room) -> None:
     assert later is not None
     assert before > LEMON_MIN > later > 0
     assert room.lemon().score == 0
+
+
+@pytest.mark.parametrize(("started_s", "cut"), [(NOW + 60, True), (NOW - 60, False)])
+def test_where_a_limit_left_out_what_followed_the_answer_says_so(
+    room: Room, monkeypatch: pytest.MonkeyPatch, started_s: float, cut: bool
+) -> None:
+    monkeypatch.setattr("eagle_eye.server.accounts.archive.MEMBERSHIPS_MAX", 2)
+    members = tuple(Membership(id=f"att_{n}", job="job", started_s=started_s, nodes=["n1"]) for n in range(3))
+    room.commit(incidents=(incident(),), actions=(action(state="would_act"),), memberships=members)
+    claims, is_cut = room.archive.claims(NOW - DAY)
+    assert (len(claims), is_cut) == (1, cut)
 
 
 def test_a_gpu_brings_its_failures_along(room: Room) -> None:

@@ -118,10 +118,17 @@ def test_a_cancelled_job_raises_nothing(tmp_path: Path) -> None:
     assert backtest(folder) == []
 
 
+def restate(folder: Path, **header: Any) -> None:
+    file = folder / "trace.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **header}))
+
+
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
         (lambda f: (f / "trace.json").unlink(), "trace is a folder with trace.json"),
+        (lambda f: restate(f, interval_s=0.0), "interval_s is 0.0; it has to be more than 0"),
+        (lambda f: restate(f, end=START_S - 1), "end is 1699999999.0, before start, 1700000000.0"),
         (lambda f: (f / "trace.json").write_text("{}"), "format"),
         (lambda f: (f / "samples.parquet").write_bytes(b"PAR1"), "samples.parquet"),
         (lambda f: (f / "faults.jsonl").write_text("{nonsense}\n"), "faults.jsonl:1"),
@@ -193,6 +200,17 @@ def test_the_command_writes_verdicts_and_a_report(slow: Path, tmp_path: Path, ca
     assert told["overall"]["labelled"] == 1
     assert told["blind_ratio"]["loss_not_finite"] == 1.0, "a trace without a loss: cannot tell, not healthy"
     assert "straggler" in capsys.readouterr().out
+
+
+def test_the_command_says_what_it_left_out(slow: Path, capsys: Any) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    event = {"time": START_S + 1, "node": "n1", "device": -1, "kind": "earthquake", "attributes": {}}
+    (slow / "events.jsonl").write_text((json.dumps(event) + "\n") * 2)
+    assert run(parser.parse_args([str(slow)])) == 0
+    assert "left out: event of unknown kind 'earthquake' (2 times)" in capsys.readouterr().err
 
 
 def real(name: str) -> Path:

@@ -39,6 +39,12 @@ def test_a_list_that_stands_for_too_many_is_refused_at_once(text: str) -> None:
         expand(text)
 
 
+@pytest.mark.parametrize("text", ["n" * 256, "n[1-65536]" + "x" * 255, "n[1-65536]" + "x" * 500_000])
+def test_names_of_too_many_characters_are_refused_before_they_are_made(text: str) -> None:
+    with pytest.raises(BadHostList, match="more than 255 characters"):
+        expand(text)
+
+
 @given(st.text(alphabet="n01-9[],.-|\n é", max_size=60))
 def test_any_text_is_expanded_or_refused(text: str) -> None:
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,33 @@ def test_a_version_that_is_too_old_is_listed_anew(how: str) -> None:
     if how == "status":
         server.refuse = refuse
     assert watching(server, told)[1].jobs[0].nodes == ("n7",)
+
+
+def test_watches_that_end_at_once_are_begun_anew_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle_eye.server.job_sources.kubernetes.WATCHES_S", 0.1)
+    server = ApiServer(pod())
+    begun_s: list[float] = []
+
+    def end(asked: Asked) -> Answer:
+        if "watch" not in asked.query:
+            return None
+        begun_s.append(time.monotonic())
+        if len(begun_s) < 3:
+            return 200, b""
+        server.events.put({"type": "DELETED", "object": pod(version=11)})
+        return None
+
+    server.refuse = end
+    assert watching(server, lambda _, snapshot, __: not snapshot.jobs)[-1].jobs == ()
+    assert begun_s[2] - begun_s[0] >= 0.19
+
+
+def test_more_pods_than_are_kept_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle_eye.server.job_sources.kubernetes.JOBS_MAX", 1)
+    server = ApiServer(pod("a"))
+    server.events.put({"type": "ADDED", "object": pod("b", version=11)})
+    with pytest.raises(SourceFailed, match="more than 1 objects"):
+        watching(server, lambda *_: False)
 
 
 def test_when_a_fault_waits_the_pods_are_listed_anew() -> None:

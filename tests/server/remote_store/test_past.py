@@ -125,6 +125,7 @@ def test_what_the_server_still_has_is_not_asked_for() -> None:
     [
         httpx.Response(200, text="<html>"),
         httpx.Response(200, json={"status": "success", "data": {"result": 7}}),
+        httpx.Response(200, text='{"more": ' + "[" * 100_000),
         httpx.Response(200, json={"status": "error", "error": "no"}),
         httpx.Response(200, content=b" " * (2 << 20)),
         httpx.Response(302, headers={"Location": "http://elsewhere/"}),

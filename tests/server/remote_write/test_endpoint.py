@@ -225,6 +225,15 @@ def test_the_job_is_the_one_that_was_declared_where_no_label_names_it(server: Ru
     assert {one.node: one.job for one in history(server)} == {"n1": "llama", "n2": "mine"}
 
 
+def test_a_job_counts_however_many_are_newer(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle_eye.server.remote_write.membership.PAGE_LIMIT_MAX", 2)
+    jobs = [Job(job=f"job{i}", attempt=0, state="running", ranks=[MemberRank(0, f"n{i}", 0)], restart_owner="",
+                updated_s=NOW) for i in range(5)]  # fmt: skip
+    server.front.services.store.commit(Change(jobs=tuple(jobs)))
+    write(server, temperature(50.0, NOW, node="n0"))
+    assert [one.job for one in history(server)] == ["job0"]
+
+
 def test_samples_of_an_outage_are_kept_and_are_no_news_but_for_what_stays_true(
     server: Running, clock: FakeClock
 ) -> None:

@@ -236,6 +236,17 @@ def test_nodes_beyond_the_limit_are_refused_also_when_they_come_in_one_request()
     assert (len(taken.moments), taken.refused) == (NODES_MAX, {"too_many_nodes": 2})
 
 
+def test_links_of_a_node_are_limited_metric_by_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle_eye.server.remote_write.rows.LINKS_MAX", 2)
+    site = Site()
+    for at in (0.0, 15.0):
+        for port in ("1", "2", "3"):
+            for name, value in (("state_id", 4.0), ("link_downed_total", 3.0)):
+                site.send(node(f"infiniband_{name}", value, at, device="mlx5_0", port=port))
+    for metric in ("link_up", "link_downed_total"):
+        assert {key for _, key, name, _ in site.values if name == metric} == {"mlx5_0", "mlx5_0:2"}
+
+
 def test_bus_bandwidth_is_the_mean_over_the_widest_communicators_collectives() -> None:
     site = Site()
     seen = ((300.0, "8", "AllReduce"), (40.0, "64", "AllReduce"), (20.0, "64", "AllGather"))

@@ -33,12 +33,14 @@ from eagle_eye.server.store import (
     PAGE_LIMIT_MAX,
     TICKETS,
     Kind,
+    Page,
     Store,
 )
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 READ_MAX = 20_000  # records of one kind for one answer
+MEMBERSHIPS_MAX = 100  # of one job: each names all its nodes
 SCORES_FRESH_S = 300.0  # a fleet's scores are a matter of weeks
 CURRENT_FRESH_S = 60.0
 CURRENT_JOBS_MAX = 100  # whose goodput is on /metrics
@@ -208,6 +210,7 @@ class _Aftermath:
 
     def __init__(self, store: Store, newest: Callable[..., tuple[list[Incident], bool]], since_s: float) -> None:
         self._store = store
+        self._since_s = since_s
         # An incident may have been found long before policy asked for something.
         incidents, self.cut = newest(INCIDENTS, {}, lambda i: i.detected_s < since_s)
         self._accusing: dict[str, list[Incident]] = defaultdict(list)
@@ -224,11 +227,12 @@ class _Aftermath:
         nodes = sorted(hindsight.accused(action))
         for node in nodes:
             if node not in self._verbs:
-                self._verbs[node] = self._store.audit(None, PAGE_LIMIT_MAX, node).items
-                self._tickets[node] = self._store.page(TICKETS, {"node": node}, limit=PAGE_LIMIT_MAX).items
+                self._verbs[node] = self._since(self._store.audit(None, PAGE_LIMIT_MAX, node), lambda e: e.time_s)
+                tickets = self._store.page(TICKETS, {"node": node}, limit=PAGE_LIMIT_MAX)
+                self._tickets[node] = self._since(tickets, lambda ticket: ticket.opened_s)
         if action.job not in self._attempts:
-            attempts = self._store.page(ATTEMPTS, {"job": action.job}, limit=PAGE_LIMIT_MAX).items
-            self._attempts[action.job] = attempts[::-1]
+            attempts = self._store.page(ATTEMPTS, {"job": action.job}, limit=PAGE_LIMIT_MAX)
+            self._attempts[action.job] = self._since(attempts, lambda attempt: attempt.started_s)[::-1]
         return Afterwards(
             incident=self._store.get(INCIDENTS, action.incident_id),
             incidents=[i for node in nodes for i in self._accusing.get(node, ())],
@@ -240,9 +244,16 @@ class _Aftermath:
 
     def _members_of(self, job: str) -> dict[str, list[str]]:
         if job not in self._members:
-            page = self._store.page(MEMBERSHIPS, {"job": job}, limit=100)
-            self._members[job] = {membership.id: membership.nodes for membership in page.items}
+            page = self._store.page(MEMBERSHIPS, {"job": job}, limit=MEMBERSHIPS_MAX)
+            found = self._since(page, lambda membership: membership.started_s)
+            self._members[job] = {membership.id: membership.nodes for membership in found}
         return self._members[job]
+
+    def _since(self, page: Page[RecordT], time_s: Callable[[RecordT], float]) -> list[RecordT]:
+        """Return the newest records; where a limit left out some from after the actions, the answer is cut."""
+        if page.next is not None and min(map(time_s, page.items)) > self._since_s:
+            self.cut = True
+        return page.items
 
 
 def newest_audit(store: Store, too_old: Callable[[AuditEntry], bool]) -> Iterable[AuditEntry]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.frame import NAME_CHARS_MAX, is_name
 from eagle_eye.server.accounts.records import Ticket
 from eagle_eye.server.timestamps import unix_seconds
 
@@ -108,7 +108,7 @@ def _name(line: int, row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
     # Ticket systems number their tickets, and JSON keeps the number.
     name = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
-    if not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
+    if not is_name(name):
         raise TicketFileWrong(
             f"line {line}, column {column}: expected 1 to {NAME_CHARS_MAX} printable characters,"
             f" got {str(value)[:80]!r}"

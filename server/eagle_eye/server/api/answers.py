@@ -135,6 +135,7 @@ Fleet = made(
     jobs_left_out=int,
     nodes=int,
     nodes_heard=int,
+    nodes_recent=int,
     policy_mode=Mode,
     readiness=Readiness,
 )

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Response
 from msgspec.structs import replace
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.frame import NAME_CHARS_MAX, is_name
 from eagle_eye.server.api.requests import Body, Parts, Somebody, answer, audited, body_of, decoded
 from eagle_eye.server.auth import mint
 from eagle_eye.server.errors import Refusal
@@ -31,7 +31,7 @@ async def enrol(parts: Parts, principal: Somebody, body: Body) -> Response:
     for it, unless the join token was made to replace.
     """
     node = decoded(body, Enrolment).node
-    if not 0 < len(node) <= NAME_CHARS_MAX or not node.isprintable():
+    if not is_name(node):
         raise Refusal(400, "name", f"{node[:80]!r} is no name: 1 to {NAME_CHARS_MAX} printable characters")
     join = parts.tokens.authorise_enrolment(principal, node)
     parts.config.ingest.check_name(node)

@@ -27,6 +27,7 @@ from eagle_eye.server.api.requests import (
     found,
     given,
     listing,
+    missing,
     read_body,
 )
 from eagle_eye.server.auth import Principal
@@ -101,7 +102,9 @@ async def ask(parts: Parts, principal: Operator, incident: str, body: Body) -> R
     kinds: tuple[EvidenceKind, ...] = ("evidence", "bug_report") if asking.bug_report else ("evidence",)
 
     def change(store: Store) -> Change:
-        record = found(parts, INCIDENTS, incident)
+        record = store.get(INCIDENTS, incident)
+        if record is None:
+            raise missing("incidents", incident)
         nodes = asking.nodes or _nodes(parts, record)
         _check(parts, nodes)
         waiting = {(e.node, e.kind) for e in _asked_for(store, incident) if e.state == "asked"}

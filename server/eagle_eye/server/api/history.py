@@ -175,12 +175,14 @@ def _nodes(parts: Services, job: str | None, node: str | None) -> list[str]:
         return [node]
     if job is None:
         return []
-    # Former members count too, so what the scheduler says now is not enough: only names a start.
     record = parts.store.get(JOBS, job)
-    observed = parts.fleet.jobs().get(job)
-    members = {rank.node for rank in (record.ranks if record else [])}
-    members |= {rank.node for rank in (observed[1] if observed else [])}
-    return [] if record is not None and record.attempt > 0 else sorted(members)
+    attempt, ranks = parts.fleet.jobs().get(job, (0, []))
+    members = {rank.node for rank in ranks}
+    if record is not None:
+        attempt = max(attempt, record.attempt)
+        members |= {*record.nodes, *(rank.node for rank in record.ranks)}
+    # A job that was restarted had other nodes before, which nobody names any more: all are looked at for it.
+    return [] if attempt > 0 else sorted(members)
 
 
 def _exact(value: float) -> float:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from eagle_eye.schema.action import JobUpdate
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.action import JobUpdate, MemberRank
+from eagle_eye.schema.frame import KEYS_MAX, NAME_CHARS_MAX, is_name
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Body,
@@ -35,6 +35,7 @@ STATES = ("running", "completing", "cancelled", "preempted", "timeout", "mainten
 OBSERVED = "observed"  # agents speak of the job, no scheduler does
 AGENTS = "agents"  # whose word such a job is
 RANKS_MAX = 200_000
+COUNT_MAX = (1 << 31) - 1  # of an attempt, of a rank
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
@@ -101,16 +102,34 @@ async def put_job(parts: Parts, principal: Operator, job: str, body: Body) -> Re
 
 
 def _check(job: str, update: JobUpdate) -> None:
-    if not 0 < len(job) <= NAME_CHARS_MAX or not job.isprintable():
+    if not is_name(job):
         raise Refusal(400, "job", f"a job's name has 1 to {NAME_CHARS_MAX} printable characters")
     if update.state not in STATES:
         raise Refusal(400, "state", f"state {update.state[:80]!r} is unknown; expected one of {', '.join(STATES)}")
-    if len(update.owner) > NAME_CHARS_MAX or not update.owner.isprintable():
-        raise Refusal(400, "owner", f"owner: expected at most {NAME_CHARS_MAX} printable characters, or none")
-    if not 0 <= update.attempt < 1 << 31:
-        raise Refusal(400, "attempt", f"attempt is {update.attempt}; expected 0 or more")
-    if len(update.ranks) > RANKS_MAX:
-        raise Refusal(413, "oversized", f"{len(update.ranks)} ranks; at most {RANKS_MAX}")
+    for field, text in (("owner", update.owner), ("restart_owner", update.restart_owner)):
+        if text and not is_name(text):
+            raise Refusal(400, field, f"{field}: expected at most {NAME_CHARS_MAX} printable characters, or none")
+    if not 0 <= update.attempt <= COUNT_MAX:
+        raise Refusal(400, "attempt", f"attempt is {update.attempt}; expected 0 to {COUNT_MAX}")
+    _check_ranks(update.ranks)
+    if unknown := set(update.held_up_by) - {rank.rank for rank in update.ranks}:
+        raise Refusal(400, "held_up_by", f"held_up_by names rank {min(unknown)}, which is not among the ranks")
+
+
+def _check_ranks(ranks: list[MemberRank]) -> None:
+    """Names of ranks go to pages and orchestrators, as those in frames do: the same rules hold."""
+    if len(ranks) > RANKS_MAX:
+        raise Refusal(413, "oversized", f"{len(ranks)} ranks; at most {RANKS_MAX}")
+    for node in {rank.node for rank in ranks}:
+        if not is_name(node):
+            raise Refusal(400, "ranks", f"node {node[:80]!r}: expected 1 to {NAME_CHARS_MAX} printable characters")
+    for role in {rank.role for rank in ranks}:
+        if role and not is_name(role):
+            raise Refusal(400, "ranks", f"role {role[:80]!r}: expected at most {NAME_CHARS_MAX} printable characters")
+    for rank in ranks:
+        if not (0 <= rank.rank <= COUNT_MAX and -1 <= rank.device < KEYS_MAX):
+            detail = f"rank {rank.rank} on device {rank.device}; expected 0 to {COUNT_MAX} on -1 to {KEYS_MAX - 1}"
+            raise Refusal(400, "ranks", detail)
 
 
 def _observed(parts: Services) -> list[Job]:

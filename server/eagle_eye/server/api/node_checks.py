@@ -16,6 +16,7 @@ from eagle_eye.server.api.requests import (
     Operator,
     Parts,
     Reader,
+    Reason,
     Somebody,
     answer,
     audited,
@@ -68,7 +69,7 @@ def list_checks(parts: Parts, _: Reader, node: str, cursor: Cursor = None, limit
 
 
 @router.post("/nodes/{node:name}/check", status_code=202)
-def check(parts: Parts, principal: Operator, node: str, reason: str = "") -> Response:
+def check(parts: Parts, principal: Operator, node: str, reason: Reason = "") -> Response:
     """Have the node's agent check it now, without touching its standing; one that is under way is answered as it is."""
     made: list[NodeCheck] = []
 

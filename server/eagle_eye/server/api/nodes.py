@@ -17,6 +17,7 @@ from eagle_eye.server.api.requests import (
     Operator,
     Parts,
     Reader,
+    Reason,
     answer,
     audited,
     found,
@@ -35,7 +36,6 @@ from eagle_eye.server.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change, Store
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 Force = Annotated[bool, Query(description="At once, whatever stands against it.")]
 Checked = Annotated[bool, Query(description="Only after a passed check, whatever policy.readmit_check says.")]
-Reason = Annotated[str, Query(max_length=1_000, description="Kept with the node and in the audit trail.")]
 
 
 @router.get("")

@@ -21,6 +21,7 @@ from eagle_eye.server.timestamps import rfc3339
 from eagle_eye.server.watching import Course
 
 JOBS_SHOWN_MAX = 1_000
+RECENT_S = 6 * 3_600.0  # a node that is silent for longer has left the fleet, as far as anybody is to be alarmed
 _NO_DETAILS = MappingProxyType({"heard": None, "lemon_score": None, "reasons": None})
 
 router = APIRouter(prefix="/api/v1/fleet", tags=["fleet"])
@@ -30,7 +31,8 @@ router = APIRouter(prefix="/api/v1/fleet", tags=["fleet"])
 def get_fleet(parts: Parts, _: Reader) -> Response:
     """The running jobs, the longest without a step first, each with what is seen of it and what it loses right now.
 
-    ``readiness`` is what /readyz says, which answers 503 where this does not.
+    ``nodes`` were ever heard of, ``nodes_recent`` of them within six hours, ``nodes_heard`` just now. ``readiness`` is
+    what /readyz says, which answers 503 where this does not.
     """
     now_s = parts.clock.now_s()
     incidents: dict[str, list[Incident]] = defaultdict(list)
@@ -48,6 +50,7 @@ def get_fleet(parts: Parts, _: Reader) -> Response:
             "jobs_left_out": max(len(running) - JOBS_SHOWN_MAX, 0),
             "nodes": known,
             "nodes_heard": heard,
+            "nodes_recent": parts.fleet.recent(now_s - RECENT_S),
             "policy_mode": parts.outlook.policy().mode,
             "readiness": parts.doctor.check()._asdict(),
         }

@@ -77,6 +77,7 @@ Reader = Annotated[Principal, Depends(needs("read"))]
 Operator = Annotated[Principal, Depends(needs("operate"))]
 Admin = Annotated[Principal, Depends(needs("admin"))]
 Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX, description="How many items at most.")]
+Reason = Annotated[str, Query(max_length=1_000, description="Kept with the record and in the audit trail.")]
 Search = Annotated[str, Query(max_length=253, description="A part of the name, whatever its case.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="The next of the page before.")]
 
@@ -85,7 +86,7 @@ def decoded(body: bytes, shape: type[StructT]) -> StructT:
     """Return the JSON body as ``shape``. Raises Refusal 400 naming the field and what was expected."""
     try:
         return msgspec.json.decode(body or b"{}", type=shape)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(400, "body", f"the body is not as expected: {error}"[:2000]) from None
 
 

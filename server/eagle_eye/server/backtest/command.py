@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     except (BadTrace, OSError) as error:
         sys.stderr.write(f"eagle-eye backtest: {error}\n")
         return 1
+    for reason, count in sorted(watched.ignored.items()):
+        sys.stderr.write(f"eagle-eye backtest: left out: {reason} ({count} times)\n")
     if args.json:
         for line in found:
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
@@ -71,11 +73,15 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Watched:
-    """What was watched, over all traces: when each began, how many judgements, how many of them blind by detector."""
+    """What was watched, over all traces: when each began, how many judgements, how many of them blind by detector.
+
+    ``ignored`` counts, by reason, what of the traces was left out.
+    """
 
     starts_s: dict[str, float] = field(default_factory=dict)
     judgements: int = 0
     blind: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
 
     def ratios(self) -> dict[str, float]:
         """Return the share of judgements in which each detector was blind; those that never were are absent."""
@@ -91,6 +97,7 @@ def _run_one(
     watched.starts_s[str(folder)] = trace.header.start
     watched.judgements += backtest.judgements
     watched.blind.update(backtest.blind)
+    watched.ignored.update(trace.ignored)
     labels = trace.labels()
     if labels is not None:
         header = trace.header

@@ -107,8 +107,10 @@ def read_header(folder: Path) -> Header:
         raise BadTrace(f"{path}: {error}") from None
     if header.format != FORMAT:
         raise BadTrace(f"{path}: format {header.format!r}; this program reads {FORMAT!r}")
-    if not header.interval_s > 0 or not header.end >= header.start:
-        raise BadTrace(f"{path}: interval_s {header.interval_s}, start {header.start}, end {header.end}")
+    if not header.interval_s > 0:
+        raise BadTrace(f"{path}: interval_s is {header.interval_s}; it has to be more than 0")
+    if not header.end >= header.start:
+        raise BadTrace(f"{path}: end is {header.end}, before start, {header.start}")
     return header
 
 

@@ -53,10 +53,12 @@ def _items(text: str) -> Iterator[str]:
 
 def _parts(item: str) -> list[list[tuple[str, int]]]:
     """Return an item as its parts, each a list of (first, count): "a[1-2]b" is [a x 1], [1 x 2], [b x 1]."""
-    if not 0 < len(item.split("[", maxsplit=1)[0]) <= NAME_CHARS_MAX:
-        raise BadHostList(f"a name of no or too many characters: {item[:80]!r}")
+    pieces = item.replace("]", "[").split("[")
+    # Each of the item's names holds all that stands outside of the brackets.
+    if not pieces[0] or sum(map(len, pieces[::2])) > NAME_CHARS_MAX:
+        raise BadHostList(f"a name of no or of more than {NAME_CHARS_MAX} characters: {item[:80]!r}")
     parts: list[list[tuple[str, int]]] = []
-    for place, piece in enumerate(item.replace("]", "[").split("[")):
+    for place, piece in enumerate(pieces):
         if place % 2:
             parts.append([_range(one) for one in piece.split(",")])
         elif piece:

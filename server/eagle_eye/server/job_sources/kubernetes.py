@@ -12,13 +12,14 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Generic
 
 from eagle_eye.server.clock import Clock
-from eagle_eye.server.job_sources.kube_api import Expired, KubeApi, ObjectT, object_key
+from eagle_eye.server.job_sources.kube_api import KEY, Expired, KubeApi, ObjectT, object_key
 from eagle_eye.server.job_sources.pods import KubernetesNode, Pod, jobs_of, node_of
 from eagle_eye.server.job_sources.settings import KubernetesSettings
-from eagle_eye.server.job_sources.source import Snapshot, SourceFailed
+from eagle_eye.server.job_sources.source import JOBS_MAX, Snapshot, SourceFailed
 
 GATHER_S = 0.5  # a job's pods change one after the other: told of together
 LISTS_S = 2.0  # between two lists, however often somebody asks
+WATCHES_S = 1.0  # between two watches, where the API server or a proxy before it ends each at once
 
 
 class Kubernetes:
@@ -115,13 +116,15 @@ class Reflection(Generic[ObjectT]):
     async def follow(self, watch_s: float) -> None:
         """Take in what changes, for ever. Raises SourceFailed."""
         while True:
+            begun_s = self._clock.monotonic_s()
             try:
                 async for event in self._api.watch(self._path, self._selector, self._version, self._kind, watch_s):
                     self._take(event.kind, event.item)
             except Expired:
-                await self.list()
+                await self.list_again(LISTS_S)
             if not self._version:
                 raise SourceFailed("malformed", f"GET {self._path}: the list says no resourceVersion to watch from")
+            await asyncio.sleep(max(begun_s + WATCHES_S - self._clock.monotonic_s(), 0.0))
 
     def _take(self, kind: str, item: ObjectT) -> None:
         version, key = item.metadata.resource_version, object_key(item.metadata)
@@ -133,6 +136,9 @@ class Reflection(Generic[ObjectT]):
             self.items.pop(key, None)
         elif kind in ("ADDED", "MODIFIED"):
             self.items[key] = item
+            if len(self.items) > JOBS_MAX:
+                detail = f"watching {self._path}: more than {JOBS_MAX} objects; set {KEY}.label_selector"
+                raise SourceFailed("oversized", detail)
         self._news.set()
 
 

@@ -93,6 +93,7 @@ def declared_job(name: str, update: JobUpdate, known: Job | None, now_s: float) 
         updated_s=now_s,
         declared_state=update.state,
         owner=update.owner,
+        held_up_by=update.held_up_by,
     )
     if known is None:
         return replace(new, since_s=now_s)

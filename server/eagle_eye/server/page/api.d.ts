@@ -310,6 +310,7 @@ export interface Fleet {
   jobs_left_out: number;
   nodes: number;
   nodes_heard: number;
+  nodes_recent: number;
   policy_mode: "act" | "approve" | "observe";
   readiness: Readiness;
 }

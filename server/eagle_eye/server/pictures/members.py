@@ -53,10 +53,10 @@ def ranks_seen(
     if not asked:
         return ()
     found: dict[tuple[str, int], MemberRank] = {}
-    for frame, _, _ in history.query(asked, time_s - ROLES_S, time_s):
-        for rank in frame.ranks:
+    for told in history.ranks(asked, time_s - ROLES_S, time_s):
+        for rank in told.ranks:
             if rank.job == job and rank.attempt == attempt:
-                found[frame.node, rank.device] = MemberRank(rank.rank, frame.node, rank.device, rank.role)
+                found[told.node, rank.device] = MemberRank(rank.rank, told.node, rank.device, rank.role)
     return tuple(found.values())
 
 

@@ -104,7 +104,7 @@ class PromQl:
             raise RemoteStoreSilent(str(error)) from None
         try:
             answer = _answer_decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             answer = _Answer(error=f"no Prometheus answers like that: {_line(body)}")
         if response.is_success and answer.status == "success":
             return answer.data
@@ -153,7 +153,7 @@ def _time(time_s: float) -> str:
 def _courses(data: msgspec.Raw) -> list[Course]:
     try:
         matrix = _matrix_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteStoreSilent(f"the answer is not what a Prometheus answers: {error}") from None
     found = []
     for one in matrix.result:

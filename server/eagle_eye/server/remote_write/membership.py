@@ -45,6 +45,16 @@ class Membership:
     def _read(self) -> dict[str, str]:
         jobs: list[Job] = []
         for state in STATES:
-            page = self._store.page(JOBS, {"state": state}, limit=PAGE_LIMIT_MAX)  # newest first; none has more
-            jobs += reversed(page.items)
+            jobs += reversed(self._of_state(state))
         return {node: job.job for job in jobs for node in (*job.nodes, *(rank.node for rank in job.ranks))}
+
+    def _of_state(self, state: str) -> list[Job]:
+        """Return the jobs in a state, newest first."""
+        found: list[Job] = []
+        cursor: str | None = None
+        while True:
+            page = self._store.page(JOBS, {"state": state}, cursor, PAGE_LIMIT_MAX)
+            found += page.items
+            cursor = page.next
+            if cursor is None:
+                return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -64,6 +64,7 @@ class NodeRows:
     interval_s: float | None = None
     targets: dict[str, bool] = field(default_factory=dict)  # what Prometheus scrapes there, and whether it answers
     _cells: dict[tuple[Scope, int | str, str], Cell] = field(default_factory=dict)
+    _links: Counter[str] = field(default_factory=Counter)  # how many links have a cell of each metric
     _moments: dict[tuple[float, str | None], Moment] = field(default_factory=dict)
     _newest_s: dict[Scope, float] = field(default_factory=dict)
     _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
@@ -77,9 +78,10 @@ class NodeRows:
         key = (row.scope, row.key, rule.to)
         found = self._cells.get(key)
         if found is None:
-            links = sum(scope is Scope.LINK and to == rule.to for scope, _, to in self._cells)
-            if len(self._cells) >= CELLS_MAX or links >= LINKS_MAX:
+            if len(self._cells) >= CELLS_MAX or self._links[rule.to] >= LINKS_MAX:
                 return None
+            if row.scope is Scope.LINK:
+                self._links[rule.to] += 1
             found = self._cells[key] = Cell(rule, catalogue.BY_NAME[rule.to].kind is Kind.COUNTER)
         return found
 

@@ -25,8 +25,8 @@ class Summary(NamedTuple):
     ``counts`` are of observations; with 0 the others are NaN. ``low`` and ``high`` of a bit mask are the bits that were
     always set and those that ever were; a mask that is none (negative, fractional, beyond 2**53) counts in neither.
     ``mean`` is that of a gauge or a mask. ``increase`` is what a counter grew by between first and last value; where it
-    fell it was reset, and had grown by what it then had. A mean over +inf is
-    +inf, and of what was not finite there is no increase.
+    fell it was reset, and had grown by what it then had. A mean over +inf is +inf, and of what was not finite there is
+    no increase.
     """
 
     counts: Integers

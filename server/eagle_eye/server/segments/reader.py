@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server.errors import HistoryUnavailable
-from eagle_eye.server.history import Recorded, Run, runs_of, speaks_of
+from eagle_eye.server.history import Recorded, Run, Told, runs_of, speaks_of
 from eagle_eye.server.segments.facts import any_between
 from eagle_eye.server.segments.frames import frames_of, whole
 from eagle_eye.server.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
@@ -56,6 +56,12 @@ class Segment:
                 samples, links = (self.rows(name, None, group.first, end) for name in (SAMPLES_FILE, LINKS_FILE))
                 yield from frames_of(group.table, group.wanted, group.first, samples, links)
 
+    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+        """Yield which ranks the nodes' frames in the range tell of, as History.ranks does. Raises BrokenSegment."""
+        with reading(), self._open(FRAMES_FILE) as file:
+            for group in _groups(file, ["time", "node", "ranks", "raw"], nodes, start_s, end_s):
+                yield from _told(group.table.take(pa.array(group.wanted)).to_pylist())
+
     def count(self, nodes: Sequence[str], start_s: float, end_s: float) -> int:
         """Return how many frames ``frames`` would yield. Raises BrokenSegment."""
         with reading(), self._open(FRAMES_FILE) as file:
@@ -71,9 +77,8 @@ class Segment:
         with reading(), self._open(FRAMES_FILE) as file:
             for group in _groups(file, ["time", "node", "raw", *speaking], nodes, start_s, end_s):
                 wanted = group.wanted if job is None else _speaking(group, job)
-                yield from _runs_of_whole(
-                    group.table, group.wanted, metric, job
-                )  # columns do not say of whom it speaks
+                # Columns do not say of whom it speaks.
+                yield from _runs_of_whole(group.table, group.wanted, metric, job)
                 rows = self.rows(name, ["time", "node", key, metric.name], group.first, group.first + len(group.table))
                 if rows is None or metric.name not in rows.schema.names:
                     continue
@@ -163,6 +168,20 @@ def _speaking(group: _Group, job: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     speaking: np.ndarray[Any, np.dtype[np.bool_]] = of_ranks[places] | named
     found: np.ndarray[Any, np.dtype[np.int64]] = group.wanted[speaking[group.wanted]]
     return found
+
+
+def _told(rows: list[dict[str, Any]]) -> Iterator[Told]:
+    known: dict[str, list[Rank]] = {}  # frame after frame says the same
+    for row in rows:
+        if row["raw"] is not None:
+            frame = whole(row["raw"])
+            if frame is not None:
+                yield Told(row["node"], row["time"], frame.ranks)
+            continue
+        text = row["ranks"]
+        if text not in known:
+            known[text] = _ranks_decoder.decode(text)
+        yield Told(row["node"], row["time"], known[text])
 
 
 def _runs(rows: pa.Table, chosen: np.ndarray[Any, Any], key: str, values: np.ndarray[Any, Any]) -> Iterator[Run]:

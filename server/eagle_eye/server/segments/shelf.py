@@ -18,7 +18,7 @@ import msgspec
 
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.history import Recorded, Run
+from eagle_eye.server.history import Recorded, Run, Told
 from eagle_eye.server.journal import Journal
 from eagle_eye.server.segments.facts import FACTS_FILE, FORMAT, PARTIAL, RAW_FOLDER, Facts, any_between, shard_of
 from eagle_eye.server.segments.leaving import Leaving
@@ -104,6 +104,10 @@ class Shelf:
     ) -> Iterator[Run]:
         """Yield the segment's values of the metric, as History.runs does; what is broken is set aside."""
         return self._guarded(one, lambda segment: segment.runs(metric, nodes, start_s, end_s, job))
+
+    def ranks(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+        """Yield which ranks the segment's frames tell of, as History.ranks does; what is broken is set aside."""
+        return self._guarded(one, lambda segment: segment.ranks(nodes, start_s, end_s))
 
     def count(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> int:
         """Return how many frames ``frames`` would yield."""

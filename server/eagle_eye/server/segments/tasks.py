@@ -37,8 +37,8 @@ class Answer(msgspec.Struct, frozen=True):
     """What became of a task.
 
     done: the segment is on the disk (none where both facts are None: there was nothing for it). broken: the segment
-    ``broken`` cannot be read. unlike: it has the columns of another version, and is not
-    merged. failed: for another reason.
+    ``broken`` cannot be read. unlike: it has the columns of another version, and is not merged. failed: for another
+    reason.
     """
 
     outcome: Literal["done", "broken", "unlike", "failed"]

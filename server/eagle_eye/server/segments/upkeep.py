@@ -27,9 +27,8 @@ from eagle_eye.server.segments.shelf import Shelf
 from eagle_eye.server.segments.tasks import Answer, Downsample, Merge, Task
 
 LOOK_S = 15.0  # how often it is looked whether anything is due
-STALLED_S = (
-    900.0  # a worker that says nothing for this long is ended; a task takes seconds of CPU, at the lowest priority
-)
+# A worker that says nothing for this long is ended; a task takes seconds of CPU, at the lowest priority.
+STALLED_S = 900.0
 FAILED_WAIT_S = 60.0  # after a failure; each attempt costs CPU
 ROOM_BYTES = 1 << 30  # with less free on the disk nothing is merged or downsampled: frames come first
 TASKS_MAX = 200  # of one process: what it has learnt and allocated is given back now and then

@@ -34,7 +34,7 @@ function Summary({ fleet }) {
   const burning = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpus ?? 0), 0);
   const burnt = fleet.jobs.reduce((sum, job) => sum + (job.loss?.gpu_hours ?? 0), 0);
   const open = openIncidents().length;
-  const silent = fleet.nodes - fleet.nodes_heard;
+  const silent = fleet.nodes_recent - fleet.nodes_heard;
   return h(
     "ul",
     { class: "summary", "aria-label": "The fleet in figures" },
@@ -45,8 +45,8 @@ function Summary({ fleet }) {
     figure(count(fleet.jobs.length + fleet.jobs_left_out), fleet.jobs.length === 1 ? "running job" : "running jobs"),
     figure(
       count(fleet.nodes_heard),
-      silent ? `of ${count(fleet.nodes)} nodes heard` : "nodes, all heard",
-      silent ? "warn-ink" : "",
+      silent > 0 ? `of ${count(fleet.nodes_recent)} nodes heard` : "nodes, all heard",
+      silent > 0 ? "warn-ink" : "",
     ),
     h("li", { class: "mode" }, h("span", { class: "quiet" }, `Policy ${MODES[fleet.policy_mode] ?? fleet.policy_mode}.`)),
   );
