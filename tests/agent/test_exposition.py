@@ -36,7 +36,7 @@ class Page:
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.drops = Drops()
-        self.delivery: Delivery | None = Delivery(17, 4_096, 25, server_ok=False)
+        self.delivery: Delivery | None = Delivery(17, 4_096, True, 25, server_ok=False)
         self.uuids: dict[str, int] = {}
         self.exposition = Exposition(
             "n17", "1.2.3", self.drops, lambda: self.delivery, self.uuids, clock.monotonic_s, started_s=999_000.0
@@ -141,9 +141,10 @@ def test_a_collector_that_this_host_cannot_have_is_not_one_that_fails(page: Page
 def test_the_agent_tells_of_its_way_to_the_server(page: Page) -> None:
     assert page.series("agent_spool_frames") == {(): 17.0}
     assert page.series("agent_spool_bytes") == {(): 4096.0}
+    assert page.series("agent_spool_in_memory") == {(): 1.0}
     assert page.series("agent_frames_sent_total") == {(): 25.0}
     assert page.series("agent_server_ok") == {(): 0.0}
-    page.delivery = Delivery(0, None, 0, server_ok=None)
+    page.delivery = Delivery(0, None, None, 0, server_ok=None)
     assert page.series("agent_server_ok") == page.series("agent_spool_bytes") == {}
     page.delivery = None
     assert page.series("agent_spool_frames") == {}

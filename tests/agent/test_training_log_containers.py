@@ -48,6 +48,7 @@ def test_what_docker_did_not_write_stays_as_it_is() -> None:
         '{"log":"cut o\n',
         '{"rank": 0, "log":"x"}\n',
         'text {"log":"x","stream":"stdout","time":"1"}\n',
+        '{"log":"x","more":' + "[" * 10_000 + "\n",
     ):
         assert unwrapped(line) == line.encode()
 

@@ -110,3 +110,13 @@ def test_output_that_nobody_reads_is_no_error_of_ours(tmp_path: Path) -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (cli.FAILED, "")
+
+
+def test_no_commands_help_waits_for_torch_or_scikit_learn() -> None:
+    program = (
+        "import sys; from eagle_eye.cli import main\n"
+        "for command in main.COMMANDS: main.load(command)\n"
+        "print(*sorted({'torch', 'sklearn', 'pandas'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

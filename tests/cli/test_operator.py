@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.cli.main import main
+from eagle_eye.cli.operator import DELIVERIES, INCIDENTS
+from eagle_eye.cli.tables import Column, print_table
 from eagle_eye.server.auth import mint
 from eagle_eye.server.store import Change
 from tests.server.builders import NOW, Running, action, body, frame, incident, running
@@ -25,6 +27,47 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]
 
 def commit(server: Running, change: Change) -> None:
     server.front.services.store.commit(change)
+
+
+@pytest.mark.parametrize("columns", ["40", "100", ""])
+def test_a_table_wraps_sentences_alone_and_leaves_empty_columns_out(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    summary = "no step for 10.0 s where 0.12 s are typical, and rank 1 says nothing"
+    item = {"id": "inc_0123456789abcdef", "detected": "2026-01-31T12:00:00.123Z", "fault": "throughput_drop"}
+    print_table(INCIDENTS.columns, [{**item, "summary": summary}])
+    titles, first, *rest = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["incident", "detected", "fault", "summary"]
+    assert first.split()[:3] == ["inc_0123456789abcdef", "2026-01-31T12:00:00Z", "throughput_drop"]
+    assert " ".join((first + " ".join(rest)).split()).endswith(summary)
+    assert bool(rest) == (columns == "100")  # too narrow for a table, or no terminal: one line
+
+
+def test_in_a_narrow_terminal_columns_go_and_are_named_and_times_lose_their_year(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = {"id": "dlv-11-sub-12d5f425d675", "type": "eagle_eye.incident.updated", "state": "failed", "attempts": 4}
+    updated = "2026-11-22T10:48:19.123456Z"
+    error = "gave up after 4 attempts: ConnectError"
+    print_table(DELIVERIES.columns, [{**told, "last_error": error, "reason": "attempts", "updated": updated}])
+    out, missing = capsys.readouterr()
+    titles, *lines = out.splitlines()
+    assert max(map(len, (titles, *lines))) <= 80
+    assert titles.split() == ["delivery", "state", "reason", "error", "updated", "(UTC)"]
+    assert lines[0].split() == [told["id"], "failed", "attempts", "gave", "up", "after", "4", "11-22", "10:48:19"]
+    assert missing == "no room for: attempts, type (a wider terminal or --json has them)\n"
+
+
+def test_what_is_no_time_in_a_column_of_times_is_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table((Column("at", "at"),), [{"at": "2026-11-22T10:48:19.5Z"}, {"at": "never"}])
+    assert "2026-11-22T10:48:19.5Z" in capsys.readouterr().out
 
 
 def test_lists_are_tables_or_json(server: Running, capsys: pytest.CaptureFixture[str]) -> None:

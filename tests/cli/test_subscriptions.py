@@ -81,4 +81,4 @@ def test_one_is_paused_resumed_and_repaired(server: Running, capsys: pytest.Capt
     assert main(["subscriptions"]) == 0
     table = capsys.readouterr().out
     assert name in table
-    assert "failing since" in table
+    assert "waiting" in table

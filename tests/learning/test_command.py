@@ -15,7 +15,7 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.learning import command
+from eagle_eye.learning import training
 from eagle_eye.learning.features import read as read_history
 from eagle_eye.learning.model import make
 from eagle_eye.schema.configuration import ConfigurationError
@@ -31,7 +31,7 @@ HOURS = 3.0
 def soon() -> Iterator[None]:
     """Train for a few epochs only: what is tested here is not how well a model does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "make", functools.partial(make, epochs=4))
+        patch.setattr(training, "make", functools.partial(make, epochs=4))
         yield
 
 
@@ -110,10 +110,10 @@ class TestTrain:
         assert "cannot be reached" in capsys.readouterr().err
 
     def test_moments(self) -> None:
-        assert command.moment("2026-01-02T03:04:05+00:00") == "2026-01-02T03:04:05+00:00"
-        assert command.moment("7d") < command.moment("1h")
+        assert training.moment("2026-01-02T03:04:05+00:00") == "2026-01-02T03:04:05+00:00"
+        assert training.moment("7d") < training.moment("1h")
         with pytest.raises(ConfigurationError, match="RFC 3339"):
-            command.moment("yesterday")
+            training.moment("yesterday")
 
     def test_what_was_labelled_a_fault_is_left_out(self, tmp_path: Path) -> None:
         label = {

@@ -261,7 +261,7 @@ def test_the_charts_server_runs_confined_as_its_pod_is(podman: Podman, tmp_path:
 
 
 WELL = ("python3", "-I", "-S", "/opt/eagle-eye/health.py", "server")
-ALIVE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8471/healthz', timeout=3).status)"
+ALIVE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8472/healthz', timeout=3).status)"
 
 
 def test_the_charts_orchestrator_runs_confined_as_its_pod_is(

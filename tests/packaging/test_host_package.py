@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import functools
 import gzip
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,21 @@ no_dpkg = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="apt-get insta
 no_rpm = pytest.mark.skipif(not shutil.which("rpmbuild"), reason="apt-get install rpm")
 
 
-@pytest.fixture(autouse=True)
-def release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(RELEASE_S))
+@pytest.fixture(autouse=True, scope="module")
+def release() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", str(RELEASE_S))
+        yield
 
 
-@pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a package of the agent's or the server's files without their libraries, which the network has."""
+@pytest.fixture(scope="module")
+def make(release: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a package, once, of the agent's or the server's files without their libraries, which the network has."""
+    folder = tmp_path_factory.mktemp("packages")
 
+    @functools.cache
     def made(kind: str, recipe: Any, *, again: bool = False) -> Path:
-        scratch = tmp_path / f"{kind}-{again}"
+        scratch = folder / f"{recipe.name}-{kind}-{again}"
         tree = scratch / "tree"
         home = tree / recipe.home
         for name in tree_module.PROGRAMS:
@@ -41,7 +46,7 @@ def make(tmp_path: Path) -> Callable[..., Path]:
         tree_module._document(tree, recipe)
         tree_module._settle(tree, recipe)
         python = "3.11" if recipe.each_python else ""
-        out = tmp_path / f"out-{again}"
+        out = folder / f"out-{again}"
         out.mkdir(exist_ok=True)
         package: Path = getattr(formats, kind)(tree, recipe, python, recipes.ARCHITECTURES["amd64"], out, scratch)
         return package

@@ -30,9 +30,10 @@ NEEDS = (
     ("demo.train", {"ml"}),
     ("demo", {"agent", "server", "orchestrators"}),
     ("detectors", {"server"}),
-    ("learning.command", {"server", "ml"}),
+    ("learning.command", set[str]()),
     ("learning.features", {"server", "ml"}),
     ("learning.model", {"server", "ml"}),
+    ("learning.training", {"server", "ml"}),
     ("learning", {"ml"}),
     ("orchestrators.launch.elastic", {"orchestrators", "ml"}),
     ("orchestrators.launch.forked_ranks", {"orchestrators", "ml"}),
@@ -53,6 +54,7 @@ RUNNING = {
     "record": ("out", "--job", "j", "--since", "1", "--until", "2"),
     "import": ("out", "--prometheus", NOWHERE, "--job", "j", "--since", "1", "--until", "2"),
     "replay": ("trace", "--server", NOWHERE),
+    "train": ("trace", "--out", "model"),
     "orchestrate": ("slurm", "--help"),
 }
 IMPORT = """

@@ -136,6 +136,17 @@ def test_a_connection_that_the_server_closes_is_opened_again(capsys: pytest.Capt
     assert figures["frames_lost"] == 0
 
 
+def test_the_token_may_be_named_by_the_environment_as_for_other_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("ee_admin\n")
+    monkeypatch.setenv("EAGLE_EYE_TOKEN_FILE", str(tmp_path / "token"))
+    with frame_server() as server:
+        loaded(server, capsys)
+    assert server.heads
+    assert all("Authorization: Bearer ee_admin\r\n" in head for head in server.heads)
+
+
 def test_each_node_is_enrolled_with_the_join_token_and_sends_with_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,7 +179,7 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         uplink = Uplink(destination, spool, drops, clock, token=token, answered=answered)
 
         def delivery() -> Delivery:
-            return Delivery(spool.waiting(), spool.waiting_bytes(), uplink.delivered, uplink.is_well)
+            return Delivery(spool.waiting(), spool.waiting_bytes(), spool.in_memory, uplink.delivered, uplink.is_well)
 
         exposition = Exposition(configuration.node, agent_version(), drops, delivery, assembly.nvml.devices_by_uuid)
         uplink.start()

@@ -30,11 +30,13 @@ Labels = tuple[tuple[str, str], ...]
 class Delivery(NamedTuple):
     """How frames fare on their way: waiting in the spool, acknowledged since the start, whether the server takes them.
 
-    None: not known, as ``server_ok`` while nobody has tried.
+    ``in_memory``: new frames wait in memory alone, because the spool's disk fails. None: not known, as ``server_ok``
+    while nobody has tried.
     """
 
     frames_waiting: int
     bytes_waiting: int | None
+    in_memory: bool | None
     frames_sent: int
     server_ok: bool | None
 
@@ -59,6 +61,7 @@ OWN = {
         OwnMetric("agent_frames_sent_total", "counter", "Frames that the server has acknowledged."),
         OwnMetric("agent_spool_frames", "gauge", "Frames that wait for the server."),
         OwnMetric("agent_spool_bytes", "gauge", "Bytes of frames that wait for the server."),
+        OwnMetric("agent_spool_in_memory", "gauge", "1 while new frames wait in memory alone: the disk fails."),
         OwnMetric("agent_server_ok", "gauge", "1 while the server takes frames, 0 while it does not."),
         OwnMetric("agent_dropped_total", "counter", "What the agent had to drop, by reason."),
         OwnMetric("agent_collector_ok", "gauge", "1 when a collector saw all that it looks at."),
@@ -138,6 +141,8 @@ class Exposition:
             yield own("agent_spool_frames", [(node, delivery.frames_waiting)])
             if delivery.bytes_waiting is not None:
                 yield own("agent_spool_bytes", [(node, delivery.bytes_waiting)])
+            if delivery.in_memory is not None:
+                yield own("agent_spool_in_memory", [(node, delivery.in_memory)])
             if delivery.server_ok is not None:
                 yield own("agent_server_ok", [(node, delivery.server_ok)])
 

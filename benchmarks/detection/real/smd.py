@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import average_precision_score
 
+from benchmarks.detection.real.expected_metrics import ExpectedMetrics
 from benchmarks.detection.real.own_history import (
     EventScore,
     NearestNeighbour,
@@ -27,13 +28,12 @@ from benchmarks.detection.real.own_history import (
     own_thresholds,
 )
 from benchmarks.detection.real.sets import Figures, main
-from eagle_eye.learning.own_history import OwnHistory as Learned
 
 NEEDS = "real/smd_subset"
 MACHINES = ("machine-1-6", "machine-2-7", "machine-3-3")
 LINES_PER_DAY = 1440.0
 BUDGETS = {"no alarm on unseen train": 0.0, "one alarm a day on unseen train": 1.0}
-DETECTORS: tuple[Callable[[], OwnHistory], ...] = (NearestNeighbour, PcaEwma, Learned)
+DETECTORS: tuple[Callable[[], OwnHistory], ...] = (NearestNeighbour, PcaEwma, ExpectedMetrics)
 
 
 def measure(folder: Path) -> Figures:

@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.cli.client import ServerSaidNo, connect
-from eagle_eye.cli.operator import (
-    LIST_MAX,
-    Column,
-    add_common,
-    print_json,
-    print_list,
-    print_table,
-    printable,
-    say_more,
-)
+from eagle_eye.cli.operator import LIST_MAX, add_common, print_json, print_list, say_more
+from eagle_eye.cli.tables import Column, print_table, printable
 
 HOUR_S = 3_600.0
 FILE_BYTES_MAX = 3 << 20  # with JSON's escapes within what the server reads
@@ -44,11 +36,11 @@ _CAUSES = (
 )
 _LEDGER = (
     Column("created", "created"),
-    Column("state", "state"),
+    Column("state", "state", 1),
     Column("asked", "kind"),
     Column("fault", "fault"),
     Column("node", "node"),
-    Column("job", "job"),
+    Column("job", "job", 2),
     Column("standing", "standing"),
     Column("why", "detail"),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from eagle_eye.cli.client import connect
-from eagle_eye.cli.operator import LIST_MAX, Column, add_common, print_list
+from eagle_eye.cli.operator import LIST_MAX, add_common, print_list
+from eagle_eye.cli.tables import Column
 
 COLUMNS = (
     Column("time", "time"),

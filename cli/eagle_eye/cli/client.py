@@ -109,7 +109,7 @@ def _json(body: bytes) -> Any:
         return None
     try:
         return msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise ServerSaidNo("the answer is no JSON; is --server an Eagle Eye server?") from None
 
 
@@ -117,7 +117,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
     try:
         problem = msgspec.json.decode(error.read(1 << 20))
         detail = str(problem["detail"])
-    except (msgspec.DecodeError, KeyError, TypeError, OSError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, OSError):
         detail = error.reason
     hint = " (--token-file)" if error.code == http.HTTPStatus.UNAUTHORIZED else ""
     return f"HTTP {error.code}: {detail}{hint}"

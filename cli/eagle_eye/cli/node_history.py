@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from eagle_eye.cli.client import Client
-from eagle_eye.cli.operator import LIST_MAX, Column, print_json, print_table, printable, say_more
+from eagle_eye.cli.operator import LIST_MAX, print_json, say_more
+from eagle_eye.cli.tables import Column, print_table, printable
 
 _CHAPTERS = (
     Column("time", "time"),

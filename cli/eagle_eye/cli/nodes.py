@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 from eagle_eye.cli.client import Client, ServerSaidNo, connect
 from eagle_eye.cli.node_history import add_history, show_history
-from eagle_eye.cli.operator import LIST_MAX, Column, Noun, Verb, print_json, print_list, print_table, printable
+from eagle_eye.cli.operator import LIST_MAX, Noun, Verb, print_json, print_list
+from eagle_eye.cli.tables import Column, print_table, printable
 
 POLL_S = 1.0
 WAIT_BEYOND_S = 300.0  # the check's own deadline: until it is taken up, and for its end to be told
@@ -136,11 +137,11 @@ NODES = Nodes(
     (
         Column("node", "node"),
         Column("state", "phase"),
-        Column("job", "agent.job"),
+        Column("job", "agent.job", 1),
         Column("heard", "agent.heard"),
-        Column("agent", "agent.version"),
-        Column("incidents in 30 days", "memory.incidents_30_days"),
-        Column("lemon score", "memory.lemon_score"),
+        Column("agent", "agent.version", 4),
+        Column("incidents (30 days)", "memory.incidents_30_days", 2),
+        Column("lemon score", "memory.lemon_score", 3),
         Column("reason", "reason"),
     ),
     filters=("state",),

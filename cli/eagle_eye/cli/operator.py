@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,15 +13,9 @@ from urllib.parse import quote
 import msgspec
 
 from eagle_eye.cli.client import DEFAULT_SERVER, connect
+from eagle_eye.cli.tables import Column, print_table, printable
 
 LIST_MAX = 100
-
-
-class Column(NamedTuple):
-    """A table's column; ``path`` names the field, dots lead into it."""
-
-    title: str
-    path: str
 
 
 class Verb(NamedTuple):
@@ -102,23 +96,6 @@ class Noun:
         return call(verb.method, target, query, body)
 
 
-def printable(value: Any) -> str:
-    """Return the value as text without control characters: names and summaries come from other machines."""
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return ", ".join(printable(item) for item in value)
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
-
-
-def field(record: Mapping[str, Any], path: str) -> Any:
-    """Return the record's field, None where the path leads nowhere."""
-    value: Any = record
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 def add_common(parser: argparse.ArgumentParser, default: Any) -> None:
     """Add the flags that every one of these commands has; ``default`` None, or SUPPRESS in a second parser."""
     parser.add_argument("--server", metavar="URL", default=default, help=f"default {DEFAULT_SERVER}")
@@ -130,20 +107,6 @@ def print_json(value: Any) -> None:
     """Write the value to standard output as indented JSON."""
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
     sys.stdout.buffer.flush()
-
-
-def print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -> None:
-    """Write the items to standard output as a table."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.title, overflow="fold")
-    for item in items:
-        table.add_row(*(Text(printable(field(item, column.path))) for column in columns))
-    Console().print(table if items else Text("none"))
 
 
 def print_list(args: argparse.Namespace, columns: Sequence[Column], items: Sequence[Any], more: bool) -> None:
@@ -168,12 +131,12 @@ JOBS = Noun(
         Column("job", "job"),
         Column("attempt", "attempt"),
         Column("state", "state"),
-        Column("owner", "owner"),
+        Column("owner", "owner", 2),
         Column("step", "progress.step"),
         Column("progressed", "progress.progressed"),
-        Column("source", "source"),
-        Column("scheduled as", "scheduled_as"),
-        Column("restarted by", "restart_owner"),
+        Column("source", "source", 5),
+        Column("scheduled as", "scheduled_as", 3),
+        Column("restarted by", "restart_owner", 4),
         Column("conflict", "conflict"),
     ),
     filters=("state", "node"),
@@ -186,9 +149,9 @@ INCIDENTS = Noun(
         Column("detected", "detected"),
         Column("state", "state"),
         Column("fault", "fault"),
-        Column("job", "job"),
+        Column("job", "job", 2),
         Column("nodes", "nodes"),
-        Column("summary", "summary"),
+        Column("summary", "summary", 1, 36),
     ),
     filters=("state", "job", "node", "fault"),
     verbs=(
@@ -202,13 +165,13 @@ ACTIONS = Noun(
     "action",
     (
         Column("action", "id"),
-        Column("created", "created"),
+        Column("created", "created", 1),
         Column("kind", "kind"),
         Column("state", "state"),
         Column("job", "job"),
         Column("exclude", "exclude"),
-        Column("fault", "fault"),
-        Column("expires", "expires"),
+        Column("fault", "fault", 3),
+        Column("expires", "expires", 4),
     ),
     filters=("state", "job", "node", "kind", "incident"),
     verbs=(
@@ -222,12 +185,12 @@ DELIVERIES = Noun(
     "delivery",
     (
         Column("delivery", "id"),
-        Column("type", "type"),
+        Column("type", "type", 2),
         Column("state", "state"),
-        Column("attempts", "attempts"),
-        Column("status", "last_status"),
-        Column("reason", "reason"),
-        Column("error", "last_error"),
+        Column("attempts", "attempts", 4),
+        Column("status", "last_status", 5),
+        Column("reason", "reason", 3),
+        Column("error", "last_error", 1),
         Column("updated", "updated"),
     ),
     filters=("state", "subscription", "event", "type"),

@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 from eagle_eye.cli.client import DEFAULT_SERVER, connect
-from eagle_eye.cli.operator import print_json, printable
+from eagle_eye.cli.operator import print_json
+from eagle_eye.cli.tables import printable
 
 ACT: Mapping[str, Any] = {"mode": "act"}  # what cases begin with, unless --config says otherwise
 

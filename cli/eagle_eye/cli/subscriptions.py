@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from eagle_eye.cli.client import ServerSaidNo, connect
-from eagle_eye.cli.operator import Column, Noun, Verb, print_json, printable
+from eagle_eye.cli.operator import Noun, Verb, print_json
+from eagle_eye.cli.tables import Column, printable
 
 FORMATS = ("cloudevents", "alertmanager", "alertmanager_api")
 _FILTERS = ("types", "jobs", "faults", "matchers")
@@ -114,13 +115,13 @@ SUBSCRIPTIONS = Subscriptions(
     (
         Column("subscription", "id"),
         Column("url", "url"),
-        Column("format", "format"),
+        Column("format", "format", 4),
         Column("active", "active"),
-        Column("waiting", "health.pending"),
-        Column("delivered", "health.delivered"),
+        Column("waiting", "health.pending", 3),
+        Column("delivered", "health.delivered", 5),
         Column("failing since", "health.failing_since"),
-        Column("error", "health.last_error"),
-        Column("ended", "ended_reason"),
+        Column("error", "health.last_error", 2),
+        Column("ended", "ended_reason", 1),
     ),
     verbs=(
         Verb("delete", "end it for good", method="DELETE"),

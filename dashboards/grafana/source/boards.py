@@ -65,6 +65,8 @@ def board(
         .hide(model.VariableHide.HIDE_LABEL)
     )
     chosen = 'job=~"$job"' if job else ""
+    if one_job:
+        chosen = 'job="$job"'
     if node:
         chosen = 'job=~"$job", node=~"$node|"'
     built.annotation(_incidents(chosen)).annotation(_actions(chosen))

@@ -20,7 +20,7 @@ from dashboards.grafana.source.parts import (
     rows,
 )
 
-JOB = '{job=~"$job"}'
+JOB = '{job="$job"}'  # Grafana escapes a single value for no pattern: a job may be called train[7]
 ONSET = f"{Q}incident_onset_timestamp_seconds"
 
 

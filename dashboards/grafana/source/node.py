@@ -19,7 +19,7 @@ from dashboards.grafana.source.parts import (
     rows,
 )
 
-NODE = '{job=~"$job", node=~"$node"}'
+NODE = '{job=~"$job", node="$node"}'
 
 
 def build() -> Dashboard:
@@ -58,7 +58,7 @@ def whole(metric: str, legend: str) -> Query:
 
 
 def _now() -> Sequence[Panel]:
-    open_ = f'{Q}incident_onset_timestamp_seconds{{job=~"$job", node=~"$node", state=~"confirmed|acting"}}'
+    open_ = f'{Q}incident_onset_timestamp_seconds{{job=~"$job", node="$node", state=~"confirmed|acting"}}'
     return [
         number("Open incidents", counted(f"count({open_})"), steps=[(None, GREEN), (1, RED)]),
         number("GPUs seen", f"count({Q}gpu_temperature_celsius{NODE})"),
@@ -71,14 +71,14 @@ def _now() -> Sequence[Panel]:
         number("Power", f"sum({Q}gpu_power_watts{NODE})", "watt"),
         number(
             "Clock offset",
-            f'max({Q}agent_clock_offset_seconds{{node=~"$node"}})',
+            f'max({Q}agent_clock_offset_seconds{{node="$node"}})',
             "s",
             about="The server's clock minus the node's.",
             decimals=3,
         ),
         number(
             "Lemon score",
-            counted(f'max({Q}node_lemon_score{{node=~"$node"}})'),
+            counted(f'max({Q}node_lemon_score{{node="$node"}})'),
             about="0: it is not among those that keep failing.",
             steps=[(None, GREEN), (1, YELLOW)],
         ),
@@ -178,7 +178,7 @@ def _host() -> Sequence[Panel]:
         lines("Blocked tasks", [whole("node_blocked_tasks", "tasks")], "none", 8),
         lines(
             "Clock offset",
-            [Query(f'max({Q}agent_clock_offset_seconds{{node=~"$node"}})', "server minus node")],
+            [Query(f'max({Q}agent_clock_offset_seconds{{node="$node"}})', "server minus node")],
             "s",
             8,
             floor=None,
@@ -228,7 +228,7 @@ def _network() -> Sequence[Panel]:
 
 
 def _trouble() -> Sequence[Panel]:
-    chosen = '{node=~"$node"}'
+    chosen = '{node="$node"}'
     onset = f"max by (incident, job, fault, severity, state) ({Q}incident_onset_timestamp_seconds{chosen})"
     asked = f"max by (action, job, kind, fault, state) ({Q}action_asked_timestamp_seconds{chosen})"
     return [

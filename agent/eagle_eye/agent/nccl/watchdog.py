@@ -22,7 +22,6 @@ _GROUP_RANK = re.compile(
 _DEFAULT_GROUP = "default_pg"  # of all ranks: there a rank in the group is the rank in the job
 _WORK = re.compile(rf"WorkNCCL\((?:SeqNum|Seq)={_NUMBER}, ?OpType=([A-Za-z0-9_]{{1,{NAME_CHARS_MAX}}})")
 _TIMEOUT_MS = re.compile(r"Timeout\(ms\)=([0-9]{1,15})(?![0-9])")
-_RAN_MS = re.compile(r"\bran for ([0-9]{1,15}) milliseconds")
 _AT_WORK = re.compile(rf"\bat (?:NCCL )?work(?: sequence id)?: ?{_NUMBER}")
 _ENQUEUED = re.compile(rf"\b[Ll]ast enqueued (?:NCCL )?work: ?{_NUMBER}")
 _COMPLETED = re.compile(rf"\blast completed (?:NCCL work|work)?:? ?{_NUMBER}")
@@ -35,10 +34,10 @@ class WatchdogLine:
     ``rank`` is the rank in the job, ``group_rank`` the one in the process group: for a group of some ranks they
     differ, and PyTorch before 2.2 writes the second only. ``group`` is the group's name and description as the flight
     recorder has them ("37 TENSOR_MODEL_PARALLEL_GROUP"), "" where the line names none. ``timed_out`` is True on the
-    line that names the collective: its ``sequence`` in the group, its ``operation`` ("ALLREDUCE"), after how long it
-    was given up and how long that had been allowed, in seconds. ``enqueued`` and ``completed`` are the group's highest
-    sequences when the watchdog looked, -1: none yet. They are the host's word: a rank whose collective is not enqueued
-    may as well hang inside the call that enqueues it.
+    line that names the collective: its ``sequence`` in the group, its ``operation`` ("ALLREDUCE"), and how long it was
+    allowed, in seconds. ``enqueued`` and ``completed`` are the group's highest sequences when the watchdog looked, -1:
+    none yet. They are the host's word: a rank whose collective is not enqueued may as well hang inside the call that
+    enqueues it.
     """
 
     rank: int | None = None
@@ -47,7 +46,6 @@ class WatchdogLine:
     timed_out: bool = False
     sequence: int | None = None
     operation: str = ""
-    ran_s: float | None = None
     timeout_s: float | None = None
     enqueued: int | None = None
     completed: int | None = None
@@ -72,7 +70,7 @@ def parse_watchdog(line: str) -> WatchdogLine | None:
     completed = _integer(_COMPLETED, line)
     if completed is not None and enqueued is not None and completed > enqueued:
         completed = None  # PyTorch 2.3 printed what happened to be in memory
-    timeout_ms, ran_ms = _integer(_TIMEOUT_MS, line), _integer(_RAN_MS, line)
+    timeout_ms = _integer(_TIMEOUT_MS, line)
     return WatchdogLine(
         rank=rank,
         group_rank=group_rank,
@@ -80,7 +78,6 @@ def parse_watchdog(line: str) -> WatchdogLine | None:
         timed_out=timed_out,
         sequence=int(work[1]) if work is not None else _integer(_AT_WORK, line),
         operation=work[2] if work is not None else "",
-        ran_s=ran_ms / 1e3 if ran_ms is not None else None,
         timeout_s=timeout_ms / 1e3 if timeout_ms is not None else None,
         enqueued=enqueued,
         completed=completed,

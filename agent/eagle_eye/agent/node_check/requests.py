@@ -227,5 +227,5 @@ def _report(output: bytes) -> dict[str, object] | None:
     """Return the report, None for anything else: the server judges what is in it."""
     try:
         return msgspec.json.decode(output, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -50,7 +50,7 @@ class ContainerLines:
             return line
         try:
             entry = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):  # broken characters; brackets without end
             return line
         if entry.stream not in _STREAMS:
             return line

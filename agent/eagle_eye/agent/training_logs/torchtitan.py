@@ -52,7 +52,7 @@ class Parser:
     def _structured(self, line: str) -> Reading | None:
         try:
             record = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError):  # the latter from broken characters
+        except (msgspec.DecodeError, UnicodeError, RecursionError):  # broken characters; brackets without end
             return None
         step, rank = record.step, record.rank
         # Actors of reinforcement learning count ranks of their own.

@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _load(server: Target, load: Load, args: argparse.Namespace) -> dict[str, Any]:
-    tokens = [_text(args.token_file, "--token-file")] if args.token_file else [""]
+    named = args.token_file or os.environ.get("EAGLE_EYE_TOKEN_FILE")
+    tokens = [_text(Path(named), "--token-file")] if named else [""]
     if args.join_token_file:
         tokens = await enrol(server, _text(args.join_token_file, "--join-token-file"), Fleet(load, "").names)
     console = Console(stderr=True)

@@ -11,13 +11,11 @@ depends on nothing after its moment. Cannot see: what had been so during trainin
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from eagle_eye.detectors.types import Floats
-from eagle_eye.learning.calibration import tail
 
 CLIP_SIGMAS = 10.0
 SPREAD_FLOOR = 1e-3  # of metrics that lie in [0, 1]: constant ones may move by a sensor's grain
@@ -29,12 +27,10 @@ RESIDUAL_QUANTILE, RESIDUAL_SIGMAS = 0.999, 2.58
 RESIDUAL_FLOOR = 0.05
 RESIDUAL_CAP = 10.0
 SMOOTHED = 3.0  # moments that a score is averaged over: a fault lasts longer than a sample
-CALIBRATION_SHARE = 0.3  # the newest part of training, not fitted on when the threshold is chosen
-ALARMS_PER_DAY = 1.0
 
 
 @dataclass(slots=True)
-class OwnHistory:
+class ExpectedMetrics:
     """Scores how unlike a machine's own past each moment is; the same series give the same scores."""
 
     name: str = "metrics from the others and the recent course"
@@ -71,25 +67,6 @@ class OwnHistory:
         z = np.clip((np.asarray(values, np.float64) - self._centre) / self._scale, -CLIP_SIGMAS, CLIP_SIGMAS)
         before = [np.concatenate([z[:1], course(z, span)[:-1]]) for span in SPANS]
         return np.concatenate([z, *before], axis=1)
-
-
-def own_threshold(
-    detector: OwnHistory, train: Floats, moments_per_day: float, alarms_per_day: float = ALARMS_PER_DAY
-) -> float:
-    """Return the score that healthy operation reaches so often, by the tail of scores on the newest part of train.
-
-    Leaves the detector fitted on the whole of train. Raises TooShort.
-    """
-    cut = round(len(train) * (1 - CALIBRATION_SHARE))
-    detector.fit(train[:cut])
-    scores = detector.score(train[cut:])
-    one = np.zeros(len(scores), np.intp)
-    found = tail(scores, one, np.arange(len(scores)), 86_400 / moments_per_day, safe_at=alarms_per_day)
-    detector.fit(train)
-    rarer = max(found.peaks_per_node_day / alarms_per_day, 1.0)
-    if found.shape == 0:
-        return found.threshold + found.scale * math.log(rarer)
-    return found.threshold + found.scale * float(rarer**found.shape - 1) / found.shape
 
 
 def course(values: Floats, span: float) -> Floats:

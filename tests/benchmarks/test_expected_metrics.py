@@ -1,4 +1,4 @@
-"""One machine against its own past."""
+"""Metrics against what the others make expected, on made-up machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_eye.learning.own_history import OwnHistory, own_threshold
+from benchmarks.detection.real.expected_metrics import ExpectedMetrics
+from benchmarks.detection.real.own_history import own_thresholds
 
 DAY = 1440
 
@@ -21,12 +22,13 @@ def machine(seed: int, days: float = 6.0, metrics: int = 8) -> Any:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> tuple[OwnHistory, float]:
-    detector = OwnHistory()
-    return detector, own_threshold(detector, machine(0), DAY)
+def fitted() -> tuple[ExpectedMetrics, float]:
+    detector = ExpectedMetrics()
+    (threshold,) = own_thresholds(detector, machine(0), [1.0], DAY)
+    return detector, threshold
 
 
-def test_finds_metrics_that_part_company_within_their_ordinary_range(fitted: tuple[OwnHistory, float]) -> None:
+def test_finds_metrics_that_part_company_within_their_ordinary_range(fitted: tuple[ExpectedMetrics, float]) -> None:
     detector, threshold = fitted
     spoiled = machine(1)
     spoiled[3000:3010, 3] = spoiled[3000 + DAY // 2 : 3010 + DAY // 2, 3]
@@ -34,18 +36,18 @@ def test_finds_metrics_that_part_company_within_their_ordinary_range(fitted: tup
     assert flags[3000:3012].any()
 
 
-def test_ordinary_days_raise_about_as_many_alarms_as_wished_for(fitted: tuple[OwnHistory, float]) -> None:
+def test_ordinary_days_raise_about_as_many_alarms_as_wished_for(fitted: tuple[ExpectedMetrics, float]) -> None:
     detector, threshold = fitted
     assert (detector.score(machine(2, days=10)) > threshold).sum() <= 25
 
 
-def test_is_causal(fitted: tuple[OwnHistory, float]) -> None:
+def test_is_causal(fitted: tuple[ExpectedMetrics, float]) -> None:
     detector, _ = fitted
     values = machine(3, days=1)
     assert np.array_equal(detector.score(values)[:600], detector.score(values[:600]))
 
 
-def test_names_the_metric_that_is_off(fitted: tuple[OwnHistory, float]) -> None:
+def test_names_the_metric_that_is_off(fitted: tuple[ExpectedMetrics, float]) -> None:
     detector, _ = fitted
     values = machine(3, days=1)
     values[700:, 5] += 0.2
@@ -55,6 +57,6 @@ def test_names_the_metric_that_is_off(fitted: tuple[OwnHistory, float]) -> None:
 def test_a_constant_metric_does_no_harm() -> None:
     values = machine(0, days=2)
     values[:, 2] = 0.0
-    detector = OwnHistory()
+    detector = ExpectedMetrics()
     detector.fit(values)
     assert np.isfinite(detector.score(values)).all()

@@ -1,0 +1,141 @@
+"""Lists as tables that stay readable: in a narrow terminal columns go before words are broken."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+SENTENCE_CHARS = 20  # what has spaces and is longer may be wrapped, to no less than this
+GAP = 2
+_TIME = re.compile(r"(\d{4}-)(\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
+_LONG, _SHORT = r"\1\2T\3Z", r"\2 \3"  # what of a time is shown; nobody reads its milliseconds in a table
+
+
+class Column(NamedTuple):
+    """A table's column; ``path`` names the field, dots lead into it.
+
+    Where there is no room, the column with the greatest ``spare`` goes first; one with 0 stays. Sentences in it are
+    wrapped to no less than ``sentence`` characters.
+    """
+
+    title: str
+    path: str
+    spare: int = 0
+    sentence: int = SENTENCE_CHARS
+
+
+@dataclass(slots=True)
+class _Shown:
+    """A column's cells, and how wide it must be and wants to be."""
+
+    column: Column
+    title: str
+    cells: list[str]
+    least: int
+    whole: int
+    width: int = 0
+
+
+def print_table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -> None:
+    """Write the items to standard output as a table, without the columns that are empty in all of them.
+
+    Only sentences are wrapped, at their spaces: an id or a name stands in one piece. In a terminal that is too narrow
+    times lose their year, then columns are left out, and standard error names them. Where there is no room even for
+    the rest, and where standard output is no terminal, an item is one line.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not items:
+        console.print(Text("none"))
+        return
+    room = console.width if console.is_terminal or "COLUMNS" in os.environ else None
+    shown, left_out = _fitted(columns, items, room)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for one in shown:
+        table.add_column(one.title, overflow="fold", width=one.width, no_wrap=one.width >= one.whole)
+    for row in zip(*(one.cells for one in shown), strict=True):
+        table.add_row(*map(Text, row))
+    console.width = max(console.width, _sum(one.width for one in shown))
+    console.print(table)
+    if left_out:
+        names = ", ".join(column.title for column in left_out)
+        sys.stdout.flush()
+        sys.stderr.write(f"no room for: {names} (a wider terminal or --json has them)\n")
+
+
+def printable(value: Any) -> str:
+    """Return the value as text without control characters: names and summaries come from other machines."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(printable(item) for item in value)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
+
+
+def field(record: Mapping[str, Any], path: str) -> Any:
+    """Return the record's field, None where the path leads nowhere."""
+    value: Any = record
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _fitted(
+    columns: Sequence[Column], items: Sequence[Mapping[str, Any]], room: int | None
+) -> tuple[list[_Shown], list[Column]]:
+    """Return the columns that fit, each with its width, and those that are left out."""
+    whole = _measured(columns, items, _LONG)
+    for one in whole:
+        one.width = one.whole
+    if room is None or _sum(one.whole for one in whole) <= room:
+        return whole, []
+    shown, gone = list(whole), list[_Shown]()
+    if _sum(one.least for one in shown) > room:
+        shown = _measured(columns, items, _SHORT)
+    while _sum(one.least for one in shown) > room:
+        last = max(shown, key=lambda one: one.column.spare)
+        if last.column.spare == 0:
+            return whole, []
+        shown.remove(last)
+        gone.append(last)
+    for one in reversed(gone):  # what went before a wider one did may fit again
+        if _sum(each.least for each in (*shown, one)) <= room:
+            shown.append(one)
+    shown.sort(key=lambda one: columns.index(one.column))
+    over = room - _sum(one.least for one in shown)
+    for one in sorted(shown, key=lambda one: one.whole - one.least):
+        one.width = min(one.whole, one.least + over)
+        over -= one.width - one.least
+    return shown, [one.column for one in gone if one not in shown]
+
+
+def _measured(columns: Sequence[Column], items: Sequence[Mapping[str, Any]], time: str) -> list[_Shown]:
+    """Return the columns that say something, times written as the pattern ``time`` has them."""
+    found = []
+    for column in columns:
+        told = [printable(field(item, column.path)) for item in items]
+        times = any(told) and all(_TIME.fullmatch(cell) for cell in told if cell)
+        cells = [_TIME.sub(time, cell) for cell in told] if times else told
+        widest = max(map(len, cells))
+        if widest == 0:
+            continue
+        title = f"{column.title} (UTC)" if times and time == _SHORT else column.title
+        whole = max(widest, len(title))
+        if widest > column.sentence and any(" " in cell for cell in cells):
+            least = column.sentence
+        else:
+            least = max(widest, *map(len, title.split()))
+        found.append(_Shown(column, title, cells, least, whole))
+    return found
+
+
+def _sum(widths: Iterable[int]) -> int:
+    each = list(widths)
+    return sum(each) + GAP * max(len(each) - 1, 0)
