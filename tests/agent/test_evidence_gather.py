@@ -66,6 +66,7 @@ def gather(
 
 def test_a_blocked_process_shows_where_it_waits() -> None:
     with rank() as process:
+        until(lambda: "S (sleeping)" in Path(f"/proc/{process.pid}/status").read_text())
         _, files = gather([ProcessStates()], process)
     state = files[f"n1/processes/rank-0-pid-{process.pid}.txt"].decode()
     assert "State:\tS (sleeping)" in state

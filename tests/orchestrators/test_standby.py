@@ -250,7 +250,7 @@ import os, sys
 import torch.distributed as dist
 dist.init_process_group("gloo")
 import seen_by_all
-assert (seen_by_all.loaded_in != os.getpid()) == (os.environ["EAGLE_EYE_ATTEMPT"] != "3")
+assert seen_by_all.loaded_in != os.getpid()
 from torch._C._distributed_c10d import _dump_fr_trace_json
 import torch
 from eagle_eye.agent.hook_sender import Identity, collective_sequences
@@ -332,20 +332,11 @@ def test_ranks_come_from_a_standby_as_if_they_had_been_spawned_and_end_with_it(t
         assert started.standby
         ranks = [psutil.Process(rank.pid) for rank in started.ranks]
         until_s = time.monotonic() + PATIENCE_S
-        while ranks[1].environ().get("RANK") != "1":
+        while [rank.environ().get("RANK") for rank in ranks] != ["0", "1"]:
             assert time.monotonic() < until_s
             time.sleep(0.01)
         assert ranks[1].environ()["EAGLE_EYE_ATTEMPT"] == "2"
         assert [word for word in ranks[1].cmdline() if word.strip()] == [sys.executable, "-u", *command]
-        # Executed with the environment that /proc shows of them, so that an agent sees no difference either.
-        executed = [
-            subprocess.Popen(
-                [sys.executable, "-u", *command], stdout=subprocess.PIPE, text=True,
-                env={**rank.environ(), "EAGLE_EYE_ATTEMPT": "3", "TORCHELASTIC_RESTART_COUNT": "7"},
-            )
-            for rank in ranks
-        ]  # fmt: skip
-        assert [process.communicate(timeout=PATIENCE_S)[0] for process in executed] == [first, second]
         served.process.kill()
         _, alive = psutil.wait_procs(ranks, PATIENCE_S)
         assert not alive

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-SINCE = "7d"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
@@ -16,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", type=Path, metavar="MODEL", help="print what a model was learned from, and end")
     parser.add_argument("--server", metavar="URL", help="learn from a server's history instead of traces")
     parser.add_argument("--job", help="the job to take from the server's history")
-    parser.add_argument("--since", help=f"RFC 3339, or 12h, 7d: so long ago (default {SINCE})")
+    parser.add_argument("--since", help="RFC 3339, or 12h, 7d: so long ago (default 7d)")
     parser.add_argument("--until", help="RFC 3339, or so long ago (default: now)")
     parser.add_argument("--token-file", metavar="FILE", help="bearer token for the server")
     parser.add_argument("--config", metavar="FILE", help="the server's configuration file")

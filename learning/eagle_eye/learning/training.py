@@ -22,7 +22,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.learning.calibration import TooShort
-from eagle_eye.learning.command import SINCE
 from eagle_eye.learning.features import History, NoHistory, read
 from eagle_eye.learning.model import CHECK, Check, check, make, no_worse, parts
 from eagle_eye.schema import configuration
@@ -31,6 +30,8 @@ from eagle_eye.server.backtest.trace import BadTrace
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model_file import BadModel, Metadata, write
 from eagle_eye.server.model_file import read as read_model
+
+SINCE = "7d"  # also in the command's help, which does not wait for this module
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)([hd])")
 SECONDS = {"h": 3_600.0, "d": 86_400.0}

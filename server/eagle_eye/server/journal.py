@@ -358,8 +358,9 @@ class Journal:
             if noting:
                 self._streams.note()
             self._writer.execute(f"DELETE FROM chunks WHERE id IN ({', '.join('?' * len(ids))})", ids)  # noqa: S608
-            if not more:
+            if not doomed:
                 self._streams.forget(oldest_s)
+            if not more:
                 self.outlines.keep_used(now_s)
         if noting:
             self._streams.noted()

@@ -518,6 +518,7 @@ export interface Job {
   ends: string | null;
   conflict: string;
   owner: string;
+  held_up_by: Array<number>;
   nodes_total: number;
   progress: Progress | null;
 }
