@@ -150,6 +150,7 @@ class TestRacks:
         verdict = one(DETECTOR.detect(story.window()))
         assert (verdict.node, verdict.nodes, verdict.asks) == (None, ("n3", "n4", "n5", "n6"), "notify")
         assert abs(verdict.onset_s - (NOW_S - SICK_ROWS)) <= 1.0
+        assert verdict.slowdown_ratio == pytest.approx((700 / 500) ** 0.5 - 1), "else each node seems to have its own"
 
     @pytest.mark.parametrize("delay", [0, 10, 40])
     def test_nodes_that_lost_power_together_are_one_finding(self, delay: int) -> None:

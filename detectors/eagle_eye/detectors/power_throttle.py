@@ -298,5 +298,6 @@ def _lowered_limits(window: Window) -> Verdict | None:
         ),
         evidence=(Evidence("gpu_power_limit_watts", names[0], None, own, before, before * LIMIT_RATIO, "watts"),),
         kinds=frozenset({"power_limit"}),
+        slowdown_ratio=math.sqrt(before / own) - 1 if own > 0 else 0.0,  # a clock falls no faster than its power's root
         asks="notify",
     )
