@@ -150,6 +150,37 @@ def test_a_rank_that_ended_well_while_its_peers_wait_is_the_programs_fault() -> 
     assert verdict.node is None
 
 
+def stuck(standstill: int) -> Story:
+    """Return a job that a node holds up which neither launches nor writes, while its peers' GPUs wait."""
+    story = lagging(job(standstill=standstill), [3], standstill)
+    story.device["gpu_utilization_ratio"][-standstill + 1 :, 3] = 0.0
+    story.device["gpu_power_watts"][-standstill + 1 :, 3] = 90.0
+    return story
+
+
+@pytest.mark.parametrize("accused", [False, True])
+def test_a_pause_in_which_nobody_stood_out_is_no_excuse_for_who_stands_out_in_two_ways(accused: bool) -> None:
+    story = stuck(20)
+    story.pauses = [Pause("", 50.0, accused)]
+    verdicts = said(story)
+    assert [verdict.node for verdict in verdicts] == ([] if accused else ["n3"])
+    assert all(verdict.confidence == CONFIDENCE_EARLY for verdict in verdicts)
+
+
+def test_a_usual_pause_excuses_a_node_whose_host_writes() -> None:
+    story = stuck(20)
+    story.pauses = [Pause("", 50.0)]
+    story.node["node_disk_write_bytes_per_second"][-19:, 3] = 2e9
+    assert said(story) == []
+
+
+def test_a_usual_pause_excuses_a_node_of_whose_host_nobody_knows_what_it_does() -> None:
+    story = stuck(20)
+    story.pauses = [Pause("", 50.0)]
+    story.node.clear()
+    assert said(story) == []
+
+
 @pytest.mark.parametrize("seconds", [50.0, 90.0])
 def test_the_jobs_own_pauses_are_its_patience(seconds: float) -> None:
     story = lagging(job(standstill=70), [3], 70)

@@ -210,6 +210,18 @@ class TestNetworkHang:
         assert verdict.confidence >= 0.9
         assert verdict.asks is None
 
+    @pytest.mark.parametrize("accused", [False, True])
+    def test_the_jobs_own_pauses_excuse_a_port_that_is_down_only_where_one_was_told_of(self, accused: bool) -> None:
+        story = job().ports().standstill(20)
+        story.link["link_up"][-20:, 4:6] = 0
+        story.pauses = [Pause("", 60.0, accused)]
+        if accused:
+            quiet(story, "network_hang")
+        else:
+            verdict = only("network_hang", story.window())
+            assert verdict.node == "n2"
+            assert verdict.confidence < 0.9
+
     def test_an_event_is_enough(self) -> None:
         story = job().standstill(70)
         story.events.append(Happening(NOW_S - 71, "n2", -1, "link_down", {"link": "mlx5_0"}))

@@ -41,7 +41,8 @@ class Hang:
     and asks for a restart only while the ranks are inside a collective: a job that stands still outside any is
     pausing, and so is one whose GPUs go on computing. A known culprit is told of as soon as a step is overdue and acted
     on when two kinds of evidence agree, its host is not busy with I/O (a checkpoint that nobody announced looks the
-    same), and the standstill lasts. Without the hook the GPUs stand in: those that run a kernel and do no work wait
+    same), and the standstill lasts; the job's own pauses excuse it until then, unless it stands out in two ways and
+    its host does nothing. Without the hook the GPUs stand in: those that run a kernel and do no work wait
     in a collective, and the one node whose GPU runs none while all others wait is the culprit, after two floors.
     A start without a first step is a hang after its deadline where steps were to be seen (``signs/unstarted.py``); the
     one node whose ranks were never heard of while the others' were is named, and restarted with at first.
@@ -58,7 +59,7 @@ class Hang:
     def detect(self, window: Window) -> list[Verdict]:
         """Return at most one verdict."""
         state = progress(window, self.patience)
-        if not state.stopped or unplanned_exits(window):
+        if not state.accusable or unplanned_exits(window):
             return []
         if not state.reported and unused_devices(window):
             return []  # a process has ended: ProcessGone
@@ -71,6 +72,8 @@ class Hang:
         gone = left_early(window)
         if gone:
             return [self._left(window, state, gone)] if state.ripe else []
+        if not state.stopped:
+            return self._within_usual_pause(window, state, silent)
         if self._unheard(window):
             raise Blind("a node of the job has not been heard of since before the standstill became due")
         lag = self._lag(window)
@@ -80,6 +83,16 @@ class Hang:
             told = state.reported or (state.ripe and not busy_with_io(window, culprit, state.advanced_s))
             return [self._verdict(window, state, culprit, kinds, silent, lag)] if told else []
         return self._unknown(window, state, lag)
+
+    def _within_usual_pause(self, window: Window, state: Progress, silent: set[int]) -> list[Verdict]:
+        """Return the verdict on a node that stands out in two ways while the job has stood still for longer before."""
+        if self._unheard(window):
+            return []
+        lag = self._lag(window)
+        culprit, kinds = self._culprit(window, state, silent, lag)
+        if culprit is None or len(kinds) < 2 or busy_with_io(window, culprit, state.advanced_s) is not False:
+            return []
+        return [self._verdict(window, state, culprit, kinds, silent, lag)]
 
     def _culprit(self, window: Window, state: Progress, silent: set[int], lag: Floats) -> tuple[int | None, set[str]]:
         """Return the one node that stands out, as its index, and by which kinds of evidence; None where none does."""

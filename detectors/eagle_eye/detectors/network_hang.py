@@ -31,18 +31,18 @@ OFFSET_LINES, OFFSET_LINES_MIN = 16, 3  # rows before the standstill that tell h
 class NetworkHang:
     """Names the node whose network holds the job up: ``network_hang``.
 
-    All ranks wait in the same collective (equal ``nccl_sequence`` since the last step, or unknown; C4D, Wu et al.
-    HPCA 2025: a communication hang) and one node's port is down, or went down as the standstill began, while the
-    others' are up. It is told of when a step is overdue and acted on once the standstill is ``prompt``; also when
-    the ranks have died of it, each of a lost peer. A port that came back asks for a restart only: its node is not
-    to be excluded for one flap. While ports are up, errors that one node's port alone counts name it once the
-    standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a
-    collective that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the
-    other end's: each asks for a restart, when the standstill is ripe; both together name the node. Where several
-    nodes' ports are down at once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a
-    rank lags, its process is silent or, without the hook and with all ports up again, its GPU alone does not wait
-    (Hang). Blind as ``progress`` is, and when neither port states nor errors are observed. Cannot see: a path that
-    drops packets in the fabric; of a broken cable, an end that counts nothing.
+    All ranks wait in the same collective (equal ``nccl_sequence`` since the last step, or unknown; C4D, Wu et al. HPCA
+    2025: a communication hang) and one node's port is down, or went down as the standstill began, while the others' are
+    up. It is told of when a step is overdue, whatever pauses the job had while all ports were up, and acted on once the
+    standstill is ``prompt``; also when the ranks have died of it, each of a lost peer. A port that came back asks for a
+    restart only: its node is not to be excluded for one flap. While ports are up, errors that one node's port alone
+    counts name it once the standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not
+    completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may
+    be the other end's: each asks for a restart, when the standstill is ripe; both together name the node. Where several
+    nodes' ports are down at once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a rank
+    lags, its process is silent or, without the hook and with all ports up again, its GPU alone does not wait (Hang).
+    Blind as ``progress`` is, and when neither port states nor errors are observed. Cannot see: a path that drops
+    packets in the fabric; of a broken cable, an end that counts nothing.
     """
 
     patience: Patience
@@ -59,7 +59,7 @@ class NetworkHang:
         if np.isfinite(window.last_step) and not overdue(window, self.patience):
             return []
         state = progress(window, self.patience)
-        if not state.stopped:
+        if not state.accusable:
             return []
         # While a port that fell long before was down the job made steps; one that fell long after is no cause either.
         lead_s = LEAD_S + LEAD_STEPS * max(state.typical_step_s, window.interval_s)
@@ -68,6 +68,8 @@ class NetworkHang:
         late, unfinished = _lagging(window, state)
         if len(fell) > 1 or late - fell or _awaited(window, state, fallen) - fell:
             return []
+        if not (state.stopped or any(item.down for item in fallen)):
+            return []  # the job has paused for longer by itself
         if fell:
             kinds = {"standstill", "link_state"} | ({"collective_completion"} if unfinished == fell else set())
             return [self._fallen(window, state, fallen, frozenset(kinds))]

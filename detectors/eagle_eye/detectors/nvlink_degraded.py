@@ -29,7 +29,8 @@ LASTS_S = 10.0
 ERRORS_S = 60.0
 ERRORS_MIN = 60.0  # within ERRORS_S: healthy links show a few an hour, and replay them
 ERRORS_RATIO = 20.0  # times a typical peer's
-ERRORS_ROWS_SHARE = 0.3  # of the rows in which they must grow: one burst is over when it is seen
+ERRORS_ROWS_SHARE = 0.3  # of the rows since they began to grow...
+ERRORS_LAST_S = 18.0  # ...and how long before anything is done: one burst is over when it is seen
 TRAFFIC_RATIO, TRAFFIC_SIGMAS = 0.85, 5.0  # of the peers' traffic, and robust standard deviations
 TRAFFIC_LASTS_S = 60.0  # where less traffic and longer steps since the same moment are all there is
 NVLINK_XID = 74  # NVLink error (NVIDIA's XID catalogue: drain if it repeats; the other end may be to blame)
@@ -147,7 +148,9 @@ def _confidence(kinds: set[str], told: list[Happening], lasted_s: float) -> tupl
     if "xid" in kinds and (len(kinds) > 1 or repeated):
         return CONFIDENCE_ERRORS, len(kinds) == 1
     if "nvlink_errors" in kinds and len(kinds) > 2:
-        return CONFIDENCE_ERRORS, False
+        return (CONFIDENCE_ERRORS if lasted_s >= ERRORS_LAST_S else CONFIDENCE_ONCE), False
+    if kinds == {"nvlink_errors", "nvlink_bandwidth"}:
+        return CONFIDENCE_ONCE, False  # what it costs the job is not known yet
     if kinds == {"nvlink_bandwidth", "step_time"}:
         # A victim of another node's slowness moves less, too: alone this is only told of.
         return (CONFIDENCE_TRAFFIC if lasted_s >= TRAFFIC_LASTS_S else None), False
@@ -216,11 +219,15 @@ def _erring(window: Window) -> dict[int, list[int]]:
     if len(known) == 0:
         return {}
     line = max(ERRORS_MIN, ERRORS_RATIO * float(np.median(known)))
+    times_s = window.times_s[-lines - 1 :]
     found: dict[int, list[int]] = {}
     for index in np.flatnonzero(total >= line)[:SUSPECTS_MAX].tolist():
         own = values[-lines - 1 :, index]
-        steps = np.diff(own[np.isfinite(own)])
-        if len(steps) and (steps > 0).sum() >= max(ROWS_MIN, ERRORS_ROWS_SHARE * len(steps)):
+        told = np.isfinite(own)
+        steps = np.diff(own[told])
+        first = int(np.argmax(steps > 0))
+        rows = max(ROWS_MIN, ERRORS_ROWS_SHARE * (len(steps) - first))
+        if times_s[-1] - times_s[told][first] >= LASTS_S and np.count_nonzero(steps > 0) >= rows:
             found.setdefault(int(window.node_of[index]), []).append(index)
     return found
 

@@ -45,10 +45,14 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A time without a finished step that ended well; ``phase`` is what the job said it was doing ("" nothing)."""
+    """A time without a finished step that ended well; ``phase`` is what the job said it was doing ("" nothing).
+
+    ``accused`` says whether a node was told of meanwhile as the one that holds the job up.
+    """
 
     phase: str
     seconds: float
+    accused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ class Progress:
 
     ``advanced_s`` is the end of the interval in which a step finished last; ``standstill_s`` is the time since then, or
     since a rank last changed its phase; ``typical_step_s`` is the median step; ``due_s`` is how long a standstill must
-    last before it means anything, ``ripe_s`` before anything may be done about it, given the job's phase and history.
+    last before it means anything, ``ripe_s`` before anything may be done about it, given the job's phase and history;
+    ``accused_due_s``, at most ``due_s``, before one node that stands out in two ways may be told of: a pause of old in
+    which nobody stood out is no excuse for it.
     ``reported`` is False where no rank reports steps and the GPUs' work stands in for them.
     """
 
@@ -45,12 +47,18 @@ class Progress:
     due_s: float
     ripe_s: float
     phase: str
+    accused_due_s: float
     reported: bool = True
 
     @property
     def stopped(self) -> bool:
         """Whether a step is overdue."""
         return self.standstill_s >= self.due_s
+
+    @property
+    def accusable(self) -> bool:
+        """Whether a step is overdue if one node stands out in two ways."""
+        return self.standstill_s >= self.accused_due_s
 
     @property
     def prompt(self) -> bool:
@@ -111,7 +119,9 @@ def progress(window: Window, patience: Patience) -> Progress:
     if done < patience.warmup_steps and newest_s - window.started_s < patience.start_deadline_s:
         raise Blind(f"{done + 1:.0f} steps of this attempt seen; its pace is not known yet")
     phase = quiet_phase(window)
-    due_s = _own_pauses_s(window, patience, phase, patience.typical_steps * max(typical_s, window.interval_s))
+    least_s = patience.typical_steps * max(typical_s, window.interval_s)
+    due_s = _own_pauses_s(window, patience, phase, least_s)
+    accused_s = max((pause.seconds for pause in window.pauses if pause.accused and pause.phase == phase), default=0.0)
     return Progress(
         advanced_s=window.advanced_s,
         standstill_s=max(newest_s - max(window.advanced_s, _phase_changed_s(window)), 0.0),
@@ -119,6 +129,7 @@ def progress(window: Window, patience: Patience) -> Progress:
         due_s=due_s,
         ripe_s=max(due_s, patience.floor_s),
         phase=phase,
+        accused_due_s=due_s if phase else min(due_s, max(least_s, PAUSE_MARGIN_RATIO * accused_s)),
     )
 
 
@@ -172,6 +183,7 @@ def _unreported(window: Window, patience: Patience) -> Progress:
         due_s=due_s,
         ripe_s=max(due_s, patience.floor_s),
         phase="",
+        accused_due_s=due_s,
         reported=False,
     )
 
@@ -194,6 +206,7 @@ def _never_stepped(window: Window, patience: Patience) -> Progress:
         due_s=deadline_s,
         ripe_s=deadline_s,
         phase=STARTING,
+        accused_due_s=deadline_s,
     )
 
 

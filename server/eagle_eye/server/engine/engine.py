@@ -206,6 +206,7 @@ class Engine:
         if judged and track.nodes:
             window = self.window(track, now_s, self._watching_since_s)
             verdicts, blind = self._asking.ask(window)
+            track.course.note_verdicts(verdicts)
             heard_s = window.heard_s
         else:
             heard_s = self._heard_s(track)

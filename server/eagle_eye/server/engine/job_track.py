@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import QUIET_PHASES
-from eagle_eye.detectors.types import Beginning, Curve, Floats, Happening, Link, Pause, Series, Window
+from eagle_eye.detectors.types import Beginning, Curve, Floats, Happening, Link, Series, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.earlier_attempt import NOTHING, Earlier
 from eagle_eye.server.engine.grid import Columns, Grid
+from eagle_eye.server.engine.pauses import PauseLog
 from eagle_eye.server.engine.roster import Roster
 from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
 from eagle_eye.server.engine.topology import Topology
@@ -25,10 +27,7 @@ EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones 
 REPEATS_KEPT = 32  # of one kind about one thing on one device: a node that floods starves nobody
 EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that says which thing
 UNJUDGED = frozenset({"inventory"})  # of a large job's GPUs alone, these would leave no room for what is judged
-PAUSES_KEPT = 64
 GRID_LINES_MIN = 16  # rows kept however long the interval
-PAUSE_STEPS = 3.0  # a gap between steps longer than this many typical ones is a pause
-STEPS_FOR_PACE = 5  # steps before the pace is known well enough to call a gap a pause
 ROW_METRICS = frozenset({"train_step", *STEP_METRICS})
 LATE_S = 1.0  # how long a row may be under way before its line counts as complete without it
 
@@ -66,13 +65,11 @@ class JobTrack:
         self._interval_settled = False
         self._events: deque[Happening] = deque()
         self._repeats: dict[tuple[str, str | None, int, str], int] = {}
-        self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
+        self.course = PauseLog()
         self._first_step = math.nan
         self._highest_step = -1.0
         self._advanced_s = started_s
         self.touched_s = started_s  # the newest row or word about the job
-        self._steps_seen = 0
-        self._paces: deque[float] = deque(maxlen=32)
         self.held_up_by: frozenset[int] = frozenset()  # by the launcher's word
         self.declared = False  # whether a scheduler or launcher named the members
         self.events_dropped_total = 0
@@ -136,7 +133,7 @@ class JobTrack:
     @property
     def pace_s(self) -> float | None:
         """The typical time from step to step; None before two steps were seen."""
-        return sorted(self._paces)[len(self._paces) // 2] if self._paces else None
+        return self.course.pace_s
 
     @property
     def bytes_per_line(self) -> int:
@@ -293,7 +290,7 @@ class JobTrack:
             curve=self._steps.curve(),
             earlier=self.earlier.curve,
             beginning=Beginning(self._roster.named.copy(), self.held_up_by, self.earlier.mute_starts),
-            pauses=tuple(self._pauses),
+            pauses=self.course.pauses,
             events=tuple(self._events),
         )
 
@@ -321,7 +318,7 @@ class JobTrack:
         return self._switches, self._made_links
 
     def _feed_steps(self, now_s: float, device: Mapping[str, Floats]) -> None:
-        """Hand the step grid the lines that no row is likely to join any more."""
+        """Hand the step grid the lines that no row is likely to join any more, and all once every rank is as far."""
         times_s = self._devices.times()
         steps = device.get("train_step")
         if steps is None:
@@ -330,12 +327,17 @@ class JobTrack:
         if first == len(times_s):
             return
         views = {name: view for name, view in device.items() if name in ROW_METRICS}
+        # Agents tick at different moments; a rank that has come to a later line joins no earlier one any more.
+        come = np.asarray(np.logical_or.accumulate(np.isfinite(steps[first:])[::-1])[::-1].all(axis=1))
+        level = self._steps.completed_by(latest(steps[first:], len(times_s) - first))
         for line in range(first, len(times_s)):
             time_s = float(times_s[line])
-            if now_s < time_s + self.interval_s / 2 + LATE_S and not np.isfinite(steps[line]).all():
+            whole = come[line - first] or now_s >= time_s + self.interval_s / 2 + LATE_S
+            if not (whole or level):
                 return
             self._steps.take(time_s, {name: view[line] for name, view in views.items()}, self._roster.roles)
-            self._fed_until_s = time_s
+            if whole:
+                self._fed_until_s = time_s
 
     def _advance(self, time_s: float, steps: Floats) -> None:
         known = steps[np.isfinite(steps)]
@@ -364,11 +366,7 @@ class JobTrack:
         gap_s = time_s - max(self._advanced_s, float(np.max(self._roster.phase_since_s, initial=-math.inf)))
         if gap_s <= 0 or not frozenset(QUIET_PHASES).isdisjoint(self._roster.phase):
             return
-        self._steps_seen += 1
-        pace_s = self.pace_s or math.inf
-        if self._steps_seen > STEPS_FOR_PACE and gap_s > max(PAUSE_STEPS * pace_s, 2 * self.interval_s):
-            self._pauses.append(Pause("", gap_s))
-        self._paces.append(gap_s / steps)
+        self.course.note_steps(gap_s, steps, self.interval_s)
 
     def _note_phase(self, node: str, event: Happening) -> None:
         """Move a rank, or all ranks of the node where the event names none, to the phase that the event begins."""
@@ -392,6 +390,6 @@ class JobTrack:
             return
         before = self._roster.phase[column]
         if before in QUIET_PHASES and name != before:
-            self._pauses.append(Pause(before, time_s - since_s))
+            self.course.note_phase(before, time_s - since_s)
         self._roster.phase[column] = name
         self._roster.phase_since_s[column] = time_s

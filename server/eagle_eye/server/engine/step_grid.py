@@ -95,6 +95,13 @@ class StepGrid:
             self._place(time_s, values)
         self._settle(roles)
 
+    def completed_by(self, steps: Floats) -> bool:
+        """Whether these newest reports (S,), NaN for none, complete a step that is not complete yet, and begin none."""
+        if len(steps) != len(self._last):
+            return False
+        reached = np.where(np.isnan(steps), self._last, steps)
+        return bool((reached == reached[0]).all() and (self._last < reached[0]).any())
+
     def steps(self) -> Steps:
         """Return the settled steps: (K,) and (K, S), views."""
         start = max(self._settled - self._depth, 0)
