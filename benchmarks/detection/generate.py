@@ -35,6 +35,11 @@ def is_visible(case: Case, profile: str) -> bool:
     return case.kind != "fault" or case.fault in visible_faults(profile)
 
 
+def interval_s(case: Case, profile: str) -> float:
+    """Return at which interval the profile's instruments are read."""
+    return max(case.interval_s, next(known.scrape_s for known in PROFILES if known.name == profile))
+
+
 def record(case: Case) -> Recording:
     """Return the simulated run of a case."""
     return simulate(

@@ -25,7 +25,7 @@ def judged(fault: str, delay_s: float | None, *, action: str = "exclude_node", *
     )  # fmt: skip
     expect = "exclude" if action == "exclude_node" else "restart"
     outcome = Outcome(
-        key="k", profile="full", kind="fault", fault=fault, nodes=4, seconds=600.0,
+        key="k", profile=changes.pop("profile", "full"), kind="fault", fault=fault, nodes=4, seconds=600.0,
         labels=[Label(100.0, 400.0, changes.pop("nodes", ["a"]), fault, expect)],
         lines=[] if delay_s is None else [line], accusations={}, cost_s={}, **changes,
     )  # fmt: skip
@@ -35,6 +35,11 @@ def judged(fault: str, delay_s: float | None, *, action: str = "exclude_node", *
 @pytest.mark.parametrize(("delay_s", "in_time"), [(3.0, 1), (3.5, 0)])
 def test_a_fact_has_two_intervals_and_a_second(delay_s: float, in_time: int) -> None:
     assert judged("gpu_lost", delay_s)["facts"]["in_time"] == in_time
+
+
+@pytest.mark.parametrize(("delay_s", "in_time"), [(31.0, 1), (31.5, 0)])
+def test_exporters_have_two_of_their_own_intervals(delay_s: float, in_time: int) -> None:
+    assert judged("gpu_lost", delay_s, profile="remote_write")["facts"]["in_time"] == in_time
 
 
 @pytest.mark.parametrize(("delay_s", "in_time"), [(11.0, 1), (11.5, 0)])
