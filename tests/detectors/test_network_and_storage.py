@@ -329,7 +329,7 @@ class TestSwitchDown:
         assert only("switch_down", story.window()).kinds == {"link_state"}
 
     def test_nodes_of_one_switch_that_fall_silent_as_the_job_stops(self) -> None:
-        story = racks(job(nodes=16)).standstill(20)
+        story = racks(job(nodes=16)).standstill(20).waiting(19)
         story.heard_s[4:8] = NOW_S - np.array([20.0, 20.4, 19.7, 20.1])
         verdict = only("switch_down", story.window())
         assert verdict.nodes == ("n4", "n5", "n6", "n7")
@@ -337,33 +337,33 @@ class TestSwitchDown:
         quiet(story, "node_silent")
 
     def test_one_that_is_not_yet_silent_long_enough_belongs_to_them(self) -> None:
-        story = racks(job(nodes=16)).standstill(11)
+        story = racks(job(nodes=16)).standstill(11).waiting(10)
         story.heard_s[4:8] = NOW_S - np.array([10.5, 9.6, 9.7, 9.8])
         assert only("switch_down", story.window()).nodes == ("n4", "n5", "n6", "n7")
         quiet(story, "node_silent")
 
     def test_without_a_topology_many_at_one_moment_are_no_coincidence(self) -> None:
-        story = job(nodes=16).standstill(20)
+        story = job(nodes=16).standstill(20).waiting(19)
         story.heard_s[[1, 6, 9]] = NOW_S - 20
         verdict = only("switch_down", story.window())
         assert verdict.confidence < 0.9
         quiet(story, "node_silent")
 
     def test_explains_more_than_half_of_the_job_only_by_name(self) -> None:
-        story = racks(job(nodes=6), each=4).standstill(20)
+        story = racks(job(nodes=6), each=4).standstill(20).waiting(19)
         story.heard_s[:4] = NOW_S - 20
         assert only("switch_down", story.window()).nodes == story.nodes[:4]
         story.switches = ("",) * 6
         assert detect("switch_down", story.window()) == []
 
     def test_one_silent_node_is_its_own(self) -> None:
-        story = racks(job(nodes=16)).standstill(20)
+        story = racks(job(nodes=16)).standstill(20).waiting(19)
         story.heard_s[5] = NOW_S - 20
         assert only("node_silent", story.window()).node == "n5"
         quiet(story, "switch_down")
 
     def test_silences_of_different_moments_are_each_their_own(self) -> None:
-        story = job(nodes=16).standstill(30)
+        story = job(nodes=16).standstill(30).waiting(29)
         story.heard_s[5], story.heard_s[9] = NOW_S - 30, NOW_S - 26
         assert [v.node for v in detect("node_silent", story.window())] == ["n5", "n9"]
         quiet(story, "switch_down")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.at_work import pausing_at_work
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import busy_with_io
@@ -14,7 +15,7 @@ from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import latest, role_members
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
-from eagle_eye.detectors.signs.without_hook import WORK_METRICS, computing, idle_since_s, unused_devices
+from eagle_eye.detectors.signs.without_hook import unused_devices
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 RECENT_LINES = 8  # rows among which a rank's newest reports are: those of nodes fall between each other
@@ -24,7 +25,6 @@ MINORITY_SHARE = 3  # where completions are not known, at most one in so many ra
 WAITING_RATIO = 0.5  # of the ranks that must be inside a collective before a hang without culprit restarts anything
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
-ROWS_AT_WORK = 3  # rows of a standstill before it shows whether GPUs still compute
 UNHEARD_FLOORS = 2.0  # where GPUs alone accuse: nobody says what the program is doing
 UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their hosts do
 
@@ -67,7 +67,7 @@ class Hang:
         early = state.reported and not (silent or state.ripe or self._unheard(window))
         if early and not np.fmax.reduce(self._lag(window), initial=0.0) > 0:
             return []  # what most standstills are: nobody stands out, and it may end by itself
-        if not silent and self._at_work(window, state) and state.standstill_s < PAUSE_FLOORS * state.ripe_s:
+        if not silent and pausing_at_work(window, state):
             return []
         gone = left_early(window)
         if gone:
@@ -117,15 +117,6 @@ class Hang:
         if suspects is None or len(suspects) != 1 or (kinds == {"gpu_activity"} and state.reported):
             return None, set()
         return next(iter(suspects)), kinds
-
-    def _at_work(self, window: Window, state: Progress) -> bool:
-        """Whether most GPUs go on computing: an evaluation that nobody announced looks like that, a hang never."""
-        if not any(metric in window.device for metric in WORK_METRICS):
-            return False
-        if state.phase == STARTING:
-            return computing(window) is True  # there was no work before with which to compare
-        standing = int((window.times_s > state.advanced_s).sum())
-        return standing >= ROWS_AT_WORK and idle_since_s(window) is None
 
     def _unheard(self, window: Window) -> bool:
         """Whether some node's silence may yet explain the standstill; NodeSilent decides that."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_eye.detectors.signs.at_work import pausing_at_work
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.once import once
@@ -84,7 +85,8 @@ def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:
     """Return how the job stands (None: its ranks ended, or that cannot be told) and what shows that it has stopped.
 
-    The evidence is None when nothing shows it: the job goes on, or is starting.
+    The evidence is None when nothing shows it: the job goes on, is starting, or most GPUs go on computing, which would
+    wait for a node that is gone.
     """
     exits = unplanned_exits(window)
     if exits:
@@ -95,7 +97,8 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
     except Blind:
         return None, None
     if state.reported:
-        return state, state.evidence if state.stopped else None
+        stands = state.stopped and not pausing_at_work(window, state)
+        return state, state.evidence if stands else None
     # GPUs that wait may do so while a checkpoint is written that nobody announced.
     patience_s = (PAUSE_FLOORS if _most_write(window, state) else 1.0) * state.ripe_s
     return state, state.evidence if state.standstill_s >= patience_s else None
