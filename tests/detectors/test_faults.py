@@ -48,7 +48,10 @@ class TestNodeSilent:
         story = Story().hardware().standstill(20)
         story.heard_s[2] = NOW_S - 20
         assert only(detect("node_silent", story.window())).kinds == {"silence"}
-        story.waiting(19)
+
+    def test_a_node_that_falls_silent_while_the_others_wait_has_stopped_them(self) -> None:
+        story = Story().hardware().standstill(20).waiting(19)
+        story.heard_s[2] = NOW_S - 20
         assert only(detect("node_silent", story.window())).kinds == {"silence", "standstill"}
 
     def test_a_silence_that_may_pass_by_itself_is_not_told_of_while_the_job_goes_on(self) -> None:

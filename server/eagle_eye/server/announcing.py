@@ -36,7 +36,7 @@ def announcement(response: Response, book: Book, policy: PolicySettings, public_
     """Return what is to be written because of a response to a judgement, and whom it is told."""
     known = {incident.id: incident for incident in book.incidents}
     changed = {incident.id: incident for incident in response.incidents}
-    changed |= {i.id: i for i in book.incidents if i.id not in changed and is_due(i, now_s)}
+    changed |= {i.id: i for i in book.incidents if i.id not in changed and is_due(i, policy, now_s)}
     news = {}
     for incident in changed.values():
         asked = [action for action in response.actions if action.incident_id == incident.id]

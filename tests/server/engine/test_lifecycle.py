@@ -41,7 +41,8 @@ class Case:
         judgement = Judgement("j", 0, self.now_s, verdicts, members=4, heard=4, stepping=True)
         judgement = replace(judgement, advanced_s=self.now_s)
         changed = fold(self.incidents.values(), judgement, (), self.policy, lambda: f"i{next(self._ids)}")
-        due = [i for i in self.incidents.values() if is_due(i, self.now_s) and i.id not in {c.id for c in changed}]
+        others = [i for i in self.incidents.values() if i.id not in {c.id for c in changed}]
+        due = [i for i in others if is_due(i, self.policy, self.now_s)]
         for incident in (*changed, *due):
             news = news_of(self.incidents.get(incident.id), incident, (), self.policy, self.now_s)
             self.incidents[incident.id] = news.incident
@@ -221,6 +222,17 @@ def test_a_story_that_changes_all_the_time_is_told_again_when_it_has_settled() -
     for _ in range(int(SETTLED_S) + 2):
         case.say(hang("n2"))
     assert case.events[before:] == [("i1", "updated")]
+
+
+def test_a_story_that_settles_and_changes_again_and_again_is_told_more_and_more_rarely() -> None:
+    case = Case()
+    for round_ in range(3 * UPDATES_MAX):
+        case.say(hang("n1" if round_ % 2 else "n2"))
+        for _ in range(int(SETTLED_S) + 2):
+            case.say(hang("n1" if round_ % 2 else "n2"))
+    hours = (case.now_s - 1_000.0) / 3600
+    assert hours < 1
+    assert [event for _, event in case.events].count("updated") <= UPDATES_MAX + 6
 
 
 CLAIMS = st.one_of(

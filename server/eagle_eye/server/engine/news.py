@@ -1,11 +1,12 @@
 """What of an incident's changes is told to subscribers, and what is written into the audit trail. Pure.
 
 Changes of state and escalations are always told. A story that changes again and again (``UPDATES_MAX`` times within
-``reopens_window_s``) is told once more when it has settled; what is kept back is counted.
+``reopens_window_s``) is told once more when it has settled, for twice as long each time; what is kept back is counted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Action, Incident
 
 UPDATES_MAX = 10  # changes of one incident's story that are told within the window
-SETTLED_S = 60.0  # without a change: what was kept back is told then
+SETTLED_S = 60.0  # without a change: what was kept back is told then, the next time after twice as long
 
 Event = Literal["opened", "updated", "resolved"]
 
@@ -59,12 +60,12 @@ def news_of(
         return News(written, None, 0, notes)
     lulls = 2 if new.flaps > old.flaps else 0  # that it was gone, and that it is back
     if _story(old) == _story(new):
-        settled = new.untold and now_s - new.updated_s >= SETTLED_S
-        return News(
-            replace(written, untold=False) if settled else written, "updated" if settled else None, lulls, notes
-        )
+        if not is_due(new, policy, now_s):
+            return News(written, None, lulls, notes)
+        told = replace(written, told_times=[*_lately(new, policy, now_s), now_s], untold=False)
+        return News(told, "updated", lulls, notes)
     written = replace(written, updated_s=now_s)
-    lately = [time_s for time_s in old.told_times if 0 <= now_s - time_s <= policy.reopens_window_s]
+    lately = _lately(old, policy, now_s)
     if len(lately) >= UPDATES_MAX:
         untold = tuple(note for note in notes if note.verb != "change")
         return News(replace(written, untold=True), None, 1 + lulls, untold)
@@ -72,9 +73,16 @@ def news_of(
     return News(told, "updated", lulls, notes)
 
 
-def is_due(incident: Incident, now_s: float) -> bool:
+def is_due(incident: Incident, policy: PolicySettings, now_s: float) -> bool:
     """Return whether something that was kept back is to be told now."""
-    return incident.untold and incident.state in OPEN_STATES and now_s - incident.updated_s >= SETTLED_S
+    if not incident.untold or incident.state not in OPEN_STATES:
+        return False
+    more = max(len(_lately(incident, policy, now_s)) - UPDATES_MAX, 0)
+    return now_s - incident.updated_s >= math.ldexp(SETTLED_S, more)
+
+
+def _lately(incident: Incident, policy: PolicySettings, now_s: float) -> list[float]:
+    return [time_s for time_s in incident.told_times if 0 <= now_s - time_s <= policy.reopens_window_s]
 
 
 def _event(old: Incident, new: Incident) -> Event | None:
