@@ -161,7 +161,7 @@ def test_what_is_not_understood_is_counted_and_nothing_is_done(desk: Desk, item:
         ),
     )
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_answer_raises(answer: Mapping[str, object]) -> None:
     Desk().requests.answered(answer)
 

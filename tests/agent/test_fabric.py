@@ -624,7 +624,7 @@ CONTENTS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 10**6), CONTENTS), max_size=20), st.booleans(), st.floats(0.0, 10.0))
 def test_any_contents_are_read_or_not_observed(
     writes: list[tuple[int, bytes]], kept_open: bool, seconds: float

@@ -270,7 +270,7 @@ def test_a_path_in_a_message_is_short_and_printable() -> None:
 PARTS = st.sampled_from(["..", ".", "", "file", "folder", "link", "upwards", "secret"]) | st.text(max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(PARTS, max_size=8))
 def test_whatever_a_path_holds_it_is_refused_or_leads_to_a_file_below_the_root_folder(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str]

@@ -120,7 +120,7 @@ def test_reading_may_begin_inside_a_line_which_is_left_out(log: Path) -> None:
     tail.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.binary(max_size=60), st.integers(1, 64), st.booleans()), max_size=20))
 def test_of_any_bytes_in_any_pieces_whole_lines_are_read_each_once_and_all_else_is_counted(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[bytes, int, bool]]

@@ -218,7 +218,7 @@ def test_an_address_is_checked() -> None:
             address(wrong)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_answered_or_closed(request_bytes: bytes) -> None:
     site = Site()

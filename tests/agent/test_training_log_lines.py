@@ -182,7 +182,7 @@ def test_actors_that_count_ranks_of_their_own_are_left_aside() -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda item: item.name)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     text=st.text(max_size=300), cut=st.integers(0, 400), name=st.sampled_from(sorted(EXPECTED)), at=st.integers(0, 50)
 )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.flight_recorder import Finding, analyse
@@ -228,7 +228,6 @@ class TestExchanges:
         assert analyse(ranks).kind == "symmetric"
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_in_one_group_exactly_those_furthest_behind_are_named(data: st.DataObject) -> None:
     size = data.draw(st.integers(2, 12))
@@ -246,7 +245,6 @@ def test_in_one_group_exactly_those_furthest_behind_are_named(data: st.DataObjec
         assert summary(analyse(ranks)) == ("behind", tuple(n for n, e in enumerate(last) if e == min(last)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 7), max_size=4), min_size=8, max_size=8))
 def test_components_are_the_nodes_that_lead_to_each_other(edges: list[list[int]]) -> None:
     reach = [{node} for node in range(8)]

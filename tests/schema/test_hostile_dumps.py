@@ -48,7 +48,7 @@ PLAIN = (
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.sampled_from(PLAIN), max_size=30), st.booleans())
 def test_whatever_leads_to_it_no_such_key_gets_through(opcodes: list[bytes], in_dictionary: bool) -> None:
     raw = b"}(" + b"".join(opcodes) + b"u" if in_dictionary else b"".join(opcodes)

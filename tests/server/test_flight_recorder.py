@@ -211,7 +211,7 @@ def test_a_folder_without_a_dump_is_an_error(tmp_path: Path) -> None:
         read_folder(tmp_path / "nowhere")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_no_bytes_do_anything_but_decode_or_be_refused(raw: bytes) -> None:
     for content in (raw, b"\x80\x02" + raw, pickle.dumps(dump(entry(7)), protocol=2)[: len(raw) * 3] + raw):
@@ -221,7 +221,6 @@ def test_no_bytes_do_anything_but_decode_or_be_refused(raw: bytes) -> None:
             continue
 
 
-@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -241,7 +240,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_content_does_anything_but_be_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -246,9 +246,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield started
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=bodies)
 def test_no_body_makes_the_server_fail(shared: Running, content: bytes) -> None:
     answer = shared.send(content)

@@ -67,7 +67,7 @@ def told(journal: Journal) -> list[tuple[str, int, float]]:
 
 
 @given(st.lists(said, max_size=8))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_columns_are_kept_and_answered_as_batches_are(groups: list[dict[int, int]]) -> None:
     with TemporaryDirectory() as first, TemporaryDirectory() as second:
         by_rows, by_batches = opened(Path(first)), opened(Path(second))

@@ -226,7 +226,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Attempt], list[Incident]]:
     return attempts, incidents
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(history=histories(), now=st.integers(0, 9_000), since=st.integers(-100, 9_000), length=st.integers(0, 5_000))
 def test_the_parts_sum_to_the_whole(
     history: tuple[list[Attempt], list[Incident]], now: int, since: int, length: int

@@ -81,7 +81,7 @@ def test_rows_of_a_moment_become_one_frame_with_device_and_node_blocks(tmp_path:
     assert [rank.rank for rank in frame.ranks] == [0]
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.permutations(range(12)))
 def test_any_order_of_rows_tells_the_same_in_order_of_time_and_node(
     tmp_path_factory: pytest.TempPathFactory, order: list[int]

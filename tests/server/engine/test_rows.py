@@ -55,7 +55,7 @@ moments = st.lists(
 @given(moments, st.lists(st.integers(1, 20), max_size=10))
 @example([(0, 0, 1, False, True), (0, 0, 0, False, True)], [])
 @example([(0, 6, 1, False, False), (0, 11, 1, False, True), (0, 16, 1, False, False)], [0])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_windows_are_the_same(said: list[tuple[int, int, int, bool, bool]], cuts: list[int]) -> None:
     by_frames, by_rows = (Engine(DetectionSettings(), NOW) for _ in range(2))
     frames = [frame(node, second, shape, silent=silent, moved=moved) for node, second, shape, silent, moved in said]
@@ -120,7 +120,7 @@ stories = st.lists(
 
 @given(stories, st.lists(st.integers(1, 20), max_size=10))
 @example([(0, 1, 0, False, None), (4, 1, 0, False, None)], [])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_windows_are_the_same_whoever_says_whose_the_rows_are(
     said: list[tuple[int, int, int, bool, int | None]], cuts: list[int]
 ) -> None:

@@ -17,7 +17,7 @@ from tests.server.remote_write.requests import Written, v1
 LABELS = st.dictionaries(st.text(min_size=1), st.text(min_size=1), max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(LABELS, st.integers(0, encoding.TIME_MS_MAX - 1), st.floats(allow_nan=False)), min_size=1, max_size=5

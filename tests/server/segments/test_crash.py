@@ -96,7 +96,7 @@ things: st.SearchStrategy[tuple[str, str, list[int]]] = st.one_of(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(things, min_size=2, max_size=7))
 def test_whatever_happens_in_whatever_order_a_query_tells_what_was_acknowledged(
     happens: list[tuple[str, str, list[int]]],

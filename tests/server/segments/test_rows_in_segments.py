@@ -91,7 +91,7 @@ def streams(draw: st.DrawFn) -> dict[str, list[Frame]]:
 
 
 @given(streams())
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 def test_segments_do_not_tell_how_frames_came(
     tmp_path_factory: pytest.TempPathFactory, sent: dict[str, list[Frame]]
 ) -> None:

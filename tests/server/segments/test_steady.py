@@ -84,7 +84,7 @@ def tables(history: EmbeddedHistory) -> list[Any]:
 
 
 @given(fleets())
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 def test_the_short_way_leads_where_the_general_way_leads(
     tmp_path_factory: pytest.TempPathFactory, sent: list[list[Frame]]
 ) -> None:
