@@ -14,7 +14,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
-.PHONY: help venv demo test test-full test-kubernetes test-grafana-schema check check-page format images dashboards docs dist clean
+.PHONY: help venv demo test test-full test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images dashboards docs dist clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ test-kubernetes: venv  ## builds a Kubernetes control plane (Debian, as root, on
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $$(grep '^aws-cdk' tests/full.lock)
 	EAGLE_EYE_TEST_KUBERNETES=$(KUBERNETES) $(BIN)/python -m pytest tests/orchestrators/kubernetes tests/packaging/test_helm_cluster.py
 
+test-newcomer: venv  ## after make dist: its packages by the documents' commands on empty Debians (Debian, as root)
+	EAGLE_EYE_TEST_NEWCOMER=$(CURDIR)/dist $(BIN)/python -m pytest tests/packaging/test_newcomer.py
+
 test-grafana-schema: venv  ## checks the dashboards with Grafana's own types (npm and its registry)
 	EAGLE_EYE_TEST_GRAFANA_SCHEMA=1 $(BIN)/python -m pytest tests/dashboards/test_grafana_schema.py
 
@@ -61,6 +64,10 @@ check: venv  ## style, types and import rules
 check-page:  ## the page's types; needs Node.js and npm
 	npm --prefix tests/page/types ci --ignore-scripts --no-audit --no-fund
 	npm --prefix tests/page/types run check
+
+check-dashboards: venv  ## draws the dashboards with Grafana's libraries: build/dashboards/*.png; needs npm, Chromium, Prometheus
+	npm --prefix tests/dashboards/grafana_render ci --ignore-scripts --no-audit --no-fund
+	EAGLE_EYE_TEST_DASHBOARD_PICTURES=$(CURDIR)/build/dashboards $(BIN)/python -m pytest tests/dashboards/test_render.py
 
 format: venv  ## rewrites the code in the project's style
 	$(BIN)/ruff check --fix .

@@ -49,7 +49,7 @@ def main() -> int:
         for name in args.package:
             for pythons, formats in _variants(name, args.format, args.python):
                 _build(name, pythons, formats, args.architecture, args.out)
-    except (LibraryError, ValueError) as error:
+    except (LibraryError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     except subprocess.CalledProcessError as error:

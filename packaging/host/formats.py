@@ -5,6 +5,7 @@ Equal trees give equal bytes: times, owners, the order of files and the builder'
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from recipes import HOMEPAGE, MAINTAINER, Architecture, Recipe, epoch_s, version
 from tree import UNITS, debian_changelog
 
 SCRIPTS = Path(__file__).parent / "scripts"
+LINTIAN = Path(__file__).parent / "lintian"  # what it says and is meant so, with the reason
 LIBC = "2.28"  # of the oldest system that the libraries' wheels (manylinux_2_28) run on
 # What the packages' scripts have update-alternatives make.
 ALTERNATIVES = tuple(
@@ -27,17 +29,6 @@ ALTERNATIVES = tuple(
     )
 )
 USER_MARK = "# USER\n"  # stands in postinst where packages with a user of their own have more to do
-_OVERRIDES = """\
-# Libraries come as their authors' wheels, byte for byte: not stripped, with what they link to inside.
-unstripped-binary-or-object
-embedded-library
-library-not-linked-against-libc
-custom-library-search-path
-hardening-no-fortify-functions
-# A Python of the host for each version that there are libraries for; those that it does not have lead nowhere. A
-# relative link would break where the package is unpacked elsewhere.
-absolute-symlink-in-top-level-folder
-"""
 
 
 def deb(tree: Path, recipe: Recipe, python: str, architecture: Architecture, out: Path, scratch: Path) -> Path:
@@ -49,13 +40,15 @@ def deb(tree: Path, recipe: Recipe, python: str, architecture: Architecture, out
     (documents / "changelog.gz").write_bytes(debian_changelog(recipe, full))
     overrides = root / "usr/share/lintian/overrides" / recipe.name
     overrides.parent.mkdir(parents=True)
-    overrides.write_text(_OVERRIDES)
+    shutil.copyfile(LINTIAN / recipe.name, overrides)
     depends = [f"python{python}" if python else f"python3 (>= {recipe.pythons[0]})", f"libc6 (>= {LIBC})"]
     if recipe.user:
         depends.append("adduser")
     size_kib = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file()) // 1024
+    sums = _sums(root)
     control = root / "DEBIAN"
     control.mkdir()
+    (control / "md5sums").write_text(sums)
     (control / "control").write_text(
         f"Package: {recipe.name}\n"
         f"Version: {full}\n"
@@ -90,7 +83,8 @@ def rpm(tree: Path, recipe: Recipe, python: str, architecture: Architecture, out
     spec = top / f"{recipe.name}.spec"
     day = time.strftime("%a %b %d %Y", time.gmtime(epoch_s()))
     spec.write_text(
-        f"Name: {recipe.name}\nVersion: {version()}\nRelease: {release}\nSummary: {recipe.summary}\n"
+        f"Name: {recipe.name}\nVersion: {version()}\nRelease: {release}\n"
+        f"Summary: {recipe.summary[0].upper()}{recipe.summary[1:]}\n"
         f"License: Apache-2.0\nURL: {HOMEPAGE}\nPackager: {MAINTAINER}\nGroup: System Environment/Daemons\n"
         f"Requires: {_python_for_rpm(recipe, python)}\n"
         "Requires(post): /usr/sbin/update-alternatives\nRequires(postun): /usr/sbin/update-alternatives\n"
@@ -124,6 +118,16 @@ def rpm(tree: Path, recipe: Recipe, python: str, architecture: Architecture, out
     defines = [word for name, value in macros.items() for word in ("--define", f"{name} {value}")]
     _run("rpmbuild", "-bb", "--quiet", "--target", architecture.rpm, *defines, str(spec))
     return out / f"{recipe.name}-{version()}-{release}.{architecture.rpm}.rpm"
+
+
+def _sums(root: Path) -> str:
+    """Return what dpkg --verify and debsums compare a host's files with; configuration is the administrator's."""
+    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    return "".join(
+        f"{hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}  {path.relative_to(root)}\n"
+        for path in files
+        if not path.is_relative_to(root / "etc")
+    )
 
 
 def _python_for_rpm(recipe: Recipe, python: str) -> str:

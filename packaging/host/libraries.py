@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import tomllib
 from recipes import REPOSITORY, Architecture, Recipe
 
-# What no program of ours reads: tests of libraries, headers and sources for compiling against them.
-LEFT_OUT = re.compile(r"example\.py$|[^/]+/tests/|pyarrow/(include|src)/|[^/]+\.data/(scripts|data|headers)/")
+# What no program of ours reads: tests of libraries, headers, sources and archives for compiling against them.
+LEFT_OUT = re.compile(r"example\.py$|[^/]+/tests/|pyarrow/(include|src)/|[^/]+\.data/(scripts|data|headers)/|.+\.a$")
 _OLDER_THAN = re.compile(r"(?P<requirement>[^;]+); *python_version *< *'(?P<python>[\d.]+)'")
 _NORMAL = re.compile(r"[-_.]+")
 

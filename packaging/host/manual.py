@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from recipes import epoch_s
+from recipes import REPOSITORY, SERVER, epoch_s
 
+# The commands are those of this tree, whichever is installed where this runs.
+sys.path[:0] = [str(REPOSITORY / portion) for portion in SERVER.portions]
 try:
     from eagle_eye.cli import guide, main
 except ModuleNotFoundError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from pathlib import Path
 from libraries import download, fits_all, name_and_version, unpack
 from manual import manual
 from recipes import MAINTAINER, REPOSITORY, Architecture, Recipe, epoch_s, version
+from sources import files
 
 HERE = Path(__file__).parent
 PROGRAMS = {"eagle-eye": 0o755, "compile": 0o755, "find-python": 0o644}
@@ -29,8 +29,9 @@ def stage(tree: Path, recipe: Recipe, pythons: Iterable[str], architecture: Arch
     home = tree / recipe.home
     library = home / "lib"
     for portion in recipe.portions:
-        source = REPOSITORY / portion / "eagle_eye"
-        shutil.copytree(source, library / "eagle_eye", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for file in files(f"{portion}/eagle_eye"):
+            if not _is_for_contributors(file):
+                _copy(file, library / file.relative_to(REPOSITORY / portion))
     _describe(tree / recipe.home / _description())
     brought: set[tuple[str, str]] = set()
     for python in pythons:
@@ -53,6 +54,11 @@ def stage(tree: Path, recipe: Recipe, pythons: Iterable[str], architecture: Arch
     _settle(tree, recipe)
 
 
+def _is_for_contributors(file: Path) -> bool:
+    """Whether the file says how to work on its room; what lies in ``vendor`` says whose code it is."""
+    return file.name == "README.md" and file.parent.name != "vendor"
+
+
 def _environment(folder: Path, python: str) -> Path:
     """Return the folder of packages of a virtual environment for the host's Python, so that children find them, too."""
     packages = folder / f"lib/python{python}/site-packages"
@@ -68,8 +74,8 @@ def _document(tree: Path, recipe: Recipe) -> None:
     documents = tree / "usr/share/doc" / recipe.name
     _write(documents / "copyright", _copyright(tree / recipe.home).encode())
     _copy(REPOSITORY / "CHANGELOG.md", documents / "NEWS.md")
-    for page in sorted((REPOSITORY / "docs").glob("*.md")):
-        _copy(page, documents / "docs" / page.name)
+    for page in files("docs"):
+        _copy(page, documents / page.relative_to(REPOSITORY))
     _write(tree / f"usr/share/man/man1/{recipe.name}.1.gz", _zipped(manual(recipe.name, recipe.portions, version())))
 
 

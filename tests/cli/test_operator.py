@@ -70,6 +70,11 @@ def test_what_is_no_time_in_a_column_of_times_is_left_as_it_is(
     assert "2026-11-22T10:48:19.5Z" in capsys.readouterr().out
 
 
+def test_a_step_is_shown_as_the_count_that_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table((Column("step", "step"), Column("share", "share")), [{"step": 17.0, "share": 0.5}])
+    assert capsys.readouterr().out.split() == ["step", "share", "17", "0.5"]
+
+
 def test_lists_are_tables_or_json(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     commit(server, Change(incidents=(incident(), incident("inc_2", state="closed"))))
     assert main(["incidents"]) == 0

@@ -33,9 +33,9 @@ KNOWN = (
     Elsewhere(ANY, r"(\S*/)?pip install|python3? -m venv", "tests/packaging/test_installs.py", "pip"),
     Elsewhere(
         r"docs/install-hosts\.md",
-        r"(apt|dnf|runuser|install|systemctl|journalctl|eagle-eye (nodes|doctor|backup))\b",
-        "tests/packaging/test_host_install.py",
-        "runuser",
+        r"(apt|dnf|runuser|install|systemctl|journalctl|kill|eagle-eye (nodes|doctor|backup))\b",
+        "tests/packaging/test_newcomer.py",
+        "docs/install-hosts.md",
     ),
     Elsewhere(ANY, r"\S*python packaging/host/build\.py", "tests/packaging/test_host_install.py", "build.py"),
     Elsewhere(ANY, r"ln -s \S+ /usr/bin", why="changes the host's own folders"),

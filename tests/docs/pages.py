@@ -25,13 +25,18 @@ PAGES = tuple(
 
 
 class Block(NamedTuple):
-    """A fenced block: ``line`` is that of its first line of text, ``mark`` the HTML comment right above it."""
+    """A fenced block: ``line`` is that of its first line of text, ``mark`` the HTML comment right above it.
+
+    ``heading`` is what it stands under, ``before`` the paragraph that leads to it, "" where none does.
+    """
 
     page: str
     line: int
     language: str
     mark: str
     text: str
+    heading: str = ""
+    before: str = ""
 
     @property
     def place(self) -> str:
@@ -60,13 +65,18 @@ def _tokens(page: str) -> tuple[Token, ...]:
 def blocks(page: str) -> tuple[Block, ...]:
     """Return a page's fenced blocks in their order."""
     found: list[Block] = []
-    mark = ""
+    mark = heading = before = ""
+    opened = ""
     for token in _tokens(page):
+        if token.type == "inline":
+            heading, before = (token.content, "") if opened == "heading_open" else (heading, token.content)
+        opened = token.type
         if token.type == "html_block":
             mark = token.content.strip().removeprefix("<!--").removesuffix("-->").strip()
         elif token.type == "fence":
             first_line = (token.map or [0])[0] + 2
-            found.append(Block(page, first_line, token.info.split(" ")[0].strip(), mark, token.content))
+            language = token.info.split(" ")[0].strip()
+            found.append(Block(page, first_line, language, mark, token.content, heading, before))
             mark = ""
         elif token.type not in ("list_item_open", "bullet_list_open", "ordered_list_open"):
             mark = ""

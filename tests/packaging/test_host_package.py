@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import functools
 import gzip
+import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.packaging.host_build import FOLDER, RELEASE_S, module
+from tests.packaging.host_build import FOLDER, RELEASE_S, REPOSITORY, module
 
-recipes, libraries, tree_module, formats, manual = map(module, ("recipes", "libraries", "tree", "formats", "manual"))
+recipes, libraries, tree_module = map(module, ("recipes", "libraries", "tree"))
+formats, manual, sources = map(module, ("formats", "manual", "sources"))
 
 no_dpkg = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="apt-get install dpkg-dev")
 no_rpm = pytest.mark.skipif(not shutil.which("rpmbuild"), reason="apt-get install rpm")
@@ -87,6 +90,19 @@ def test_files_are_roots_and_only_the_servers_configuration_is_closed(make: Call
     assert listed["./usr/lib/eagle-eye-server/eagle-eye"][0] == "-rwxr-xr-x"
     plain = [mode for name, (mode, _owner) in listed.items() if mode[0] == "-" and "/eagle-eye-server/" not in name]
     assert set(plain) == {"-rw-r--r--", "-rw-r-----"}
+
+
+@no_dpkg
+@pytest.mark.parametrize("recipe", [recipes.AGENT, recipes.SERVER], ids=["agent", "server"])
+def test_each_file_but_the_configuration_has_a_sum_that_dpkg_verifies(
+    make: Callable[..., Path], recipe: Any, tmp_path: Path
+) -> None:
+    package = make("deb", recipe)
+    subprocess.run(["dpkg-deb", "--raw-extract", package, tmp_path], check=True)
+    subprocess.run(["md5sum", "--check", "--quiet", "DEBIAN/md5sums"], cwd=tmp_path, check=True)
+    summed = {line.partition("  ")[2] for line in (tmp_path / "DEBIAN/md5sums").read_text().splitlines()}
+    there = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()}
+    assert summed == {str(path) for path in there if path.parts[0] not in ("DEBIAN", "etc")}
 
 
 @no_dpkg
@@ -175,6 +191,46 @@ def test_the_manual_page_tells_of_the_commands_that_the_package_can_carry_out() 
     for name in ("server", "orchestrate", "tokens", "nodes", "backup", "agent", "check"):
         assert f'.SS "eagle\\-eye {name}"' in servers
     assert "\\-\\-print\\-config" in servers
+
+
+def test_the_manual_page_is_of_this_tree_whichever_is_installed(tmp_path: Path) -> None:
+    other = tmp_path / "eagle_eye/cli/main.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("raise SystemExit('the other one')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import manual; print(manual.main.__file__, manual.guide.__file__)"],
+        cwd=FOLDER,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = REPOSITORY / "cli/eagle_eye/cli"
+    assert done.stdout.split() == [str(ours / "main.py"), str(ours / "guide.py")]
+
+
+def git(repository: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", str(repository), *words], check=True, capture_output=True)
+
+
+def test_of_a_clone_come_the_files_that_git_tracks_as_they_are_now(tmp_path: Path) -> None:
+    for name in ("room/kept.py", "room/gone.py", "room/scratch.py", "room/__pycache__/kept.pyc"):
+        tree_module._write(tmp_path / name, b"committed")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "room/kept.py", "room/gone.py")
+    (tmp_path / "room/gone.py").unlink()
+    assert sources.files("room", tmp_path) == [tmp_path / "room/kept.py"]
+
+
+def test_of_an_unpacked_sdist_come_all_files_but_caches(tmp_path: Path) -> None:
+    for name in ("room/kept.py", "room/__pycache__/kept.pyc"):
+        tree_module._write(tmp_path / name, b"")
+    assert sources.files("room", tmp_path) == [tmp_path / "room/kept.py"]
+
+
+def test_a_room_that_is_not_there_stops_the_build(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="has no files: is this the whole repository"):
+        sources.files("room", tmp_path)
 
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="apt-get install groff-base")

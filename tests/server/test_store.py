@@ -198,8 +198,22 @@ def test_a_newer_servers_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "records.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreUnavailable, match="data_dir"):
+    with pytest.raises(StoreUnavailable, match=r"put a backup's in its place \(docs/operations.md\)"):
         SqliteStore(tmp_path / "records.db")
+
+
+def test_half_a_database_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "records.db"
+    SqliteStore(path).close()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(StoreUnavailable, match=r"records.db cannot be .*put a backup's in its place"):
+        SqliteStore(path)
+
+
+def test_a_folder_that_cannot_be_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(StoreUnavailable, match="data_dir must be a folder"):
+        SqliteStore(tmp_path / "data" / "records.db")
 
 
 def test_commits_are_durable_by_configuration(tmp_path: Path) -> None:

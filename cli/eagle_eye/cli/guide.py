@@ -29,8 +29,10 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye server --data DIR", "for this machine alone, on port 8470"),
             ("eagle-eye server --config /etc/eagle-eye/server.toml", "as the system's service"),
             ("eagle-eye server --print-config", "every key with the value in force, secrets masked"),
+            ("eagle-eye server --config FILE --check-job-sources", "what Slurm or Kubernetes says, without a server"),
         ),
-        "0 stopped by SIGTERM or SIGINT; 1 its address or its files are not to be had; 2 wrong configuration.",
+        "0 stopped by SIGTERM or SIGINT; 1 its address or its files are not to be had, or a scheduler gives no answer;"
+        " 2 wrong configuration.",
         ("configuration", "operations", "security"),
     ),
     "agent": Guide(

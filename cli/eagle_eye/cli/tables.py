@@ -76,6 +76,8 @@ def printable(value: Any) -> str:
         return ""
     if isinstance(value, list):
         return ", ".join(printable(item) for item in value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a step is counted, though it travels as a float
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value))
 
 

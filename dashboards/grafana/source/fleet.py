@@ -104,7 +104,12 @@ def _jobs() -> Sequence[Panel]:
         lines("Goodput", [Query(f"max by (job) ({Q}job_goodput_ratio{chosen})", "{{job}}")], "percentunit", ceiling=1),
         lines(
             "GPU-hours lost, by cause",
-            [Query(counted(f"sum by (part, fault) ({Q}job_lost_gpu_seconds{chosen}) / 3600"), "{{part}} {{fault}}")],
+            [
+                Query(
+                    counted(f"sum by (part, fault) ({Q}job_lost_gpu_seconds{chosen}) / 3600", "part"),
+                    "{{part}} {{fault}}",
+                )
+            ],
             "h",
             stacked=True,
         ),
@@ -118,7 +123,7 @@ def _jobs() -> Sequence[Panel]:
         lines("GPU power", [Query(f"sum by (job) ({Q}gpu_power_watts{chosen})", "{{job}}")], "watt", stacked=True),
         lines(
             "Incidents",
-            [Query(counted(f"sum by (state) ({Q}incidents)"), "{{state}}")],
+            [Query(counted(f"sum by (state) ({Q}incidents)", "state"), "{{state}}")],
             stacked=True,
         ),
     ]
@@ -134,9 +139,9 @@ def _nodes() -> Sequence[Panel]:
         ),
         bars(
             "Nodes that keep failing",
-            f"sort_desc({counted(f'topk(10, max by (node) ({Q}node_lemon_score))')})",
+            f"sort_desc({counted(f'topk(10, max by (node) ({Q}node_lemon_score))', 'node')})",
             "{{node}}",
-            about="Lemon score; 0 without a name: there are none.",
+            about="By lemon score.",
             steps=[(None, YELLOW)],
         ),
         bars(

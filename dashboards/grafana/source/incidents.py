@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dashboards.grafana.source.boards import Dashboard, Section, board
 from dashboards.grafana.source.parts import (
     GREEN,
+    ID_PX,
+    MOMENT,
+    MOMENT_PX,
     RED,
     YELLOW,
     Column,
@@ -75,8 +78,10 @@ def _lists() -> Sequence[Panel]:
                 "fault": Column("Fault"),
                 "state": Column("State"),
                 "acknowledged": Column("Somebody looks"),
-                "onset": Column("Onset", "dateTimeAsLocal"),
-                "incident": Column("Incident", link="${page}/#/incidents/${__value.text:percentencode}"),
+                "onset": Column("Onset", MOMENT, width_px=MOMENT_PX),
+                "incident": Column(
+                    "Incident", link="${page}/#/incidents/${__value.text:percentencode}", width_px=ID_PX
+                ),
             },
             descending="onset",
             about="No node: nobody knows which, or several. Recovered ones stay for a quarter of an hour.",
@@ -90,8 +95,8 @@ def _lists() -> Sequence[Panel]:
                 "node": Column("Node"),
                 "fault": Column("Fault"),
                 "state": Column("State"),
-                "asked": Column("Asked for", "dateTimeAsLocal"),
-                "action": Column("Action"),
+                "asked": Column("Asked for", MOMENT, width_px=MOMENT_PX),
+                "action": Column("Action", width_px=ID_PX),
             },
             descending="asked",
             about="would_act: what would have been asked for in mode act.",
@@ -101,26 +106,26 @@ def _lists() -> Sequence[Panel]:
 
 def _course() -> Sequence[Panel]:
     return [
-        lines("Open incidents", [Query(counted(f"sum by (state) ({Q}incidents)"), "{{state}}")], stacked=True),
+        lines("Open incidents", [Query(counted(f"sum by (state) ({Q}incidents)", "state"), "{{state}}")], stacked=True),
         lines(
             "Open incidents by fault",
-            [Query(counted(f"count by (fault) ({ONSET}{JOB})"), "{{fault}}")],
+            [Query(counted(f"count by (fault) ({ONSET}{JOB})", "fault"), "{{fault}}")],
             stacked=True,
         ),
         lines(
             "Held back, by rule of policy",
-            [Query(counted(f"sum by (rule) ({Q}incidents_held)"), "{{rule}}")],
+            [Query(counted(f"sum by (rule) ({Q}incidents_held)", "rule"), "{{rule}}")],
             stacked=True,
             about="docs/policy.md says what each rule means.",
         ),
         lines(
             "Actions of the last hour, by what became of them",
-            [Query(counted(f"count by (kind, state) ({ASKED}{JOB})"), "{{kind}} {{state}}")],
+            [Query(counted(f"count by (kind, state) ({ASKED}{JOB})", "kind"), "{{kind}} {{state}}")],
             stacked=True,
         ),
         bars(
             "Actions in this time",
-            counted(f"count by (kind) (count by (action, kind) (last_over_time({ASKED}{JOB}[$__range])))"),
+            counted(f"count by (kind) (count by (action, kind) (last_over_time({ASKED}{JOB}[$__range])))", "kind"),
             "{{kind}}",
         ),
         lines("Deliveries that ended", [Query(rate("webhook_deliveries_total", "state"), "{{state}}")], "cps", 8),

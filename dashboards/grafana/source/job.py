@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dashboards.grafana.source.boards import Dashboard, Section, board
 from dashboards.grafana.source.parts import (
     GREEN,
+    ID_PX,
+    MOMENT,
+    MOMENT_PX,
     RED,
     YELLOW,
     Column,
@@ -165,19 +168,21 @@ def _trouble() -> Sequence[Panel]:
                 )
             ],
             {
-                "incident": Column("Incident", link="${page}/#/incidents/${__value.text:percentencode}"),
+                "incident": Column(
+                    "Incident", link="${page}/#/incidents/${__value.text:percentencode}", width_px=ID_PX
+                ),
                 "fault": Column("Fault"),
                 "node": Column("Node", link="/d/eagle-eye-node?var-node=${__value.text:percentencode}"),
                 "severity": Column("Severity"),
                 "state": Column("State"),
-                "onset": Column("Onset", "dateTimeAsLocal"),
+                "onset": Column("Onset", MOMENT, width_px=MOMENT_PX),
             },
             16,
             descending="onset",
         ),
         bars(
             "GPU-hours lost",
-            counted(f"sort_desc(sum by (part, fault) ({Q}job_lost_gpu_seconds{JOB}) / 3600)"),
+            counted(f"sort_desc(sum by (part, fault) ({Q}job_lost_gpu_seconds{JOB}) / 3600)", "part"),
             "{{part}} {{fault}}",
             "h",
         ),

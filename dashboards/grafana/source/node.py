@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dashboards.grafana.source.boards import Dashboard, Section, board
 from dashboards.grafana.source.parts import (
     GREEN,
+    ID_PX,
+    MOMENT,
+    MOMENT_PX,
     RED,
     YELLOW,
     Column,
@@ -236,12 +239,14 @@ def _trouble() -> Sequence[Panel]:
             "Incidents of this node",
             [("onset", f"{onset} * 1000")],
             {
-                "incident": Column("Incident", link="${page}/#/incidents/${__value.text:percentencode}"),
+                "incident": Column(
+                    "Incident", link="${page}/#/incidents/${__value.text:percentencode}", width_px=ID_PX
+                ),
                 "job": Column("Job", link="/d/eagle-eye-job?var-job=${__value.text:percentencode}"),
                 "fault": Column("Fault"),
                 "severity": Column("Severity"),
                 "state": Column("State"),
-                "onset": Column("Onset", "dateTimeAsLocal"),
+                "onset": Column("Onset", MOMENT, width_px=MOMENT_PX),
             },
             12,
             descending="onset",
@@ -250,12 +255,12 @@ def _trouble() -> Sequence[Panel]:
             "Actions of the last hour",
             [("asked", f"{asked} * 1000")],
             {
-                "action": Column("Action"),
+                "action": Column("Action", width_px=ID_PX),
                 "kind": Column("Kind"),
                 "fault": Column("Fault"),
                 "job": Column("Job"),
                 "state": Column("State"),
-                "asked": Column("Asked for", "dateTimeAsLocal"),
+                "asked": Column("Asked for", MOMENT, width_px=MOMENT_PX),
             },
             12,
             descending="asked",

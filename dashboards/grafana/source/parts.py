@@ -20,6 +20,8 @@ Panel: TypeAlias = stat.Panel | timeseries.Panel | table.Panel | bargauge.Panel
 PanelT = TypeVar("PanelT", stat.Panel, timeseries.Panel)
 
 SOURCE = shapes.DataSourceRef(type_val="prometheus", uid="${datasource}")
+MOMENT = "dateTimeAsIso"  # milliseconds since 1970, as 2026-01-31 23:59:59
+MOMENT_PX, ID_PX = 165, 180  # wide enough for a moment, and for an incident's or action's id
 GREEN, YELLOW, RED, BLUE, PURPLE = "green", "yellow", "red", "blue", "purple"
 Q = "eagle_eye_"
 # What the nodes heard now are held against: of those ever known some have left the fleet for good.
@@ -40,20 +42,25 @@ class Column(NamedTuple):
     unit: str = ""
     steps: tuple[tuple[float | None, str], ...] = ()
     link: str = ""  # where its values lead
+    width_px: int = 0  # 0: an equal share of what the others leave
 
 
-def counted(expr: str) -> str:
+def counted(expr: str, by: str = "") -> str:
     """Return the expression, or zero where nothing was ever counted while the server is scraped.
 
     A counter with labels exists once it has counted. Without this, "nothing was refused" looks like "nobody knows".
+    The zero is called "none" where a legend shows the label ``by``.
     """
-    return f"{expr} or on() 0 * max({Q}build_info)"
+    zero = f"0 * max({Q}build_info)"
+    return f"{expr} or on() " + (f'label_replace({zero}, "{by}", "none", "", "")' if by else zero)
 
 
 def rate(name: str, by: str = "", matchers: str = "") -> str:
-    """Return a counter's rate, summed by a label."""
+    """Return a counter's rate, summed by a label, or by several: "reason, outcome"."""
     chosen = f"{{{matchers}}}" if matchers else ""
-    return counted(f"sum{f' by ({by})' if by else ''} (rate({Q}{name}{chosen}[$__rate_interval]))")
+    return counted(
+        f"sum{f' by ({by})' if by else ''} (rate({Q}{name}{chosen}[$__rate_interval]))", by.partition(",")[0]
+    )
 
 
 def quantile(share: float, name: str) -> str:
@@ -161,6 +168,12 @@ def bars(
         .min(0)
         .orientation(shapes.VizOrientation.HORIZONTAL)
         .display_mode(shapes.BarGaugeDisplayMode.BASIC)
+        # As a list: a single bar would fill the panel with letters so large that no name fits.
+        .sizing(shapes.BarGaugeSizing.MANUAL)
+        .min_viz_height(16)
+        .max_viz_height(30)
+        .name_placement(shapes.BarGaugeNamePlacement.LEFT)
+        .text(common.VizTextDisplayOptions().value_size(14))
         .color_scheme(_by_thresholds())
         .thresholds(_thresholds(steps))
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -184,7 +197,7 @@ def rows(
 
     Only ``columns`` are shown, in their order; a label's column has the label's name as its key.
     """
-    panel = table.Panel().title(title).datasource(SOURCE).span(width).height(height)
+    panel = table.Panel().title(title).datasource(SOURCE).span(width).height(height).min_width(80)
     if about:
         panel.description(about)
     for column, expr in queries:
@@ -226,6 +239,8 @@ def _properties(column: Column) -> list[model.DynamicConfigValue]:
     if column.steps:
         found.append(model.DynamicConfigValue(id_val="thresholds", value=_thresholds(column.steps).build()))
         found.append(model.DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}))
+    if column.width_px:
+        found.append(model.DynamicConfigValue(id_val="custom.width", value=column.width_px))
     if column.link:
         link = {"title": "Look at it", "url": column.link}
         found.append(model.DynamicConfigValue(id_val="links", value=[link]))

@@ -125,12 +125,16 @@ def _judging() -> Sequence[Panel]:
         ),
         lines(
             "Blind detectors",
-            [Query(counted(f"sum by (detector) ({Q}detector_blind)"), "{{detector}}")],
+            [Query(counted(f"sum by (detector) ({Q}detector_blind)", "detector"), "{{detector}}")],
             width=8,
             stacked=True,
             about="They could judge nothing in the last look. /readyz says why.",
         ),
-        lines("Left out of windows", [Query(counted(f"sum by (reason) ({Q}window_drops)"), "{{reason}}")], width=8),
+        lines(
+            "Left out of windows",
+            [Query(counted(f"sum by (reason) ({Q}window_drops)", "reason"), "{{reason}}")],
+            width=8,
+        ),
         lines(
             "Evidence and checks that agents answered",
             [
@@ -155,13 +159,18 @@ def _telling() -> Sequence[Panel]:
         lines("Attempts to deliver", [Query(rate("webhook_attempts_total", "outcome"), "{{outcome}}")], "cps", 8),
         lines(
             "Waits for a subscription",
-            [Query(counted(f"max by (subscription) ({Q}webhook_oldest_pending_seconds)"), "{{subscription}}")],
+            [
+                Query(
+                    counted(f"max by (subscription) ({Q}webhook_oldest_pending_seconds)", "subscription"),
+                    "{{subscription}}",
+                )
+            ],
             "s",
             8,
         ),
         lines(
             "Nothing arrives since",
-            [Query(counted(f"max by (subscription) ({Q}webhook_failing_seconds)"), "{{subscription}}")],
+            [Query(counted(f"max by (subscription) ({Q}webhook_failing_seconds)", "subscription"), "{{subscription}}")],
             "s",
             8,
         ),

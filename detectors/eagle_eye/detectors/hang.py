@@ -238,9 +238,8 @@ class Hang:
             # Ranks of the node that lag alike wait for each other; only a single one can be named.
             device = window.series[worst].device if int((behind == behind.max()).sum()) == 1 else device
             evidence.append(Evidence("nccl_sequence_lag", node, device, float(behind.max()), 0.0, 0.0, "collectives"))
-            reasons.append(
-                f"rank {window.series[worst].rank} is {behind.max():.0f} collectives behind its peers, who wait for it"
-            )
+            many = f"{behind.max():.0f} collective{'' if behind.max() == 1 else 's'}"
+            reasons.append(f"rank {window.series[worst].rank} is {many} behind its peers, who wait for it")
         if "rank_missing" in kinds:
             ranks = missing_ranks(window, culprit)
             evidence.append(Evidence("ranks_missing", node, None, float(len(ranks)), 0.0, 0.0, "ranks"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
 import logging
@@ -29,7 +30,8 @@ from eagle_eye.server.door import DoorServer
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.frame_protocol import protocol_of
 from eagle_eye.server.front import Front
-from eagle_eye.server.service_manager import say_ready
+from eagle_eye.server.job_sources import trial
+from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
@@ -45,6 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve (default 127.0.0.1:8470)")
     parser.add_argument("--data", metavar="DIR", help="folder of the server's files")
     parser.add_argument("--print-config", action="store_true", help="print the configuration in force and end")
+    parser.add_argument(
+        "--check-job-sources",
+        action="store_true",
+        help="ask the configured schedulers once, show what they say and end",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,8 +61,11 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         sys.stdout.write(as_toml(masked(config)))
         return 0
+    if args.check_job_sources:
+        return trial.run(config.job_sources)
     # Until the server can do something about it, a wish for a reload is no reason to end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    faulthandler.enable()  # a service manager that finds us hung ends us with SIGABRT: its journal shows where
     raise_file_limit()
     logs.configure(config.log)
     try:
@@ -112,7 +122,7 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     port = bound.getsockname()[1]
     config = on_port(config, port)
     front = create_app(config, reread=lambda: on_port(reread(), port))
-    server = _Server(front, bound)
+    server = _Server(front, bound, ServiceManager(os.environ), config.public_url)
     signal.signal(signal.SIGHUP, lambda *_: front.reload.ask())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves
     # and raises the signal again once it has stopped, which _Server.run takes for what it is.
@@ -151,7 +161,7 @@ def connection_options(front: Front) -> dict[str, Any]:
 
 
 class _Server(DoorServer):
-    def __init__(self, front: Front, bound: socket.socket) -> None:
+    def __init__(self, front: Front, bound: socket.socket, manager: ServiceManager, url: str) -> None:
         super().__init__(
             uvicorn.Config(
                 front,
@@ -166,15 +176,24 @@ class _Server(DoorServer):
             front.visitors,
         )
         self._front = front
+        self._manager = manager
+        self._url = url
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, and say so."""
         await super().startup(sockets)
         if self.started:
-            say_ready(os.environ)
+            self._manager.serving(self._url)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Give a sign of life from the event loop; return whether to end."""
+        # Not by callback_notify of uvicorn's, which goes by the wall clock: set back, it would be silent.
+        self._manager.alive()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Let event streams go first, which would never end by themselves."""
+        self._manager.stopping()
         self._front.stop()
         super().handle_exit(sig, frame)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from eagle_eye.server.errors import StoreUnavailable
 
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 BUSY_S = 5.0  # how long to wait for another process (eagle-eye tokens) that holds the file
 
 
@@ -29,9 +30,7 @@ def connect(path: Path, page_bytes: int | None = None) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
     except (OSError, sqlite3.Error) as error:
-        raise StoreUnavailable(
-            f"{path} cannot be opened: {error}; data_dir must be a folder that this user can write, with free space"
-        ) from error
+        raise StoreUnavailable(f"{path} cannot be opened: {error}; {_remedy(error)}") from error
     return connection
 
 
@@ -63,4 +62,10 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[str], path: Pat
                 f"BEGIN IMMEDIATE; {migrations[number]}; PRAGMA user_version = {number + 1}; COMMIT;"
             )
     except sqlite3.Error as error:
-        raise StoreUnavailable(f"{path} cannot be read or migrated: {error}") from error
+        raise StoreUnavailable(f"{path} cannot be read or migrated: {error}; {_remedy(error)}") from error
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED:
+        return "it is damaged: put a backup's in its place (docs/operations.md), and keep this one to look at"
+    return "data_dir must be a folder that this user can write, with free space"

@@ -161,10 +161,12 @@ class Streams:
                 del self._cache[name]
 
     def forget(self, oldest_s: float) -> None:
-        """Delete, within a transaction, what was not heard of since; call it after ``note``."""
+        """Delete, within a transaction, what was not heard of since; call it after ``note``.
+
+        Its nodes stay as long as minutes or hours are found by them.
+        """
         gone = self._writer.execute("DELETE FROM streams WHERE heard_s < ? RETURNING id", (oldest_s,)).fetchall()
         if gone:
-            self._writer.execute("DELETE FROM nodes WHERE id NOT IN (SELECT node_id FROM streams)")
             ids = {id_ for (id_,) in gone}
             for name in [name for name, stream in self._cache.items() if stream.id in ids]:
                 self._cache.pop(name).forgotten = True

@@ -1,29 +1,89 @@
-"""What systemd is told: that the server serves. Touches: the notification socket.
+"""What systemd is told: that the server serves, that its event loop lives, that it ends. Touches: its socket.
 
-Protocol: sd_notify(3), lines of KEY=value in one datagram.
+Protocol: sd_notify(3) and sd_watchdog_enabled(3): lines of KEY=value in one datagram.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+
+ALIVE_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late
+ADDRESS_BYTES_MAX = 107  # the kernel's limit for a path; an abstract name's leading NUL counts
 
 _log = logging.getLogger(__name__)
 
 
-def say_ready(environ: Mapping[str, str]) -> None:
-    """Have whoever started the service know that it serves, if a manager waits for that (NOTIFY_SOCKET).
+class ServiceManager:
+    """Speaks when a manager listens (NOTIFY_SOCKET); never waits for it, and never fails for it.
 
-    Never waits and never fails: a manager that cannot be told is logged.
+    What a busy manager did not take is said again at the next ``alive``; one that cannot be told is logged once.
     """
-    address = environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return
-    name = os.fsencode(address)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end:
-            end.sendto(b"READY=1", b"\0" + name[1:] if address.startswith("@") else name)
-    except OSError as error:
-        _log.warning("the service manager cannot be told that the server serves", extra={"error": str(error)})
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        monotonic_s: Callable[[], float] = time.monotonic,
+        pid: int | None = None,
+    ) -> None:
+        """``pid`` is this process's; the watchdog's deadline may be meant for another (WATCHDOG_PID)."""
+        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
+        self._every_s = ALIVE_RATIO * _watchdog_s(environ, os.getpid() if pid is None else pid)
+        self._monotonic_s = monotonic_s
+        self._alive_s = monotonic_s()
+        self._untold: tuple[str, ...] = ()
+        self._said = False
+
+    def serving(self, url: str) -> None:
+        """Requests are answered from now on: a start that was waited for has ended."""
+        self._say("READY=1", f"STATUS=serving {url}")
+
+    def alive(self) -> None:
+        """The event loop lives: told three times within the watchdog's deadline. Costs nothing where none is due."""
+        if self._untold:
+            self._say(*self._untold)
+        now_s = self._monotonic_s()
+        if now_s - self._alive_s >= self._every_s and self._tell("WATCHDOG=1"):
+            self._alive_s = now_s
+
+    def stopping(self) -> None:
+        """The server was asked to end, and ends what is under way first."""
+        self._say("STOPPING=1", "STATUS=stopping")
+
+    def _say(self, *lines: str) -> None:
+        self._untold = () if self._tell(*lines) else lines
+
+    def _tell(self, *lines: str) -> bool:
+        """Return False where the manager is busy, and it is worth another attempt."""
+        if not self._address:
+            return True
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end:
+                end.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                _log.warning("the service manager cannot be told that the server serves", extra={"error": str(error)})
+        return True
+
+
+def _address(text: str) -> bytes:
+    """Return the socket's address, empty where there is none that we can speak to: a path, or "@" and a name."""
+    address = os.fsencode(text)
+    if not text.startswith(("/", "@")) or len(address) > ADDRESS_BYTES_MAX:
+        return b""
+    return b"\0" + address[1:] if text.startswith("@") else address
+
+
+def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
+    """Return the manager's deadline between two signs of life; infinite where there is none for this process."""
+    text, meant_for = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 20) or meant_for not in ("", str(pid)):
+        return math.inf
+    return int(text) / 1e6 or math.inf

@@ -21,6 +21,7 @@ from eagle_eye.server.store import (
     GPUS,
     INCIDENTS,
     JOBS,
+    LAST_CODES,
     MEMBERSHIPS,
     NODE_CHECKS,
     NODES,
@@ -54,6 +55,7 @@ def write(writer: sqlite3.Connection, change: Change) -> None:
     _put(writer, GPUS, change.gpus, announce=False)
     _put(writer, DRIVER_ERRORS, change.driver_errors, announce=False)
     _put(writer, TICKETS, change.tickets, announce=False)
+    _put(writer, LAST_CODES, change.last_codes, announce=False)
     if change.events:
         _announce(writer, change.events)
     writer.executemany("INSERT INTO audit (record) VALUES (?)", [(_encode(entry),) for entry in change.audit])

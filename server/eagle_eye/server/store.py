@@ -23,6 +23,7 @@ from eagle_eye.server.records import (
     SubscriptionHealth,
     Token,
 )
+from eagle_eye.server.remote_write.records import LastCodes
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 Filters = Mapping[str, str | Sequence[str]]  # by name; of several values of a column any one
@@ -78,6 +79,7 @@ MEMBERSHIPS = Kind("memberships", Membership, "id", ("job", "started_s"))
 GPUS = Kind("gpus", Gpu, "uuid", ("node", "seen_s", "moved"), (("seat", "$.moves[*].node"),))
 DRIVER_ERRORS = Kind("driver_errors", DriverError, "id", ("node", "uuid", "last_s"))
 TICKETS = Kind("tickets", Ticket, "id", ("node", "opened_s"))
+LAST_CODES = Kind("last_codes", LastCodes, "node", ())
 
 KINDS = (
     INCIDENTS,
@@ -96,6 +98,7 @@ KINDS = (
     GPUS,
     DRIVER_ERRORS,
     TICKETS,
+    LAST_CODES,
 )
 
 
@@ -124,6 +127,7 @@ class Change:
     gpus: tuple[Gpu, ...] = ()
     driver_errors: tuple[DriverError, ...] = ()
     tickets: tuple[Ticket, ...] = ()
+    last_codes: tuple[LastCodes, ...] = ()
 
     @property
     def empty(self) -> bool:

@@ -120,6 +120,11 @@ CREATE TRIGGER token_changed AFTER UPDATE ON tokens BEGIN UPDATE token_changes S
 CREATE TRIGGER token_deleted AFTER DELETE ON tokens BEGIN UPDATE token_changes SET total = total + 1; END;
 """
 
+_LAST_CODES = """
+CREATE TABLE last_codes (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, node TEXT NOT NULL UNIQUE, record TEXT NOT NULL);
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _RECORDS + _TRAILS,
     _TOKENS_BY_NODE,
@@ -129,4 +134,5 @@ MIGRATIONS: tuple[str, ...] = (
     _ACCOUNTS,
     _INCIDENT_STATES,
     _CHANGES_OF_TOKENS,
+    _LAST_CODES,
 )

@@ -33,7 +33,7 @@ from eagle_eye.server.watch_intake import Intake
 from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
 
 SLICE_S = 0.02  # how long a look at jobs may keep the event loop at a time
-REST_RATIO = 6.0  # after a look, of the time it took: of a core, looks take a seventh, and agents get the rest
+REST_RATIO = 6.0  # after a look, of what judging took: of a core it takes a seventh, and agents get the rest
 REST_TICKS_MAX = 2.0  # but judging waits for no more than this
 GAP_TICKS = 4.0  # a pause of the loop longer than this many ticks was time in which nobody watched
 GAP_FLOOR_S = 2.0
@@ -126,11 +126,11 @@ class Watch:
             began_s = slice_s = self._clock.monotonic_s()
             busy_s = 0.0
             try:
-                for _ in self._looking(self._clock.now_s()):
+                for judging in self._looking(self._clock.now_s()):
                     # Agents wait for their answers meanwhile.
                     took_s = self._clock.monotonic_s() - slice_s
                     if took_s >= SLICE_S:
-                        busy_s += took_s
+                        busy_s += took_s if judging else 0.0
                         await asyncio.sleep(0)
                         slice_s = self._clock.monotonic_s()
                 now_s = self._clock.monotonic_s()
@@ -146,17 +146,22 @@ class Watch:
         for _ in self._looking(now_s):
             pass
 
-    def _looking(self, now_s: float) -> Iterator[None]:
-        """Judge once and write down what follows, a part before each time this yields."""
+    def _looking(self, now_s: float) -> Iterator[bool]:
+        """Judge once and write down what follows, a part before each time this yields.
+
+        It yields False while it shows the engine what came, which takes as long in all however often: what waits for
+        longer is much at a time, and agents wait for that.
+        """
         self._notice_gap(now_s)
         self._read_history(now_s)
         judgements: list[Judgement] = []
         self._intake.hold()
         try:
-            yield from self._intake.taking_in()
+            for _ in self._intake.taking_in():
+                yield False
             for judgement in self._engine.judging(now_s):
                 judgements.append(judgement)
-                yield
+                yield True
         finally:
             self._intake.release()
         self._judged = {judgement.job: judgement for judgement in judgements}

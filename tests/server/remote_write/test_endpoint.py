@@ -12,10 +12,10 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.auth import mint
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.errors import HistoryUnavailable
+from eagle_eye.server.errors import HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.records import Job
 from eagle_eye.server.records import Scope as TokenScope
-from eagle_eye.server.store import Change
+from eagle_eye.server.store import DRIVER_ERRORS, LAST_CODES, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, running
 from tests.server.remote_write.requests import V1_HEADERS, V2_HEADERS, Written, field, series, snappy, v1, v2, varint
 
@@ -234,13 +234,77 @@ def test_a_job_counts_however_many_are_newer(server: Running, monkeypatch: pytes
     assert [one.job for one in history(server)] == ["job0"]
 
 
+def scraped(time_s: float, code: float) -> tuple[Written, Written]:
+    """Return what a scrape of n1's dcgm-exporter has: a temperature, and the last XID."""
+    return temperature(50.0, time_s), series("DCGM_FI_DEV_XID_ERRORS", code, time_s, gpu="0", Hostname="n1")
+
+
+def xids(server: Running) -> list[tuple[float, object]]:
+    """Return the XIDs of the history: seconds since NOW, and codes."""
+    return [(event.time_s - NOW, event.attributes["code"]) for one in history(server) for event in one.events]
+
+
+def test_an_xid_of_while_the_server_was_down_is_told_of_once_and_an_old_one_is_not(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    told = []
+    for at, codes in ((0.0, [31.0]), (15.0, [79.0]), (30.0, [79.0, 0.0, 79.0])):
+        with running(tmp_path, clock) as server:
+            for place, code in enumerate(codes):
+                clock.time_s = NOW + at + 15.0 * place
+                assert write(server, *scraped(clock.time_s, code)).status_code == 204
+            told = xids(server)
+    assert told == [(15.0, 79), (60.0, 79)]
+
+
+def test_a_code_is_not_remembered_before_the_event_that_tells_of_it_is_durable(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, clock) as server:
+        write(server, *scraped(NOW, 0.0))
+
+        def full(_batch: object) -> None:
+            raise HistoryUnavailable("the disk is full")
+
+        monkeypatch.setattr(server.front.services.history, "submit", full)
+        assert write(server, *scraped(NOW + 15, 79.0)).status_code == 503
+    with running(tmp_path, clock) as server:
+        assert write(server, *scraped(NOW + 15, 79.0)).status_code == 204
+        assert xids(server) == [(15.0, 79)]
+
+
+def test_codes_that_could_not_be_written_down_are_with_the_next_samples(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, clock) as server:
+        store = server.front.services.store
+
+        def commit(change: Change) -> None:
+            if change.last_codes and not failed:
+                failed.append(change)
+                raise StoreUnavailable("the disk is full")
+            kept(change)
+
+        failed: list[Change] = []
+        kept = store.commit
+        monkeypatch.setattr(store, "commit", commit)
+        assert write(server, *scraped(NOW, 0.0)).status_code == 204
+        assert store.all(LAST_CODES) == []
+        assert server.metric("internal_errors_total", place="last codes") == 1
+        write(server, *scraped(NOW + 15, 0.0))
+        assert [one.devices[0].code for one in store.all(LAST_CODES)] == [0.0]
+
+
+def test_an_xid_counts_in_its_nodes_past(server: Running, clock: FakeClock) -> None:
+    write(server, *scraped(NOW, 0.0), *scraped(NOW + 15, 79.0))
+    server.front.services.bookkeeper.look([], clock.now_s())
+    (error,) = server.front.services.store.all(DRIVER_ERRORS)
+    assert (error.node, error.device, error.code, error.count) == ("n1", 0, 79, 1)
+
+
 def test_samples_of_an_outage_are_kept_and_are_no_news_but_for_what_stays_true(
     server: Running, clock: FakeClock
 ) -> None:
-    def scraped(time_s: float, code: float) -> tuple[Written, Written]:
-        xid = series("DCGM_FI_DEV_XID_ERRORS", code, time_s, gpu="0", Hostname="n1")
-        return temperature(50.0, time_s), xid
-
     for at in (0.0, 15.0, 30.0):
         clock.time_s = NOW + at
         write(server, *scraped(NOW + at, 0.0))

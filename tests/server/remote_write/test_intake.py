@@ -12,6 +12,7 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.config import RemoteWriteSettings
 from eagle_eye.server.remote_write import mapping, wire
 from eagle_eye.server.remote_write.intake import FORGET_S, Intake, Refused, Taken
+from eagle_eye.server.remote_write.records import Watched
 from tests.server.remote_write.requests import STALE, Written, series, v1
 
 T = 1_700_000_000.0
@@ -25,10 +26,12 @@ NODES_MAX = 3
 class Site:
     """An intake and what it made of samples: the values of all rows, as they came to be known."""
 
-    def __init__(self, series_max: int = 1_000, interval_s: float | None = 15.0) -> None:
-        self.intake = Intake(
-            TABLE, SETTINGS.node_labels, SETTINGS.job_labels, series_max, NODES_MAX, lambda _node: interval_s
-        )
+    def __init__(
+        self, series_max: int = 1_000, interval_s: float | None = 15.0, watched: dict[int, Watched] | None = None
+    ) -> None:
+        labels = (SETTINGS.node_labels, SETTINGS.job_labels)
+        remembered = watched or {}
+        self.intake = Intake(TABLE, *labels, series_max, NODES_MAX, lambda _node: interval_s, lambda _node: remembered)
         self.refused: dict[str, Refused] = {}
         self.values: dict[tuple[str, int | str, str, float], float] = {}
         self.events: list[tuple[str, int, float, object]] = []
@@ -274,6 +277,21 @@ def test_an_xid_that_stood_there_at_first_sight_is_no_news() -> None:
     assert xids(Site(), [(0, 79), (15, 79)]) == []
 
 
+@pytest.mark.parametrize(("code", "told"), [(31.0, 0), (0.0, 0), (79.0, 1)], ids=["the same", "none", "another"])
+def test_an_xid_at_first_sight_is_news_where_another_is_remembered(code: float, told: int) -> None:
+    site = Site(watched={0: Watched(T - 1_000.0, T - 900.0, 31.0)})
+    assert len(xids(site, [(0, code), (15, code)])) == told
+
+
+def test_samples_of_before_a_remembered_xid_that_come_again_are_no_news() -> None:
+    site = Site(watched={0: Watched(T - 1_000.0, T + 15.0, 79.0)})
+    assert xids(site, [(0, 0), (15, 79), (30, 79)]) == []
+
+
+def test_an_xid_of_a_gauge_that_appears_is_news_where_the_gpu_is_remembered_without() -> None:
+    assert len(xids(Site(watched={0: Watched(T - 1_000.0)}), [(0, 31)])) == 1
+
+
 def test_an_xid_that_describes_itself_by_labels_is_told_once() -> None:
     site = Site()
     xids(site, [(0, 0)], err_code="0")
@@ -308,6 +326,16 @@ def test_what_could_not_be_kept_is_taken_again_with_its_events() -> None:
     assert site.send(*again).left_out == {}
     assert site.row("gpu_temperature_celsius", key=0)[-1] == (15.0, 51.0)
     assert site.events == [("xid", 0, 15.0, 79)]
+
+
+def test_whether_an_exporter_that_is_no_node_answers_is_left_out_and_refused_to_nobody() -> None:
+    site = Site()
+    site.refused = {name: Refused("node", "the token speaks for others", True) for name in ("10.0.0.1", "n9")}
+    up = series("up", 1.0, T, instance="10.0.0.1:9400", job="dcgm")
+    for _ in range(2):
+        taken = site.send(dcgm("DEV_GPU_TEMP", 50.0), up)
+        assert (taken.refused, taken.left_out["unmapped"]) == ({}, 1)
+    assert site.send(dcgm("DEV_GPU_TEMP", 50.0, Hostname="n9")).refused == {"node": 1}
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from eagle_eye.schema.frame import Frame
 from eagle_eye.server.remote_write import mapping
 from eagle_eye.server.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.remote_write.intake import Intake
 from eagle_eye.server.remote_write.keeper import Keeper, known_interval_s
+from eagle_eye.server.remote_write.last_codes import CodeMemory
 from eagle_eye.server.remote_write.membership import Membership
 from eagle_eye.server.services import Services
 
@@ -16,7 +18,14 @@ def build(services: Services, found: Callable[[str], Awaitable[None]]) -> Remote
     """Return the endpoint; ``found(node)`` is awaited for each node that was never heard of."""
     settings, fleet = services.config.remote_write, services.fleet
     table = mapping.load()
+
+    def observe(frame: Frame, received_s: float, offset_s: float) -> None:
+        services.watcher.observe(frame, received_s, offset_s)
+        if frame.events:
+            services.bookkeeper.note(frame.node, frame.events)
+
     membership = Membership(services.store, services.clock)
+    codes = CodeMemory(services.store, services.telemetry.failures.labels("last codes").inc)
     return RemoteWrite(
         settings,
         services.config.ingest,
@@ -29,15 +38,17 @@ def build(services: Services, found: Callable[[str], Awaitable[None]]) -> Remote
             settings.series_max,
             services.config.ingest.nodes_max,
             lambda node: known_interval_s(fleet.last(node)),
+            codes.of,
         ),
         Keeper(
             services.history,
             fleet,
             services.telemetry,
             services.clock,
-            services.watcher.observe,
+            observe,
             found,
             membership.job_of,
+            codes,
         ),
         membership,
         table.wanted,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from eagle_eye.schema.frame import TIME_S_MAX, is_name
 from eagle_eye.server.remote_write.cells import Member
 from eagle_eye.server.remote_write.mapping import TARGET_UP, EventRule, Row, Rule, Table, row_of
+from eagle_eye.server.remote_write.records import Watched
 from eagle_eye.server.remote_write.rows import Moment, NodeRows
 from eagle_eye.server.remote_write.wire import Malformed, Sample, Series, labels
 
@@ -71,7 +72,8 @@ class _Known(NamedTuple):
 class Intake:
     """All series and nodes of which samples came lately.
 
-    ``interval_s`` of a node is what is known of its pace from before the server's start, None: nothing.
+    ``interval_s`` of a node is what is known of its pace from before the server's start, None: nothing; ``watched``
+    what is remembered of its devices.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Intake:
         series_max: int,
         nodes_max: int,
         interval_s: Callable[[str], float | None],
+        watched: Callable[[str], Mapping[int, Watched]],
     ) -> None:
         self._table = table
         self._node_labels = node_labels
@@ -89,6 +92,7 @@ class Intake:
         self._series_max = series_max
         self._nodes_max = nodes_max
         self._interval_s = interval_s
+        self._watched = watched
         self._nodes: dict[str, NodeRows] = {}
         self._series: dict[bytes, _Known] = {}
         self._older: dict[bytes, _Known] = {}
@@ -117,7 +121,7 @@ class Intake:
             except Malformed as error:
                 taken.refuse(error.reason, len(one.samples), f"a series of {one.name}: {error}")
                 continue
-            no = asked(known.name) if known.name else None
+            no = asked(known.name) if known.name and (known.node is not None or not known.target) else None
             if no is not None and no.sender:
                 taken.refuse(no.reason, len(one.samples), no.detail)
             elif no is not None or known.node is None:
@@ -224,12 +228,13 @@ class Intake:
         job = next((found[label] for label in self._job_labels if found.get(label)), None)
         if job is not None and not is_name(job):
             raise Malformed("job", f"the label's value {job[:80]!r} is no name of a job")
-        if asked(name) is not None:
-            return _Known(None, name)
         if one.name == TARGET_UP:
-            # Named by the scrape alone: it must not make a node of an exporter that is none of ours.
+            # Named by the scrape alone: it must not make a node of an exporter that is none of ours, and as long as it
+            # says nothing of a node nobody has to be allowed to send it.
             target = f"{found.get('job', '')} {found.get('instance', '')}"
             return _Known(self._nodes.get(name), name, target=target, reason="unmapped")
+        if asked(name) is not None:
+            return _Known(None, name)
         event = self._table.events.get(one.name)
         if event is None:
             return self._measuring(one.name, name, job, found)
@@ -265,7 +270,9 @@ class Intake:
         if found is None:
             if len(self._nodes) >= self._nodes_max:
                 raise Malformed("too_many_nodes", f"{self._nodes_max} nodes are known, the most (ingest.nodes_max)")
-            found = self._nodes[name] = NodeRows(name, interval_s=self._interval_s(name))
+            found = self._nodes[name] = NodeRows(
+                name, interval_s=self._interval_s(name), watched=dict(self._watched(name))
+            )
         return found
 
     def _turn(self, now_s: float) -> None:

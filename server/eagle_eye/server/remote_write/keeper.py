@@ -19,6 +19,8 @@ from eagle_eye.server.errors import HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.fleet import Fleet, Heard
 from eagle_eye.server.frame_rules import belated
 from eagle_eye.server.history import Appended, Batch, Entry, History
+from eagle_eye.server.remote_write.last_codes import CodeMemory
+from eagle_eye.server.remote_write.records import Watched
 from eagle_eye.server.remote_write.rows import INTERVAL_UNKNOWN_S, Moment, NodeRows
 from eagle_eye.server.telemetry import Telemetry
 
@@ -48,6 +50,7 @@ class Keeper:
         observe: Callable[[Frame, float, float], None],
         found: Callable[[str], Awaitable[None]],
         job_of: Callable[[str], str | None],
+        codes: CodeMemory,
     ) -> None:
         self._history = history
         self._fleet = fleet
@@ -56,6 +59,7 @@ class Keeper:
         self._observe = observe
         self._found = found
         self._job_of = job_of
+        self._codes = codes
         self._stream = f"remote-write-{secrets.token_hex(8)}"
         self._sequences: dict[str, int] = {}
         self._gathered: dict[Moment, None] = {}
@@ -90,16 +94,19 @@ class Keeper:
         received_s = self._clock.now_s()
         moments.sort(key=lambda moment: moment.time_s)
         frames: list[Frame] = []
-        versions: list[tuple[int, int]] = []
+        versions: list[tuple[int, int, dict[int, Watched]]] = []
         for moment in moments:
             if len(frames) % FRAMES_AT_ONCE == FRAMES_AT_ONCE - 1:
                 await asyncio.sleep(0)  # the event loop answers others meanwhile
             frames.append(self._frame(moment, received_s))
-            versions.append((moment.version, len(moment.events)))
+            versions.append((moment.version, len(moment.events), dict(moment.watched)))
         await self._submit(frames, received_s)
-        for moment, (version, events) in zip(moments, versions, strict=True):
+        for moment, (version, events, watched) in zip(moments, versions, strict=True):
             moment.kept = version
             del moment.events[:events]
+            self._codes.take(moment.node.name, watched)
+            moment.watched = {device: now for device, now in moment.watched.items() if watched.get(device) is not now}
+        await self._codes.keep()
         self._telemetry.frames.inc(len(frames))
         for moment, frame in zip(moments, frames, strict=True):
             await self._show(moment.node, frame, received_s)

@@ -13,6 +13,7 @@ from eagle_eye.schema.frame import Block, block
 from eagle_eye.schema.metrics import Kind, Scope
 from eagle_eye.server.remote_write.cells import Cell
 from eagle_eye.server.remote_write.mapping import Row, Rule
+from eagle_eye.server.remote_write.records import Watched
 
 # Moments kept open: the rest of a scrape follows within seconds, and a node has two exporters, perhaps scraped twice.
 MOMENTS_OPEN = 6
@@ -34,13 +35,17 @@ TEXT_CHARS_MAX = 200  # of an event's description
 
 @dataclass(slots=True, eq=False)
 class Moment:
-    """What is known of a node at one moment. ``version`` counts changes, ``kept`` is the last that is durable."""
+    """What is known of a node at one moment. ``version`` counts changes, ``kept`` is the last that is durable.
+
+    ``watched`` are the devices of which it has changed what is remembered.
+    """
 
     node: NodeRows
     time_s: float
     job: str | None
     values: dict[Scope, dict[int | str, dict[str, float]]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    watched: dict[int, Watched] = field(default_factory=dict)
     version: int = 0
     kept: int = 0
 
@@ -57,19 +62,19 @@ class Moment:
 
 @dataclass(slots=True, eq=False)
 class NodeRows:
-    """One node; ``interval_s`` None: its pace is not known yet."""
+    """One node; ``interval_s`` None: its pace is not known yet. ``watched`` are its devices, by what came before."""
 
     name: str
     touched_s: float = -math.inf  # by the server's clock
     interval_s: float | None = None
+    watched: dict[int, Watched] = field(default_factory=dict)
     targets: dict[str, bool] = field(default_factory=dict)  # what Prometheus scrapes there, and whether it answers
     _cells: dict[tuple[Scope, int | str, str], Cell] = field(default_factory=dict)
     _links: Counter[str] = field(default_factory=Counter)  # how many links have a cell of each metric
     _moments: dict[tuple[float, str | None], Moment] = field(default_factory=dict)
     _newest_s: dict[Scope, float] = field(default_factory=dict)
     _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
-    _devices_since_s: dict[int | str, float] = field(default_factory=dict)
-    _codes: dict[int | str, tuple[float, float]] = field(default_factory=dict)  # time and code of the last XID
+    _codes_s: dict[int, float] = field(default_factory=dict)  # when the newest code of each device was told
     _job: tuple[float, str] | None = None
     lost: int = 0  # moments that were let go before they were durable
 
@@ -92,8 +97,8 @@ class NodeRows:
     def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float) -> Moment:
         """Put a value into a row of a moment and return the moment."""
         found = self._open(row.scope, time_s, job)
-        if row.scope is Scope.DEVICE:
-            self._devices_since_s.setdefault(row.key, time_s)
+        if row.scope is Scope.DEVICE and row.key not in self.watched:
+            self._watch(found, int(row.key), Watched(time_s))
         found.values.setdefault(row.scope, {}).setdefault(row.key, {})[metric] = value
         found.version += 1
         return found
@@ -101,23 +106,28 @@ class NodeRows:
     def note_code(
         self, kind: str, device: int, time_s: float, job: str | None, code: float, text: str
     ) -> Moment | None:
-        """Take the code of a device's last error; return the moment that tells of it where it is news."""
-        before = self._codes.get(device)
-        if before is not None and time_s <= before[0]:
+        """Take the code of a device's last error; return the moment that has to be kept for it, None: nothing changed.
+
+        It tells of the code where that is news.
+        """
+        before = self.watched.get(device, Watched(time_s))
+        if time_s <= self._codes_s.get(device, -math.inf if before.time_s is None else before.time_s):
             return None
-        self._codes[device] = (time_s, code)
-        if before is not None:
-            news = code != before[1]
+        self._codes_s[device] = time_s
+        if code == before.code:
+            return None
+        if before.code is not None:
+            news = True
         else:
-            watched_s = time_s - self._devices_since_s.get(device, time_s)
+            watched_s = time_s - before.since_s
             news = watched_s >= max(XID_WATCHED_S, XID_WATCHED_INTERVALS * (self.interval_s or INTERVAL_UNKNOWN_S))
-        if code == 0.0 or not news:
-            return None
         found = self._open(Scope.DEVICE, time_s, job)
-        attributes: dict[str, object] = {"code": int(code)}
-        if text:
-            attributes["text"] = text[:TEXT_CHARS_MAX]
-        found.events.append(Event(time_s, kind, device, attributes))
+        self._watch(found, device, Watched(before.since_s, time_s, code))
+        if code != 0.0 and news:
+            attributes: dict[str, object] = {"code": int(code)}
+            if text:
+                attributes["text"] = text[:TEXT_CHARS_MAX]
+            found.events.append(Event(time_s, kind, device, attributes))
         found.version += 1
         return found
 
@@ -133,6 +143,9 @@ class NodeRows:
     def labelled_job(self, now_s: float) -> str | None:
         """Return the job that labels of late name for the node."""
         return self._job[1] if self._job is not None and now_s - self._job[0] <= JOB_FRESH_S else None
+
+    def _watch(self, moment: Moment, device: int, now: Watched) -> None:
+        self.watched[device] = moment.watched[device] = now
 
     def _open(self, scope: Scope, time_s: float, job: str | None) -> Moment:
         newest_s = self._newest_s.get(scope)

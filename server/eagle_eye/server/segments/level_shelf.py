@@ -145,6 +145,7 @@ class LevelShelf:
                 if len(gone) < RETIRE_BATCH:
                     break
             self._retain_aside(level, now_s)
+        self._journal.change(table.forget_nodes).result()
         self.measure()
 
     def set_aside(self, level: Level, name: str, reason: str) -> bool:

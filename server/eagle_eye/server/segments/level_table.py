@@ -92,6 +92,20 @@ def note_gone(writer: sqlite3.Connection, level: Level, shard: int, id_: int, fi
     return marked.rowcount > 0
 
 
+def forget_nodes(writer: sqlite3.Connection) -> None:
+    """Delete the nodes of which the journal has no stream and no level anything, nor of the others of their group.
+
+    Until then a node's row says in which group's segments its past is, and gives it that group again if it comes back.
+    """
+    levels = " AND ".join(
+        f"NOT EXISTS (SELECT 1 FROM downsampled WHERE level = '{level.name}' AND shard = nodes.shard)"  # noqa: S608
+        for level in LEVELS
+    )
+    writer.execute(
+        f"DELETE FROM nodes WHERE NOT EXISTS (SELECT 1 FROM streams WHERE node_id = nodes.id) AND {levels}"  # noqa: S608
+    )
+
+
 def raw_sources(reader: sqlite3.Connection, shard: int, start_s: float, end_s: float) -> list[tuple[int, str]]:
     """Return id and name of the group's raw segments that may hold frames of the range, the oldest id first."""
     rows = reader.execute(

@@ -28,7 +28,9 @@ class Importer:
 
     def __init__(self, table: Table, wanted: Wanted) -> None:
         # Moments are taken one by one, each whole: whatever is open is complete, and nothing has to wait.
-        self._intake = Intake(table, wanted.node_labels, wanted.job_labels, SERIES_MAX, SERIES_MAX, lambda _node: None)
+        self._intake = Intake(
+            table, wanted.node_labels, wanted.job_labels, SERIES_MAX, SERIES_MAX, lambda _node: None, lambda _node: {}
+        )
         self._job = wanted.job
         self._only_job = wanted.by_label
         self._sequence = 0

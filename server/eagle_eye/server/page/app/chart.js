@@ -21,6 +21,7 @@ import { local } from "./times.js";
 const COLOURS = ["--ink", "--quiet", "--line", "--accent", "--good", "--bad", "--warn", "--note", "--idle", "--panel"];
 const ROWS = 40; // of the table of numbers
 const AXIS_PX = 60;
+const DECIMALS_MAX = 6;
 const COUNTED = new Set(["steps", "collectives", "errors", "tokens/s", "bool", "1"]); // the title says of what
 
 /** Unix seconds of a moment as the API has it. @param {string | number} at */
@@ -240,12 +241,22 @@ function options(props, latest, inks, width, setAt) {
   };
 }
 
+/** How many decimals tell a gap between ticks exactly. @param {number} gap */
+function decimals(gap) {
+  const off = (/** @type {number} */ at) => Math.abs(gap * 10 ** at - Math.round(gap * 10 ** at));
+  let digits = 0;
+  while (digits < DECIMALS_MAX && off(digits) > 1e-6 * gap * 10 ** digits) digits += 1;
+  return digits;
+}
+
 /** What an axis says: as few digits as tell its ticks apart. @param {number[]} splits @param {string} unit */
 function ticks(splits, unit) {
   const texts = splits.map((value) => (COUNTED.has(unit) ? figure(value) : measured(value, unit)));
-  if (new Set(texts).size === texts.length) return texts;
   const gap = Math.abs((splits[1] ?? 1) - (splits[0] ?? 0)) * (unit === "ratio" ? 100 : 1);
-  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(gap || 1))));
+  const digits = decimals(gap);
+  // Rounded to three digits, ticks 0.025 apart would seem now 0.02 apart and now 0.03.
+  const cut = digits > 2 && digits < DECIMALS_MAX && texts.every((text, at) => text === figure(splits[at]));
+  if (!cut && new Set(texts).size === texts.length) return texts;
   const style = { minimumFractionDigits: digits, maximumFractionDigits: digits };
   return splits.map((value) => (unit === "ratio" ? `${(value * 100).toLocaleString("en-US", style)}%` : value.toLocaleString("en-US", style)));
 }

@@ -41,9 +41,11 @@ export function measured(value, unit) {
     const [scale, letter] = SCALES.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
     return `${digits(value / scale)} ${letter}${short}`;
   }
+  if (COUNTABLE.has(short) && value === 1) return `1 ${short.slice(0, -1)}`;
   return short ? `${figure(value)} ${short}` : figure(value);
 }
 
+const COUNTABLE = new Set(["collectives", "errors", "ranks", "steps"]);
 const PREFIXED = new Set(["Hz", "B", "B/s"]);
 /** @type {Record<string, string>} */
 const UNITS = {
@@ -61,14 +63,14 @@ const UNITS = {
 export const percent = (share, decimals = 0) =>
   share === null || share === undefined ? "–" : `${(share * 100).toFixed(decimals)}%`;
 
-/** 41 → "41 s", 0.25 → "0.25 s", 312 → "5 min 12 s", 7500 → "2 h 5 min", 200000 → "2 d 7 h".
+/** 41 → "41 s", 0.25 → "250 ms", 312 → "5 min 12 s", 7500 → "2 h 5 min", 200000 → "2 d 7 h".
  * @param {number | null | undefined} seconds @returns {string} */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   if (seconds < 0) return `-${duration(-seconds)}`;
   if (seconds === 0) return "0 s";
   if (seconds < 0.001) return `${digits(seconds * 1e6)} µs`;
-  if (seconds < 0.1) return `${digits(seconds * 1000)} ms`;
+  if (seconds < 1) return `${digits(seconds * 1000)} ms`;
   if (seconds < 10) return `${digits(seconds)} s`;
   const whole = Math.round(seconds);
   if (whole < 60) return `${whole} s`;

@@ -23,7 +23,12 @@ export function ThemeButton() {
     dispatchEvent(new Event("themechange"));
     setTheme(next);
   };
-  return h("button", { type: "button", class: "small plain theme", onClick: turn, title: "Light, dark, or as the system says" }, `Theme: ${theme}`);
+  return h(
+    "button",
+    { type: "button", class: "small plain theme", onClick: turn, title: "Light, dark, or as the system says", "aria-label": `Theme: ${theme}` },
+    h("span", null, "Theme: "),
+    theme,
+  );
 }
 
 /**

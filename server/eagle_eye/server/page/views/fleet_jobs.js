@@ -93,7 +93,7 @@ function Progress({ job }) {
     return h("span", { class: "quiet" }, said);
   }
   const late = job.loss?.kind === "stopped" || job.loss?.kind === "unexplained";
-  return h("span", { class: late ? "bad-ink strong" : "" }, h(Ago, { at: job.progressed }));
+  return h("span", { class: `nowrap ${late ? "bad-ink strong" : ""}` }, h(Ago, { at: job.progressed }));
 }
 
 /** @param {{job: FleetJob}} props */

@@ -73,7 +73,7 @@ function Place({ place }) {
       facts: [
         ["Rack", place.rack ?? UNKNOWN],
         ["Switch", place.switch ?? UNKNOWN],
-        [place.device === null ? "GPUs" : "GPU", cards.length ? h("ul", { class: "cards" }, cards) : [place.device === null ? "" : `device ${place.device}; `, UNKNOWN]],
+        [place.device === null ? "GPUs" : "GPU", cards.length ? h("ul", { class: "cards" }, cards) : [place.device === null ? "" : `device ${place.device}, `, h("span", { class: "quiet" }, "UUID not known")]],
         ["Other jobs", place.other_jobs.length ? place.other_jobs.map((job) => h("div", { key: job }, h(JobLink, { name: job }))) : "none that anybody told of"],
         ["Last heard", h(Ago, { at: place.heard, none: "not since the server started" })],
       ],

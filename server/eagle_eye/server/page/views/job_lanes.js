@@ -3,7 +3,7 @@
 import { h } from "preact";
 import { useMemo, useRef } from "preact/hooks";
 import { seconds, timeAxis, usePlot } from "../app/chart.js";
-import { counted, few, words } from "../app/format.js";
+import { count, counted, few, words } from "../app/format.js";
 import { Badge, Empty, NodeLink } from "../app/parts.js";
 import { link } from "../app/router.js";
 import { Table } from "../app/table.js";
@@ -59,7 +59,7 @@ function said(timeline) {
   const accused = timeline.rows.filter((row) => row.incidents.length && row.size === 1).map((row) => row.label);
   const ended = timeline.attempts.filter((one) => one.ended).length;
   return [
-    `${counted(timeline.attempts.length, "attempt")} on ${counted(timeline.nodes, "node")}, ${ended} of them over.`,
+    `${counted(timeline.attempts.length, "attempt")}, ${ended ? count(ended) : "none"} of them over, on ${counted(timeline.nodes, "node")}.`,
     accused.length ? `Incidents concern ${few(accused, 6)}.` : "No incident concerns a single node.",
   ].join(" ");
 }
@@ -98,7 +98,7 @@ function options(latest, inks, width) {
   return {
     width: Math.max(width, 120),
     height: rows.length * ROW_PX + OVER_PX,
-    padding: [18, 10, 0, 0],
+    padding: [18, 26, 0, 0], // half of the last moment on the axis
     legend: { show: false },
     scales: {
       x: { time: true, range: () => [seconds(latest.current.start), seconds(latest.current.end)] },
