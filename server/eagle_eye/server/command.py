@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return trial.run(config.job_sources)
     # Until the server can do something about it, a wish for a reload is no reason to end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    faulthandler.enable()  # a service manager that finds us hung ends us with SIGABRT: its journal shows where
+    faulthandler.enable(2)  # a service manager that finds us hung ends us with SIGABRT: its journal shows where
     raise_file_limit()
     logs.configure(config.log)
     try:

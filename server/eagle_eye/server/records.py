@@ -67,7 +67,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     out to be this one, ``families`` theirs; ``merged_into`` the one that this turned out to be, ``split_from`` the one
     that it was taken for, each "" for none. ``escalation`` says why people have to look at it, "" while they need not,
     and ``escalated_s`` since when. ``told_times`` is when subscribers heard of changes of late, ``untold`` whether one
-    was kept from them.
+    was kept from them. ``accused`` are the nodes that it has named, the latest last.
     """
 
     id: str
@@ -109,6 +109,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     escalation: str = ""
     escalated_s: float | None = None
     told_times: list[float] = []
+    accused: list[str] = []
     untold: bool = False
 
 

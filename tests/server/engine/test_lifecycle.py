@@ -289,3 +289,13 @@ def test_whatever_comes_and_goes_there_is_no_storm(claims: list[Verdict], patter
     # Of one cause: it opens, comes back reopens_max times in a window, its story changes UPDATES_MAX times.
     of_each = (hours + 1) * (2 * (POLICY.reopens_max + 1) + UPDATES_MAX + 6)
     assert len(case.events) <= of_each * max(len(causes), 1)
+
+
+def test_what_names_one_node_and_then_another_comes_back_with_either() -> None:
+    case = Case()
+    for _ in range(10):
+        case.say(hang("n2", 0.5))
+        case.say(hang("n1", 0.5))
+        case.say(after_s=GONE_S + 2)
+    (incident,) = case.incidents.values()
+    assert incident.flapping

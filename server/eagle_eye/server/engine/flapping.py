@@ -15,13 +15,13 @@ def returned(
 ) -> Incident | None:
     """Return the incident that has come back: recovered not long ago, of the same family, node and attempt; or None.
 
-    A culprit that is not known yet, or was not known then, is nobody else.
+    A culprit that is not known yet, or was not known then, is nobody else; nor is one that it named before another.
     """
     found = [
         incident
         for incident in known
         if (incident.state, incident.family, incident.attempt) == ("recovered", family, attempt)
-        and (incident.node == node or incident.node is None or node is None)
+        and (incident.node is None or node is None or node in (incident.node, *incident.accused))
         and incident.ended_s is not None
         and now_s - incident.ended_s <= policy.reopen_s
     ]

@@ -8,7 +8,7 @@ What another finding explains is merged into that one's incident (``kinship``), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Incident
 
 OPEN_STATES = ("suspected", "confirmed", "acting")
+ACCUSED_MAX = 8  # nodes of which an incident remembers that it named them
 UNKNOWN_CAUSE = "straggler"  # what a slow node is called while no counter says why
 _SEEN_ANEW = (
     *("fault", "nodes", "node", "device", "confidence", "updated_s", "summary", "evidence"),
@@ -135,6 +136,7 @@ def _opened(finding: Finding, judgement: Judgement, family: str, incident_id: st
         application=verdict.application,
         seen_s=judgement.now_s,
         split_from=split_from,
+        accused=_accused((), verdict.node),
     )
 
 
@@ -148,6 +150,7 @@ def _reopened(old: Incident, finding: Finding, judgement: Judgement, policy: Pol
         ended_s=None,
         onset_s=min(old.onset_s, now.onset_s),
         detectors=sorted({*old.detectors, *finding.detectors}),
+        accused=_accused(old.accused, now.node),
     )
     return flapping.come_back(kept, policy, judgement.now_s)
 
@@ -200,7 +203,12 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
         slowdown_ratio=verdict.slowdown_ratio,
         asks=verdict.asks or "",
         application=verdict.application,
+        accused=_accused(old.accused, verdict.node),
     )
+
+
+def _accused(before: Sequence[str], node: str | None) -> list[str]:
+    return list(before) if node is None else [*(one for one in before if one != node), node][-ACCUSED_MAX:]
 
 
 def _cost(old: Incident, verdict: Verdict) -> float:
