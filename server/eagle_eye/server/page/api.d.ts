@@ -440,6 +440,7 @@ export interface Incident {
   merged_into: string;
   split_from: string;
   escalation: string;
+  accused: Array<string>;
   escalated: boolean;
 }
 
@@ -478,6 +479,7 @@ export interface IncidentInFull {
   merged_into: string;
   split_from: string;
   escalation: string;
+  accused: Array<string>;
   escalated: boolean;
   gathered: Array<Evidence>;
   history: Array<AuditEntry>;
