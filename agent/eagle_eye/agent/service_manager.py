@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from eagle_eye.agent.tick import Tick
+from eagle_eye.schema.service_environment import notify_address, watchdog_s
 
 WATCHDOG_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late
 STARTING_EVERY_S = 10.0  # how often a start that takes long is excused,
 EXTEND_S = 60.0  # and for how long
 STATUS_EVERY_S = 10.0
 STATUS_CHARS_MAX = 300
-ADDRESS_BYTES_MAX = 107  # the kernel's limit for a path; an abstract name's leading NUL counts
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -37,9 +37,9 @@ class ServiceManager:
         pid: int | None = None,
     ) -> None:
         """``pid`` is this process's; the watchdog's deadline may be meant for another (WATCHDOG_PID)."""
-        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
+        self._address = notify_address(environ)
         self._monotonic_s = monotonic_s
-        self._watchdog_s = _watchdog_s(environ, os.getpid() if pid is None else pid)
+        self._watchdog_s = watchdog_s(environ, os.getpid() if pid is None else pid)
         self._ready = False
         self._alive_s = -math.inf
         self._status_s = -math.inf
@@ -110,21 +110,3 @@ def status_of(tick: Tick) -> str:
 
 def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:STATUS_CHARS_MAX])
-
-
-def _address(text: str) -> bytes:
-    """Return the socket's address, empty where there is none that we can speak to: a path, or "@" and a name."""
-    if not text.startswith(("/", "@")):
-        return b""
-    address = os.fsencode(text)
-    if len(address) > ADDRESS_BYTES_MAX:
-        return b""
-    return b"\0" + address[1:] if text.startswith("@") else address
-
-
-def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
-    """Return the manager's deadline between two signs of life; infinite where there is none for this process."""
-    text, meant_for = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 20) or meant_for not in ("", str(pid)):
-        return math.inf
-    return int(text) / 1e6 or math.inf

@@ -6,14 +6,14 @@ Protocol: sd_notify(3) and sd_watchdog_enabled(3): lines of KEY=value in one dat
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 
+from eagle_eye.schema.service_environment import notify_address, watchdog_s
+
 ALIVE_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late
-ADDRESS_BYTES_MAX = 107  # the kernel's limit for a path; an abstract name's leading NUL counts
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class ServiceManager:
         pid: int | None = None,
     ) -> None:
         """``pid`` is this process's; the watchdog's deadline may be meant for another (WATCHDOG_PID)."""
-        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
-        self._every_s = ALIVE_RATIO * _watchdog_s(environ, os.getpid() if pid is None else pid)
+        self._address = notify_address(environ)
+        self._every_s = ALIVE_RATIO * watchdog_s(environ, os.getpid() if pid is None else pid)
         self._monotonic_s = monotonic_s
         self._alive_s = monotonic_s()
         self._untold: tuple[str, ...] = ()
@@ -71,19 +71,3 @@ class ServiceManager:
                 self._said = True
                 _log.warning("the service manager cannot be told that the server serves", extra={"error": str(error)})
         return True
-
-
-def _address(text: str) -> bytes:
-    """Return the socket's address, empty where there is none that we can speak to: a path, or "@" and a name."""
-    address = os.fsencode(text)
-    if not text.startswith(("/", "@")) or len(address) > ADDRESS_BYTES_MAX:
-        return b""
-    return b"\0" + address[1:] if text.startswith("@") else address
-
-
-def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
-    """Return the manager's deadline between two signs of life; infinite where there is none for this process."""
-    text, meant_for = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 20) or meant_for not in ("", str(pid)):
-        return math.inf
-    return int(text) / 1e6 or math.inf
