@@ -26,7 +26,7 @@ from eagle_eye.server.clock import SystemClock
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
 from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.journal import Journal
+from eagle_eye.server.journal_schema import live_bytes
 
 COMMIT_FRAMES = 1_250  # what a fleet of 12,500 nodes sends in 100 ms
 COLLECTORS = dict.fromkeys(("host", "mounts", "fabric", "nvml", "kernel_log", "processes", "training"), "ok")
@@ -56,7 +56,7 @@ def measure(folder: Path, nodes: int, minutes: int) -> dict[str, float]:
     history = EmbeddedHistory(folder, settings, 1 << 30, SystemClock(), 900.0)
     try:
         journal_s = _cpu_s(lambda: submit(history, frames))
-        journal_bytes = history.journal.change(Journal.live_bytes).result()
+        journal_bytes = history.journal.change(live_bytes).result()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         history.compaction.compact()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import values_of
 from eagle_eye.simulator.load.answers import BadAnswer, cut
-from eagle_eye.simulator.load.tally import Latencies
+from eagle_eye.simulator.load.tally import Latencies, Tally
 from eagle_eye.simulator.load.target import target
 from eagle_eye.simulator.load.values import EXACT, METRICS, PLAIN, FleetValues, Readings
 from tests.simulator.load_server import FrameServer, Said, frame_server
@@ -221,6 +221,15 @@ def test_training_values_repeat_until_the_next_step() -> None:
     same = np.diff(steps, axis=0) == 0
     assert (np.diff(loss, axis=0)[same] == 0).all()
     assert (np.diff(loss, axis=0)[~same] != 0).mean() > 0.95
+
+
+def test_a_slow_time_shows_in_its_part_of_the_run_alone() -> None:
+    tally = Tally()
+    tally.divide(begin_s=100.0, duration_s=25.0)
+    for due_s, took_s in ((100.0, 0.01), (109.9, 0.01), (110.0, 4.0), (124.0, 0.01), (126.0, 0.01)):
+        tally.acknowledge(1, due_s, due_s + took_s)
+    parts = tally.figures(25.0)["acknowledged_seconds_by_part"]
+    assert [(part["from"], round(part["max"], 6)) for part in parts] == [(0.0, 0.01), (10.0, 4.0), (20.0, 0.01)]
 
 
 @given(st.lists(st.floats(1e-5, 100.0), min_size=1, max_size=200), st.floats(0.01, 1.0))

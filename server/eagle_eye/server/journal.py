@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import compress
 from pathlib import Path
@@ -22,16 +22,15 @@ from eagle_eye.server.history import Appended, AppendedRows, Batch, Entry, RowsO
 from eagle_eye.server.journal_chunks import Draft, insert
 from eagle_eye.server.journal_outlines import JournalOutlines
 from eagle_eye.server.journal_reader import JournalReader
+from eagle_eye.server.journal_retention import RETENTION_S, Retention
 from eagle_eye.server.journal_rows import Extended, chunks_of
-from eagle_eye.server.journal_schema import BYTES_IN_USE, MIGRATIONS
+from eagle_eye.server.journal_schema import MIGRATIONS
 from eagle_eye.server.journal_streams import Stream, Streams, Touched
 
 COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
 CHUNK_BYTES_MAX = 4 << 20  # of one row; SQLite would take a thousand million
 PAGE_BYTES = 16_384  # a page takes several frames: half the CPU of 4 KiB pages, and small fleets write little more
 IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
-RETENTION_S = 30.0  # how often old chunks are looked for
-DELETE_BATCH = 200  # chunks deleted in one transaction; new frames wait for no more
 ADOPT_FRAMES = 500  # of the first version's file, moved in one transaction
 WINDOW_S = 900.0
 BATCH_BYTES = 512  # what a request takes in memory, about, beside its frames
@@ -75,7 +74,6 @@ class Journal:
         self._settings = settings
         self._pending_bytes_max = pending_bytes_max
         self._clock = clock
-        self._window_s = window_s
         self._writer = database.connect(path, PAGE_BYTES)
         database.migrate(self._writer, MIGRATIONS, path)
         self.reader = JournalReader(path, clock)
@@ -89,8 +87,9 @@ class Journal:
         self._commits: deque[tuple[int, int]] = deque()  # last chunk and frames of those that a restart would replay
         self._commits_frames = 0
         self._replay_id = 0  # chunks up to here are more than a restart would replay
+        self._retention = Retention(self._writer, self.reader, self._streams, self.outlines, settings, window_s)
+        self._retaining: Iterator[None] | None = None
         self._retained_at_s = clock.monotonic_s()
-        self.dropped_by_retention = 0
         self._open()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -99,6 +98,11 @@ class Journal:
     def waiting_bytes(self) -> int:
         """How many bytes of frames wait for the disk."""
         return self._waiting_bytes
+
+    @property
+    def dropped_by_retention(self) -> int:
+        """How many frames were deleted that are nowhere else."""
+        return self._retention.dropped
 
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
@@ -209,7 +213,7 @@ class Journal:
     def _take(self) -> list[tuple[_Group | _Rows | _Work, Future[Any]]]:
         # No delay is added to gather more: while one commit runs, the next group gathers by itself.
         with self._wake:
-            if not self._waiting and not self._closing:
+            if not self._waiting and not self._closing and self._retaining is None:
                 self._wake.wait(IDLE_S)
             taken: list[tuple[_Group | _Rows | _Work, Future[Any]]] = []
             entries = 0
@@ -311,12 +315,10 @@ class Journal:
 
     def _note_streams(self) -> None:
         try:
-            with database.transaction(self._writer):
-                self._streams.note()
+            for _ in self._streams.noting():
+                pass
         except sqlite3.Error as error:
             self._problem = f"streams cannot be written to {self.path}: {error}"
-        else:
-            self._streams.noted()
 
     def _probe(self) -> None:
         # Without this a full disk that has space again would count as full until an agent tries.
@@ -330,65 +332,20 @@ class Journal:
             self._problem = None
 
     def _retain_if_due(self) -> None:
+        """Do one step of keeping the file small, where a round of them is under way or due."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._retained_at_s < RETENTION_S:
+        if self._retaining is None and now_s - self._retained_at_s < RETENTION_S:
             return
-        try:
-            if not self._retain():
-                self._retained_at_s = now_s
-        except sqlite3.Error as error:
+        if self._retaining is None:
             self._retained_at_s = now_s
+            self._retaining = self._retention.round(self._clock.now_s(), self._replay_id)
+        try:
+            next(self._retaining)
+        except StopIteration:
+            self._retaining = None
+        except sqlite3.Error as error:
+            self._retaining = None
             self._problem = f"old frames cannot be deleted from {self.path}: {error}"
-
-    def _retain(self) -> bool:
-        """Delete one batch of chunks that are in segments, too old or too many; return whether there may be more."""
-        now_s = self._clock.now_s()
-        oldest_s = now_s - self._settings.retention_s
-        with database.transaction(self._writer):
-            doomed: list[tuple[int, int]] = self._writer.execute(
-                "SELECT c.id, 0 FROM shards s JOIN chunks c ON c.shard = s.shard AND c.id <= s.sealed_id"
-                " WHERE NOT ? AND (c.id <= ? OR c.received_s < ?) LIMIT ?",
-                (self.reader.in_use(), self._replay_id, now_s - self._window_s, DELETE_BATCH),
-            ).fetchall()
-            if not doomed:  # nothing can go that is elsewhere and of no use, so what is here alone may have to
-                doomed = self._too_much(oldest_s)
-            ids = [id_ for id_, _ in doomed]
-            more = len(doomed) == DELETE_BATCH
-            noting = not more or max(ids) > self._streams.noted_id
-            if noting:
-                self._streams.note()
-            self._writer.execute(f"DELETE FROM chunks WHERE id IN ({', '.join('?' * len(ids))})", ids)  # noqa: S608
-            if not doomed:
-                self._streams.forget(oldest_s)
-            if not more:
-                self.outlines.keep_used(now_s)
-        if noting:
-            self._streams.noted()
-        if not more:
-            self.outlines.kept()
-        self.dropped_by_retention += sum(frames for _, frames in doomed)
-        return more
-
-    def _too_much(self, oldest_s: float) -> list[tuple[int, int]]:
-        """Return the oldest chunks that are beyond age or size, each with how many of its frames are nowhere else."""
-        surplus = self.live_bytes(self._writer) - self._settings.retention_bytes
-        doomed = []
-        for id_, size, received_s, lost in self._writer.execute(
-            "SELECT c.id, c.size, c.received_s, iif(c.id <= coalesce(s.sealed_id, 0), 0, c.frames)"
-            " FROM (SELECT id, shard, size, received_s, frames FROM chunks ORDER BY id LIMIT ?) c"
-            " LEFT JOIN shards s ON s.shard = c.shard ORDER BY c.id",
-            (DELETE_BATCH,),
-        ):
-            if surplus <= 0 and received_s >= oldest_s:
-                break
-            surplus -= size
-            doomed.append((id_, lost))
-        return doomed
-
-    @staticmethod
-    def live_bytes(connection: sqlite3.Connection) -> int:
-        """Return how much of the file is in use: what was deleted leaves room in it for what comes."""
-        return int(connection.execute(BYTES_IN_USE).fetchone()[0])
 
 
 def _size(batch: Batch) -> int:

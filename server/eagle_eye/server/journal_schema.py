@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 # What came in chunks up to ``noted_id`` is in streams.sequences. ``sealed_id`` of a shard is the last chunk that is in
 # segments: a chunk and the segments that hold its frames change places in one transaction, so that what is read is
-# always here or there, and never twice. ``outlines`` has those of the rows in chunks; ``used_s`` is, a minute or so
+# always here or there, and never twice. ``outlines`` has those of the rows in chunks; ``used_s`` is, some minutes
 # behind, when a row of it came last.
 MIGRATIONS = (
     """
@@ -55,8 +57,14 @@ OLDEST_UNSEALED = (
     " AND c.id > coalesce(s.sealed_id, 0) ORDER BY c.id LIMIT 1) AS received_s"
     " FROM (SELECT DISTINCT shard FROM nodes) n LEFT JOIN shards s ON s.shard = n.shard)"
 )
+
 # How much of the file is in use: frames in no segment take no more than that.
 BYTES_IN_USE = (
     "SELECT (p.page_count - f.freelist_count) * s.page_size"
     " FROM pragma_page_count p, pragma_freelist_count f, pragma_page_size s"
 )
+
+
+def live_bytes(connection: sqlite3.Connection) -> int:
+    """Return how much of the file is in use: what was deleted leaves room in it for what comes."""
+    return int(connection.execute(BYTES_IN_USE).fetchone()[0])

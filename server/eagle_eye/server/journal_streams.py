@@ -7,16 +7,18 @@ the directories of the chunks.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from eagle_eye.server import database
 from eagle_eye.server.history import Batch, StreamInfo, StreamRef
 from eagle_eye.server.journal_chunks import lines
 from eagle_eye.server.sequences import Sequences
 
 STREAMS_CACHED_MAX = 50_000  # kept in memory: a large fleet's; an outage leaves each node some for each minute
+NOTED_AT_ONCE = 1_000  # streams' rows written in one transaction: new frames wait for no more
 NODES_PER_SHARD = 256  # whose frames share chunks and segments: few enough to be sorted in memory, 5 min at a time
 
 _Name = tuple[str, str]
@@ -70,7 +72,6 @@ class Streams:
 
     def __init__(self, writer: sqlite3.Connection) -> None:
         self.noted_id = 0
-        self._noting_id = 0
         self._writer = writer
         self._cache: dict[_Name, Stream] = {}
         self._dirty: dict[_Name, Stream] = {}  # of which more is here than their rows say
@@ -110,7 +111,7 @@ class Streams:
                 touched.update(self._make(new))
 
     def keep(self, touched: dict[_Name, Stream]) -> bool:
-        """Take over what a transaction changed, once it is durable; return whether ``note`` is due for want of room."""
+        """Take over what a transaction changed, once it is durable; return whether ``noting`` is due for room."""
         for name, stream in touched.items():
             self._cache[name] = self._dirty[name] = stream
             stream.noted = False
@@ -133,42 +134,55 @@ class Streams:
                 stream.noted = False
                 self._dirty[ref.name] = stream
 
-    def note(self) -> None:
-        """Write the rows of what has changed, within a transaction."""
-        told = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in self._dirty.values()]
+    def noting(self) -> Iterator[None]:
+        """Write the rows of what has changed, in a short transaction before each time this yields.
+
+        After the last, chunks that were here when it began may go. Then those unheard for longest make room.
+        """
+        newest = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'chunks'), 0)"
+        (newest_id,) = self._writer.execute(newest).fetchone()
+        names = list(self._dirty)
+        for first in range(0, len(names), NOTED_AT_ONCE):
+            part = {name: self._dirty[name] for name in names[first : first + NOTED_AT_ONCE] if name in self._dirty}
+            with database.transaction(self._writer):
+                self._note(part.values())
+            for name, stream in part.items():
+                stream.noted = True
+                del self._dirty[name]
+            yield
+        with database.transaction(self._writer):
+            self._writer.execute("UPDATE journal SET noted_id = ?", (newest_id,))
+        self.noted_id = newest_id
+        surplus = len(self._cache) - STREAMS_CACHED_MAX
+        if surplus > 0:
+            clean = [(name, stream) for name, stream in self._cache.items() if stream.noted]
+            for name, stream in sorted(clean, key=lambda item: item[1].heard_s)[:surplus]:
+                stream.forgotten = True
+                del self._cache[name]
+        yield
+
+    def _note(self, streams: Iterable[Stream]) -> None:
+        told = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in streams]
         self._writer.execute(
             "UPDATE streams SET sequences = CAST(json_extract(t.value, '$[1]') AS BLOB),"
             " heard_s = json_extract(t.value, '$[2]')"
             " FROM json_each(?) t WHERE streams.id = json_extract(t.value, '$[0]')",
             (_json(told),),
         )
-        ((self._noting_id,),) = self._writer.execute(
-            "UPDATE journal SET noted_id = coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'chunks'), 0)"
-            " RETURNING noted_id"
-        ).fetchall()
-
-    def noted(self) -> None:
-        """Know that what ``note`` wrote is durable."""
-        self.noted_id = self._noting_id
-        for stream in self._dirty.values():
-            stream.noted = True
-        self._dirty = {}
-        surplus = len(self._cache) - STREAMS_CACHED_MAX
-        if surplus > 0:
-            longest_unheard = sorted(self._cache.items(), key=lambda item: item[1].heard_s)[:surplus]
-            for name, stream in longest_unheard:
-                stream.forgotten = True
-                del self._cache[name]
 
     def forget(self, oldest_s: float) -> None:
-        """Delete, within a transaction, what was not heard of since; call it after ``note``.
+        """Delete, within a transaction, what was not heard of since; call it after ``noting``.
 
         Its nodes stay as long as minutes or hours are found by them.
         """
-        gone = self._writer.execute("DELETE FROM streams WHERE heard_s < ? RETURNING id", (oldest_s,)).fetchall()
+        heard_since = {stream.id for stream in self._dirty.values()}  # their rows do not say it yet
+        rows = self._writer.execute("SELECT id FROM streams WHERE heard_s < ?", (oldest_s,)).fetchall()
+        gone = {id_ for (id_,) in rows} - heard_since
         if gone:
-            ids = {id_ for (id_,) in gone}
-            for name in [name for name, stream in self._cache.items() if stream.id in ids]:
+            self._writer.execute(
+                "DELETE FROM streams WHERE id IN (SELECT value FROM json_each(?))", (_json(list(gone)),)
+            )
+            for name in [name for name, stream in self._cache.items() if stream.id in gone]:
                 self._cache.pop(name).forgotten = True
 
     def known(self, rows: Iterable[tuple[Any, ...]]) -> list[StreamInfo]:

@@ -20,6 +20,7 @@ from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.history import Recorded, Run, Told
 from eagle_eye.server.journal import Journal
+from eagle_eye.server.journal_schema import live_bytes
 from eagle_eye.server.segments.facts import FACTS_FILE, FORMAT, PARTIAL, RAW_FOLDER, Facts, any_between, shard_of
 from eagle_eye.server.segments.leaving import Leaving
 from eagle_eye.server.segments.level_shelf import Kept, LevelShelf
@@ -170,7 +171,7 @@ class Shelf:
 
     def _retire(self, writer: sqlite3.Connection, now_s: float) -> list[tuple[str, int, bool]]:
         (size,) = writer.execute("SELECT coalesce(sum(bytes), 0) FROM segments").fetchone()
-        surplus = size + self._journal.live_bytes(writer) - self._settings.retention_bytes
+        surplus = size + live_bytes(writer) - self._settings.retention_bytes
         gone: list[tuple[str, int, bool]] = []
         oldest = writer.execute(
             "SELECT id, name, frames, bytes, received_s, first_s, last_s, problem FROM segments"

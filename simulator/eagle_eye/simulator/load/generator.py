@@ -67,6 +67,7 @@ class Generator:
             gc.freeze()  # the fleet lives as long as the process: looking through it again and again costs a tenth
             begin_s = (int(time.time() / load.interval_s) + 2) * load.interval_s
             self.tally.settled_s = begin_s + load.warm_up_s - offset_s
+            self.tally.divide(begin_s - offset_s, load.intervals * load.interval_s)
             values = FleetValues(fleet.jobs, load.gpus, load.interval_s, load.step_s, begin_s, load.seed)
             checking = loop.create_task(self._check(senders, begin_s - offset_s))
             cpu_s = time.process_time()

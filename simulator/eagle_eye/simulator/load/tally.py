@@ -9,6 +9,7 @@ from typing import Any
 BUCKETS_PER_DOUBLING = 16  # a quantile is known to 4.4%
 SHORTEST_S = 1e-4
 BUCKETS = 26 * BUCKETS_PER_DOUBLING  # up to 6,700 s
+PARTS_MAX, PART_S_MIN = 60, 10.0  # into which a run is divided, to tell a bad minute from a bad server
 
 
 class Latencies:
@@ -69,6 +70,13 @@ class Tally:
         self.latencies = Latencies()
         self.settled_s = -math.inf  # frames due from then on, by the event loop's clock, count in ``settled`` too
         self.settled = Latencies()
+        self._parts: list[Latencies] = []
+        self._begin_s, self._part_s = 0.0, PART_S_MIN
+
+    def divide(self, begin_s: float, duration_s: float) -> None:
+        """Tell the parts of a run from each other that begins at ``begin_s`` by the event loop's clock."""
+        self._begin_s, self._part_s = begin_s, max(PART_S_MIN, duration_s / PARTS_MAX)
+        self._parts = [Latencies() for _ in range(math.ceil(duration_s / self._part_s - 1e-9))]
 
     def acknowledge(self, samples: int, due_s: float, now_s: float) -> None:
         """Count a frame that is durable; times by the event loop's clock."""
@@ -77,6 +85,9 @@ class Tally:
         self.latencies.add(now_s - due_s)
         if due_s >= self.settled_s:
             self.settled.add(now_s - due_s)
+        if self._parts:
+            part = int((due_s - self._begin_s) / self._part_s)
+            self._parts[min(max(part, 0), len(self._parts) - 1)].add(now_s - due_s)  # a goodbye belongs to the last
 
     @property
     def lost(self) -> int:
@@ -100,6 +111,9 @@ class Tally:
             "sends_late": self.late_sends,
             "acknowledged_seconds": self.latencies.figures(),
             "acknowledged_seconds_settled": self.settled.figures(),
+            "acknowledged_seconds_by_part": [
+                {"from": at * self._part_s, **part.figures()} for at, part in enumerate(self._parts)
+            ],
             "asked_to_wait": dict(self.asked_to_wait),
             "errors": dict(self.errors),
             "details": self.said,

@@ -1,0 +1,137 @@
+"""Keeping the journal small in short steps: what comes between them is not forgotten, what is in use stays."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from eagle_eye.server import database, journal_outlines, journal_streams
+from eagle_eye.server.history import Batch, Entry
+from eagle_eye.server.journal_chunks import Draft, insert
+from eagle_eye.server.journal_outlines import JournalOutlines
+from eagle_eye.server.journal_schema import MIGRATIONS
+from eagle_eye.server.journal_streams import Streams, Touched
+
+NOW_S = 1_000_000.0
+ROUND_S = 30.0
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> sqlite3.Connection:
+    connection = database.connect(tmp_path / "history.db")
+    database.migrate(connection, MIGRATIONS, tmp_path / "history.db")
+    return connection
+
+
+def write(writer: sqlite3.Connection, streams: Streams, node: str, sequence: int, received_s: float = NOW_S) -> None:
+    """Have one frame of the node in a chunk, as the journal does."""
+    batch = Batch(node, "s", received_s, 0.0, (Entry(sequence, received_s, b"frame"),))
+    touched, draft = Touched(), Draft()
+    with database.transaction(writer):
+        streams.prepare([batch], touched)
+        stream = touched[node, "s"]
+        stream.sequences.add(sequence)
+        stream.heard_s = received_s
+        draft.add(stream.id, batch, batch.entries[0])
+        insert(writer, [draft.row(stream.shard)])
+    streams.keep(touched)
+
+
+def highest(writer: sqlite3.Connection, node: str) -> int:
+    """Return the stream's highest sequence as a new process learns it."""
+    streams, touched = Streams(writer), Touched()
+    streams.recover()
+    streams.prepare([Batch(node, "s", NOW_S, 0.0, ())], touched)
+    return touched[node, "s"].sequences.highest
+
+
+def test_what_comes_while_streams_are_noted_is_known_after_a_restart(
+    writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_streams, "NOTED_AT_ONCE", 1)
+    streams = Streams(writer)
+    for node in ("n1", "n2", "n3"):
+        write(writer, streams, node, 1)
+    steps = streams.noting()
+    next(steps)
+    for node in ("n1", "n2", "n3"):  # the first is noted already, the others are not
+        write(writer, streams, node, 2)
+    assert len(list(steps)) == 3
+    with database.transaction(writer):
+        writer.execute("DELETE FROM chunks WHERE id <= ?", (streams.noted_id,))
+    assert [highest(writer, node) for node in ("n1", "n2", "n3")] == [2, 2, 2]
+
+
+def test_a_stream_that_came_back_is_not_forgotten_for_what_its_row_says(writer: sqlite3.Connection) -> None:
+    streams = Streams(writer)
+    write(writer, streams, "gone", 1, received_s=NOW_S - 1_000.0)
+    write(writer, streams, "back", 1, received_s=NOW_S - 1_000.0)
+    list(streams.noting())
+    write(writer, streams, "back", 2, received_s=NOW_S)
+    with database.transaction(writer):
+        streams.forget(NOW_S - 100.0)
+    kept = writer.execute("SELECT n.node FROM streams s JOIN nodes n ON n.id = s.node_id").fetchall()
+    assert kept == [("back",)]
+
+
+def outlines_of(writer: sqlite3.Connection, ids: list[bytes]) -> tuple[JournalOutlines, list[bytes]]:
+    """Return the outlines, all written now and in use, and a list of those of which it is said that they are lost."""
+    outlines, lost = JournalOutlines(writer), list[bytes]()
+    outlines.listen(lambda: list(ids), lost.extend)
+    with database.transaction(writer):
+        outlines.write(dict.fromkeys(ids, (b"outline", NOW_S)))
+    return outlines, lost
+
+
+def test_an_outline_in_use_stays_however_long(writer: sqlite3.Connection) -> None:
+    used = [b"used"]
+    outlines, lost = outlines_of(writer, used)
+    for at in range(200):
+        list(outlines.keeping(NOW_S + ROUND_S * at))
+    assert lost == []
+    assert writer.execute("SELECT id FROM outlines").fetchall() == [(b"used",)]
+
+
+def test_an_outline_outlives_the_last_chunk_that_may_need_it_and_no_more(writer: sqlite3.Connection) -> None:
+    used = [b"used"]
+    outlines, lost = outlines_of(writer, used)
+    last_s = NOW_S + 3_600.0
+    for at in range(121):
+        list(outlines.keeping(NOW_S + ROUND_S * at))
+    used.clear()
+    write(writer, Streams(writer), "n1", 1, received_s=last_s)  # a row of it, the last one
+    list(outlines.keeping(last_s + 86_400.0))
+    assert lost == []
+    with database.transaction(writer):
+        writer.execute("DELETE FROM chunks")
+    list(outlines.keeping(last_s + 86_400.0 + ROUND_S))
+    assert lost == [b"used"]
+
+
+def test_each_step_writes_few_outlines_and_none_that_was_written_lately(
+    writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_outlines, "KEPT_AT_ONCE", 2)
+    outlines, _ = outlines_of(writer, [b"%d" % number for number in range(6)])
+    written = []
+    for at in range(10):
+        before = writer.total_changes
+        for _ in outlines.keeping(NOW_S + ROUND_S * at):
+            written.append(writer.total_changes - before)
+            before = writer.total_changes
+    assert max(written) == 2
+    assert sum(written) == 12  # at the beginning and after four minutes
+
+
+def test_what_could_not_be_written_is_written_in_the_next_round(writer: sqlite3.Connection) -> None:
+    used = [b"used"]
+    outlines, _ = outlines_of(writer, used)
+    writer.execute("PRAGMA query_only = 1")
+    with pytest.raises(sqlite3.OperationalError):
+        list(outlines.keeping(NOW_S + 300.0))
+    writer.execute("PRAGMA query_only = 0")
+    used.clear()
+    list(outlines.keeping(NOW_S + 330.0))
+    assert writer.execute("SELECT used_s FROM outlines").fetchall() == [(NOW_S + 330.0,)]
