@@ -52,6 +52,10 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ('[inner]\nmode = "c"', "inner.mode: Invalid enum value 'c', expected one of 'a', 'b'"),
         ("inner = 3", "inner"),
         ("listen = 3", "listen"),
+        (
+            '[inner]\nlimit_s = "2026-03-01T02:00:00+00:00"',
+            "inner.limit_s: .*a date-time of TOML stands without quotes",
+        ),
         ("listen", "not TOML"),
     ],
 )
@@ -77,3 +81,11 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 def test_secrets_are_masked_when_printed() -> None:
     assert masked(Shape(token="sesame"))["token"] == "********"
+
+
+def test_an_unknown_variable_is_told_what_its_section_knows() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(Shape, None, {"EAGLE_EYE_INNER_LIMIT": "3"}, {})
+    assert "EAGLE_EYE_INNER_LIMIT is unknown" in str(refused.value)
+    assert "EAGLE_EYE_INNER_LIMIT_S" in str(refused.value)
+    assert "EAGLE_EYE_LISTEN" not in str(refused.value)

@@ -50,10 +50,9 @@ def load(
     for variable, text in environ.items():
         if variable in by_variable:
             _put(merged, by_variable[variable], _parse(text, known[by_variable[variable]], variable))
-        elif any(variable.startswith(section) for section in sections):
-            raise ConfigurationError(
-                f"environment variable {variable} is unknown; known are {', '.join(sorted(by_variable))}"
-            )
+        elif mine := [section for section in sections if variable.startswith(section)]:
+            near = sorted(known for known in by_variable if known.startswith(max(mine, key=len)))
+            raise ConfigurationError(f"environment variable {variable} is unknown; known there are {', '.join(near)}")
     for key, value in flags.items():
         if value is not None:
             _put(merged, key, value)
@@ -70,6 +69,8 @@ def load(
             message += f", expected one of {', '.join(map(repr, get_args(literal)))}"
         elif "unknown field" in message and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             message += f", known here are {', '.join(hint.__struct_encode_fields__)}"
+        elif _is_quoted_time(_at(merged, key)):
+            message += "; a date-time of TOML stands without quotes: 2026-03-01T02:00:00Z"
         raise ConfigurationError(f"{key or 'configuration'}: {message}") from None
 
 
@@ -125,6 +126,23 @@ def _in_seconds(value: Any, key: str) -> Any:
             f"{key}: expected a date-time with its offset from UTC, such as 2026-03-01T02:00:00Z, got {value}"
         )
     return value
+
+
+def _at(plain: Any, key: str) -> Any:
+    """Return the value at a key such as ``policy.maintenance[0].begin``, None where there is none."""
+    for part in re.findall(r"[^.\[\]]+", key):
+        if isinstance(plain, list):
+            plain = plain[int(part)]
+        else:
+            plain = plain.get(part) if isinstance(plain, dict) else None
+    return plain
+
+
+def _is_quoted_time(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and dt.datetime.fromisoformat(value) is not None
+    except ValueError:
+        return False
 
 
 def _hint_at(key: str, known: Mapping[str, Any]) -> Any:
