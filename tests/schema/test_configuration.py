@@ -69,11 +69,6 @@ def test_an_unknown_key_says_what_is_known(tmp_path: Path) -> None:
         load(Shape, write(tmp_path, "[inner]\nlimit = 1"), {}, {})
 
 
-def test_a_mistyped_variable_of_a_section_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="EAGLE_EYE_INNER_MOED"):
-        load(Shape, None, {"EAGLE_EYE_INNER_MOED": "a"}, {})
-
-
 def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="No such file"):
         load(Shape, tmp_path / "none.toml", {}, {})

@@ -131,10 +131,10 @@ def _in_seconds(value: Any, key: str) -> Any:
 def _at(plain: Any, key: str) -> Any:
     """Return the value at a key such as ``policy.maintenance[0].begin``, None where there is none."""
     for part in re.findall(r"[^.\[\]]+", key):
-        if isinstance(plain, list):
+        if isinstance(plain, list) and part.isdigit():
             plain = plain[int(part)]
-        else:
-            plain = plain.get(part) if isinstance(plain, dict) else None
+            continue
+        plain = plain.get(part) if isinstance(plain, dict) else None
     return plain
 
 
