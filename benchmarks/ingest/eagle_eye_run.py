@@ -33,6 +33,7 @@ class Plan(NamedTuple):
     duration_s: float
     interval_s: float = 1.0
     gpus: int = 8
+    warm_up_s: float | None = None  # None: 30 s, a fifth of a short run
 
 
 def measure(folder: Path, plan: Plan) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def measure(folder: Path, plan: Plan) -> dict[str, Any]:
     eagle_eye = [sys.executable, "-m", "eagle_eye.cli.main"]
     server = [*eagle_eye, "server", "--listen", address, "--data", str(data)]
     load = [*eagle_eye, "loadtest", "--server", url, "--nodes", str(plan.nodes), "--gpus", str(plan.gpus), "--json"]
-    warm_s = min(WARM_UP_S, WARM_UP_SHARE * plan.duration_s)
+    warm_s = min(WARM_UP_S, WARM_UP_SHARE * plan.duration_s) if plan.warm_up_s is None else plan.warm_up_s
     load += [
         "--warm-up",
         str(warm_s),
