@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ from eagle_eye.server.journal_streams import Stream, Streams, Touched
 COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
 CHUNK_BYTES_MAX = 4 << 20  # of one row; SQLite would take a thousand million
 PAGE_BYTES = 16_384  # a page takes several frames: half the CPU of 4 KiB pages, and small fleets write little more
+RETENTION_SHARE = 0.25  # how long a step of deleting may take, of the pause after it
 IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
 ADOPT_FRAMES = 500  # of the first version's file, moved in one transaction
 WINDOW_S = 900.0
@@ -91,6 +93,7 @@ class Journal:
         self._replay_id = 0  # chunks up to here are more than a restart would replay
         self._retention = Retention(self._writer, self.reader, self._streams, self.outlines, settings, window_s)
         self._retaining: Iterator[None] | None = None
+        self._next_step_s = 0.0  # of it, by the process's clock
         self._retained_at_s = clock.monotonic_s()
         self._open()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -215,8 +218,9 @@ class Journal:
     def _take(self) -> list[tuple[_Group | _Rows | _Work, Future[Any]]]:
         # No delay is added to gather more: while one commit runs, the next group gathers by itself.
         with self._wake:
-            if not self._waiting and not self._closing and self._retaining is None:
-                self._wake.wait(IDLE_S)
+            if not self._waiting and not self._closing:
+                until_step_s = self._next_step_s - time.monotonic()
+                self._wake.wait(IDLE_S if self._retaining is None else min(max(until_step_s, 0.0), IDLE_S))
             taken: list[tuple[_Group | _Rows | _Work, Future[Any]]] = []
             entries = 0
             while self._waiting and entries < COMMIT_ENTRIES_MAX:
@@ -334,8 +338,14 @@ class Journal:
             self._problem = None
 
     def _retain_if_due(self) -> None:
-        """Do one step of keeping the file small, where a round of them is under way or due."""
-        now_s = self._clock.monotonic_s()
+        """Do one step of keeping the file small, where a round of them is under way or due.
+
+        What a compactor seals in a minute takes many steps. They come one by one, with pauses in which frames alone are
+        written, or acknowledgements would wait for all of them.
+        """
+        now_s, began_s = self._clock.monotonic_s(), time.monotonic()
+        if began_s < self._next_step_s:
+            return
         if self._retaining is None and now_s - self._retained_at_s < RETENTION_S:
             return
         if self._retaining is None:
@@ -348,6 +358,8 @@ class Journal:
         except sqlite3.Error as error:
             self._retaining = None
             self._problem = f"old frames cannot be deleted from {self.path}: {error}"
+        ended_s = time.monotonic()
+        self._next_step_s = ended_s + (ended_s - began_s) / RETENTION_SHARE
 
 
 def _size(batch: Batch) -> int:
