@@ -76,6 +76,7 @@ def measure(folder: Path, plan: Plan) -> dict[str, Any]:
         "cpu_seconds_per_million_samples_with_compaction": 1e6 * (whole_cpu_s + compaction_cpu_s) / max(samples, 1),
         "acknowledged_seconds": sent["acknowledged_seconds_settled"],
         "acknowledged_seconds_with_warm_up": sent["acknowledged_seconds"],
+        "acknowledged_seconds_goodbye": sent["acknowledged_seconds_goodbye"],
         "acknowledged_seconds_by_part": sent["acknowledged_seconds_by_part"],
         "generator": {name: sent[name] for name in ("generator_cpu_ratio", "sends_late", "errors", "asked_to_wait")},
         "frames_sent": sent["frames_sent"],

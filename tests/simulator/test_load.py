@@ -226,10 +226,23 @@ def test_training_values_repeat_until_the_next_step() -> None:
 def test_a_slow_time_shows_in_its_part_of_the_run_alone() -> None:
     tally = Tally()
     tally.divide(begin_s=100.0, duration_s=25.0)
-    for due_s, took_s in ((100.0, 0.01), (109.9, 0.01), (110.0, 4.0), (124.0, 0.01), (126.0, 0.01)):
+    for due_s, took_s in ((100.0, 0.01), (109.9, 0.01), (110.0, 4.0), (124.0, 0.01)):
         tally.acknowledge(1, due_s, due_s + took_s)
     parts = tally.figures(25.0)["acknowledged_seconds_by_part"]
     assert [(part["from"], round(part["max"], 6)) for part in parts] == [(0.0, 0.01), (10.0, 4.0), (20.0, 0.01)]
+
+
+def test_goodbyes_are_counted_apart() -> None:
+    tally = Tally()
+    tally.divide(begin_s=100.0, duration_s=20.0)
+    tally.settled_s, tally.goodbye_s = 105.0, 120.0
+    for due_s, took_s in ((101.0, 0.5), (119.0, 0.01), (120.0, 8.0), (120.5, 8.0)):
+        tally.acknowledge(1, due_s, due_s + took_s)
+    figures = tally.figures(20.0)
+    names = ("acknowledged_seconds", "acknowledged_seconds_settled", "acknowledged_seconds_goodbye")
+    assert [round(figures[name]["max"], 6) for name in names] == [0.5, 0.01, 8.0]
+    assert round(figures["acknowledged_seconds_by_part"][-1]["max"], 6) == 0.01
+    assert figures["frames_acknowledged"] == 4
 
 
 @given(st.lists(st.floats(1e-5, 100.0), min_size=1, max_size=200), st.floats(0.01, 1.0))

@@ -76,6 +76,7 @@ class Generator:
             cpu_s = time.process_time() - cpu_s
             wall_s = max(loop.time() - (begin_s - offset_s), 1e-9)
             figures = {"begin": begin_s, "seconds": seconds, "generator_cpu_ratio": cpu_s / wall_s}
+            self.tally.goodbye_s = begin_s + made * load.interval_s - offset_s
             await self._goodbye(senders, fleet, rows, made + 1, begin_s + made * load.interval_s, offset_s)
             await drained(senders, self._drain_s)
             checking.cancel()

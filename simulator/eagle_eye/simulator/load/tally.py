@@ -70,6 +70,8 @@ class Tally:
         self.latencies = Latencies()
         self.settled_s = -math.inf  # frames due from then on, by the event loop's clock, count in ``settled`` too
         self.settled = Latencies()
+        self.goodbye_s = math.inf  # those due from then on are goodbyes: all nodes at once, counted apart
+        self.goodbyes = Latencies()
         self._parts: list[Latencies] = []
         self._begin_s, self._part_s = 0.0, PART_S_MIN
 
@@ -82,12 +84,15 @@ class Tally:
         """Count a frame that is durable; times by the event loop's clock."""
         self.acknowledged += 1
         self.samples_acknowledged += samples
+        if due_s >= self.goodbye_s:
+            self.goodbyes.add(now_s - due_s)
+            return
         self.latencies.add(now_s - due_s)
         if due_s >= self.settled_s:
             self.settled.add(now_s - due_s)
         if self._parts:
             part = int((due_s - self._begin_s) / self._part_s)
-            self._parts[min(max(part, 0), len(self._parts) - 1)].add(now_s - due_s)  # a goodbye belongs to the last
+            self._parts[min(max(part, 0), len(self._parts) - 1)].add(now_s - due_s)
 
     @property
     def lost(self) -> int:
@@ -114,6 +119,7 @@ class Tally:
             "acknowledged_seconds_by_part": [
                 {"from": at * self._part_s, **part.figures()} for at, part in enumerate(self._parts)
             ],
+            "acknowledged_seconds_goodbye": self.goodbyes.figures(),
             "asked_to_wait": dict(self.asked_to_wait),
             "errors": dict(self.errors),
             "details": self.said,
