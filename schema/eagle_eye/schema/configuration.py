@@ -129,7 +129,7 @@ def _in_seconds(value: Any, key: str) -> Any:
 
 
 def _at(plain: Any, key: str) -> Any:
-    """Return the value at a key such as ``policy.maintenance[0].begin``, None where there is none."""
+    """Return the value at a key such as ``policy.maintenance[0].from``, None where there is none."""
     for part in re.findall(r"[^.\[\]]+", key):
         if isinstance(plain, list) and part.isdigit():
             plain = plain[int(part)]
