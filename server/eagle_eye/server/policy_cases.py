@@ -71,6 +71,7 @@ class JobCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     scheduler_age_s: Seconds | None = None  # since it was last heard; None: never
     ends_in_s: Seconds | None = None  # until its time limit; None: not known
     crashed: bool = False  # the scheduler says that it failed
+    failed: Names = []  # other nodes of it that have lost a GPU
 
 
 class FleetCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -159,7 +160,7 @@ def run_cases(cases: CaseFile, base: Mapping[str, Any]) -> Iterator[Tested]:
     _settings({**base, **cases.policy}, "policy")  # a mistake there is none of the first case's
     for place, case in enumerate(cases.case):
         merged = {**base, **cases.policy, **case.policy}
-        weighing = weigh(_incident(case), _situation(case, _settings(merged, f"case[{place}].policy")))
+        weighing = weigh(_incident(case, case.incident), _situation(case, _settings(merged, f"case[{place}].policy")))
         yield Tested(case, weighing, tuple(_differences(case.expect, weighing.decision)))
 
 
@@ -179,11 +180,10 @@ def _differences(expected: Expected, decision: Decision) -> Iterator[str]:
             yield f"{name}: expected {wanted!r}, got {found!r}"
 
 
-def _incident(case: Case) -> Incident:
-    said = case.incident
+def _incident(case: Case, said: IncidentCase, incident_id: str = INCIDENT_ID) -> Incident:
     node = said.node or None
     return Incident(
-        id=INCIDENT_ID,
+        id=incident_id,
         job=said.job,
         attempt=said.attempt,
         fault=said.fault,
@@ -210,6 +210,8 @@ def _incident(case: Case) -> Incident:
 
 
 def _situation(case: Case, settings: PolicySettings) -> Situation:
+    lost = msgspec.structs.replace(case.incident, fault="gpu_lost", fact=True, asks="")
+    failed = [msgspec.structs.replace(lost, node=node, nodes=[node]) for node in case.job.failed]
     names = case.job.names or [f"n{number}" for number in range(1, case.job.nodes + 1)]
     return Situation(
         settings=settings,
@@ -226,6 +228,7 @@ def _situation(case: Case, settings: PolicySettings) -> Situation:
         crashed=case.job.crashed,
         hearing=_hearing(case),
         ends_s=None if case.job.ends_in_s is None else case.now + case.job.ends_in_s,
+        incidents=[_incident(case, said, f"other_{place}") for place, said in enumerate(failed)],
     )
 
 

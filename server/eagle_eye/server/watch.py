@@ -265,7 +265,7 @@ class Watch:
         self._records.refresh(self._since_s(judgement.now_s))
         book = self._book(judgement)
         fleet_size, blind = self._engine.node_count, _blindness(judgement)
-        return weigh(incident, situation_of(judgement, book, book.actions, self._policy, fleet_size, blind))
+        return weigh(incident, situation_of(judgement, book, self._policy, fleet_size, blind))
 
     def _close(self, now_s: float) -> None:
         """Close what will not come back. Not before the first tick: until then no job has been judged."""

@@ -114,6 +114,17 @@ def test_a_request_whose_report_is_late_is_not_withdrawn_when_the_job_moves_on()
     assert [a.state for a in office.actions.values()] == ["requested"]
 
 
+def test_a_request_that_nobody_took_up_is_withdrawn_when_the_job_has_moved_on_for_a_while() -> None:
+    office = Office()
+    fleet = hung(office)
+    fleet.declare(1, nodes=["n0", "n2", "n3"])
+    fleet.stopped, fleet.silent_s = False, {}
+    office.take(fleet.run(30))
+    assert [(a.state, a.reason) for a in office.actions.values()] == [
+        ("withdrawn", "nobody took it up, and the job is in attempt 1")
+    ]
+
+
 def test_a_blind_server_holds_and_says_why() -> None:
     office = Office()
     fleet = Fleet()

@@ -1,22 +1,25 @@
 """Many detectors' verdicts into one finding for each trouble: the cause named, its symptoms as evidence. Pure.
 
 Verdicts of one family (what stops a job; what breaks its numbers; slowness of one node; pace of the whole job;
-early signs of one node) are about one trouble. The one nearest to the cause names it (``faults.FAULTS`` is in order of
-causation), the others that agree with it on the node add their kinds of evidence. Independent kinds
-raise the probability that the claim is true: 1 - (1 - p)(1 - q), never beyond ``CONFIDENCE_MAX``; verdicts that
-share a kind have seen the same thing and raise nothing.
+early signs of one node) are about one trouble. GPUs that fail on two nodes are two: one of them is what stops the job,
+each other a family of its own, ``stop:`` and its node. The verdict nearest to the cause names a trouble
+(``faults.FAULTS`` is in order of causation), the others that agree with it on the node add their kinds of evidence.
+Independent kinds raise the probability that the claim is true: 1 - (1 - p)(1 - q), never beyond ``CONFIDENCE_MAX``;
+verdicts that share a kind have seen the same thing and raise nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from eagle_eye.detectors.faults import BY_NAME, CAUSE_ORDER
 from eagle_eye.detectors.signs.slow_share import without_cost
 from eagle_eye.detectors.types import Verdict
+from eagle_eye.server.records import Incident
 
 CONFIDENCE_MAX = 0.99  # what inference can reach; only a fact is surer
 EVIDENCE_MAX = 12
@@ -24,6 +27,8 @@ SHARED_SLOWNESS = "slow:*"  # the family of what slows several nodes together, w
 SURE = 0.9  # what policy acts on by default
 WAITING_KINDS = frozenset({"data_wait", "collective_arrival"})  # what the storage's victims show
 EXPLAINED_RATIO = 0.5  # of a drop in the job's pace, that one slow node must account for to explain it
+NO_STOPS: Mapping[str, str] = MappingProxyType({})
+OF_ONE_GPU = frozenset({"gpu_lost", "gpu_memory_error"})  # as a fact, no echo of what happened on another node
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,42 @@ def family_of(verdict: Verdict) -> str:
     return trouble
 
 
-def fuse(verdicts: Iterable[Verdict]) -> Fused:
-    """Return one finding for each family of trouble, but for those that another one explains."""
+def is_own_cause(claim: Verdict | Incident) -> bool:
+    """Return whether a node's driver says that its GPU has failed: whatever else stops the job, it has to go."""
+    return claim.fact and claim.fault in OF_ONE_GPU and claim.node is not None and not claim.asks
+
+
+def is_of_a_stop(family: str) -> bool:
+    """Return whether what is of the family stops the job."""
+    return family.partition(":")[0] == "stop"
+
+
+def fuse(verdicts: Iterable[Verdict], stops: Mapping[str, str] = NO_STOPS) -> Fused:
+    """Return one finding for each family of trouble, but for those that another one explains.
+
+    ``stops`` has the families of nodes that are known for stopping the job: which of several came first stays so.
+    """
+    nearest_first = sorted(verdicts, key=_nearness)
+    known, rest = _stops(nearest_first, stops)
     families: dict[str, list[Verdict]] = {}
-    for verdict in sorted(verdicts, key=_nearness):
-        families.setdefault(family_of(verdict), []).append(verdict)
+    for verdict in nearest_first:
+        family = family_of(verdict)
+        if family == "stop":
+            family = known[verdict.node] if verdict.node is not None and is_own_cause(verdict) else rest
+        families.setdefault(family, []).append(verdict)
     fused = Fused({family: _united(members) for family, members in families.items()}, {})
     _explain(fused)
     return fused
+
+
+def _stops(nearest_first: Iterable[Verdict], stops: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return the families of the nodes that stop the job each for itself, and that of all else that does."""
+    causes = list(dict.fromkeys(v.node for v in nearest_first if v.node and is_own_cause(v)))
+    known = dict(stops)
+    for node in causes:
+        known.setdefault(node, f"stop:{node}" if "stop" in known.values() else "stop")
+    # Once the first is over, a later one is why the job still stands.
+    return known, "stop" if "stop" in known.values() or not causes else known[causes[0]]
 
 
 def _who(verdict: Verdict) -> str:
@@ -133,19 +166,19 @@ def _drop(fused: Fused, family: str, cause: str) -> None:
 
 
 def _explained_by_the_stop(fused: Fused) -> None:
-    stop, pace = fused.findings.get("stop"), fused.findings.get("pace")
-    if stop is None:
-        return
-    for node in stop.verdict.nodes:
-        for family in (f"silence:{node}", f"slow:{node}", f"early:{node}"):
-            _drop(fused, family, "stop")
-    if pace is None:
+    stops = {family: finding for family, finding in fused.findings.items() if is_of_a_stop(family)}
+    for stop, finding in stops.items():
+        for node in finding.verdict.nodes:
+            for family in (f"silence:{node}", f"slow:{node}", f"early:{node}"):
+                _drop(fused, family, stop)
+    pace = fused.findings.get("pace")
+    if pace is None or not stops:
         return
     stalled = pace.verdict.fault == "storage_stall" and "standstill" in pace.verdict.kinds
-    if stalled and not stop.verdict.nodes:
+    if stalled and not any(finding.verdict.nodes for finding in stops.values()):
         _drop(fused, "stop", "pace")  # nobody hangs: everybody waits for the storage
     else:
-        _drop(fused, "pace", "stop")  # a job that stands still is slow, too
+        _drop(fused, "pace", next(iter(stops)))  # a job that stands still is slow, too
 
 
 def _explained_by_the_room(fused: Fused) -> None:

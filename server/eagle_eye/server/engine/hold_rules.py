@@ -109,10 +109,19 @@ def _under_way(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     """Nothing is asked for beside an action that stops the job; a drain or checkpoint stands only in its own way."""
     for action in by_age(situation.actions):
         concerns = (action.job, action.attempt) == (incident.job, incident.attempt) and not action.preliminary
+        if concerns and _takes_along(action, incident, plan):
+            why = f"action {action.id} because of incident {action.incident_id} excludes {incident.node} as well"
+            return held(why, {"action": action.id, "state": action.state, "kind": action.kind})
         if concerns and action.state in ASKED_STATES and _same(action, plan):
             why = f"action {action.id} for attempt {incident.attempt} is {action.state} already"
             return held(why, {"action": action.id, "state": action.state, "kind": action.kind})
     return passed({})
+
+
+def _takes_along(action: Action, incident: Incident, plan: Plan) -> bool:
+    """Whether the node leaves, or would have left, with an action because of another one."""
+    stands = action.kind in DISRUPTIVE_KINDS and action.state in (*ASKED_STATES, "would_act")
+    return stands and action.node != incident.node and incident.node in plan.exclude and incident.node in action.exclude
 
 
 def _same(action: Action, plan: Plan) -> bool:

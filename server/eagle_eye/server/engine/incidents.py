@@ -1,7 +1,8 @@
 """From findings to incidents: one incident per cause, from the first verdict to the recovery. Pure.
 
 A finding finds its incident by (job, attempt, family): everything that stops a job is one family, since a job
-stops for one reason; what breaks its numbers another; slowness and silence are one family per node (``fusion``).
+stops for one reason (GPUs that fail on two nodes are two); what breaks its numbers another; slowness and silence are
+one family per node (``fusion``).
 What another finding explains is merged into that one's incident (``kinship``), what comes back is reopened
 (``flapping``).
 """
@@ -16,7 +17,7 @@ from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine import flapping, kinship
 from eagle_eye.server.engine.choice_rules import is_supported
-from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse
+from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_of_a_stop, is_own_cause
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import Incident
@@ -49,7 +50,7 @@ def fold(
     mine = {i.id: i for i in known if i.job == judgement.job}
     book = dict(mine)
     being_restarted = (judgement.job, judgement.attempt) in acting
-    fused = fuse(judgement.verdicts)
+    fused = fuse(judgement.verdicts, _stops(mine.values(), judgement.attempt))
     seen: set[str] = set()
     for family, finding in fused.findings.items():
         verdict = finding.verdict
@@ -78,6 +79,15 @@ def fold(
     unseen = [i for i in book.values() if i.state in OPEN_STATES and i.family not in seen]
     book |= {i.id: _ended(i, judgement, policy, being_restarted) or i for i in unseen}
     return [incident for incident in book.values() if incident != mine.get(incident.id)]
+
+
+def _stops(incidents: Iterable[Incident], attempt: int) -> dict[str, str]:
+    """Return the nodes that are known for stopping the attempt, with their families.
+
+    A guess at who does gives way to the first GPU that is known to have failed, until it is acted on.
+    """
+    opened = [i for i in incidents if i.attempt == attempt and i.state in OPEN_STATES and is_of_a_stop(i.family)]
+    return {i.node: i.family for i in opened if i.node is not None and (is_own_cause(i) or i.state == "acting")}
 
 
 def _merge(book: dict[str, Incident], fused: Fused, judgement: Judgement) -> None:
@@ -234,7 +244,7 @@ def _ended(incident: Incident, judgement: Judgement, policy: PolicySettings, bei
         seen_s = max(incident.seen_s, judgement.watching_since_s)
         gone = judgement.now_s - seen_s > flapping.patience_s(incident, policy)
         over = gone and not being_restarted and not blind
-        if incident.family == "stop" and judgement.stepping:
+        if is_of_a_stop(incident.family) and judgement.stepping:
             over = over and judgement.advanced_s > incident.detected_s  # a job that stopped goes on by making a step
     if not over:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Fused, is_sure
+from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Fused, is_of_a_stop, is_sure
 from eagle_eye.server.records import Incident
 
 OWN_FACTOR, SHARED_SLOWDOWN_MIN = 2.0, 0.02  # times what a rack's trouble costs, beyond which a node has its own
@@ -37,7 +37,7 @@ def cause_of(incident: Incident, fused: Fused) -> str:
 def _by_its_node(incident: Incident, fused: Fused) -> str:
     """Return which finding accuses the very node of a sign that is not seen at the moment."""
     sort, _, node = incident.family.partition(":")
-    for family in ("stop", SHARED_SLOWNESS):
+    for family in (*filter(is_of_a_stop, fused.findings), SHARED_SLOWNESS):
         found = fused.findings.get(family)
         named = found.verdict.nodes if found is not None else ()
         if node in named and sort in ("slow", "early", "silence") and (family, sort) != (SHARED_SLOWNESS, "silence"):
@@ -68,7 +68,7 @@ def took_over(family: str, opened: Iterable[Incident]) -> Incident | None:
 
 def belongs(verdict: Verdict, family: str) -> bool:
     """Return whether a claim stays with the incident that took its family over, and is no split."""
-    return family != "stop" and not is_sure(verdict)
+    return not is_of_a_stop(family) and not is_sure(verdict)
 
 
 def merge(incident: Incident, cause: Incident, now_s: float) -> tuple[Incident, Incident]:

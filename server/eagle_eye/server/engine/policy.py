@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from eagle_eye.detectors.faults import BY_NAME, Repair
 from eagle_eye.schema.action import ActionKind
-from eagle_eye.server.engine import budgets, choice_rules, deferred_drains, hold_rules
+from eagle_eye.server.engine import budgets, choice_rules, deferred_drains, failed_together, hold_rules
 from eagle_eye.server.engine.modes import Mode, mode_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling
 from eagle_eye.server.engine.situation import Situation
@@ -19,6 +19,7 @@ from eagle_eye.server.records import Incident, RuleWord
 
 RULES: tuple[Rule, ...] = (
     *choice_rules.RULES,
+    failed_together.RULE,
     deferred_drains.RULE,
     choice_rules.BYSTANDERS,
     *hold_rules.BEFORE_BUDGETS,

@@ -21,6 +21,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age
 from eagle_eye.server.records import Action, ActionState, Evidence, Incident, Node
 
+REPORTS_ARRIVE_S = 15.0  # subscribers tell at once what they begin, and again soon where that did not arrive
 _ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaiting", "act": "requested"}
 
 
@@ -84,9 +85,11 @@ def respond(
     changed = {i.id: i for i in folding.fold(known.values(), judgement, acting, settings, lambda: new_id("inc"))}
     asked: list[Action] = []
     evidence: list[Evidence] = []
-    for incident in {**known, **changed}.values():
+    incidents = {**known, **changed}
+    for incident in incidents.values():
         current = {action.id: action for action in (*book.actions, *ended.values(), *asked)}
-        situation = situation_of(judgement, book, list(current.values()), settings, fleet_size, blind)
+        by_now = dataclasses.replace(book, incidents=list(incidents.values()), actions=list(current.values()))
+        situation = situation_of(judgement, by_now, settings, fleet_size, blind)
         latest, action, gathered = _follow(incident, judgement, situation, book.gathering, new_id)
         evidence += gathered
         if latest != known.get(incident.id):
@@ -98,13 +101,11 @@ def respond(
     return Response(tuple(changed.values()), (*ended.values(), *asked), tuple(evidence))
 
 
-def situation_of(
-    judgement: Judgement, book: Book, actions: Sequence[Action], settings: PolicySettings, fleet_size: int, blind: str
-) -> Situation:
-    """Return what policy may know besides the incident; ``actions`` are the book's as they are by now."""
+def situation_of(judgement: Judgement, book: Book, settings: PolicySettings, fleet_size: int, blind: str) -> Situation:
+    """Return what policy may know besides the incident."""
     return Situation(
         settings=settings,
-        actions=actions,
+        actions=book.actions,
         fleet_size=fleet_size,
         members=judgement.members,
         job_state=judgement.state,
@@ -117,6 +118,7 @@ def situation_of(
         crashed=judgement.crashed,
         hearing=judgement.hearing,
         ends_s=judgement.ends_s,
+        incidents=[i for i in book.incidents if i.job == judgement.job and i.state in folding.OPEN_STATES],
     )
 
 
@@ -132,11 +134,8 @@ def _follow(
     asked = by_age(a for a in situation.actions if a.incident_id == incident.id and a.state != "withdrawn")
     own = next((a for a in reversed(asked) if not a.preliminary), None)
     if incident.state not in folding.OPEN_STATES:
-        # A job that has moved on may have done so because of our request, whose reports are still on their way.
-        untouched = ("awaiting", "requested") if incident.attempt == judgement.attempt else ("awaiting",)
-        withdrawn = own is not None and own.state in untouched
-        why = f"it is incident {incident.merged_into}" if incident.merged_into else f"the incident is {incident.state}"
-        return _Followed(incident, _withdrawn(own, why, now_s) if own and withdrawn else None)
+        why = _why_void(incident, judgement, own)
+        return _Followed(incident, _withdrawn(own, why, now_s) if own and why else None)
     stopped = _kept_back(incident, asked[-1], situation) if asked and incident.attempt == judgement.attempt else None
     if stopped is not None:
         return stopped
@@ -147,6 +146,18 @@ def _follow(
     if own is not None and own.state not in FRUITLESS_STATES:
         return _Followed(incident)  # kept in observe mode
     return _weighed(incident, judgement, situation, gathering, new_id)
+
+
+def _why_void(incident: Incident, judgement: Judgement, own: Action | None) -> str:
+    """Return why what was asked for because of an incident that is over is withdrawn, "" where it is not."""
+    if own is None or own.state not in ("awaiting", "requested"):
+        return ""
+    if own.state == "requested" and incident.attempt != judgement.attempt:
+        # The job may have moved on because of this very request, whose reports are still on their way.
+        if incident.ended_s is None or judgement.now_s - incident.ended_s < REPORTS_ARRIVE_S:
+            return ""
+        return f"nobody took it up, and the job is in attempt {judgement.attempt}"
+    return f"it is incident {incident.merged_into}" if incident.merged_into else f"the incident is {incident.state}"
 
 
 def _weighed(

@@ -28,6 +28,7 @@ class Situation:
     job's own word. ``ranks`` is the job's membership. ``standing`` holds the nodes that are not in service,
     ``neighbours`` the other running jobs on the nodes that incidents accuse. ``crashed``: the scheduler says that the
     job failed. ``hearing`` is when its scheduler was heard, ``ends_s`` when its time limit ends it (None: not known).
+    ``incidents`` are the job's open ones.
     """
 
     settings: PolicySettings
@@ -44,6 +45,7 @@ class Situation:
     crashed: bool = False
     hearing: Hearing = NO_SCHEDULER
     ends_s: float | None = None
+    incidents: Sequence[Incident] = ()
 
 
 def counted(situation: Situation, mode: Mode) -> list[Action]:

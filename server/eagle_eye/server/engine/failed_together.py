@@ -1,0 +1,54 @@
+"""GPUs that fail on several nodes of a job at once: one restart leaves all of these nodes behind. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eagle_eye.server.engine import flapping
+from eagle_eye.server.engine.budgets import exclusions_left, nodes_left, plan_mode
+from eagle_eye.server.engine.fusion import is_own_cause
+from eagle_eye.server.engine.modes import CAREFULNESS
+from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
+from eagle_eye.server.engine.situation import Situation, own_actions, terms
+from eagle_eye.server.records import Incident
+
+
+def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """The next attempt would fail on a node whose GPU is known to have failed: it leaves with the first one."""
+    if plan.kind != "exclude_node" or not plan.restart:
+        return NOT_APPLICABLE
+    others = [other for other in situation.incidents if _has_to_go(other, incident, situation, plan)]
+    if not others:
+        return NOT_APPLICABLE
+    mode, taken = plan_mode(incident, situation, plan), len(plan.exclude)
+    room = min(
+        exclusions_left(incident, situation, mode) - taken,
+        nodes_left(incident, situation, mode, taken) - terms(incident, situation).nodes_min,
+    )
+    leaving = others[: max(room, 0)]
+    nodes = tuple(other.node for other in leaving if other.node is not None)
+    values: Values = {
+        "failed": ", ".join(other.node or "" for other in others),
+        "leaving": ", ".join(nodes),
+        "room": room,
+    }
+    if not leaving:
+        return passed(values, f"{values['failed']} has failed too, and stays: no budget, or too few nodes left")
+    why = "; ".join(f"{other.node} leaves with it: {other.summary} (incident {other.id})" for other in leaving)
+    return changed(replace(plan, exclude=(*plan.exclude, *nodes), notes=(*plan.notes, why)), why, values)
+
+
+def _has_to_go(other: Incident, incident: Incident, situation: Situation, plan: Plan) -> bool:
+    """Whether its own action would be the same, and nothing has become of that yet."""
+    return (
+        other.id != incident.id
+        and (other.job, other.attempt) == (incident.job, incident.attempt)
+        and is_own_cause(other)
+        and other.node not in plan.exclude
+        and not own_actions(other, situation)
+        and not flapping.is_lull(other, situation.settings, situation.now_s)
+        and CAREFULNESS[plan_mode(other, situation, plan)] <= CAREFULNESS[plan_mode(incident, situation, plan)]
+    )
+
+
+RULE = Rule("failed_together", _failed_together)
