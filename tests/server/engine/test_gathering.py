@@ -156,6 +156,16 @@ def test_a_lost_gpu_is_a_fact_and_waits_for_nothing() -> None:
     assert len(office.actions) == 1
 
 
+def test_every_node_that_leaves_with_the_restart_is_asked() -> None:
+    office = Office()
+    fleet = Fleet(nodes=8)
+    office.take(fleet.run(30))
+    for node in ("n1", "n2"):
+        fleet.happens(node, "xid", code=79)
+    until_asked(office, fleet)
+    assert [e.node for e in office.evidence.values()] == ["n1", "n2"]
+
+
 @pytest.mark.parametrize(("mode", "state"), [("observe", "would_act"), ("approve", "awaiting")])
 def test_what_stops_no_job_yet_does_not_wait_but_is_asked_for(mode: str, state: str) -> None:
     office = Office(mode=mode)

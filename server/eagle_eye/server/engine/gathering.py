@@ -36,10 +36,14 @@ class Gathering:
 def wanted(
     incident: Incident, decision: Decision, judgement: Judgement, gathering: Gathering, new_id: Callable[[str], str]
 ) -> tuple[Evidence, ...]:
-    """Return the requests that the incident's first decision to act makes; none where they were made before."""
+    """Return the requests that the incident's first decision to act makes; none where they were made before.
+
+    Asked are the suspects, and whoever leaves with them.
+    """
     if decision.kind not in DESTRUCTIVE or any(e.incident_id == incident.id for e in _ours(gathering.asked)):
         return ()
-    nodes = [node for node in suspects(incident, judgement) if node in gathering.gatherers]
+    leaving = dict.fromkeys((*suspects(incident, judgement), *decision.exclude))
+    nodes = [node for node in leaving if node in gathering.gatherers]
     return tuple(
         Evidence(
             id=new_id("ev"),
