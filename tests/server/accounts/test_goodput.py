@@ -117,6 +117,12 @@ def test_a_hang_that_ended_by_itself_is_lost_time_inside_the_training() -> None:
     ]
 
 
+@pytest.mark.parametrize("family", ["stop", "stop:n2"])
+def test_a_gpu_that_fails_beside_another_stops_the_job_as_the_first_does(family: str) -> None:
+    one = attempt(0, 0, 1000, end="finished", first_step=1, first_step_s=100, last_step=50, last_step_s=1000)
+    assert ("stopped", 100, "gpu_lost") in parts([one], [told("gpu_lost", 300, 400, family=family)])
+
+
 @pytest.mark.parametrize("state", ["false", "closed"])
 def test_a_false_alarm_and_a_merged_incident_explain_nothing(state: str) -> None:
     one = attempt(0, 0, 1000, end="finished", first_step=1, first_step_s=100, last_step=50, last_step_s=1000)

@@ -204,7 +204,7 @@ def stops_jobs(incident: Incident) -> bool:
     """Return whether a job that has the incident makes no steps."""
     fault = BY_NAME.get(incident.fault)
     trouble = incident.family or ("" if fault is None else fault.trouble)
-    return trouble == "stop"
+    return trouble.partition(":")[0] == "stop"  # "stop:n2": a GPU that failed beside another
 
 
 def _ends_attempts(incident: Incident) -> bool:
