@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,6 +21,7 @@ from eagle_eye.orchestrators.launch.state import ENDED, UP, Phase, Rules, State,
 OrderT = TypeVar("OrderT")
 NODES = ("n1", "n2", "n3", "n4")
 UNIX_S = 1_800_000_000.0
+WRITTEN_S = UNIX_S - 60.0  # when the checkpoint was, from which attempts resume
 
 
 class Story:
@@ -52,7 +54,7 @@ class Story:
             self.memory = remember(self.memory, self.state)
         for order in orders:
             if isinstance(order, to.ChooseCheckpoint) and self.state.attempt == order.attempt:
-                self._happens(on.CheckpointChosen(order.attempt, self.newest, f"step_{self.newest}"))
+                self._happens(on.CheckpointChosen(order.attempt, self.newest, f"step_{self.newest}", WRITTEN_S))
 
     def is_killed_and_started_again(self, attempts_before: int = 0) -> None:
         self.state = resume(self.memory, self.rules.fleet, attempts_before)
@@ -84,8 +86,21 @@ def exclude(*nodes: str, request: int = 1, now: bool = True) -> on.ExcludeAsked:
     return on.ExcludeAsked(request, nodes, now, "hang")
 
 
-def restart(over: int = 1, since_s: float | None = None, request: int = 2) -> on.RestartAsked:
-    return on.RestartAsked(request, over, since_s, "hang")
+def restart(over: int = 1, since_s: float | None = None, request: int = 2, **more: Any) -> on.RestartAsked:
+    return on.RestartAsked(request, over, since_s, "hang", **more)
+
+
+def broken_numbers(story: Story) -> list[to.Say]:
+    """The numbers break, no node is to blame, and the next attempt starts; returns what is said of checkpoints."""
+    story.happens(restart(story.state.attempt, UNIX_S + story.now_s, blames_nobody=True))
+    said = [order for order in story.ordered(to.Say) if order.event == "checkpoint_suspected"]
+    story.stopped("n1", "n2", "n3")
+    story.starts()
+    return said
+
+
+def suspected(story: Story) -> tuple[float, ...]:
+    return [order for order in story.everything if isinstance(order, to.ChooseCheckpoint)][-1].suspected
 
 
 def failed(node: str, attempt: int = 1, **more: Any) -> on.RanksEnded:
@@ -244,6 +259,63 @@ def test_a_fault_that_spoils_checkpoints_distrusts_what_was_written_since() -> N
     story.happens(restart(over=2))
     story.stopped("n1", "n2", "n3")
     assert story.ordered(to.ChooseCheckpoint)[0].distrusted == (Span(UNIX_S + 20.0, UNIX_S + 51.0),)
+
+
+def test_a_checkpoint_from_which_the_numbers_are_broken_at_once_is_suspected() -> None:
+    story = Story()
+    story.newest = 40
+    story.running()
+    (said,) = broken_numbers(story)
+    assert said.fields == {"step": 40, "reason": "resumed from it, the numbers broke at once"}
+    assert suspected(story) == (WRITTEN_S,)
+
+
+def test_a_checkpoint_from_which_steps_were_made_is_suspected_the_second_time() -> None:
+    story = Story()
+    story.newest = 40
+    story.running().happens(on.StepSeen(1, 41, 50))
+    assert (broken_numbers(story), suspected(story)) == ([], ())
+    story.happens(on.StepSeen(2, 41, 50))
+    (said,) = broken_numbers(story)
+    assert said.fields["reason"] == "resumed from it, the numbers broke once more before the next checkpoint"
+    assert suspected(story) == (WRITTEN_S,)
+
+
+def test_a_checkpoint_is_above_suspicion_once_the_attempt_has_written_the_next() -> None:
+    story = Story()
+    story.newest = 40
+    story.running()
+    for attempt in (1, 2, 3):
+        story.happens(on.CheckpointWritten(attempt, 50))
+        assert broken_numbers(story) == []
+    assert suspected(story) == ()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        restart(since_s=UNIX_S, blames_nobody=False),
+        restart(since_s=None, blames_nobody=True),
+        restart(over=0, since_s=UNIX_S, blames_nobody=True),
+    ],
+    ids=["a node is to blame", "the numbers are good", "of an earlier attempt"],
+)
+def test_other_restarts_leave_the_checkpoint_above_suspicion(wish: on.RestartAsked) -> None:
+    story = Story()
+    story.newest = 40
+    story.running().happens(wish)
+    story.stopped("n1", "n2", "n3")
+    assert suspected(story) == ()
+
+
+def test_a_suspicion_outlives_the_launcher() -> None:
+    story = Story()
+    story.newest = 40
+    story.running()
+    broken_numbers(story)
+    story.is_killed_and_started_again()
+    story.all_ready()
+    assert suspected(story) == (WRITTEN_S,)
 
 
 def test_what_an_exclusion_distrusts_outlives_a_launcher_killed_before_the_restart() -> None:

@@ -102,6 +102,13 @@ def test_after_a_return_the_spoiled_later_steps_stay_out() -> None:
     assert choose_checkpoint([before, spoiled], [Span(15.0, 30.0)]) == before
 
 
+def test_a_suspected_checkpoint_is_taken_only_where_the_alternative_is_the_beginning() -> None:
+    old, late = Checkpoint("c/step_1", 1, 10.0), Checkpoint("c/step_2", 2, 20.0)
+    assert choose_checkpoint([old, late], (), [20.0]) == old
+    assert choose_checkpoint([late], (), [20.0]) == late
+    assert choose_checkpoint([late], [Span(15.0, 30.0)], [20.0]) is None
+
+
 def test_only_complete_checkpoints_are_found(tmp_path: Path) -> None:
     for name in ("step_5", "step_10", "step_15", "step_x", "other"):
         (tmp_path / name).mkdir()

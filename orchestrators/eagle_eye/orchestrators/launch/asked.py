@@ -9,6 +9,8 @@ from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.gathering import consider, gather, next_nodes
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
 
+SUSPECTED_MAX = 1_000
+
 
 def turn_away(happening: on.Happening, reason: str) -> list[to.Order]:
     """Return the answer to what is asked of a job that has ended."""
@@ -59,16 +61,18 @@ def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) 
     if next_nodes(rules, state) is None:
         return state, [to.Answer(wish.request, False, "too few nodes are usable")]
     state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
+    state, doubts = _doubting(state, wish)
     over = wish.over_attempt < state.attempt and state.distrust_since_s is None
     state = replace(state, requests=(*state.requests, wish.request))
     if state.phase is Phase.GATHERING:
-        return state, [to.Persist()]  # the attempt being prepared is the one asked for
+        return state, [to.Persist(), *doubts]  # the attempt being prepared is the one asked for
     if over and state.phase is not Phase.DECIDING and not state.excluded & set(state.members):
         if state.phase in UP:
             orders: list[to.Order] = [to.Answer(wish.request, True, f"attempt {state.attempt} runs already")]
             return replace(state, requests=()), orders
         return state, []
-    return gather(rules, state, wish.reason, now)
+    state, orders = gather(rules, state, wish.reason, now)
+    return state, [*doubts, *orders]
 
 
 def _distrusting(state: State, over_attempt: int, since_s: float | None) -> State:
@@ -77,6 +81,24 @@ def _distrusting(state: State, over_attempt: int, since_s: float | None) -> Stat
         return state  # the attempt that runs was started with this in mind
     known_s = state.distrust_since_s
     return replace(state, distrust_since_s=since_s if known_s is None else min(since_s, known_s))
+
+
+def _doubting(state: State, wish: on.RestartAsked) -> Step:
+    """The checkpoint that was resumed from may be spoilt itself, where nobody lived to tell of it in time.
+
+    So it is where the numbers were broken at the first step, or broke a second time on the way to the next checkpoint.
+    """
+    resumed_s = state.resumed_s
+    theirs = wish.over_attempt == state.attempt and wish.blames_nobody and wish.distrust_since_s is not None
+    if resumed_s is None or not theirs:
+        return state, []
+    state = replace(state, resumed_s=None)
+    if state.stepped and resumed_s != state.doubted_s:
+        return replace(state, doubted_s=resumed_s), []
+    when = "once more before the next checkpoint" if state.stepped else "at once"
+    fields = {"step": state.resumed_step, "reason": f"resumed from it, the numbers broke {when}"}
+    suspected = (*state.suspected, resumed_s)[-SUSPECTED_MAX:]
+    return replace(state, suspected=suspected, doubted_s=None), [to.Say("checkpoint_suspected", fields)]
 
 
 def _readmit(rules: Rules, state: State, wish: on.ReadmitAsked, now: on.Moment) -> Step:

@@ -108,7 +108,7 @@ def _chosen(rules: Rules, state: State, chosen: on.CheckpointChosen, now: on.Mom
     known = [step for step in (chosen.step, state.step_max) if step is not None]
     state = replace(
         state,
-        chosen=True, resumed_step=chosen.step, step_max=max(known, default=None),
+        chosen=True, resumed_step=chosen.step, resumed_s=chosen.written_s, step_max=max(known, default=None),
         due_s=now.monotonic_s + rules.started_within_s,
     )  # fmt: skip
     return state, [to.StartRanks(state.attempt, state.members, chosen.path, chosen.step)]
@@ -128,7 +128,10 @@ def _verified(state: State, step: int, most: int, fields: dict[str, object], now
         )
     took_s = now.monotonic_s - state.up_since_s
     starts = state.starts.after(state.members, took_s, resumed=state.resumed_step is not None)
-    state = move(state, Phase.RUNNING, due_s=NEVER_S, starts=starts, stuck=frozenset(), stuck_again=frozenset())
+    state = move(
+        state, Phase.RUNNING,
+        due_s=NEVER_S, starts=starts, stuck=frozenset(), stuck_again=frozenset(), stepped=True,
+    )  # fmt: skip
     if wrong:
         return state, [
             to.Persist(),
@@ -141,6 +144,7 @@ def _checkpoint_written(rules: Rules, state: State, step: int, now: on.Moment) -
     if state.phase not in UP:
         return state, []
     state, orders = _verified(state, step, step, {"checkpoint_step": step}, now)
+    state = replace(state, resumed_s=None, doubted_s=None)
     if state.step_max is None or step > state.step_max:
         state = replace(state, step_max=step, advanced=True)
         orders.append(to.Persist())

@@ -7,7 +7,7 @@ without it the checkpoint is not complete, and its modification time is when it 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -60,10 +60,14 @@ def find_checkpoints(folder: Path | None) -> list[Checkpoint]:
     return found
 
 
-def choose_checkpoint(found: Iterable[Checkpoint], distrusted: Sequence[Span]) -> Checkpoint | None:
+def choose_checkpoint(
+    found: Iterable[Checkpoint], distrusted: Sequence[Span], suspected: Collection[float] = ()
+) -> Checkpoint | None:
     """Return the last written checkpoint outside the distrusted spans, None where there is none.
 
-    By time and not by step: after a return to an earlier step, the higher steps are the spoiled ones.
+    By time and not by step: after a return to an earlier step, the higher steps are the spoiled ones. One that was
+    written at a ``suspected`` time is taken only where there is no other: it is better than the beginning.
     """
-    trusted = (one for one in found if not any(span.covers(one.written_s) for span in distrusted))
-    return max(trusted, key=lambda one: (one.written_s, one.step), default=None)
+    trusted = [one for one in found if not any(span.covers(one.written_s) for span in distrusted)]
+    clear = [one for one in trusted if one.written_s not in suspected]
+    return max(clear or trusted, key=lambda one: (one.written_s, one.step), default=None)

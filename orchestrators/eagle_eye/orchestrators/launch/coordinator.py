@@ -185,7 +185,7 @@ class Coordinator:
         try:
             found = find_checkpoints(self._job.checkpoint_dir)
             left = found
-            while (chosen := choose_checkpoint(left, order.distrusted)) is not None:
+            while (chosen := choose_checkpoint(left, order.distrusted, order.suspected)) is not None:
                 if not (wrong := flaw(chosen.folder)):
                     break
                 fields = {"step": chosen.step, "path": chosen.path, "reason": wrong}
@@ -195,8 +195,10 @@ class Coordinator:
             self.post(on.StartImpossible(order.attempt, f"checkpoints: {type(error).__name__}: {error}"))
             return
         self._found = found
-        step_number, path = (chosen.step, chosen.path) if chosen else (None, "")
-        self.post(on.CheckpointChosen(order.attempt, step_number, path))
+        if chosen is None:
+            self.post(on.CheckpointChosen(order.attempt, None))
+        else:
+            self.post(on.CheckpointChosen(order.attempt, chosen.step, chosen.path, chosen.written_s))
 
     def _start_ranks(self, order: to.StartRanks) -> None:
         job = self._job

@@ -39,7 +39,8 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         distrusted += (Span(state.distrust_since_s, max(state.distrust_since_s, now.unix_s)),)
     state = move(
         state, Phase.STARTING,
-        members=plan, started=frozenset(), succeeded=frozenset(), advanced=False, resumed_step=None, chosen=False,
+        members=plan, started=frozenset(), succeeded=frozenset(), advanced=False, chosen=False,
+        resumed_step=None, resumed_s=None, stepped=False,
         draining=state.draining & set(plan), excluded=state.excluded | (state.draining - set(plan)),
         distrusted=distrusted, distrust_since_s=None,
         ready_due_s=NEVER_S, due_s=now.monotonic_s + rules.started_within_s,
@@ -48,7 +49,7 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         *orders,
         to.Persist(),
         to.TellServer("running", state.attempt, plan),
-        to.ChooseCheckpoint(state.attempt, distrusted),
+        to.ChooseCheckpoint(state.attempt, distrusted, state.suspected),
     ]
 
 

@@ -125,11 +125,15 @@ class StartImpossible:
 
 @dataclass(frozen=True)
 class CheckpointChosen:
-    """The checkpoint to resume from was chosen: its step, None for the beginning, and its folder."""
+    """The checkpoint to resume from was chosen: its step, its folder, and when it was completed (Unix time).
+
+    A step of None is the beginning.
+    """
 
     attempt: int
     step: int | None
     path: str = ""
+    written_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -163,12 +167,16 @@ class ExcludeAsked:
 
 @dataclass(frozen=True)
 class RestartAsked:
-    """The attempt shall be ended and a next one started; see protocol.Restart."""
+    """The attempt shall be ended and a next one started; see protocol.Restart.
+
+    ``blames_nobody``: no node is left behind, so that the fault may lie in what the attempt resumed from.
+    """
 
     request: int
     over_attempt: int
     distrust_since_s: float | None
     reason: str
+    blames_nobody: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,9 @@ class LaunchOrchestrator:
 
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name
         """The next attempt's ranks were spawned."""
+        over, since_s, reason = request.over_attempt, request.distrust_since_s, request.cause.reason
         return self._coordinator.ask(
-            lambda number: on.RestartAsked(number, request.over_attempt, request.distrust_since_s, request.cause.reason)
+            lambda number: on.RestartAsked(number, over, since_s, reason, blames_nobody=not request.without)
         )
 
     def readmit(self, nodes: Sequence[str]) -> str:

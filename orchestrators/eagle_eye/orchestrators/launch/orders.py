@@ -10,10 +10,14 @@ from eagle_eye.orchestrators.launch.checkpoints import Span
 
 @dataclass(frozen=True)
 class ChooseCheckpoint:
-    """Look for the newest complete checkpoint outside ``distrusted``, and say which it is."""
+    """Look for the newest complete checkpoint outside ``distrusted``, and say which it is.
+
+    One written at a time in ``suspected`` is taken only where there is no other.
+    """
 
     attempt: int
     distrusted: tuple[Span, ...]
+    suspected: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

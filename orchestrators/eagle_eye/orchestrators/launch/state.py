@@ -85,7 +85,10 @@ class State:
     ``doing`` is what runners said that they do before they are ready.
     ``requests`` are answered once the attempt runs. ``step_max`` is the highest step of which a complete
     checkpoint was ever seen, ``resumed_step`` that of the checkpoint resumed from, None for the beginning, once it
-    is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``. ``raised`` are
+    is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``, ``stepped`` that
+    a step of it was heard of. ``resumed_s`` is when the checkpoint resumed from was completed, None once the attempt has
+    completed one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some
+    steps, ``suspected`` those from which they broke at once or again (checkpoints.py). ``raised`` are
     the exceptions that ended this attempt's ranks, ``raised_before`` those of the last one, if it was restarted from
     by the launcher itself. ``starts`` is what starts took; while ``looking``, ``sights`` says where ranks are.
     ``stuck`` are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Dues are
@@ -108,9 +111,13 @@ class State:
     restarts: int = 0
     distrusted: tuple[Span, ...] = ()
     distrust_since_s: float | None = None
+    suspected: tuple[float, ...] = ()
+    doubted_s: float | None = None
     requests: tuple[int, ...] = ()
     chosen: bool = False
     resumed_step: int | None = None
+    resumed_s: float | None = None
+    stepped: bool = False
     step_max: int | None = None
     advanced: bool = False
     raised: Raised = field(default_factory=Raised)
