@@ -14,7 +14,7 @@ from typing import Any
 from eagle_eye.demo.site import NamespaceSite, Node, Site
 from eagle_eye.demo.stack import SERVER_CONFIG, Stack, StageFailed
 
-NODES = tuple(f"node{number}" for number in range(1, 7))  # three train, three are spares
+NODES = tuple(f"node{number}" for number in range(1, 9))  # three train; the others are spares or being repaired
 MEMBERS = 3
 JOB_ARGUMENTS = {"batch": "16"}  # steps that leave this machine to the others on it
 

@@ -332,6 +332,32 @@ def test_what_an_exclusion_distrusts_outlives_a_launcher_killed_before_the_resta
     assert story.ordered(to.StopRanks) == []
 
 
+def test_a_node_readmitted_by_a_later_launcher_is_called_and_not_waited_for() -> None:
+    story = Story().running()
+    story.happens(exclude("n2"))
+    story.is_killed_and_started_again()
+    story.happens(*(on.RunnerReady(node) for node in ("n1", "n3", "n4")))
+    story.starts().happens(on.ReadmitAsked(7, ("n2",)))
+    assert story.ordered(to.Revive) == [to.Revive("n2")]
+    story.happens(exclude("n3", request=8), restart(over=2, request=9))
+    story.stopped("n1", "n3", "n4")
+    assert story.state.phase is Phase.GATHERING  # three are needed
+    story.happens(on.RunnerReady("n2"))
+    assert story.ordered(to.StartRanks)[0].nodes == ("n1", "n4", "n2")
+
+
+def test_a_ready_spare_goes_before_a_node_readmitted_by_a_later_launcher() -> None:
+    story = Story(least=2)
+    story.running().happens(exclude("n2"), restart())
+    story.stopped("n1", "n2", "n3")
+    story.starts()
+    story.is_killed_and_started_again()
+    story.happens(*(on.RunnerReady(node) for node in ("n1", "n3", "n4")))
+    story.starts().happens(on.ReadmitAsked(7, ("n2",)), exclude("n3", request=8), restart(over=3, request=9))
+    story.stopped("n1", "n3", "n4")
+    assert story.ordered(to.StartRanks)[0].nodes == ("n1", "n4")
+
+
 def test_an_exclusion_that_is_refused_or_can_wait_distrusts_nothing() -> None:
     story = Story().running()
     story.happens(

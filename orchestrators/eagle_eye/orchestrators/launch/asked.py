@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.gathering import consider, gather, next_nodes
+from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
 
 SUSPECTED_MAX = 1_000
@@ -45,8 +45,8 @@ def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
         return state, [
             to.Persist(), to.Answer(wish.request, True, text), to.Say("draining", {"nodes": sorted(nodes)}),
         ]  # fmt: skip
-    if next_nodes(rules, state, nodes) is None:
-        left = len(set(rules.fleet.nodes) - state.unusable - nodes)
+    if possible_nodes(rules, state, nodes) is None:
+        left = len(set(rules.fleet.nodes) - state.hopeless - nodes)
         text = f"no spare: {left} nodes would be left, the job needs {rules.fleet.least}"
         return replace(state, distrust_since_s=known_s), [to.Answer(wish.request, False, text)]
     state = replace(state, excluded=state.excluded | nodes, draining=state.draining - nodes)
@@ -58,7 +58,7 @@ def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
 
 
 def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) -> Step:
-    if next_nodes(rules, state) is None:
+    if possible_nodes(rules, state) is None:
         return state, [to.Answer(wish.request, False, "too few nodes are usable")]
     state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     state, doubts = _doubting(state, wish)
@@ -106,12 +106,13 @@ def _readmit(rules: Rules, state: State, wish: on.ReadmitAsked, now: on.Moment) 
     back = nodes & (state.excluded | state.draining | state.unfit)
     busy = frozenset() if state.phase is Phase.GATHERING else frozenset(state.members)
     revived = nodes & state.lost - state.returning
+    called = revived & state.excluded  # what kept its runner away is over
     # Whatever it was readmitted for, it joins once it has been looked at.
     checked = (back if rules.check else back & state.unfit) - busy - state.lost
     state = replace(
         state,
         excluded=state.excluded - back, draining=state.draining - back, unfit=state.unfit - back,
-        lost=state.lost | checked, returning=state.returning | checked, ready=state.ready - checked,
+        lost=state.lost | checked, returning=state.returning | checked | called, ready=state.ready - checked,
     )  # fmt: skip
     text = f"readmitted: {', '.join(sorted(back)) or 'none'}"
     return consider(rules, state, now, [

@@ -18,6 +18,11 @@ def next_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset
     return choose_nodes(rules.fleet, state.members, state.unusable | without, state.draining)
 
 
+def possible_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
+    """Return the nodes of the next attempt once those that are expected back soon are; None where too few are left."""
+    return choose_nodes(rules.fleet, state.members, state.hopeless | without, state.draining)
+
+
 def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] | None = None) -> Step:
     """While gathering: start the attempt if everything for it is there, fail where it cannot come."""
     orders = orders or []
@@ -25,8 +30,7 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         return state, orders
     plan = next_nodes(rules, state)
     if plan is None:
-        hopeless = state.unusable - state.returning
-        if choose_nodes(rules.fleet, state.members, hopeless, state.draining) is not None:
+        if possible_nodes(rules, state) is not None:
             return state, orders  # until they are back, or ready_due_s
         usable = len(rules.fleet.nodes) - len(state.unusable)
         reason = f"{usable} nodes are usable, the job needs {rules.fleet.least}"

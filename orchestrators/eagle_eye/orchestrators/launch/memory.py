@@ -66,10 +66,12 @@ def resume(memory: Memory, fleet: Fleet, attempts_before: int = 0) -> State:
     """
     known = frozenset(fleet.nodes)
     ended = memory.phase in ENDED
+    excluded = frozenset(memory.excluded) & known
     return State(
         attempt=max(memory.attempt, attempts_before) + 1,
         members=tuple(node for node in memory.members if node in known)[: fleet.wanted],
-        excluded=frozenset(memory.excluded) & known,
+        excluded=excluded,
+        lost=excluded,  # no runner is called there: once readmitted, nobody waits for one before it is ready
         draining=frozenset(memory.draining) & known,
         distrusted=tuple(memory.distrusted),
         distrust_since_s=memory.distrust_since_s,

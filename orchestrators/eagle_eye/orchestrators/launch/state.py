@@ -86,8 +86,8 @@ class State:
     ``requests`` are answered once the attempt runs. ``step_max`` is the highest step of which a complete
     checkpoint was ever seen, ``resumed_step`` that of the checkpoint resumed from, None for the beginning, once it
     is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``, ``stepped`` that
-    a step of it was heard of. ``resumed_s`` is when the checkpoint resumed from was completed, None once the attempt has
-    completed one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some
+    a step of it was heard of. ``resumed_s`` is when the checkpoint resumed from was completed, None once the attempt
+    has completed one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some
     steps, ``suspected`` those from which they broke at once or again (checkpoints.py). ``raised`` are
     the exceptions that ended this attempt's ranks, ``raised_before`` those of the last one, if it was restarted from
     by the launcher itself. ``starts`` is what starts took; while ``looking``, ``sights`` says where ranks are.
@@ -137,6 +137,11 @@ class State:
     def unusable(self) -> frozenset[str]:
         """Return the nodes that no attempt may be started on."""
         return self.excluded | self.lost | self.unfit
+
+    @property
+    def hopeless(self) -> frozenset[str]:
+        """Return the unusable nodes of which none is expected back soon."""
+        return self.excluded | (self.lost - self.returning) | self.unfit
 
 
 Step = tuple[State, list[to.Order]]
