@@ -36,7 +36,7 @@ def harm(stack: FireStack, kind: str, node: str) -> Harm:
     if kind in XIDS:
         ranks = _ranks(stack, node)
         at_s = time.time()
-        stack.xid(node, XIDS[kind])
+        stack.gpus.xid(node, XIDS[kind])
         time.sleep(DRIVER_FIRST_S)
         # A GPU that has left the bus leaves its process waiting; a memory error ends it.
         _signal(ranks, signal.SIGSTOP if kind == GPU_DEAD else signal.SIGABRT)
@@ -64,7 +64,7 @@ def repair(stack: FireStack, node: str) -> None:
     """Nothing of what was done to the node is left; its agent runs."""
     stack.site.mend(node)
     (stack.corruption / node).unlink(missing_ok=True)
-    stack.show_gpus(node)
+    stack.gpus.mend(node)
     _signal(ranks_of(stack.job, node, SCRIPT.name), signal.SIGCONT)
     if stack.ended(f"agent-{node}") is not None:
         stack.start_agent(node)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recovery.gpus import Gpus
 from eagle_eye.demo.site import NamespaceSite, Node, Site
 from eagle_eye.demo.stack import SERVER_CONFIG, Stack, StageFailed
 
@@ -94,29 +95,29 @@ class FireStack(Stack):
         super().__init__(site, folder, JOB_ARGUMENTS, waiting, _config(), flags)
         if gpus and not isinstance(site, NamespaceSite):
             raise StageFailed("GPU faults are in the plan, and need nodes in network namespaces: run it without root")
-        self.gpus = gpus
-        self._serial = 0
+        self._with_gpus = gpus
         self._told = Lines(folder / "logs" / "launcher.log")
         self._steps = Lines(self.step_log)
-        (folder / "gpus").mkdir()
-        for node in site.nodes:
-            self.show_gpus(node.name)
+        seen = Lines(self.step_log)
+        self.gpus = Gpus(
+            folder / "gpus",
+            (node.name for node in site.nodes),
+            lambda: float(steps[-1]["time_s"]) if (steps := seen.all()) else 0.0,
+        )
         # A socket in its place cannot be opened: agents have no kernel log, and take XIDs from the driver.
         self._no_kernel_log = folder / "no-kernel-log"
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(str(self._no_kernel_log))
 
-    def show_gpus(self, node: str, *lines: str) -> None:
-        """The node's one GPU shows this from now on; nothing: it is well."""
-        file = self.folder / "gpus" / node
-        new = file.with_suffix(".new")
-        new.write_text("".join(f"{line}\n" for line in ("gpus 1", "steady", *lines)))
-        new.replace(file)
+    def start(self) -> None:
+        """Everything runs, and the GPUs follow the job."""
+        self.gpus.start()
+        super().start()
 
-    def xid(self, node: str, code: int) -> None:
-        """The driver of the node tells an XID of its GPU."""
-        self._serial += 1
-        self.show_gpus(node, f"xid 0 {code} {self._serial}")
+    def close(self) -> None:
+        """Nothing runs any more."""
+        self.gpus.close()
+        super().close()
 
     def told(self) -> list[dict[str, Any]]:
         """Return what the launchers said, oldest first."""
@@ -127,8 +128,8 @@ class FireStack(Stack):
         return self._steps.all()
 
     def _agent_extras(self, node: Node) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
-        if not self.gpus:
+        if not self._with_gpus:
             return node.prefix, (), {}
         own = f'mount --bind {self._no_kernel_log} /dev/kmsg && exec "$@"'
         prefix = (*node.prefix, "unshare", "--mount", "sh", "-c", own, "sh")
-        return prefix, ("--simulate",), {"EAGLE_EYE_SIMULATED_GPUS": str(self.folder / "gpus" / node.name)}
+        return prefix, ("--simulate",), {"EAGLE_EYE_SIMULATED_GPUS": str(self.gpus.file(node.name))}

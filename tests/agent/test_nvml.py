@@ -150,6 +150,14 @@ def test_what_is_wrong_with_a_gpu_shows_in_its_row_alone(host: Hosts) -> None:
     assert rows[5]["gpu_throttle_reasons"] == 0.0
 
 
+def test_a_gpu_that_waits_for_its_peers_is_busy_and_draws_a_third(host: Hosts) -> None:
+    gpus = host("steady", "waiting 2")
+    gpus.collect()
+    rows = gpus.collect().rows
+    assert [rows[gpu]["gpu_power_watts"] for gpu in (1, 2)] == pytest.approx([385.0, 119.5])
+    assert [rows[gpu]["gpu_utilization_ratio"] for gpu in (1, 2)] == [0.5, 1.0]
+
+
 def test_what_gpus_never_give_is_logged_once_and_no_failure(host: Hosts) -> None:
     gpus = host("gpus 4", "bare 1", "bare 2")
     first = gpus.collect()

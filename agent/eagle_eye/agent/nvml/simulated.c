@@ -17,6 +17,7 @@
  *   denied G            does not let us read power and processes
  *   flaky G             fails to tell its temperature
  *   throttle G          is too hot, and slow
+ *   waiting G           runs a kernel that does no work: its peers do not come to the collective (counters go on)
  *   ecc G N             has N uncorrected errors of memory, and a row that waits to be remapped
  *   down G N            has N NVLinks down, each with three errors
  *   xid G CODE SERIAL   has the driver tell an XID to whoever is registered; once for each larger SERIAL
@@ -52,7 +53,7 @@ const int eagle_eye_simulated = 1;
 static struct state {
     int gpus, init, steady, pre_hopper, wide_counters, links, per_link;
     int absent[GPUS_MAX], lost[GPUS_MAX], hang[GPUS_MAX], slow_ms[GPUS_MAX], bare[GPUS_MAX], denied[GPUS_MAX];
-    int flaky[GPUS_MAX], throttle[GPUS_MAX], ecc[GPUS_MAX], down[GPUS_MAX], mig[GPUS_MAX];
+    int flaky[GPUS_MAX], throttle[GPUS_MAX], waiting[GPUS_MAX], ecc[GPUS_MAX], down[GPUS_MAX], mig[GPUS_MAX];
     int events, processes;
     struct { int gpu, code, serial; } event[EVENTS_MAX];
     struct { int gpu, pid, mib; } process[PROCESSES_MAX];
@@ -89,6 +90,7 @@ static void parse_line(struct state *s, const char *line) {
     else if (!strcmp(word, "denied")) s->denied[g] = 1;
     else if (!strcmp(word, "flaky")) s->flaky[g] = 1;
     else if (!strcmp(word, "throttle")) s->throttle[g] = 1;
+    else if (!strcmp(word, "waiting")) s->waiting[g] = 1;
     else if (!strcmp(word, "ecc")) s->ecc[g] = b;
     else if (!strcmp(word, "down")) s->down[g] = b;
     else if (!strcmp(word, "mig")) s->mig[g] = b > MIG_PLACES - 1 ? MIG_PLACES - 1 : b;
@@ -133,6 +135,7 @@ static double loaded_s(int g, double t) {
 
 static double here_s(void) { return clock_s(CLOCK_REALTIME) - 1.7e9; }
 static double load(int g, double over_s) { return (loaded_s(g, here_s()) - loaded_s(g, here_s() - over_s)) / over_s; }
+static double worked(int g, double mean_load) { return now.waiting[g] ? 0.1 * mean_load : mean_load; }
 
 static int gpu_of(device d) { return d >= MIG_HANDLES ? (int)(d - MIG_HANDLES) / 10 : (int)d - 1; }
 
@@ -195,8 +198,8 @@ struct utilization { unsigned gpu, memory; };
 int nvmlDeviceGetUtilizationRates(device d, struct utilization *u) {
     refresh();
     if (answer(d) == OK && now.mig[gpu_of(d)]) return NOT_SUPPORTED;
-    u->gpu = (unsigned)lround(100.0 * load(gpu_of(d), 1.0));
-    u->memory = u->gpu / 2;
+    u->gpu = now.waiting[gpu_of(d)] ? 100 : (unsigned)lround(100.0 * load(gpu_of(d), 1.0));
+    u->memory = (unsigned)lround(50.0 * worked(gpu_of(d), load(gpu_of(d), 1.0)));
     return answer(d);
 }
 struct memory { u64 total, available, used; };
@@ -209,11 +212,11 @@ int nvmlDeviceGetMemoryInfo(device d, struct memory *m) {
 int nvmlDeviceGetPowerUsage(device d, unsigned *mw) {
     int g = gpu_of(d), code = answer(d);
     if (now.slow_ms[g]) sleep_ms(now.slow_ms[g]);
-    *mw = (unsigned)(1e3 * (now.throttle[g] ? 250.0 : 90.0 + 590.0 * load(g, 1.0)));
+    *mw = (unsigned)(1e3 * (now.throttle[g] ? 250.0 : 90.0 + 590.0 * worked(g, load(g, 1.0))));
     return now.denied[g] ? NO_PERMISSION : code;
 }
 int nvmlDeviceGetEnforcedPowerLimit(device d, unsigned *mw) { *mw = 700000; return answer(d); }
-static double temperature(int g) { return now.throttle[g] ? 89.0 : 30.0 + 0.6 * g + 36.0 * load(g, 30.0); }
+static double temperature(int g) { return now.throttle[g] ? 89.0 : 30.0 + 0.6 * g + 36.0 * worked(g, load(g, 30.0)); }
 int nvmlDeviceGetTemperature(device d, int sensor, unsigned *c) {
     int code = answer(d);
     (void)sensor;
@@ -385,7 +388,7 @@ int nvmlGpmMetricsGet(struct metrics *m) {
     int g = (int)(*m->first / 1e11);
     double from = *m->first - 1e11 * g, to = *m->second - 1e11 * g, mean;
     if (m->version != 1 || to <= from) return INVALID;
-    mean = (loaded_s(g, to) - loaded_s(g, from)) / (to - from);
+    mean = worked(g, (loaded_s(g, to) - loaded_s(g, from)) / (to - from));
     for (unsigned i = 0; i < m->n; i++) {
         struct metric *x = &m->metric[i];
         x->code = OK;
