@@ -151,11 +151,23 @@ def test_what_is_wrong_with_a_gpu_shows_in_its_row_alone(host: Hosts) -> None:
 
 
 def test_a_gpu_that_waits_for_its_peers_is_busy_and_draws_a_third(host: Hosts) -> None:
-    gpus = host("steady", "waiting 2")
+    gpus = host("waiting 2")
     gpus.collect()
     rows = gpus.collect().rows
-    assert [rows[gpu]["gpu_power_watts"] for gpu in (1, 2)] == pytest.approx([385.0, 119.5])
+    assert [rows[gpu]["gpu_power_watts"] for gpu in (1, 2)] == pytest.approx([385.0, 119.5], abs=0.01)
     assert [rows[gpu]["gpu_utilization_ratio"] for gpu in (1, 2)] == [0.5, 1.0]
+    assert [rows[gpu]["gpu_tensor_active_ratio"] > 0 for gpu in (1, 2)] == [True, False]
+
+
+def test_the_counters_of_a_gpu_that_waited_go_on_from_where_they_stood(host: Hosts) -> None:
+    gpus = host("gpus 1", "pre-hopper", "wide-counters")
+    gpus.collect()
+    gpus.says("gpus 1", "pre-hopper", "wide-counters", "waiting 0")
+    gpus.collect()
+    waits = gpus.collect().rows[0]["gpu_pcie_tx_bytes_per_second"]
+    gpus.says("gpus 1", "pre-hopper", "wide-counters")
+    gpus.collect()
+    assert (waits, gpus.collect().rows[0]["gpu_pcie_tx_bytes_per_second"] > 0) == (0.0, True)
 
 
 def test_what_gpus_never_give_is_logged_once_and_no_failure(host: Hosts) -> None:

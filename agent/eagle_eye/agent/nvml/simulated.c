@@ -17,7 +17,7 @@
  *   denied G            does not let us read power and processes
  *   flaky G             fails to tell its temperature
  *   throttle G          is too hot, and slow
- *   waiting G           runs a kernel that does no work: its peers do not come to the collective (counters go on)
+ *   waiting G           runs a kernel that does no work: its peers do not come to the collective
  *   ecc G N             has N uncorrected errors of memory, and a row that waits to be remapped
  *   down G N            has N NVLinks down, each with three errors
  *   xid G CODE SERIAL   has the driver tell an XID to whoever is registered; once for each larger SERIAL
@@ -101,29 +101,6 @@ static void parse_line(struct state *s, const char *line) {
     } else fprintf(stderr, "simulated GPUs: not understood: %s", line);
 }
 
-/* Read the file again if it has changed. Threads that come at the same time see the state before or after it. */
-static void refresh(void) {
-    static volatile int reading;
-    static struct stat seen;
-    const char *path = getenv("EAGLE_EYE_SIMULATED_GPUS");
-    struct stat found;
-    struct state next = {.gpus = 8, .links = LINKS_MAX};
-    if (!path || __sync_lock_test_and_set(&reading, 1)) return;
-    memset(&found, 0, sizeof found);
-    if (stat(path, &found) == 0 && (found.st_ino != seen.st_ino || found.st_mtim.tv_nsec != seen.st_mtim.tv_nsec
-                                    || found.st_mtim.tv_sec != seen.st_mtim.tv_sec || found.st_size != seen.st_size)) {
-        char line[256];
-        FILE *file = fopen(path, "r");
-        if (file) {
-            while (fgets(line, sizeof line, file)) parse_line(&next, line);
-            fclose(file);
-            now = next;
-            seen = found;
-        }
-    }
-    __sync_lock_release(&reading);
-}
-
 /* Seconds of full load until t. Its differences over a time are the mean load in it, without anything to remember. */
 static double loaded_s(int g, double t) {
     const double period = 240.0, pause = 6.0, swing = 6.2832 / 97.0;
@@ -134,8 +111,43 @@ static double loaded_s(int g, double t) {
 }
 
 static double here_s(void) { return clock_s(CLOCK_REALTIME) - 1.7e9; }
+/* Seconds of full load in which data moved: those in which the GPU was seen to wait are left out. */
+static double stood_s[GPUS_MAX], stands_since_s[GPUS_MAX];
+#define MOVED_S(g) ((now.waiting[g] ? stands_since_s[g] : loaded_s(g, here_s())) - stood_s[g])
+
+
+/* Read the file again if it has changed. Threads that come at the same time see the state before or after it. */
+static void refresh(void) {
+    static volatile int reading;
+    static struct stat seen;
+    const char *path = getenv("EAGLE_EYE_SIMULATED_GPUS");
+    struct stat found;
+    struct state before, next = {.gpus = 8, .links = LINKS_MAX};
+    if (!path || __sync_lock_test_and_set(&reading, 1)) return;
+    memset(&found, 0, sizeof found);
+    if (stat(path, &found) == 0 && (found.st_ino != seen.st_ino || found.st_mtim.tv_nsec != seen.st_mtim.tv_nsec
+                                    || found.st_mtim.tv_sec != seen.st_mtim.tv_sec || found.st_size != seen.st_size)) {
+        char line[256];
+        FILE *file = fopen(path, "r");
+        if (file) {
+            while (fgets(line, sizeof line, file)) parse_line(&next, line);
+            fclose(file);
+            before = now;
+            now = next;
+            for (int g = 0; g < GPUS_MAX; g++) {
+                if (now.waiting[g] && !before.waiting[g]) stands_since_s[g] = loaded_s(g, here_s());
+                if (!now.waiting[g] && before.waiting[g]) stood_s[g] += loaded_s(g, here_s()) - stands_since_s[g];
+            }
+            seen = found;
+        }
+    }
+    __sync_lock_release(&reading);
+}
+
 static double load(int g, double over_s) { return (loaded_s(g, here_s()) - loaded_s(g, here_s() - over_s)) / over_s; }
-static double worked(int g, double mean_load) { return now.waiting[g] ? 0.1 * mean_load : mean_load; }
+static double worked(int g, double mean_load) { return now.waiting[g] ? 0.0 : mean_load; }
+/* Watts and degrees are those of a kernel that spins. */
+static double warmed(int g, double mean_load) { return now.waiting[g] ? 0.1 * mean_load : mean_load; }
 
 static int gpu_of(device d) { return d >= MIG_HANDLES ? (int)(d - MIG_HANDLES) / 10 : (int)d - 1; }
 
@@ -212,11 +224,11 @@ int nvmlDeviceGetMemoryInfo(device d, struct memory *m) {
 int nvmlDeviceGetPowerUsage(device d, unsigned *mw) {
     int g = gpu_of(d), code = answer(d);
     if (now.slow_ms[g]) sleep_ms(now.slow_ms[g]);
-    *mw = (unsigned)(1e3 * (now.throttle[g] ? 250.0 : 90.0 + 590.0 * worked(g, load(g, 1.0))));
+    *mw = (unsigned)(1e3 * (now.throttle[g] ? 250.0 : 90.0 + 590.0 * warmed(g, load(g, 1.0))));
     return now.denied[g] ? NO_PERMISSION : code;
 }
 int nvmlDeviceGetEnforcedPowerLimit(device d, unsigned *mw) { *mw = 700000; return answer(d); }
-static double temperature(int g) { return now.throttle[g] ? 89.0 : 30.0 + 0.6 * g + 36.0 * worked(g, load(g, 30.0)); }
+static double temperature(int g) { return now.throttle[g] ? 89.0 : 30.0 + 0.6 * g + 36.0 * warmed(g, load(g, 30.0)); }
 int nvmlDeviceGetTemperature(device d, int sensor, unsigned *c) {
     int code = answer(d);
     (void)sensor;
@@ -245,11 +257,11 @@ int nvmlDeviceGetPcieReplayCounter(device d, unsigned *n) { *n = 0; return answe
 #define PCIE_SENT 2e9
 #define PCIE_RECEIVED 4e9
 #define NVLINK 2e11
-#define COUNTED(gpu, bytes_a_second) ((u64)(loaded_s(gpu, here_s()) * (bytes_a_second)))
+#define COUNTED(gpu, bytes_a_second) ((u64)(MOVED_S(gpu) * (bytes_a_second)))
 
 int nvmlDeviceGetPcieThroughput(device d, int direction, unsigned *kb) {
     sleep_ms(20);
-    *kb = (unsigned)((direction ? PCIE_RECEIVED : PCIE_SENT) / 1e3 * load(gpu_of(d), 1.0));
+    *kb = (unsigned)((direction ? PCIE_RECEIVED : PCIE_SENT) / 1e3 * worked(gpu_of(d), load(gpu_of(d), 1.0)));
     return answer(d);
 }
 int nvmlDeviceGetNvLinkState(device d, unsigned link, unsigned *active) {
