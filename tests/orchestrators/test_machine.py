@@ -182,6 +182,7 @@ def test_an_exclusion_without_a_spare_is_refused_and_changes_nothing() -> None:
 
 def test_a_failed_attempt_waits_for_word_and_then_restarts_by_itself() -> None:
     story = Story(verdict_wait_s=30.0).running()
+    story.passes(60.0)
     story.happens(failed("n2"), failed("n1"))
     assert story.state.phase is Phase.DECIDING
     assert story.ordered(to.StopRanks) == []
@@ -192,6 +193,18 @@ def test_a_failed_attempt_waits_for_word_and_then_restarts_by_itself() -> None:
     story.stopped("n1", "n2", "n3")
     assert story.ordered(to.StartRanks)[0].nodes == ("n1", "n2", "n3")
     assert story.state.restarts == 1
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_ranks_that_end_before_an_agent_can_see_them_wait_for_word_for_a_shorter_time(up: bool) -> None:
+    story = Story(verdict_wait_s=30.0, backoff_s=0.0).all_ready()
+    if up:
+        story.starts()
+    story.happens(failed("n2"))
+    story.passes(9.0)
+    assert story.ordered(to.StopRanks) == []
+    story.passes(1.0)
+    assert story.ordered(to.StopRanks)
 
 
 def test_word_during_the_wait_is_obeyed_at_once_and_is_not_the_launchers_own_restart() -> None:
@@ -486,6 +499,14 @@ def test_a_start_longer_than_known_ones_is_looked_at_and_fails_for_a_rank_that_h
     assert story.state.phase is Phase.DECIDING
     story.passes(30.0)
     assert story.ordered(to.StopRanks)[0].nodes == ("n1", "n2", "n3")  # nobody is left out for a first time
+
+
+def test_a_start_is_judged_as_soon_as_every_runner_has_said_where_its_ranks_are() -> None:
+    story = warm()
+    story.passes(300.0)
+    seen(story, absent={"n2"})
+    story.passes(0.0)
+    assert [told.event for told in story.ordered(to.Say)] == ["start_stuck", "attempt_failed"]
 
 
 def test_a_node_that_holds_two_starts_in_a_row_up_is_left_out() -> None:

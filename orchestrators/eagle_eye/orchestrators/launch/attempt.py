@@ -11,6 +11,8 @@ from eagle_eye.orchestrators.launch.budget import pause_s, settle
 from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 
+UNSEEN_S = 5.0  # ranks that end so soon may have ended before any agent saw them, and nobody tells of them...
+UNSEEN_WAIT_S = 10.0  # ...so that word of something else, a lost GPU, is waited for no longer
 UNSEEN = "nobody told of a step; without Eagle Eye's hook in the training script nobody can"
 
 
@@ -58,6 +60,8 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         if state.phase is not Phase.STARTING and state.phase not in UP:
             return state, [told]
         wait_s = rules.verdict_wait_s if ended.in_touch else 0.0
+        if state.phase is Phase.STARTING or now.monotonic_s - state.up_since_s < UNSEEN_S:
+            wait_s = min(wait_s, UNSEEN_WAIT_S)
         first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"
         state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
         return state, [told, *orders]

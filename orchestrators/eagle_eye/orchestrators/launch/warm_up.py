@@ -7,6 +7,7 @@ enough, for it may be that nobody could tell of it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -16,6 +17,7 @@ from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.attempt import attempt_failed, unverified
 from eagle_eye.orchestrators.launch.state import Rules, State, Step
 
+AT_ONCE_S = -math.inf
 LOOK_WITHIN_S = 5.0  # for runners to say where their ranks are
 
 
@@ -53,7 +55,10 @@ def seen(state: State, sight: on.RanksSeen) -> Step:
     """Where a node's ranks are was noted, if it was asked for."""
     if not state.looking or sight.attempt != state.attempt or sight.node not in state.members:
         return state, []
-    return replace(state, sights=(*state.sights, sight)), []
+    state = replace(state, sights=(*state.sights, sight))
+    if {one.node for one in state.sights}.issuperset(state.members):
+        state = replace(state, due_s=AT_ONCE_S)  # nobody is left to wait for
+    return state, []
 
 
 def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> Held | None:
