@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from eagle_eye.detectors.types import Verdict, Window
+from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.asking import Asking
@@ -95,6 +96,19 @@ def test_what_struck_the_node_before_an_attempt_began_is_not_of_it_on_the_word_o
     fleet.declare(1)
     fleet.attempt = 0
     assert faults(fleet.run(2)) == []
+
+
+@pytest.mark.parametrize(("age_s", "found"), [(20.0, []), (-1.0, [("gpu_lost", "n1")])])
+def test_what_struck_a_node_before_the_attempt_is_not_of_it_when_a_restarted_server_reads_it_again(
+    age_s: float, found: list[tuple[str, str]]
+) -> None:
+    fleet = Fleet()
+    fleet.declare(2)
+    fleet.run(5)
+    told = Event(1.0 + fleet.now_s - 5.0 - age_s, "xid", 0, {"code": 79})
+    late = msgspec.structs.replace(fleet.frame("n1"), ranks=[], blocks=[], events=[told])
+    fleet.engine.observe(late, fleet.now_s)
+    assert faults(fleet.run(1)) == found
 
 
 def test_frames_of_an_older_attempt_change_nothing() -> None:

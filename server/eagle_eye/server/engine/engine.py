@@ -21,7 +21,7 @@ from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.node_tracks import Floats, NodeTracks, Places
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
-from eagle_eye.server.engine.routing import Route, Routed, RouteTable, placing, struck
+from eagle_eye.server.engine.routing import Route, Routed, RouteTable, concerned, placing
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, failed_by_itself, hearing, since_s
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
@@ -92,7 +92,7 @@ class Engine:
         for event in frame.events:
             happening = Happening(event.time_s, frame.node, event.device, event.kind, event.attributes)
             housed = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
-            for job in (*route.tracks, *struck(happening, housed, route)):
+            for job in concerned(happening, housed, route, frame.ranks):
                 if self._concerns(happening, job):
                     job.add_event(happening)
 

@@ -242,13 +242,19 @@ def _runs(
             start = end
 
 
-def struck(event: Happening, housed: Iterable[JobTrack | None], route: Route) -> Iterator[JobTrack]:
-    """Yield the jobs that a failure of the node itself is about, although its rows go elsewhere.
-
-    For a moment after their end an agent still names the ranks of an attempt, while the next one is starting.
-    """
-    for track in housed if event.kind in NODE_FAILURES else ():
-        if track is None or event.node is None or any(track is one for one in route.tracks):
-            continue
-        if track.is_member(event.node) and event.time_s >= track.started_s:
+def concerned(
+    event: Happening, housed: Iterable[JobTrack | None], route: Route, ranks: Sequence[Rank]
+) -> Iterator[JobTrack]:
+    """Yield the jobs that an event of a node is about; ``ranks`` are those that the node named with it."""
+    failure = event.kind in NODE_FAILURES
+    for track in route.tracks:
+        named = any(rank.job == track.job and rank.attempt == track.attempt for rank in ranks)
+        # Read again by a server that was restarted: of an earlier attempt, after which the node may have been mended.
+        if named or not (failure and track.declared and event.time_s < track.started_s):
             yield track
+    # For a moment after their end an agent still names the ranks of an attempt, while the next one is starting.
+    for other in housed if failure else ():
+        if other is None or event.node is None or any(other is one for one in route.tracks):
+            continue
+        if other.is_member(event.node) and event.time_s >= other.started_s:
+            yield other
