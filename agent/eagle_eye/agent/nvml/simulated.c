@@ -115,7 +115,6 @@ static double here_s(void) { return clock_s(CLOCK_REALTIME) - 1.7e9; }
 static double stood_s[GPUS_MAX], stands_since_s[GPUS_MAX];
 #define MOVED_S(g) ((now.waiting[g] ? stands_since_s[g] : loaded_s(g, here_s())) - stood_s[g])
 
-
 /* Read the file again if it has changed. Threads that come at the same time see the state before or after it. */
 static void refresh(void) {
     static volatile int reading;

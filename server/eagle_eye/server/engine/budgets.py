@@ -50,6 +50,12 @@ def nodes_left(incident: Incident, situation: Situation, mode: Mode, excluded: i
     return situation.members - excluded + (spares_ready(incident, situation, mode) or 0)
 
 
+def leaving_room(incident: Incident, situation: Situation, mode: Mode, taken: int) -> int:
+    """Return how many more nodes may leave the job beside ``taken``, by budgets and the least that it keeps."""
+    kept = nodes_left(incident, situation, mode, taken) - terms(incident, situation).nodes_min
+    return min(exclusions_left(incident, situation, mode) - taken, kept)
+
+
 def spares_ready(incident: Incident, situation: Situation, mode: Mode) -> int | None:
     """Return how many spares stand ready, less one for each node excluded in the window; None: not known."""
     spares = terms(incident, situation).spares

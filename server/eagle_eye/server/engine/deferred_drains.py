@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eagle_eye.server.engine.budgets import exclusions_left, nodes_left, plan_mode, restarts_left, spares_ready
+from eagle_eye.server.engine.budgets import leaving_room, plan_mode, restarts_left, spares_ready
 from eagle_eye.server.engine.modes import CAREFULNESS
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
-from eagle_eye.server.engine.situation import UNDER_WAY_STATES, Situation, counted, terms
+from eagle_eye.server.engine.situation import UNDER_WAY_STATES, Situation, counted
 from eagle_eye.server.engine.standing import is_ours
 from eagle_eye.server.records import Incident
 
@@ -21,12 +21,7 @@ def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ru
         return NOT_APPLICABLE
     leaving_plan = replace(plan, kind="exclude_node")
     mode, taken = plan_mode(incident, situation, leaving_plan), len(plan.exclude)
-    least = terms(incident, situation).nodes_min
-    room = min(
-        (spares_ready(incident, situation, mode) or 0) - taken,
-        exclusions_left(incident, situation, mode) - taken,
-        nodes_left(incident, situation, mode, taken) - least,
-    )
+    room = min((spares_ready(incident, situation, mode) or 0) - taken, leaving_room(incident, situation, mode, taken))
     if restarts_left(incident, situation, mode) <= 0:
         room = 0  # there is no restart with which they could leave
     if CAREFULNESS[mode] > CAREFULNESS[plan_mode(incident, situation, plan)]:

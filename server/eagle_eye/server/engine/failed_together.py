@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eagle_eye.server.engine import flapping
-from eagle_eye.server.engine.budgets import exclusions_left, nodes_left, plan_mode
+from eagle_eye.server.engine.budgets import leaving_room, plan_mode
 from eagle_eye.server.engine.fusion import is_own_cause
 from eagle_eye.server.engine.modes import CAREFULNESS
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
-from eagle_eye.server.engine.situation import Situation, own_actions, terms
+from eagle_eye.server.engine.situation import Situation, own_actions
 from eagle_eye.server.records import Incident
 
 
@@ -21,10 +21,7 @@ def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ru
     if not others:
         return NOT_APPLICABLE
     mode, taken = plan_mode(incident, situation, plan), len(plan.exclude)
-    room = min(
-        exclusions_left(incident, situation, mode) - taken,
-        nodes_left(incident, situation, mode, taken) - terms(incident, situation).nodes_min,
-    )
+    room = leaving_room(incident, situation, mode, taken)
     leaving = others[: max(room, 0)]
     nodes = tuple(other.node for other in leaving if other.node is not None)
     values: Values = {

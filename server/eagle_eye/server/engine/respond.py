@@ -86,9 +86,10 @@ def respond(
     asked: list[Action] = []
     evidence: list[Evidence] = []
     incidents = {**known, **changed}
+    opened = dataclasses.replace(book, incidents=[i for i in incidents.values() if i.state in folding.OPEN_STATES])
     for incident in incidents.values():
         current = {action.id: action for action in (*book.actions, *ended.values(), *asked)}
-        by_now = dataclasses.replace(book, incidents=list(incidents.values()), actions=list(current.values()))
+        by_now = dataclasses.replace(opened, actions=list(current.values()))
         situation = situation_of(judgement, by_now, settings, fleet_size, blind)
         latest, action, gathered = _follow(incident, judgement, situation, book.gathering, new_id)
         evidence += gathered

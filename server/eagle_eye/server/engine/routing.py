@@ -248,9 +248,9 @@ def concerned(
     """Yield the jobs that an event of a node is about; ``ranks`` are those that the node named with it."""
     failure = event.kind in NODE_FAILURES
     for track in route.tracks:
-        named = any(rank.job == track.job and rank.attempt == track.attempt for rank in ranks)
         # Read again by a server that was restarted: of an earlier attempt, after which the node may have been mended.
-        if named or not (failure and track.declared and event.time_s < track.started_s):
+        earlier = failure and track.declared and event.time_s < track.started_s
+        if not earlier or any((rank.job, rank.attempt) == (track.job, track.attempt) for rank in ranks):
             yield track
     # For a moment after their end an agent still names the ranks of an attempt, while the next one is starting.
     for other in housed if failure else ():
