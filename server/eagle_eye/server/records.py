@@ -113,6 +113,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     untold: bool = False
 
 
+def is_of_a_stop(family: str) -> bool:
+    """Return whether what is of the family stops the job: "stop", or "stop:" and a node whose GPU failed beside it."""
+    return family.partition(":")[0] == "stop"
+
+
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something asked of the subscribers because of an incident; ``reports`` keeps every answer, oldest first.
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.accounts.attempts import UNWATCHED_S
 from eagle_eye.server.accounts.records import Attempt
-from eagle_eye.server.records import Incident
+from eagle_eye.server.records import Incident, is_of_a_stop
 
 # training: steps that went beyond what was done before; startup: to the first step; redone: steps done a second time;
 # stopped: no step, because of trouble; ending: after the last step of an attempt that was meant to end; down: between
@@ -204,7 +204,7 @@ def stops_jobs(incident: Incident) -> bool:
     """Return whether a job that has the incident makes no steps."""
     fault = BY_NAME.get(incident.fault)
     trouble = incident.family or ("" if fault is None else fault.trouble)
-    return trouble.partition(":")[0] == "stop"  # "stop:n2": a GPU that failed beside another
+    return is_of_a_stop(trouble)
 
 
 def _ends_attempts(incident: Incident) -> bool:

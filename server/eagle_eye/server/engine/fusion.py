@@ -19,7 +19,7 @@ from typing import NamedTuple
 from eagle_eye.detectors.faults import BY_NAME, CAUSE_ORDER
 from eagle_eye.detectors.signs.slow_share import without_cost
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.records import Incident
+from eagle_eye.server.records import Incident, is_of_a_stop
 
 CONFIDENCE_MAX = 0.99  # what inference can reach; only a fact is surer
 EVIDENCE_MAX = 12
@@ -61,11 +61,6 @@ def family_of(verdict: Verdict) -> str:
 def is_own_cause(claim: Verdict | Incident) -> bool:
     """Return whether a node's driver says that its GPU has failed: whatever else stops the job, it has to go."""
     return claim.fact and claim.fault in OF_ONE_GPU and claim.node is not None and not claim.asks
-
-
-def is_of_a_stop(family: str) -> bool:
-    """Return whether what is of the family stops the job."""
-    return family.partition(":")[0] == "stop"
 
 
 def fuse(verdicts: Iterable[Verdict], stops: Mapping[str, str] = NO_STOPS) -> Fused:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Fused, is_of_a_stop, is_sure
-from eagle_eye.server.records import Incident
+from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Fused, is_sure
+from eagle_eye.server.records import Incident, is_of_a_stop
 
 OWN_FACTOR, SHARED_SLOWDOWN_MIN = 2.0, 0.02  # times what a rack's trouble costs, beyond which a node has its own
 MERGED_MAX = 100  # ids and families that an incident remembers of those merged into it
