@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 WORKS_S = 1.0  # after the newest step: three of them, of which one may be late
@@ -18,11 +18,11 @@ class Gpus:
     say that the job computes something, which excuses that it makes no step.
     """
 
-    def __init__(self, folder: Path, nodes: Iterable[str], stepped_s: Callable[[], float]) -> None:
-        """``stepped_s`` returns when the job's newest step was made (Unix seconds), 0 before the first."""
+    def __init__(self, folder: Path, nodes: Iterable[str], step_log: Path) -> None:
+        """``step_log`` is written to with each step of the job."""
         self._folder = folder
         self._shown: dict[str, tuple[str, ...]] = dict.fromkeys(nodes, ())
-        self._stepped_s = stepped_s
+        self._step_log = step_log
         self._working = False
         self._serial = 0
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class Gpus:
 
     def _follow(self) -> None:
         while not self._closing.wait(LOOK_S):
-            working = time.time() - self._stepped_s() < WORKS_S
+            working = self._step_log.exists() and time.time() - self._step_log.stat().st_mtime < WORKS_S
             with self._lock:
                 if working != self._working:
                     self._working = working

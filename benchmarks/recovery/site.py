@@ -98,12 +98,7 @@ class FireStack(Stack):
         self._with_gpus = gpus
         self._told = Lines(folder / "logs" / "launcher.log")
         self._steps = Lines(self.step_log)
-        seen = Lines(self.step_log)
-        self.gpus = Gpus(
-            folder / "gpus",
-            (node.name for node in site.nodes),
-            lambda: float(steps[-1]["time_s"]) if (steps := seen.all()) else 0.0,
-        )
+        self.gpus = Gpus(folder / "gpus", (node.name for node in site.nodes), self.step_log)
         # A socket in its place cannot be opened: agents have no kernel log, and take XIDs from the driver.
         self._no_kernel_log = folder / "no-kernel-log"
         with socket.socket(socket.AF_UNIX) as one:
