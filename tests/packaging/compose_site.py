@@ -77,8 +77,15 @@ class Composed:
         """Return what docker-compose says; it has to succeed."""
         command = ["docker-compose", "--project-name", "eagleeyetest", "--file", str(FILE), "--profile", "demo", *words]
         done = subprocess.run(command, env=self._environ, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr + self._last_words()
         return done.stdout
+
+    def _last_words(self) -> str:
+        """Return what the services said that ended with an error."""
+        listed = self.podman.run("ps", "--all", "--format", "{{.Names}} {{.ExitCode}}", "--filter", "status=exited")
+        ended = [line.split() for line in listed.stdout.splitlines()]
+        said = [(name, self.podman.run("logs", name)) for name, code in ended if code != "0"]
+        return "".join(f"\n{name}: {logs.stdout}{logs.stderr}" for name, logs in said)
 
     def up(self, *services: str) -> None:
         """The services run, and what they depend on is done or healthy."""

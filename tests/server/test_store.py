@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +40,31 @@ def test_records_survive_the_process(tmp_path: Path) -> None:
     second = SqliteStore(tmp_path / "records.db")
     assert second.open_incidents() == [incident()]
     second.close()
+
+
+ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+from eagle_eye.server.sqlite_store import SqliteStore
+from eagle_eye.server.store import INCIDENTS, Change
+from tests.server.builders import incident
+store = SqliteStore(Path(sys.argv[1]))
+store.commit(Change(incidents=(incident(id=sys.argv[2]),)))
+print(*sorted(one.id for one in store.open_incidents()))
+store.close()
+"""
+
+
+def test_a_process_that_opens_the_file_and_leaves_takes_nothing_with_it(tmp_path: Path, store: SqliteStore) -> None:
+    def another(incident_id: str) -> str:
+        command = [sys.executable, "-c", ANOTHER_PROCESS, str(tmp_path / "records.db"), incident_id]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert another("inc_a").split() == ["inc_a"]
+    assert [one.id for one in store.open_incidents()] == ["inc_a"]
+    store.commit(Change(incidents=(incident(id="inc_b"),)))
+    assert another("inc_c").split() == ["inc_a", "inc_b", "inc_c"]
+    assert sorted(one.id for one in store.open_incidents()) == ["inc_a", "inc_b", "inc_c"]
 
 
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:

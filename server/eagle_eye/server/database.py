@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,7 @@ def connect(path: Path, page_bytes: int | None = None) -> sqlite3.Connection:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Created by us first: SQLite would create it by the umask, and it may hold webhook secrets.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _create(path)
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         if page_bytes is not None:
             connection.execute(f"PRAGMA page_size = {page_bytes}")
@@ -32,6 +32,17 @@ def connect(path: Path, page_bytes: int | None = None) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailable(f"{path} cannot be opened: {error}; {_remedy(error)}") from error
     return connection
+
+
+def _create(path: Path) -> None:
+    """The file exists, readable by its owner only: SQLite would create it by the umask, and it may hold secrets.
+
+    One that exists is not opened. To close it would drop this process's locks on it, those of its other connections,
+    too (POSIX); the next process that closes the file then takes itself for the last and deletes the write-ahead log
+    under us (https://www.sqlite.org/howtocorrupt.html, 2.2).
+    """
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 @contextmanager
