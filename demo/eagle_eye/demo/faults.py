@@ -11,7 +11,7 @@ import psutil
 from eagle_eye.demo.site import ranks_of
 from eagle_eye.demo.stack import SCRIPT, Stack, StageFailed
 
-THROTTLE_PERIOD_S = 0.04
+RUNS_S = STANDS_S = 0.02  # half of the CPU time of a process
 
 
 def inject(fault: str, stack: Stack, node: str) -> tuple[float, str]:
@@ -28,7 +28,7 @@ def _hang(stack: Stack, node: str) -> tuple[float, str]:
 
 def _slow(stack: Stack, node: str) -> tuple[float, str]:
     ranks = _ranks(stack, node)
-    threading.Thread(target=_throttle, args=(ranks,), daemon=True).start()
+    throttle(ranks, STANDS_S)
     return time.time(), f"the ranks of {node} get half of their CPU time"
 
 
@@ -62,12 +62,16 @@ def _ranks(stack: Stack, node: str) -> list[psutil.Process]:
     return ranks
 
 
-def _throttle(ranks: list[psutil.Process]) -> None:
-    """Let the processes run only every other moment, until they are gone."""
-    while ranks:
-        for how in (signal.SIGSTOP, signal.SIGCONT):
-            ranks = [process for process in ranks if _signalled(process, how)]
-            time.sleep(THROTTLE_PERIOD_S / 2)
+def throttle(processes: list[psutil.Process], stands_s: float) -> None:
+    """From now on the processes run only for moments, and stand for ``stands_s`` after each, until they are gone."""
+    threading.Thread(target=_throttle, args=(processes, stands_s), daemon=True).start()
+
+
+def _throttle(processes: list[psutil.Process], stands_s: float) -> None:
+    while processes:
+        for how, for_s in ((signal.SIGSTOP, stands_s), (signal.SIGCONT, RUNS_S)):
+            processes = [process for process in processes if _signalled(process, how)]
+            time.sleep(for_s)
 
 
 def _signalled(process: psutil.Process, how: signal.Signals) -> bool:
