@@ -142,11 +142,12 @@ class Fire:
 
     def _followed(self, item: Item, harms: list[Harm], attempt: int, explained: int, began_s: float) -> Outcome:
         last_s = max(one.at_s for one in harms)
-        bad = {one.node for one in harms if one.kind in LASTING}
+        lasting = [one for one in harms if one.kind in LASTING]
 
         def through() -> dict[str, Any] | None:
             newest = self._attempt()
             steps = [step for step in self._stack.steps() if step["attempt"] == newest and step["time_s"] > last_s]
+            bad = {one.node for one in lasting if not self._yard.has_mended(one.node, one.at_s)}
             if newest == attempt or len(steps) < 2 or bad & set(self._members()):
                 return None
             if any(not math.isfinite(step["loss"]) for step in steps) or self._in_flight():

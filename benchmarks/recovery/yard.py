@@ -26,6 +26,7 @@ class Yard:
         self._looked_s = 0.0
         self._due_s: dict[str, float] = {}  # by node, Unix seconds
         self._by_hand: dict[str, float] = {}
+        self._mended_s: dict[str, float] = {}
         self.returned = 0
         self.forced = 0  # suspects of silent corruption, whom policy lets return by hand alone
         self.refused: collections.Counter[str] = collections.Counter()
@@ -38,6 +39,10 @@ class Yard:
     def holds(self) -> int:
         """Return how many nodes are out."""
         return len(self._due_s) + len(self._by_hand)
+
+    def has_mended(self, node: str, since_s: float) -> bool:
+        """Whether the node was repaired after the moment (Unix seconds)."""
+        return self._mended_s.get(node, 0.0) > since_s
 
     def tick(self) -> None:
         """What is due comes back. A server or launcher that is away is asked again later."""
@@ -56,6 +61,7 @@ class Yard:
 
     def _bring_back(self, node: str, now_s: float) -> None:
         repair(self._stack, node)
+        self._mended_s[node] = time.time()
         answer = self._ask(node, {"reason": "repaired"})
         if answer == "by_hand":
             answer = self._ask(node, {"reason": "its GPU was replaced", "force": "true"})
