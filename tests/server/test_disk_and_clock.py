@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.server.app import create_app
+from eagle_eye.server.embedded_history import HISTORY_FILE
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store import INCIDENTS, Change
@@ -81,12 +82,28 @@ def test_a_full_disk_is_said_loses_nothing_acknowledged_and_ends_by_itself(small
         assert {seen.sequence for seen, _ in server.watcher.recovered} >= {*kept, *after}
 
 
-@pytest.mark.parametrize("name", [RECORDS_FILE, "history.db"])
+@pytest.mark.parametrize("name", [RECORDS_FILE, HISTORY_FILE])
 def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"not a database, nor ever was one" * 200)
     with pytest.raises(StoreUnavailable, match=name):
         create_app(settings(tmp_path))
     assert (tmp_path / name).read_bytes() == b"not a database, nor ever was one" * 200
+
+
+@pytest.mark.parametrize("name", [RECORDS_FILE, HISTORY_FILE])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_database_that_is_deleted_or_replaced_is_said_at_once(tmp_path: Path, name: str, whole: bool) -> None:
+    clock = FakeClock()
+    with running(tmp_path, clock) as server:
+        assert server.send(body(frame(1))).status_code == 200
+        if whole:  # a backup put back, as nobody should while the server runs
+            shutil.copy(tmp_path / name, tmp_path / "copy")
+            (tmp_path / "copy").replace(tmp_path / name)
+        else:
+            (tmp_path / f"{name}-wal").unlink()
+        clock.advance(5.0)
+        assert server.send(body(frame(2))).status_code == (503 if name == HISTORY_FILE else 200)
+        assert f"{name}{'' if whole else '-wal'} was deleted" in server.client.get("/readyz").json()["checks"]["storage"]
 
 
 def test_a_damaged_table_is_503_and_the_rest_is_served(tmp_path: Path) -> None:

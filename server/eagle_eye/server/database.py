@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from eagle_eye.server.errors import StoreUnavailable
 
@@ -15,7 +16,22 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 BUSY_S = 5.0  # how long to wait for another process (eagle-eye tokens) that holds the file
 
 
-def connect(path: Path, page_bytes: int | None = None) -> sqlite3.Connection:
+class Connection(sqlite3.Connection):
+    """A connection that knows its files: what is written to deleted ones is lost without a word."""
+
+    files: Mapping[Path, tuple[int, int] | None] = MappingProxyType({})  # device and inode of each
+
+    def check_files(self) -> None:
+        """Return if the files are those under their names. Raises OperationalError."""
+        for path, known in self.files.items():
+            if _identity(path) != known:
+                raise sqlite3.OperationalError(
+                    f"{path} was deleted or replaced while it was open, and nothing more can be kept:"
+                    " start the server anew (a backup is put back while it is stopped)"
+                )
+
+
+def connect(path: Path, page_bytes: int | None = None) -> Connection:
     """Return a connection in WAL mode whose commits survive a power cut; the file is readable by its owner only.
 
     Transactions are begun explicitly. ``page_bytes`` is for a file that is new. Raises StoreUnavailable.
@@ -23,15 +39,27 @@ def connect(path: Path, page_bytes: int | None = None) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _create(path)
-        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, factory=Connection
+        )
         if page_bytes is not None:
             connection.execute(f"PRAGMA page_size = {page_bytes}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # the log is there from the first look on
+        connection.files = {one: _identity(one) for one in (path, path.with_name(f"{path.name}-wal"))}
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailable(f"{path} cannot be opened: {error}; {_remedy(error)}") from error
     return connection
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _create(path: Path) -> None:
@@ -46,8 +74,12 @@ def _create(path: Path) -> None:
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """Commit what the block wrote, or nothing of it when it raises; ``kind`` "DEFERRED" for a block that only reads."""
+def transaction(connection: Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Commit what the block wrote, or nothing of it when it raises; ``kind`` "DEFERRED" for a block that only reads.
+
+    Raises sqlite3.Error; nothing is written to files that were deleted or replaced.
+    """
+    connection.check_files()
     connection.execute(f"BEGIN {kind}")
     try:
         yield

@@ -5,7 +5,6 @@ Used by the thread that writes the journal, but for ``listen`` and ``lost``.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from eagle_eye.server import database
@@ -19,7 +18,7 @@ KEPT_S = 600.0  # beyond the oldest chunk: far more than ``used_s`` is behind
 class JournalOutlines:
     """What the writer knows of the table."""
 
-    def __init__(self, writer: sqlite3.Connection) -> None:
+    def __init__(self, writer: database.Connection) -> None:
         self._writer = writer
         self._used: set[bytes] = set()  # bounded by the outlines that there are, however long the disk is full
         self._kept_s: dict[bytes, float] = {}  # when ``used_s`` was written last

@@ -5,7 +5,6 @@ A round is many short transactions, between which new frames are written: none w
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 
 from eagle_eye.server import database
@@ -24,7 +23,7 @@ class Retention:
 
     def __init__(
         self,
-        writer: sqlite3.Connection,
+        writer: database.Connection,
         reader: JournalReader,
         streams: Streams,
         outlines: JournalOutlines,

@@ -6,7 +6,6 @@ the directories of the chunks.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -70,7 +69,7 @@ class Streams:
     Chunks up to ``noted_id`` may go: what came in them is in the streams' rows.
     """
 
-    def __init__(self, writer: sqlite3.Connection) -> None:
+    def __init__(self, writer: database.Connection) -> None:
         self.noted_id = 0
         self._writer = writer
         self._cache: dict[_Name, Stream] = {}
