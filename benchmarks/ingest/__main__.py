@@ -3,7 +3,7 @@
     python -m benchmarks.ingest --curve 100,1000,3000,6000,12500 --seconds 60
     python -m benchmarks.ingest --curve 12500 --seconds 600 --out benchmarks/results/ingest.json
     python -m benchmarks.ingest --peak 12500
-    python -m benchmarks.ingest --peers --samples 100000000 --out benchmarks/results/ingest.json
+    python -m benchmarks.ingest --peers --per-node --samples 100000000 --out benchmarks/results/ingest.json
 
 Server (and compactor), and each peer in its turn, run on core 0, the load generator on core 1; the machine should do
 nothing else. Detection is on and the history durable: the server has its defaults. ``--out`` keeps what earlier runs
@@ -41,15 +41,21 @@ def main() -> int:
     )
     parser.add_argument("--curve", metavar="N,N,...", help="nodes, one run each")
     parser.add_argument("--peak", type=int, metavar="N", help="raise the rate of so many nodes until it is too much")
-    parser.add_argument("--peers", action="store_true", help="beside Prometheus and VictoriaMetrics")
+    parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in peers.PEERS], metavar="NAME",
+                        help="beside Prometheus and VictoriaMetrics, or one of them")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run of the curve (60)")
     parser.add_argument("--samples", type=int, default=100_000_000, help="for the peers (100 million)")
     parser.add_argument("--peer-nodes", type=int, default=PEER_NODES)
     parser.add_argument("--hurry", action="store_true", help="peers get the samples as fast as they take them")
+    parser.add_argument(
+        "--per-node",
+        action="store_true",
+        help="peers get a request a node and interval, as the server does, not 10,000 samples in each",
+    )
     parser.add_argument("--folder", type=Path, help="where data goes (a temporary folder)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if not (args.curve or args.peak or args.peers):
+    if not (args.curve or args.peak or args.peers is not None):
         parser.error("expected --curve, --peak or --peers")
     os.sched_setaffinity(0, {GENERATOR_CORE})  # what is started from here goes where it belongs
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="ingest-") as folder:
@@ -60,7 +66,7 @@ def main() -> int:
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode({**kept, **found}), indent=1) + b"\n")
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     runs = [*found.get("curve", []), *found.get("peak", {}).get("runs", [])]
-    if args.peers:
+    if args.peers is not None:
         runs.append(found["peers"]["eagle_eye"])
     return 0 if all(run["lost"] == "nothing" for run in runs) else 1
 
@@ -75,7 +81,7 @@ def _measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             found["curve"].append(run)
     if args.peak:
         found["peak"] = _peak(folder, args.peak)
-    if args.peers:
+    if args.peers is not None:
         found["peers"] = _peers(folder, args)
     return found
 
@@ -107,14 +113,17 @@ def _peak(folder: Path, nodes: int) -> dict[str, Any]:
 def _peers(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     each = args.peer_nodes * 8 * len(METRICS)
     load = Load(nodes=args.peer_nodes, duration_s=float(max(args.samples // each, 1)))
-    found: dict[str, Any] = {"nodes": load.nodes, "samples": each * load.intervals}
+    found: dict[str, Any] = {"nodes": load.nodes, "samples": each * load.intervals, "per_node": args.per_node}
     found["eagle_eye"] = eagle_eye_run.measure(folder / "eagle-eye", Plan(load.nodes, load.duration_s))
     _say(found["eagle_eye"])
-    for peer in peers.PEERS:
-        found[peer.name] = peers.measure(peer, folder / peer.name, load, realtime=not args.hurry)
+    beside = [peer for peer in peers.PEERS if peer.name in args.peers or not args.peers]
+    for peer in beside:
+        found[peer.name] = peers.measure(
+            peer, folder / peer.name, load, realtime=not args.hurry, per_node=args.per_node
+        )
         sys.stderr.write(f"{peer.name}: {found[peer.name]}\n")
     ours = found["eagle_eye"]
-    for peer in peers.PEERS:
+    for peer in beside:
         theirs = found[peer.name]
         if "skipped" not in theirs:
             each_million = "cpu_seconds_per_million_samples"

@@ -32,13 +32,13 @@ class Peer(NamedTuple):
     flush: Callable[[Path, int], dict[str, int]]
 
 
-def measure(peer: Peer, folder: Path, load: Load, realtime: bool) -> dict[str, Any]:
+def measure(peer: Peer, folder: Path, load: Load, *, realtime: bool, per_node: bool) -> dict[str, Any]:
     """Return what the load costs a peer in an empty folder."""
     if shutil.which(peer.program) is None:
         return {"skipped": f"{peer.program} is not installed: apt-get install {peer.package}"}
     folder.mkdir(parents=True)
     fleet = Fleet(load, "")
-    bodies = Bodies(fleet.names, load.gpus)
+    bodies = Bodies(fleet.names, load.gpus, per_node=per_node)
     samples = load.nodes * load.gpus * len(METRICS) * load.intervals
     port = free_port()
     ready = f"http://127.0.0.1:{port}{peer.ready_path}"

@@ -43,13 +43,15 @@ def field(number: int, content: bytes) -> bytes:
 
 
 class Bodies:
-    """The requests of a fleet's intervals. Series are (node, metric, gpu), with four labels each."""
+    """The requests of a fleet's intervals. Series are (node, metric, gpu), with four labels each.
 
-    def __init__(self, nodes: list[str], gpus: int) -> None:
+    ``per_node``: a request a node and interval, as agents send them; else as large as they may be.
+    """
+
+    def __init__(self, nodes: list[str], gpus: int, *, per_node: bool = False) -> None:
         series = [(f"{PREFIX}{metric}", node, str(gpu)) for node in nodes for metric in METRICS for gpu in range(gpus)]
-        self._requests = [
-            _Request(series[at : at + SERIES_PER_REQUEST]) for at in range(0, len(series), SERIES_PER_REQUEST)
-        ]
+        size = len(METRICS) * gpus if per_node else SERIES_PER_REQUEST
+        self._requests = [_Request(series[at : at + size]) for at in range(0, len(series), size)]
 
     def of(self, readings: Readings, time_s: float) -> Iterator[bytes]:
         """Yield the bodies of one interval."""

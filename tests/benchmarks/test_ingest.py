@@ -50,6 +50,18 @@ def test_peers_are_sent_each_sample_once_with_its_labels_and_the_number_that_the
         assert value == float(f"{value:.2f}")  # 0.98, not float32's 0.9800000190734863
 
 
+def test_peers_can_be_sent_a_request_for_each_node() -> None:
+    bodies = Bodies([f"n{node}" for node in range(NODES)], GPUS, per_node=True)
+    values = FleetValues(np.zeros(NODES, dtype=np.int64), GPUS, 1.0, 2.0, TIME_S - 100.0)
+    wanted = {f"eagle_eye_{name}".encode() for name in METRICS}
+    nodes: list[set[str]] = []
+    for body in bodies.of(values.read(0, NODES, TIME_S), TIME_S):
+        written = read_v1(uncompressed(body, announced_bytes(body)), wanted, 1 << 20)
+        nodes.append({labels(series.key)["instance"] for series in written.series})
+        assert written.samples == GPUS * len(METRICS)
+    assert nodes == [{f"n{node}"} for node in range(NODES)]
+
+
 def test_the_cost_of_children_that_have_ended_counts() -> None:
     burn = "import os\nwhile os.times().user < 0.1: pass"
     run = f"subprocess.run([sys.executable, '-Sc', {burn!r}])"
