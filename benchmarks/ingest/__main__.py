@@ -67,7 +67,7 @@ def main() -> int:
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     runs = [*found.get("curve", []), *found.get("peak", {}).get("runs", [])]
     if args.peers is not None:
-        runs.append(found["peers"]["eagle_eye"])
+        runs.append(found[_peers_name(args)]["eagle_eye"])
     return 0 if all(run["lost"] == "nothing" for run in runs) else 1
 
 
@@ -82,8 +82,12 @@ def _measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     if args.peak:
         found["peak"] = _peak(folder, args.peak)
     if args.peers is not None:
-        found["peers"] = _peers(folder, args)
+        found[_peers_name(args)] = _peers(folder, args)
     return found
+
+
+def _peers_name(args: argparse.Namespace) -> str:
+    return "peers_per_node" if args.per_node else "peers"
 
 
 def _peak(folder: Path, nodes: int) -> dict[str, Any]:
@@ -113,7 +117,7 @@ def _peak(folder: Path, nodes: int) -> dict[str, Any]:
 def _peers(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     each = args.peer_nodes * 8 * len(METRICS)
     load = Load(nodes=args.peer_nodes, duration_s=float(max(args.samples // each, 1)))
-    found: dict[str, Any] = {"nodes": load.nodes, "samples": each * load.intervals, "per_node": args.per_node}
+    found: dict[str, Any] = {"nodes": load.nodes, "samples": each * load.intervals}
     found["eagle_eye"] = eagle_eye_run.measure(folder / "eagle-eye", Plan(load.nodes, load.duration_s))
     _say(found["eagle_eye"])
     beside = [peer for peer in peers.PEERS if peer.name in args.peers or not args.peers]
