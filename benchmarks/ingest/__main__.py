@@ -3,7 +3,8 @@
     python -m benchmarks.ingest --curve 100,1000,3000,6000,12500 --seconds 60
     python -m benchmarks.ingest --curve 12500 --seconds 600 --out benchmarks/results/ingest.json
     python -m benchmarks.ingest --peak 12500
-    python -m benchmarks.ingest --peers --per-node --samples 100000000 --out benchmarks/results/ingest.json
+    python -m benchmarks.ingest --peers --samples 100000000 --out benchmarks/results/ingest.json
+    python -m benchmarks.ingest --peers victoriametrics --per-node --samples 100000000
 
 Server (and compactor), and each peer in its turn, run on core 0, the load generator on core 1; the machine should do
 nothing else. Detection is on and the history durable: the server has its defaults. ``--out`` keeps what earlier runs

@@ -119,7 +119,7 @@ def _copy_database(source: sqlite3.Connection, path: Path, told: Told) -> Copied
     def progress(_status: int, remaining: int, total: int) -> None:
         told(path.name, (total - remaining) * page_bytes, total * page_bytes)
 
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    path.touch(mode=0o600, exist_ok=False)
     with closing(sqlite3.connect(path, isolation_level=None)) as copy:
         source.backup(copy, pages=PAGES_PER_STEP, progress=progress)
         # One file that needs no write-ahead log beside it; the server goes back to one when it opens the file.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,7 +69,7 @@ def _create(path: Path) -> None:
     under us (https://www.sqlite.org/howtocorrupt.html, 2.2).
     """
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        path.touch(mode=0o600, exist_ok=False)
 
 
 @contextmanager
