@@ -93,7 +93,7 @@ class JobUpdate(msgspec.Struct, frozen=True):
     ``state`` is one of running, completing, cancelled, preempted, timeout, maintenance, failed, finished.
     ``ranks`` is the membership of ``attempt``. ``restart_owner`` names who restarts the job, ``owner`` whose it is: a
     user's name, "" where the sender cannot tell. ``held_up_by`` are the ranks that keep the attempt from its first
-    step: stopped, or not come to the rendezvous long after the others.
+    step: stopped, not come to the rendezvous long after the others, or ended because they did not reach them.
     """
 
     attempt: int

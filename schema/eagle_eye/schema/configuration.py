@@ -16,6 +16,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from eagle_eye.schema.environment_names import foreign, slip
+from eagle_eye.schema.near_names import did_you_mean
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -24,6 +27,15 @@ else:
 ENVIRONMENT_PREFIX = "EAGLE_EYE_"
 SECRET_FIELDS = frozenset({"token", "secret", "secrets", "headers"})
 MASK = "********"
+FILE_BYTES_MAX = 4 << 20
+SHOWN_CHARS_MAX = 80  # of a wrong value
+
+# What a key's name says of its unit, and what people write instead of a number of it.
+_UNITS: dict[str, tuple[str, dict[str, float]]] = {
+    "s": ("seconds", {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}),
+    "bytes": ("bytes", {f"{k}{b}": 1024.0**n for n, k in enumerate("kmgt", 1) for b in ("", "b", "ib")}),
+}
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]{1,3})")
 
 ConfigurationT = TypeVar("ConfigurationT", bound=msgspec.Struct)
 
@@ -46,13 +58,10 @@ def load(
     merged = _read(file)
     known = dict(_keys(shape))
     by_variable = {ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): key for key in known}
-    sections = {ENVIRONMENT_PREFIX + key.split(".", maxsplit=1)[0].upper() + "_" for key in known if "." in key}
-    for variable, text in environ.items():
-        if variable in by_variable:
-            _put(merged, by_variable[variable], _parse(text, known[by_variable[variable]], variable))
-        elif mine := [section for section in sections if variable.startswith(section)]:
-            near = sorted(known for known in by_variable if known.startswith(max(mine, key=len)))
-            raise ConfigurationError(f"environment variable {variable} is unknown; known there are {', '.join(near)}")
+    for variable, key in by_variable.items():
+        if variable in environ:
+            _put(merged, key, _parse(environ[variable], known[key], variable, key))
+    _refuse_unknown_variables(environ, by_variable)
     for key, value in flags.items():
         if value is not None:
             _put(merged, key, value)
@@ -63,13 +72,14 @@ def load(
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$.")
         key = where.rstrip("`")
-        hint = _hint_at(key, known)
-        literal = next((one for one in (hint, *get_args(hint)) if get_origin(one) is Literal), None)
-        if literal is not None:
-            message += f", expected one of {', '.join(map(repr, get_args(literal)))}"
-        elif "unknown field" in message and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            message += f", known here are {', '.join(hint.__struct_encode_fields__)}"
-        elif _is_quoted_time(_at(merged, key)):
+        hint, value = _hint_at(key, known), _at(merged, key)
+        if "unknown field" in message and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            fields = hint.__struct_encode_fields__
+            unknown = message.partition("`")[2].rstrip("`")
+            message += f", known here are {', '.join(fields)}{did_you_mean(unknown, fields)}"
+        else:
+            message = _expected(key, hint, value) or message
+        if _is_quoted_time(value):
             message += "; a date-time of TOML stands without quotes: 2026-03-01T02:00:00Z"
         raise ConfigurationError(f"{key or 'configuration'}: {message}") from None
 
@@ -105,7 +115,13 @@ def _read(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        plain: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            text = opened.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
+            raise ConfigurationError(
+                f"configuration file {file} has more than {FILE_BYTES_MAX >> 20} MiB; is it another?"
+            )
+        plain: dict[str, Any] = tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise ConfigurationError(f"configuration file {file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -176,7 +192,48 @@ def _put(target: dict[str, Any], key: str, value: Any) -> None:
     target[last] = value
 
 
-def _parse(text: str, hint: Any, variable: str) -> Any:
+def _refuse_unknown_variables(environ: Mapping[str, str], by_variable: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for a variable of a known section, or that is nearly a known one; warn of others."""
+    sections = {ENVIRONMENT_PREFIX + key.partition(".")[0].upper() + "_" for key in by_variable.values() if "." in key}
+    for variable in environ.keys() - by_variable.keys():
+        mine = [section for section in sections if variable.startswith(section)]
+        if mine and not foreign(variable, environ[variable]):
+            near = sorted(known for known in by_variable if known.startswith(max(mine, key=len)))
+            meant = did_you_mean(variable, near)
+            raise ConfigurationError(
+                f"environment variable {variable} is unknown; known there are {', '.join(near)}{meant}"
+            )
+    if wrong := slip(environ, by_variable):
+        raise ConfigurationError(wrong)
+
+
+def _expected(key: str, hint: Any, value: Any) -> str:
+    """Return what a key takes and what it was given, in the key's own terms; "" where the decoder says it as well."""
+    name = re.split(r"[.\[]", key)[-1]
+    got = "" if SECRET_FIELDS & set(re.split(r"[.\[\]]", key)) else f", got {_shown(value)}"
+    kinds = (hint, *get_args(hint))
+    literal = next((one for one in kinds if get_origin(one) is Literal), None)
+    if literal is not None:
+        known = [str(one) for one in get_args(literal)]
+        return f"expected one of {', '.join(map(repr, get_args(literal)))}{got}{did_you_mean(str(value), known)}"
+    if bool in kinds and not isinstance(value, bool):
+        return f"expected true or false{got}"
+    if (float in kinds or int in kinds) and isinstance(value, str):
+        unit, factors = next((two for part, two in _UNITS.items() if re.search(rf"_{part}(_|$)", name)), ("", {}))
+        size = _SIZE.fullmatch(value.lower())
+        factor = factors.get(size[2]) if size else None
+        example = f"{float(size[1]) * factor:.15g}" if size and factor else "300"
+        what = f"{unit} as a number, for example {name} = {example}" if unit else "a number"
+        return f"expected {what}{got}"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "..."
+
+
+def _parse(text: str, hint: Any, variable: str, key: str) -> Any:
     try:
         return msgspec.convert(text, hint, strict=False)
     except msgspec.ValidationError:
@@ -184,7 +241,8 @@ def _parse(text: str, hint: Any, variable: str) -> Any:
     try:
         return msgspec.convert(msgspec.json.decode(text), hint)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise ConfigurationError(f"environment variable {variable}: {error}") from None
+        wrong = _expected(key, hint, text) or str(error)
+        raise ConfigurationError(f"environment variable {variable} ({key}): {wrong}") from None
 
 
 def _refuse_unknown(merged: Mapping[str, Any], known: Mapping[str, Any], file: Path | None, prefix: str = "") -> None:
@@ -200,4 +258,8 @@ def _refuse_unknown(merged: Mapping[str, Any], known: Mapping[str, Any], file: P
             raise ConfigurationError(f"{key}: expected a section with {', '.join(inside)}, got {value!r}")
         where = f" in {file}" if file else ""
         near = sorted(k for k in known if k.rpartition(".")[0] == prefix.rstrip(".")) or sorted(known)
-        raise ConfigurationError(f"unknown key {key}{where}; known here are {', '.join(near)}")
+        elsewhere = [k for k in known if k.rpartition(".")[2] == name]
+        here = {prefix + k.removeprefix(prefix).partition(".")[0] for k in known if k.startswith(prefix)}
+        meant = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(key, here)
+        said = key if re.fullmatch(r"[\w.-]{1,80}", key) else _shown(key)
+        raise ConfigurationError(f"unknown key {said}{where}; known here are {', '.join(near)}{meant}")

@@ -37,6 +37,12 @@ EVENTS: tuple[EventSpec, ...] = (
         "Which GPU is the device: one for each, when the agent starts, when one comes or goes, and every hour.",
     ),
     EventSpec("machine_check", ("text",), "A machine check exception."),
+    EventSpec(
+        "host_error",
+        ("what", "device", "link", "text"),
+        "The kernel says that the host or one of its devices fails. what: nic_failed, nic_stalled, pcie_fatal,"
+        " device_gone, gpu_unusable, cpu_stuck, task_blocked, disk_failed, disk_errors, storage_silent.",
+    ),
     EventSpec("kernel_panic", ("text",), "The kernel panicked before the last boot."),
     EventSpec("checkpoint_begin", ("step",), "A rank began to write a checkpoint."),
     EventSpec("checkpoint_end", ("step",), "A rank finished writing a checkpoint."),

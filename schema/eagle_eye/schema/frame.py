@@ -22,12 +22,12 @@ from eagle_eye.schema import events as event_catalogue
 from eagle_eye.schema import metrics as metric_catalogue
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.names import RULE, bad_name, is_name, with_names
 
 WIRE_VERSION = 1
 CONTENT_TYPE = "application/x-eagle-eye-frames"
 
 # Limits. Each is far above what a real host needs and bounds what a hostile one can cost.
-NAME_CHARS_MAX = 253  # the longest DNS name
 TEXT_CHARS_MAX = 16_384
 KEYS_MAX = 1_024  # rows of one block
 METRICS_MAX = 1_024  # columns of one block
@@ -37,7 +37,7 @@ RANKS_MAX = 1_024
 FRAME_BYTES_MAX = 1 << 20
 FRAMES_PER_REQUEST_MAX = 1_024
 REQUEST_BYTES_MAX = 8 << 20
-TIME_S_MAX = 4_102_444_800.0  # the year 2100: what lies beyond is a broken clock
+TIME_S_MAX = 253_402_300_800.0  # the year 10000: a clock may be wrong by a century, and its frames count
 
 
 class BadFrame(ValueError):
@@ -87,6 +87,8 @@ class Frame(msgspec.Struct, frozen=True):
     duplicate. ``stream`` is the id of the agent's spool, ``sequence`` counts from 1 in it.
     ``collectors`` maps a collector's name to "ok", "unsupported: why" or "failed: why";
     ``dropped`` maps a reason to how often the agent dropped something for it since it started.
+    ``clock_base_s`` is the clock that dated the frame minus one that is never set (CLOCK_BOOTTIME): it changes only
+    when the clock is set. UNSET: the client does not say.
     """
 
     version: int
@@ -103,6 +105,12 @@ class Frame(msgspec.Struct, frozen=True):
     events: list[Event] = []
     collectors: dict[str, str] = {}
     dropped: dict[str, int] = {}
+    clock_base_s: float | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def base_s(self) -> float | None:
+        """``clock_base_s``, None where the client does not say."""
+        return None if isinstance(self.clock_base_s, msgspec.UnsetType) else self.clock_base_s
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -116,8 +124,8 @@ class Envelope(msgspec.Struct, frozen=True):
 class Reading(NamedTuple):
     """A frame as far as this version knows what is in it.
 
-    ``unknown`` names what was left out, as often as it was: "metric gpu_mood", "event party". Empty for an agent that
-    is not newer.
+    ``unknown`` names what was left out, as often as it was: "metric gpu_mood", "event party", and of any version
+    "name job ''" and "number rank.rank -1", which can be none. Empty for an agent that is not newer.
     """
 
     frame: Frame
@@ -196,7 +204,7 @@ def decode_request(body: bytes) -> tuple[float, list[bytes]]:
         raise BadFrame("truncated", f"the request is no complete MessagePack envelope: {error}") from None
     _check_version(envelope.version, "the request")
     if not 0.0 < envelope.sent_s < TIME_S_MAX:
-        raise BadFrame("time", f"sent_s is {envelope.sent_s!r}; expected Unix seconds before the year 2100")
+        raise BadFrame("time", f"sent_s is {envelope.sent_s!r}; expected Unix seconds before the year 10000")
     if len(envelope.frames) > FRAMES_PER_REQUEST_MAX:
         raise BadFrame(
             "oversized", f"{len(envelope.frames)} frames in a request; send at most {FRAMES_PER_REQUEST_MAX}"
@@ -227,21 +235,22 @@ def read_frame(raw: bytes) -> Reading:
 
 def check_frame(frame: Frame) -> Reading:
     """Return the frame, and what was left out of it, as ``read_frame`` does of one that is decoded. Raises BadFrame."""
-    for text in (frame.node, frame.stream, frame.boot_id):
+    for text in (frame.node, frame.stream):
         _check_name(text)
     _check_header(frame)
-    unknown: list[str] = []
+    frame, unknown = with_names(frame)
+    left_out = False
     for item in frame.blocks:
-        unknown += [f"metric {name}" for name in _check_block(item)]
+        told = _check_block(item)
+        unknown += told
+        left_out |= bool(told)
     for event in frame.events:
         if event.kind in event_catalogue.BY_KIND:
             _check_event(event)
         else:
-            _check_name(event.kind)
             unknown.append(f"event {event.kind}")
-    for rank in frame.ranks:
-        _check_name(rank.job)
-    return Reading(_without_unknown(frame) if unknown else frame, tuple(unknown))
+            left_out = True
+    return Reading(_without_unknown(frame) if left_out else frame, tuple(unknown))
 
 
 def unknown_keys(raw: bytes) -> tuple[str, ...]:
@@ -273,6 +282,8 @@ def _check_header(frame: Frame) -> None:
         value = getattr(frame, field)
         if not 0.0 < value < TIME_S_MAX:
             raise BadFrame("time", f"{field} is {value!r}; expected a positive number of seconds")
+    if frame.base_s is not None and not abs(frame.base_s) < TIME_S_MAX:
+        raise BadFrame("time", f"clock_base_s is {frame.base_s!r}; expected a clock's seconds minus another's")
     if not 0 < frame.sequence < 1 << 53:
         raise BadFrame("shape", f"sequence is {frame.sequence}; expected 1 or more")
     if len(frame.blocks) > BLOCKS_MAX or len(frame.events) > EVENTS_MAX or len(frame.ranks) > RANKS_MAX:
@@ -321,16 +332,11 @@ def _check_version(version: int, what: str) -> None:
 
 def _check_name(text: str) -> None:
     if not is_name(text):
-        raise BadFrame("name", f"{text[:80]!r} is no name: 1 to {NAME_CHARS_MAX} printable characters")
-
-
-def is_name(text: str) -> bool:
-    """Return whether a frame may carry the text as a name: of a node, a job, a link."""
-    return 0 < len(text) <= NAME_CHARS_MAX and text.isprintable()
+        raise BadFrame("name", f"{text[:80]!r} is no name: {RULE}")
 
 
 def _check_block(item: Block) -> list[str]:
-    """Return the metrics that the catalogue lacks."""
+    """Return the metrics that the catalogue lacks, and the links whose names are none."""
     rows = len(item.keys)
     if rows > KEYS_MAX or len(item.metrics) > METRICS_MAX:
         raise BadFrame(
@@ -347,32 +353,36 @@ def _check_block(item: Block) -> list[str]:
     for name in item.metrics:
         spec = metric_catalogue.BY_NAME.get(name)
         if spec is None:
-            _check_name(name)
-            unknown.append(name)
+            unknown.append(f"metric {name}" if is_name(name) else bad_name("metric", name))
         elif spec.scope is not item.scope:
             raise BadFrame("metric", f"{name!r} is not a {item.scope.value} metric of the catalogue")
+    return unknown + _bad_keys(item)
+
+
+def _bad_keys(item: Block) -> list[str]:
+    if item.scope is Scope.LINK:
+        return [bad_name("link", str(key)) for key in item.keys if not is_name(str(key))]
     for key in item.keys:
-        if item.scope is Scope.LINK:
-            _check_name(str(key))
-        elif not isinstance(key, int) or not -1 <= key < KEYS_MAX or (key == -1) != (item.scope is Scope.NODE):
+        if not isinstance(key, int) or not -1 <= key < KEYS_MAX or (key == -1) != (item.scope is Scope.NODE):
             raise BadFrame("shape", f"{key!r} is not the key of a {item.scope.value} row")
-    return unknown
+    return []
 
 
 def _without_unknown(frame: Frame) -> Frame:
-    """Return the frame without the metrics and events that the catalogue lacks."""
+    """Return the frame without the metrics and events that the catalogue lacks, and without links that have no name."""
     events = [event for event in frame.events if event.kind in event_catalogue.BY_KIND]
     return msgspec.structs.replace(frame, blocks=[_known(item) for item in frame.blocks], events=events)
 
 
 def _known(item: Block) -> Block:
-    size = 8 * len(item.keys)  # of one metric
-    columns = [
-        (name, item.values[at * size : (at + 1) * size])
-        for at, name in enumerate(item.metrics)
-        if name in metric_catalogue.BY_NAME
-    ]
-    return Block(item.scope, item.keys, [name for name, _ in columns], b"".join(values for _, values in columns))
+    width = len(item.keys)
+    rows = [at for at, key in enumerate(item.keys) if item.scope is not Scope.LINK or is_name(str(key))]
+    columns = [(name, 8 * width * at) for at, name in enumerate(item.metrics) if name in metric_catalogue.BY_NAME]
+    if len(rows) == width:
+        values = b"".join(item.values[begin : begin + 8 * width] for _, begin in columns)
+    else:
+        values = b"".join(item.values[begin + 8 * at : begin + 8 * (at + 1)] for _, begin in columns for at in rows)
+    return Block(item.scope, [item.keys[at] for at in rows], [name for name, _ in columns], values)
 
 
 def _check_event(event: Event) -> None:

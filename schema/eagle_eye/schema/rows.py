@@ -22,7 +22,6 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import (
     FRAME_BYTES_MAX,
     FRAMES_PER_REQUEST_MAX,
-    NO_NAME,
     REQUEST_BYTES_MAX,
     TIME_S_MAX,
     WIRE_VERSION,
@@ -32,10 +31,10 @@ from eagle_eye.schema.frame import (
     Rank,
     Reading,
     check_frame,
-    is_name,
     values_of,
 )
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.names import usable_ranks
 
 CONTENT_TYPE = "application/x-eagle-eye-rows"
 VERSION = 2
@@ -82,6 +81,7 @@ class Outline(msgspec.Struct, frozen=True):
     blocks: list[OutlineBlock] = []
     collectors: dict[str, str] = {}
     dropped: dict[str, int] = {}
+    clock_base_s: float | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def size(self) -> int:
@@ -89,18 +89,21 @@ class Outline(msgspec.Struct, frozen=True):
         return sum(block.size for block in self.blocks)
 
 
+class OutlineLess(Outline, frozen=True, kw_only=True):
+    """An outline as it is used, without names and ranks that are none.
+
+    Of the ``ranks_sent``, which rows' tails tell of, it has those at ``places``.
+    """
+
+    ranks_sent: int
+    places: list[int]
+
+
 class Tail(msgspec.Struct, frozen=True, omit_defaults=True):
     """What only some rows have: events, and how long each of the outline's ranks has said nothing ([]: all speak)."""
 
     events: list[Event] = []
     silent_s: list[float] = []
-
-
-class _Keys(msgspec.Struct):
-    """The keys of an outline's parts; what they hold stays encoded."""
-
-    ranks: list[dict[str, msgspec.Raw]] = []
-    blocks: list[dict[str, msgspec.Raw]] = []
 
 
 class RowHead(NamedTuple):
@@ -122,10 +125,9 @@ class RowsRequest(NamedTuple):
 
 _encoder = msgspec.msgpack.Encoder()
 _outline_decoder = msgspec.msgpack.Decoder(Outline)
-_keys_decoder = msgspec.msgpack.Decoder(_Keys)
-_map_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _tail_decoder = msgspec.msgpack.Decoder(Tail)
 _NO_TAIL = Tail()
+_USED = ("job", "ranks", "boot_id", "agent_version", "collectors", "dropped")  # by frames without bad names
 
 
 def outline_of(frame: Frame) -> Outline:
@@ -142,6 +144,7 @@ def outline_of(frame: Frame) -> Outline:
         blocks=[_outlined(block) for block in frame.blocks],
         collectors=frame.collectors,
         dropped=frame.dropped,
+        clock_base_s=frame.clock_base_s,
     )
 
 
@@ -193,7 +196,7 @@ def decode_rows_request(body: bytes) -> RowsRequest:
     if magic != MAGIC:
         raise BadFrame("version", f"the request begins with {magic!r}; this server reads {MAGIC!r}: upgrade the older")
     if not 0.0 < sent_s < TIME_S_MAX:
-        raise BadFrame("time", f"sent_s is {sent_s!r}; expected Unix seconds before the year 2100")
+        raise BadFrame("time", f"sent_s is {sent_s!r}; expected Unix seconds before the year 10000")
     if outlines > OUTLINES_PER_REQUEST_MAX or rows > FRAMES_PER_REQUEST_MAX:
         raise BadFrame(
             "oversized",
@@ -238,28 +241,19 @@ def decode_outline(raw: bytes) -> tuple[Outline, tuple[str, ...]]:
             raise BadFrame("shape", f"{place.exact} exact metrics of {len(place.metrics)}")
     if outline.size > FRAME_BYTES_MAX:
         raise BadFrame("oversized", f"the outline's rows have {outline.size} bytes; at most {FRAME_BYTES_MAX} are read")
-    return outline, check_frame(frame_of(outline, 1, 1.0, bytes(outline.size))).unknown
+    reading = check_frame(frame_of(outline, 1, 1.0, bytes(outline.size)))
+    if not any(names_none(name) for name in reading.unknown):
+        return outline, reading.unknown
+    used = {field: getattr(reading.frame, field) for field in _USED}
+    sent = {field: getattr(outline, field) for field in Outline.__struct_fields__ if field not in _USED}
+    places = usable_ranks(outline.ranks)[1]
+    return OutlineLess(**sent, **used, ranks_sent=len(outline.ranks), places=places), reading.unknown
 
 
-def unknown_outline_keys(raw: bytes) -> tuple[str, ...]:
-    """Return the keys of an accepted outline that this version does not know, each once, as ``frame.unknown_keys``."""
-    try:
-        parts = _keys_decoder.decode(raw)
-        whole = _map_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return (NO_NAME,)
-    shapes: tuple[tuple[str, type[msgspec.Struct], list[dict[str, msgspec.Raw]]], ...] = (
-        ("frame", Outline, [whole]),
-        ("rank", Rank, parts.ranks),
-        ("block", OutlineBlock, parts.blocks),
-    )
-    found = {
-        f"key {name}.{key}" if is_name(key) else NO_NAME
-        for name, shape, items in shapes
-        for item in items
-        for key in item.keys() - set(shape.__struct_fields__)
-    }
-    return tuple(sorted(found))
+def names_none(unknown: str) -> bool:
+    """Return whether what was left out is a name, or a rank, that can be none, and no table's row or column."""
+    kind, _, rest = unknown.partition(" ")
+    return kind in ("name", "number") and not rest.startswith(("metric ", "link "))
 
 
 def row_head(row: bytes) -> RowHead:
@@ -274,7 +268,7 @@ def row_head(row: bytes) -> RowHead:
     if version != VERSION:
         raise BadFrame("version", f"a row is of version {version}; this server reads version {VERSION}")
     if not 0.0 < time_s < TIME_S_MAX:
-        raise BadFrame("time", f"time_s is {time_s!r}; expected Unix seconds before the year 2100")
+        raise BadFrame("time", f"time_s is {time_s!r}; expected Unix seconds before the year 10000")
     if not 0 < sequence < 1 << 53:
         raise BadFrame("shape", f"sequence is {sequence}; expected 1 or more")
     return RowHead(tail_bytes, id_, sequence, time_s)
@@ -302,8 +296,12 @@ def decode_tail(outline: Outline, raw: bytes) -> Tail:
         tail = _tail_decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadFrame("truncated", f"a row's tail cannot be decoded: {error}") from None
-    if tail.silent_s and len(tail.silent_s) != len(outline.ranks):
-        raise BadFrame("shape", f"{len(tail.silent_s)} silences of {len(outline.ranks)} ranks")
+    less = outline if isinstance(outline, OutlineLess) else None
+    sent = len(outline.ranks) if less is None else less.ranks_sent
+    if tail.silent_s and len(tail.silent_s) != sent:
+        raise BadFrame("shape", f"{len(tail.silent_s)} silences of {sent} ranks")
+    if less is not None and tail.silent_s:
+        return Tail(tail.events, [tail.silent_s[place] for place in less.places])
     return tail
 
 
@@ -351,6 +349,7 @@ def _frame(outline: Outline, sequence: int, time_s: float, blocks: list[Block], 
         events=tail.events,
         collectors=outline.collectors,
         dropped=outline.dropped,
+        clock_base_s=outline.clock_base_s,
     )
 
 

@@ -1,0 +1,128 @@
+"""The one rule for names (of jobs, nodes, roles, links, streams), and frames without names that are none.
+
+A bad name costs itself: a node whose frames were refused for its job's name would be blind. A frame's own place, its
+node and stream, must be right: without it the frame is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from eagle_eye.schema.events import Event
+
+# A Frame and a Rank, whose module checks by this one.
+FrameT = TypeVar("FrameT", bound=Any)
+RankT = TypeVar("RankT", bound=Any)
+
+NAME_CHARS_MAX = 253  # the longest DNS name
+COUNT_MAX = (1 << 31) - 1  # of a rank, an attempt, a world's size
+DEVICES_MAX = 1_024
+UNKNOWN = "unknown"  # stands for a boot or a version whose name is none
+RULE = f"1 to {NAME_CHARS_MAX} printable characters"
+# Attributes of events that are names; the others are texts and numbers.
+_NAMES_OF_EVENTS = ("link", "name", "process", "uuid")
+_QUOTED_CHARS_MAX = 40
+
+
+def is_name(text: str) -> bool:
+    """Return whether the text is a name: not empty, not too long, all of it printable.
+
+    So without NUL, line ends and other control characters, lone surrogates, white space but the blank, and marks of
+    direction.
+    """
+    return 0 < len(text) <= NAME_CHARS_MAX and text.isprintable()
+
+
+def bad_name(what: str, text: str) -> str:
+    """Return how a name that is none is told of, in ASCII and cut."""
+    return f"name {what} {text[:_QUOTED_CHARS_MAX]!a}"
+
+
+def with_names(frame: FrameT) -> tuple[FrameT, list[str]]:
+    """Return the frame without names and ranks that are none, and what was left out, as ``bad_name`` tells it."""
+    left_out: list[str] = []
+    changed: dict[str, Any] = {}
+    if frame.job is not None and not is_name(frame.job):
+        changed["job"] = None
+        left_out.append(bad_name("job", frame.job))
+    if not is_name(frame.boot_id):
+        changed["boot_id"] = UNKNOWN
+        left_out.append(bad_name("boot_id", frame.boot_id))
+    if frame.agent_version and not is_name(frame.agent_version):
+        changed["agent_version"] = UNKNOWN
+        left_out.append(bad_name("agent_version", frame.agent_version))
+    for field in ("collectors", "dropped"):
+        said = getattr(frame, field)
+        if not all(map(is_name, said)):
+            bad = [name for name in said if not is_name(name)]
+            changed[field] = {name: value for name, value in said.items() if name not in bad}
+            left_out += [bad_name(field, name) for name in bad]
+    if not all(map(_is_usable, frame.ranks)):
+        changed["ranks"], _, told = usable_ranks(frame.ranks)
+        left_out += told
+    events = [_with_names(event, left_out) for event in frame.events]
+    if any(now is not was for now, was in zip(events, frame.events)):  # noqa: B905 - one of each, and Python 3.9's
+        changed["events"] = [event for event in events if event is not None]
+    return (msgspec.structs.replace(frame, **changed) if changed else frame), left_out
+
+
+def usable_ranks(ranks: Sequence[RankT]) -> tuple[list[RankT], list[int], list[str]]:
+    """Return the ranks that can be used, the places that they had, and what was left out of them or of their number."""
+    usable: list[RankT] = []
+    places: list[int] = []
+    left_out: list[str] = []
+    for place, rank in enumerate(ranks):
+        if _is_usable(rank):
+            usable.append(rank)
+            places.append(place)
+            continue
+        if not is_name(rank.job):
+            left_out.append(bad_name("rank.job", rank.job))
+            continue
+        wrong = _wrong_number(rank)
+        if wrong:
+            left_out.append(wrong)
+            continue
+        if rank.role and not is_name(rank.role):
+            left_out.append(bad_name("rank.role", rank.role))
+            rank = msgspec.structs.replace(rank, role="")  # noqa: PLW2901
+        usable.append(rank)
+        places.append(place)
+    return usable, places, left_out
+
+
+def _is_usable(rank: Any) -> bool:
+    """Return whether nothing of the rank has to be left out: one expression, for it is asked of every frame's ranks."""
+    return (
+        is_name(rank.job)
+        and 0 <= rank.rank <= COUNT_MAX
+        and 0 <= rank.world_size <= COUNT_MAX
+        and 0 <= rank.attempt <= COUNT_MAX
+        and -1 <= rank.device < DEVICES_MAX
+        and (not rank.role or is_name(rank.role))
+    )
+
+
+def _wrong_number(rank: Any) -> str:
+    for field in ("rank", "world_size", "attempt"):
+        if not 0 <= getattr(rank, field) <= COUNT_MAX:
+            return f"number rank.{field} {getattr(rank, field)}"
+    return "" if -1 <= rank.device < DEVICES_MAX else f"number rank.device {rank.device}"
+
+
+def _with_names(event: Event, left_out: list[str]) -> Event | None:
+    """Return the event; None where its kind or job is no name: it could only be laid to another job."""
+    for what, text in (("event", event.kind), ("event.job", event.attributes.get("job", UNKNOWN))):
+        if not isinstance(text, str) or not is_name(text):
+            left_out.append(bad_name(what, str(text)))
+            return None
+    said = event.attributes
+    bad = [name for name in said if not is_name(name)]
+    bad += [name for name in _NAMES_OF_EVENTS if isinstance(said.get(name), str) and not is_name(said[name])]
+    if not bad:
+        return event
+    left_out += [bad_name("event.attribute", name if name not in _NAMES_OF_EVENTS else said[name]) for name in bad]
+    return msgspec.structs.replace(event, attributes={k: value for k, value in said.items() if k not in bad})

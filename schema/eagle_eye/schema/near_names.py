@@ -1,0 +1,24 @@
+"""What somebody meant who wrote a name that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+NAME_CHARS_MAX = 200  # of a name that is compared: a longer one is no slip of the hand
+LIKENESS_MIN = 0.72  # difflib's ratio: two letters of eight may differ
+
+
+def nearest(name: str, known: Iterable[str], likeness_min: float = LIKENESS_MIN) -> str | None:
+    """Return the known name that is most like this one, whatever its case; None where none is like it."""
+    if len(name) > NAME_CHARS_MAX:
+        return None
+    by_folded = {one.casefold(): one for one in known}
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=likeness_min)
+    return by_folded[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean NAME?", "" where no known name is like this one."""
+    found = nearest(name, known)
+    return "" if found is None else f"; did you mean {found}?"
