@@ -23,7 +23,13 @@ from eagle_eye.agent.collectors.temperature import TemperatureCollector
 from eagle_eye.agent.collectors.tensorboard import TensorBoardCollector
 from eagle_eye.agent.collectors.training import TrainingCollector
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
-from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, log_patterns, tensorboard_patterns
+from eagle_eye.agent.config import (
+    AgentConfiguration,
+    hook_socket_path,
+    log_frameworks,
+    log_patterns,
+    tensorboard_patterns,
+)
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.runner import Runner
 from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
@@ -70,7 +76,7 @@ class Assembly:
             drops,
             log_patterns(configuration),
             self.training.devices,
-            framework=configuration.training_log_framework,
+            frameworks=log_frameworks(configuration),
         )
         tensorboard = TensorBoardCollector(
             processes,

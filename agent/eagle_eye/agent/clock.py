@@ -6,6 +6,8 @@ import queue
 import time
 from typing import Protocol
 
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS, where agents are developed, has none
+
 
 class Waitable(Protocol):
     """What one can wait for: a ``threading.Event``, a ``Wake``."""
@@ -59,6 +61,10 @@ class Clock(Protocol):
         """Seconds since some moment; never goes back."""
         ...
 
+    def since_boot_s(self) -> float:
+        """Seconds since the machine's boot, those that it slept included; never set."""
+        ...
+
     def wait(self, event: Waitable, timeout_s: float) -> bool:
         """Return whether the event was set within ``timeout_s``."""
         ...
@@ -74,6 +80,10 @@ class SystemClock:
     def monotonic_s(self) -> float:
         """Seconds since some moment; never goes back."""
         return time.monotonic()
+
+    def since_boot_s(self) -> float:
+        """Seconds since the machine's boot, those that it slept included; never set."""
+        return time.clock_gettime(_SINCE_BOOT)
 
     def wait(self, event: Waitable, timeout_s: float) -> bool:
         """Return whether the event was set within ``timeout_s``."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
 from eagle_eye.agent.clock import SystemClock, Wake
+from eagle_eye.agent.clock_base import ClockBase
 from eagle_eye.agent.collector import CollectFailed, Collector, Observed
 from eagle_eye.agent.config import AgentConfiguration, read, spool_folder, token_path, trust
 from eagle_eye.agent.drops import Drops
@@ -35,7 +36,7 @@ from eagle_eye.agent.evidence.upload import Place, Upload
 from eagle_eye.agent.exposition import Delivery, Exposition
 from eagle_eye.agent.heap import share_heap
 from eagle_eye.agent.host_verdict import EXIT_CODES, judge, lines
-from eagle_eye.agent.loop import Loop, Sink, agent_version
+from eagle_eye.agent.loop import Loop, Sink, agent_version, boot_id
 from eagle_eye.agent.metrics_server import MetricsServer
 from eagle_eye.agent.node_check.child import run as run_child
 from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
@@ -176,7 +177,8 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
             beside = [evidence, checks] if configuration.node_check_command else [evidence]
             answered = partial(_hand_on, (evidence.answered, checks.answered))
         assembly = Assembly(configuration, drops, clock, wake.set, folder, processes, beside)
-        uplink = Uplink(destination, spool, drops, clock, token=token, answered=answered)
+        base = ClockBase(clock, boot_id())
+        uplink = Uplink(destination, spool, drops, clock, token=token, answered=answered, base=base)
 
         def delivery() -> Delivery:
             return Delivery(spool.waiting(), spool.waiting_bytes(), spool.in_memory, uplink.delivered, uplink.is_well)
@@ -186,7 +188,8 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         with contextlib.ExitStack() as open_doors:
             if configuration.nvrx_health_socket and not once:
                 open_doors.callback(_answer_nvrx(configuration, drops).stop)
-            _run_loop(configuration, assembly, spool, drops, clock, wake, exposition, uplink.notify, once=once)
+            common = (drops, clock, wake, exposition, uplink.notify, base)
+            _run_loop(configuration, assembly, spool, *common, once=once)
         uplink.stop(FLUSH_ONCE_S if once else FLUSH_S)
         left = spool.waiting()
     finally:
@@ -205,6 +208,7 @@ def _run_loop(
     wake: Wake,
     exposition: Exposition,
     handed_on: Callable[[bool], None] = lambda _urgent: None,
+    base: ClockBase | None = None,
     *,
     once: bool,
 ) -> None:
@@ -224,6 +228,7 @@ def _run_loop(
         handed_on,
         shown=exposition.show,
         service=None if once else ServiceManager(os.environ),
+        base=base,
     )
 
     def stop(number: int, _frame: object) -> None:

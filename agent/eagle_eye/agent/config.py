@@ -18,10 +18,11 @@ from eagle_eye.agent.collectors.tensorboard import event_files
 from eagle_eye.agent.hook_message import SYSTEM_FOLDER, default_socket
 from eagle_eye.agent.server_connection import Trust
 from eagle_eye.agent.spool import BYTES_MAX
-from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
+from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, expected
 from eagle_eye.agent.training_logs.log_finder import Pattern
+from eagle_eye.agent.training_logs.reading import Framework
 from eagle_eye.schema.configuration import ConfigurationError, load
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.names import NAME_CHARS_MAX
 
 SYSTEM_SPOOL = Path("/var/lib/eagle-eye-agent")
 INTERVAL_S_MIN = 0.1
@@ -84,6 +85,7 @@ class AgentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     nccl_ras_every_node: bool = False
     training_logs: list[str] = []
     training_log_framework: str = ""
+    training_log_patterns: list[str] = []
     tensorboard_logs: list[str] = []
     node_check_command: list[str] = []
     nvrx_health_socket: str = ""
@@ -136,6 +138,11 @@ def log_patterns(configuration: AgentConfiguration) -> list[Pattern]:
     return [Pattern(text, configuration.node) for text in configuration.training_logs]
 
 
+def log_frameworks(configuration: AgentConfiguration) -> tuple[Framework, ...]:
+    """Return whose lines to read. Raises BadLinePattern, which ``read`` has turned into a ConfigurationError."""
+    return expected(configuration.training_log_framework, configuration.training_log_patterns)
+
+
 def tensorboard_patterns(configuration: AgentConfiguration) -> list[Pattern]:
     """Return which event files to follow. Raises BadPattern, which ``read`` has turned into a ConfigurationError."""
     return [file for folder in configuration.tensorboard_logs for file in event_files(folder, configuration.node)]
@@ -149,7 +156,11 @@ def _check(configuration: AgentConfiguration) -> None:
     _check_files(configuration)
     for key, check in (("metrics_listen", metrics_server.address), ("dcgm_exporter", dcgm_exporter.address)):
         _refuse(key, check, getattr(configuration, key))
-    for key, patterns in (("training_logs", log_patterns), ("tensorboard_logs", tensorboard_patterns)):
+    for key, patterns in (
+        ("training_logs", log_patterns),
+        ("tensorboard_logs", tensorboard_patterns),
+        ("training_log_patterns", log_frameworks),
+    ):
         _refuse(key, patterns, configuration)
 
 

@@ -24,7 +24,7 @@ PHASE_CHARS_MAX = 64
 EVENTS_PER_MESSAGE_MAX = 32
 RANKS_MAX = 1 << 24
 DEVICES_MAX = 1_024
-TIME_S_MAX = 4_102_444_800.0  # the year 2100: what lies beyond is a broken clock
+TIME_S_MAX = 253_402_300_800.0  # the year 10000, as for frames
 COUNT_MAX = float(1 << 53)
 
 SOCKET_VARIABLE = "EAGLE_EYE_HOOK_SOCKET"

@@ -7,11 +7,13 @@ cause of a job's hang, only a server can see.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from eagle_eye.agent.host_error_lines import GPU_UNUSABLE
 from eagle_eye.agent.tick import Tick
 from eagle_eye.schema.events import WHOLE_NODE, Event
 
@@ -26,13 +28,17 @@ State = Literal["healthy", "sick", "cannot_tell"]
 EXIT_CODES: Mapping[State, int] = MappingProxyType({"healthy": 0, "cannot_tell": 1, "sick": 3})
 
 # NVIDIA, XID Errors: codes whose immediate action is a reset of the GPU or a restart of the machine (48: alone, a
-# reset). What only ends the program, or may come from the other end of a link, is no reason to refuse the next job.
+# reset). What only ends the program, or may come from the other end of a link, is no reason to refuse the next job;
+# nor is 155, with which a reset itself takes links down.
 XID_REPAIRS: Mapping[int, str] = MappingProxyType(
-    {79: "reboot", **dict.fromkeys((46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143), "GPU reset")}
+    {79: "reboot", **dict.fromkeys((46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158), "GPU reset")}
 )
 # Memory errors that the driver counts until the GPU is reset: a counter at 0 says that it was.
 _COUNTED = frozenset({48, 95, 140})
 _RECOVERY = 154  # the driver's own word, for better or worse: it overrides the table
+# "changed from 0x0 (None) to 0x1 (PF FLR)": the numbers are NVML's, the names change with the driver.
+_ACTION = re.compile(r".* to 0x(\d)\b", re.DOTALL)
+_NO_ACTION, _REPAIR_ACTIONS = "0", ("1", "2", "4")  # reset, reboot, drain and reset; 3 is a drain of peer-to-peer
 
 
 class HostVerdict(NamedTuple):
@@ -56,6 +62,7 @@ def judge(tick: Tick, gpus_expected: int | None = None, repaired_s: float = 0.0)
         *_links(tick),
         *_mounts(tick),
         *_panics(events),
+        *_unusable(events),
     ]
     unseen = tuple(_unseen(tick, gpus_expected))
     state: State = "sick" if reasons else "cannot_tell" if unseen else "healthy"
@@ -96,10 +103,10 @@ def _xids(tick: Tick, events: list[Event]) -> Iterator[str]:
         at = datetime.fromtimestamp(event.time_s, timezone.utc)
         said = f"at {at:%Y-%m-%dT%H:%M:%SZ}: {_printable(text)}"
         if code == _RECOVERY:
-            action = text.rpartition(" to ")[2].lower()
-            if "none" in action:
+            action = _ACTION.search(text)
+            if action is not None and action[1] == _NO_ACTION:
                 standing.pop(gpu, None)
-            elif "reset" in action or "reboot" in action:
+            elif action is not None and action[1] in _REPAIR_ACTIONS:
                 standing[gpu] = f"{_gpu(event.device)}: {said}"
         elif isinstance(code, int) and code in XID_REPAIRS:
             counted = tick.seen.devices.get(event.device, {}).get("gpu_ecc_uncorrected_total", math.nan)
@@ -123,6 +130,19 @@ def _panics(events: list[Event]) -> Iterator[str]:
     for event in events:
         if event.kind == "kernel_panic":
             yield f"the kernel panicked before the last boot: {_printable(str(event.attributes.get('text', '')))}"
+
+
+def _unusable(events: list[Event]) -> Iterator[str]:
+    """Yield the GPUs that the driver could not bring up since the boot and that NVML does not know, each once."""
+    found = {str(event.attributes.get("device", "")): event for event in events if _is_unusable(event)}
+    for place, event in found.items():
+        said = _printable(str(event.attributes.get("text", "")))
+        yield f"the driver could not bring up GPU {place or 'unknown'}: {said}; reboot"
+
+
+def _is_unusable(event: Event) -> bool:
+    told = event.kind == "host_error" and event.attributes.get("what") == GPU_UNUSABLE
+    return told and event.device == WHOLE_NODE  # one that it knows by now is up
 
 
 def _unseen(tick: Tick, expected: int | None) -> Iterator[str]:

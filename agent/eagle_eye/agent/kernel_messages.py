@@ -1,4 +1,4 @@
-"""What the kernel's log says: GPU and switch errors, kills for memory, links, machine checks, panics; each once.
+"""What the kernel's log says: errors of GPUs, switches and the host, kills for memory, links, panics.
 
 Everything here is pure; the log is read by its collector. Sources: Linux, Documentation/ABI/testing/dev-kmsg (records);
 NVIDIA, XID Errors and Fabric Manager User Guide (XIDs, SXIDs); Linux, mm/oom_kill.c, drivers/net, x86 MCE, mce_amd,
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from eagle_eye.agent.host_error_lines import HINTS, PCIE_FATAL, host_error
 
 TEXT_CHARS_MAX = 512  # of a message that is passed on
 HEAD_BYTES_MAX = 128
 LINES_MAX = 16  # of one record that are looked at
 SEQUENCE_MAX = 1 << 63
 
-Kind = Literal["xid", "sxid", "oom_kill", "link_down", "link_up", "machine_check"]
+Kind = Literal["xid", "sxid", "oom_kill", "link_down", "link_up", "machine_check", "host_error"]
 
 
 class Record(NamedTuple):
@@ -29,12 +30,13 @@ class Record(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one line says. ``subject`` tells it from others of its kind: code, process, link or severity.
+    """What one line says. ``subject`` tells it from others of its kind: code, process, link, severity; of a host error
+    its word and its device.
 
     ``address`` is the PCI address that it names, as ``bus_address`` writes it, "" where it names none. Severities of
     machine checks are "uncorrected", "deferred" and "corrected", "pcie" for what is an error of a PCIe device and not
     of the host, "" where the line does not say.
-    """
+    """  # noqa: D205 - one thought
 
     kind: Kind
     subject: str
@@ -69,10 +71,13 @@ def message(text: bytes) -> Message | None:
         or b"EDAC" in text
         or b"hardware memory error" in text
         or b"BERT: Error" in text
+        or b"hardware memory corruption" in text
+        or any(hint in text for hint in HINTS)
     ):
         return None
-    for line in _plain(text.partition(b"\n")[0]).split("\n", LINES_MAX)[:LINES_MAX]:
-        found = _xid(line) or _sxid(line) or _kill(line) or _link(line) or _machine_check(line)
+    lines = _plain(text.partition(b"\n")[0]).split("\n", LINES_MAX)[:LINES_MAX]
+    for line in lines:
+        found = _xid(line) or _sxid(line) or _kill(line) or _host(line, lines) or _link(line) or _machine_check(line)
         if found is not None:
             return found
     return None
@@ -184,12 +189,27 @@ def _port(before: str) -> str:
     return match[1] if match is not None else ""
 
 
+def _host(line: str, lines: Sequence[str]) -> Message | None:
+    found = host_error(line)
+    if found is None:
+        return None
+    # What is said in several lines of one record names the device in the first.
+    address = bus_address(found.device or lines[0])
+    text = line if found.device else " ".join(lines)
+    return Message("host_error", f"{found.what} {found.device or address}", text[:TEXT_CHARS_MAX], address=address)
+
+
 _ERROR = re.compile(r"(?:\{(\d+)\})?(?:mce: )?\[Hardware Error\]:\s*(.*)")
-_OTHER_ERROR = re.compile(r"(EDAC \w+: \d+ [CU]E\b.*|mce: Uncorrected hardware memory error.*|BERT: Error records.*)")
+_OTHER_ERROR = re.compile(
+    r"(EDAC \w+: (?:\d+ )?[CU]E\b.*|mce: Uncorrected hardware memory error.*|BERT: Error records.*"
+    r"|(?:Memory failure:|MCE) 0x[0-9a-f]+: (?:Sending SIGBUS to|Killing) .{1,80} due to hardware memory corruption.*)"
+)
 _STATUS = re.compile(r"Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{16})")
 _STATUS_UNCORRECTED, _STATUS_DEFERRED = 1 << 61, 1 << 44
 _UNCORRECTED = re.compile(
-    r"uncorrect|\bfatal\b|severity: recoverable|type: recoverable|processor context corrupt|\bUE\b", re.IGNORECASE
+    r"uncorrect|\bfatal\b|severity: recoverable|type: recoverable|processor context corrupt|\bUE\b|unrecoverable"
+    r"|hardware memory corruption",
+    re.IGNORECASE,
 )
 _DEFERRED = re.compile(r"deferred", re.IGNORECASE)
 _CORRECTED = re.compile(r"corrected|no action required|\bCE\b", re.IGNORECASE)
@@ -218,13 +238,24 @@ def _severity(text: str) -> str:
     return ""
 
 
+_DEVICE_ID = re.compile(r"\bdevice_id: ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+
+
 def whole_machine_check(lines: Sequence[Message]) -> Message | None:
     """Return the lines of one machine check as one message with the worst severity; None where it is no news.
 
     Lines that never say how bad it was ("Machine check events logged", which every corrected error brings too) would
-    read like an error that nothing corrected. Errors of PCIe devices show at the devices.
+    read like an error that nothing corrected. Errors of PCIe devices show at the devices, but for fatal ones: the
+    firmware that tells of those has taken them from the kernel's own hands.
     """
     severities = {line.subject for line in lines}
+    if "pcie" in severities and any("severity: fatal" in line.text for line in lines):
+        text = "; ".join(line.text for line in lines[:LINES_MAX])
+        named = _DEVICE_ID.search(text)
+        device = named[1] if named is not None else ""
+        return Message(
+            "host_error", f"{PCIE_FATAL} {device}", text[:TEXT_CHARS_MAX], address=bus_address(device) if device else ""
+        )
     severity = next((one for one in ("uncorrected", "deferred", "corrected") if one in severities), "")
     if not severity or "pcie" in severities:
         return None
@@ -268,128 +299,3 @@ def panic(dump: bytes) -> Panic | None:
         return None
     match = _CAUSE.search(dump)
     return Panic("", f"Kernel panic: {_plain(match[1])}"[:TEXT_CHARS_MAX] if match is not None else "Kernel panic")
-
-
-FOLD_S = 59.0  # repeats this near are one: detectors take what is up to 60 s apart as one occurrence
-KILLS_FOLD_S = 5.0  # but a kill must be near in time to the end of the rank that it explains (10 s)
-KEYS_MAX = 1_024
-BRING_UP_S = 300.0  # so long after boot a link that was never up does not go down: nothing is plugged in
-CHANGES_MAX = 10  # of one link within a minute; beyond it only the state at the end is told
-
-
-class News(NamedTuple):
-    """A message to tell of; ``more`` repeats since the last one told, the last of them at ``at_s``, since boot."""
-
-    message: Message
-    at_s: float
-    more: int = 0
-
-
-@dataclass
-class _Told:
-    """What was told last of a message, and what has been folded since."""
-
-    message: Message
-    told_s: float
-    last_s: float
-    more: int = 0
-
-
-class Repeats:
-    """Folds repeats of a message: 800,000 lines of one XID become a handful.
-
-    The first is told at once; those that follow within FOLD_S as one when that time is over, dated to the last of
-    them. Between what is told no gap is longer than between the lines themselves, so that who joins what is near finds
-    as many occurrences as in the lines.
-    """
-
-    def __init__(self) -> None:
-        self._told: dict[tuple[str, str, str], _Told] = {}
-
-    def add(self, message: Message, at_s: float) -> list[News]:
-        """Take a message; return what is to be told now."""
-        key = (message.kind, message.subject, message.address)
-        fold_s = _fold_s(message)
-        known = self._told.get(key)
-        news: list[News] = []
-        if known is not None:
-            if known.more and at_s - known.told_s > fold_s:
-                news.append(_fold(known))
-            if at_s - known.told_s <= fold_s:
-                known.more += 1
-                known.last_s = max(known.last_s, at_s)
-                return news
-            del self._told[key]  # so that the order is that of their telling
-        elif len(self._told) >= KEYS_MAX:
-            oldest = self._told.pop(next(iter(self._told)))
-            news += [_fold(oldest)] if oldest.more else []
-        self._told[key] = _Told(message, at_s, at_s)
-        return [*news, News(message, at_s)]
-
-    def due(self, now_s: float) -> list[News]:
-        """Return the repeats whose time is over at ``now_s``, and forget what has not been repeated."""
-        news: list[News] = []
-        for key, known in list(self._told.items()):
-            if now_s - known.told_s > _fold_s(known.message):
-                if known.more:
-                    news.append(_fold(known))
-                else:
-                    del self._told[key]
-        return news
-
-
-def _fold_s(message: Message) -> float:
-    return KILLS_FOLD_S if message.kind == "oom_kill" else FOLD_S
-
-
-def _fold(known: _Told) -> News:
-    news = News(known.message, known.last_s, known.more)
-    known.told_s, known.more = known.last_s, 0
-    return news
-
-
-@dataclass
-class _Link:
-    """A link's state as it is and as it was told; ``changes`` since ``minute_s``."""
-
-    kind: Kind
-    told: Kind
-    last_s: float
-    minute_s: float
-    changes: int = 1
-
-
-class LinkChanges:
-    """Tells each change of a link once, whoever says it: the driver and the bond above it."""
-
-    def __init__(self) -> None:
-        self._links: dict[str, _Link] = {}
-
-    def add(self, message: Message, at_s: float) -> list[News]:
-        """Take a message; return what is to be told now."""
-        known = self._links.get(message.subject)
-        if known is None:
-            if len(self._links) >= KEYS_MAX:
-                del self._links[next(iter(self._links))]
-            self._links[message.subject] = _Link(message.kind, message.kind, at_s, at_s)
-            return [] if message.kind == "link_down" and at_s < BRING_UP_S else [News(message, at_s)]
-        same, near = message.kind == known.kind, at_s - known.last_s <= FOLD_S
-        known.kind, known.last_s = message.kind, at_s
-        if same and near:
-            return []
-        if at_s - known.minute_s > FOLD_S:
-            known.minute_s, known.changes = at_s, 0
-        known.changes += 1
-        if known.changes > CHANGES_MAX:
-            return []
-        known.told = message.kind
-        return [News(message, at_s)]
-
-    def due(self, now_s: float) -> list[News]:
-        """Return the states in which links that changed too often ended up."""
-        news: list[News] = []
-        for link, known in self._links.items():
-            if known.told != known.kind and now_s - known.minute_s > FOLD_S:
-                known.told = known.kind
-                news.append(News(Message(known.kind, link), known.last_s))
-        return news

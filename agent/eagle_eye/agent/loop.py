@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from eagle_eye.agent.clock import Clock, Wake
+from eagle_eye.agent.clock_base import ClockBase
 from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.runner import Runner
@@ -72,7 +73,10 @@ class Loop:
         handed_on: Callable[[bool], None] = lambda _urgent: None,
         shown: Callable[[Tick], None] = lambda _tick: None,
         service: ServiceManager | None = None,
+        base: ClockBase | None = None,
     ) -> None:
+        """``base`` None: one of its own."""
+        self._base = base or ClockBase(clock, boot_id())
         self._node = node
         self._job = job
         self._interval_s = interval_s
@@ -87,7 +91,6 @@ class Loop:
         self._shown = shown
         self._service = service or ServiceManager({})
         self._frames = 0
-        self._boot_id = boot_id()
         self._version = agent_version()
         self._stop_reason = ""
         self._events = [Event(clock.now_s(), "agent_start", attributes={"version": self._version})]
@@ -148,7 +151,7 @@ class Loop:
 
     def _tick(self, answer_s: float) -> None:
         self._ask()
-        now_s = self._clock.now_s()
+        now_s, base_s = self._clock.now_s(), self._base.read()
         # The tick's own time, a multiple of the interval, unless the clock has jumped away from it.
         multiple_s = round(now_s / self._interval_s) * self._interval_s
         time_s = multiple_s if abs(now_s - multiple_s) < 0.25 * self._interval_s else now_s
@@ -157,8 +160,9 @@ class Loop:
         elapsed_s, self._tick_s = monotonic_s - self._tick_s, monotonic_s
         usual = abs(elapsed_s - self._interval_s) < 0.5 * self._interval_s
         interval_s = self._interval_s if usual else elapsed_s
+        seen.events[:] = self._base.events(seen.events)
         events = tuple(self._events + seen.events)
-        self._emit(time_s, interval_s, seen, urgent=False)
+        self._emit(time_s, base_s, interval_s, seen, urgent=False)
         # From a list: a tuple grown from a generator ends in a pool of 2,000 from which CPython does not take the next.
         collectors = tuple([runner.standing() for runner in self._runners])
         tick = Tick(time_s, interval_s, seen, events, collectors, self._frames)
@@ -186,9 +190,12 @@ class Loop:
     def _emit_happened(self) -> None:
         """Hand on ranks and events without rows; the rows' interval goes on."""
         since_tick_s = self._clock.monotonic_s() - self._tick_s
-        self._emit(self._clock.now_s(), since_tick_s, self._happened(), urgent=True)
+        seen = self._happened()
+        now_s, base_s = self._clock.now_s(), self._base.read()
+        seen.events[:] = self._base.events(seen.events)
+        self._emit(now_s, base_s, since_tick_s, seen, urgent=True)
 
-    def _emit(self, time_s: float, interval_s: float, seen: Observed, *, urgent: bool) -> None:
+    def _emit(self, time_s: float, base_s: float, interval_s: float, seen: Observed, *, urgent: bool) -> None:
         interval_s = max(interval_s, 1e-3)
         events, ranks = self._events + seen.events, seen.ranks
         self._drops.count("events_over_limit", len(events) - EVENTS_MAX)
@@ -197,7 +204,8 @@ class Loop:
         blocks = list(self._blocks(seen))
 
         def make(stream: str, sequence: int) -> bytes:
-            return self._encode(stream, sequence, time_s, interval_s, ranks[:RANKS_MAX], blocks, events[:EVENTS_MAX])
+            said = (interval_s, ranks[:RANKS_MAX], blocks, events[:EVENTS_MAX])
+            return self._encode(stream, sequence, time_s, base_s, *said)
 
         self._sink.append(make)
         self._frames += 1
@@ -219,6 +227,7 @@ class Loop:
         stream: str,
         sequence: int,
         time_s: float,
+        base_s: float,
         interval_s: float,
         ranks: Sequence[Rank],
         blocks: Sequence[Block],
@@ -230,7 +239,7 @@ class Loop:
                 Frame(
                     version=WIRE_VERSION,
                     node=self._node,
-                    boot_id=self._boot_id,
+                    boot_id=self._base.boot_id,
                     stream=stream,
                     sequence=sequence,
                     time_s=time_s,
@@ -242,6 +251,7 @@ class Loop:
                     events=list(events[:events_kept]),
                     collectors={runner.collector.name: runner.state[:TEXT_CHARS_MAX] for runner in self._runners},
                     dropped=self._drops.snapshot(),
+                    clock_base_s=base_s,
                 )
             )
             if len(raw) <= FRAME_BYTES_MAX or not events_kept:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from eagle_eye.agent.collector import Unsupported
 from eagle_eye.agent.ethtool import EthtoolStatistics
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.names import is_name
 
 PORTS_MAX = 256  # a host with more has virtual functions for its guests; those that count come first
 FILES_MAX = 512  # that stay open, and at most half of what the process may have; 16 ports need about 300
@@ -373,11 +373,6 @@ def _entries(folder: str) -> list[str]:
 
 def _exists(path: str) -> bool:
     return os.path.exists(path)  # noqa: PTH110 - a Path interns each of its parts
-
-
-def is_name(name: str) -> bool:
-    """Whether a frame may carry the name."""
-    return 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()
 
 
 def _count(raw: bytes) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from eagle_eye.schema.frame import CONTENT_TYPE as WHOLE_CONTENT_TYPE
-from eagle_eye.schema.frame import BadFrame, encode_request, read_frame, unknown_keys
+from eagle_eye.schema.frame import BadFrame, Frame, encode_frame, encode_request, read_frame, unknown_keys
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
 from eagle_eye.schema.rows import (
     OUTLINES_PER_REQUEST_MAX,
@@ -40,10 +40,14 @@ class Written(NamedTuple):
 
 
 class RequestWriter:
-    """Writes one lane's requests, and learns from the answers what the server knows."""
+    """Writes one lane's requests, and learns from the answers what the server knows.
 
-    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+    ``dated`` returns a frame as the clock by which the request is sent would have dated it.
+    """
+
+    def __init__(self, monotonic_s: Callable[[], float], dated: Callable[[Frame], Frame] = lambda frame: frame) -> None:
         self._monotonic_s = monotonic_s
+        self._dated = dated
         self._whole_until_s = float("-inf")
         self._outline: Outline | None = None
         self._id = b""
@@ -54,7 +58,9 @@ class RequestWriter:
     def write(self, frames: Sequence[bytes], now_s: float) -> Written:
         """Return a request with all of the frames, which are of one stream."""
         if self._monotonic_s() < self._whole_until_s:
-            return Written(encode_request(frames, now_s), WHOLE_CONTENT_TYPE)
+            return Written(
+                encode_request([self._dated_by_now(frame)[1] for frame in frames], now_s), WHOLE_CONTENT_TYPE
+            )
         outlines: dict[bytes, bytes] = {}
         items = [self._item(frame, outlines) for frame in frames]
         self._told = list(outlines)
@@ -78,13 +84,8 @@ class RequestWriter:
 
     def _item(self, raw: bytes, outlines: dict[bytes, bytes]) -> bytes:
         """Return the frame as a row where its outline is worth it."""
-        try:
-            frame, unknown = read_frame(raw)
-        except BadFrame:
-            return raw  # of another version, left in the spool; the server will say so
-        if unknown or unknown_keys(raw):
-            return raw  # left by a newer agent: its server may know what this one would leave out
-        if not frame.blocks:
+        frame, raw = self._dated_by_now(raw)
+        if frame is None or not frame.blocks:
             return raw  # it has come for an event alone; the next one will be another
         outline = outline_of(frame)
         if outline != self._outline:
@@ -94,3 +95,14 @@ class RequestWriter:
             self._id = outline_id(self._raw)
         outlines[self._id] = self._raw
         return encode_row(frame, outline, self._id)
+
+    def _dated_by_now(self, raw: bytes) -> tuple[Frame | None, bytes]:
+        """Return a frame and its bytes, dated by the clock of now; None and the bytes for one that is sent as it is."""
+        try:
+            frame, unknown = read_frame(raw)
+        except BadFrame:
+            return None, raw  # of another version, left in the spool; the server will say so
+        if unknown or unknown_keys(raw):
+            return None, raw  # left by a newer agent: its server may know what this one would leave out
+        dated = self._dated(frame)
+        return dated, raw if dated is frame else encode_frame(dated)

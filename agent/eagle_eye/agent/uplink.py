@@ -15,13 +15,14 @@ from functools import partial
 from pathlib import Path
 
 from eagle_eye.agent.clock import Clock
+from eagle_eye.agent.clock_base import ClockBase
 from eagle_eye.agent.connection import Answer, BadAnswer, Connection
 from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.node_token import NodeToken
 from eagle_eye.agent.request_writer import RequestWriter
 from eagle_eye.agent.server_connection import SYSTEMS, Trust, connect, path_on
 from eagle_eye.agent.spool import STREAM_FRAMES_MAX, Batch, Spool
-from eagle_eye.schema.frame import WIRE_VERSION, version_of
+from eagle_eye.schema.frame import WIRE_VERSION, Frame, version_of
 
 PATH = "/api/v1/frames"
 BYTES_PER_REQUEST = 4 << 20
@@ -82,6 +83,7 @@ class Lane:
         clock: Clock,
         jitter: Callable[[], float],
         answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
+        dated: Callable[[Frame], Frame] = lambda frame: frame,
     ) -> None:
         self._take = take
         self._acknowledge = acknowledge
@@ -97,7 +99,7 @@ class Lane:
             destination.server,
             path_on(destination.server, PATH),
         )
-        self._writer = RequestWriter(clock.monotonic_s)
+        self._writer = RequestWriter(clock.monotonic_s, dated)
         self._failures = 0
         self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
@@ -217,8 +219,12 @@ class Uplink:
         jitter: Callable[[], float] = random.random,
         token: NodeToken | None = None,
         answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
+        base: ClockBase | None = None,
     ) -> None:
-        """``token`` None: what the destination's file holds. ``answered`` gets what the server says to live frames."""
+        """``token`` None: what the destination's file holds. ``answered`` gets what the server says to live frames.
+
+        Frames are sent as dated by ``base``; None: as they are.
+        """
         self._spool = spool
         self._clock = clock
         token = token or NodeToken(
@@ -231,8 +237,10 @@ class Uplink:
             self._spread_s = spread_of(fields)
             answered(fields)
 
-        self.live = Lane(spool.newest, spool.acknowledge, destination, token, live, drops, clock, jitter, heard)
-        self.backlog = Lane(spool.backlog, spool.acknowledge, destination, token, backlog, drops, clock, jitter)
+        dated: Callable[[Frame], Frame] = (lambda frame: frame) if base is None else base.dated
+        common = (spool.acknowledge, destination, token)
+        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, dated)
+        self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, dated=dated)
         self._news = threading.Event()
         spool.listen(self._news.set)
         self._hurry = threading.Event()  # set while something waits that is urgent

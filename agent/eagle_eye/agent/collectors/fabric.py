@@ -10,7 +10,8 @@ import msgspec
 
 from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.ethtool import Ask, EthtoolStatistics, link_statistics
-from eagle_eye.agent.ports import PORTS_MAX, Attributes, Failure, Port, Ports, Role, is_name
+from eagle_eye.agent.ports import PORTS_MAX, Attributes, Failure, Port, Ports, Role
+from eagle_eye.schema.names import is_name
 
 FILE_NAME = "ports.json"
 REMEMBER_S = 30 * 86_400.0  # a port that was not up for so long is not expected any more

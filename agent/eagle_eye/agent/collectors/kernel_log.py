@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -16,17 +15,18 @@ import msgspec
 
 from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.host_error_lines import LASTING, STACK_FRAMES_MAX, TASK_BLOCKED, stack_frame
 from eagle_eye.agent.kernel_messages import (
-    LinkChanges,
+    TEXT_CHARS_MAX,
     Message,
-    News,
     Record,
-    Repeats,
     bus_address,
     message,
     record,
     whole_machine_check,
 )
+from eagle_eye.agent.kernel_news import LinkChanges, News, Repeats
+from eagle_eye.agent.link_names import LinkNames
 from eagle_eye.agent.panic_dumps import panics
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import TIME_S_MAX
@@ -40,8 +40,6 @@ PLACES_S = 10.0  # so long an XID waits for the driver to say which GPU has the 
 PANIC_BEFORE_BOOT_S = 86_400.0  # a panic may lie this far before the boot that followed it
 PANICS_KEPT = 64
 STATE_FILE = "kernel_log.json"
-
-_STANDS_FOR = re.compile(r"[vs]f\d")  # the host's end of a virtual function: not a port
 
 _log = logging.getLogger("eagle_eye.agent")
 
@@ -102,7 +100,6 @@ class KernelLogCollector:
         self._places_s = places_s
         self._path = path
         self._proc = proc
-        self._sys = sys
         self._panic_folders = panic_folders
         self._monotonic_s = monotonic_s
         self._open = opener
@@ -119,8 +116,11 @@ class KernelLogCollector:
         self._changes = LinkChanges()
         self._burst: list[Message] = []
         self._burst_s = 0.0
+        self._blocked: Message | None = None  # a task whose stack is being read
+        self._blocked_s = 0.0
+        self._stack: list[str] = []
         self._waiting: list[News] = []  # until the GPUs are known
-        self._names: dict[str, str] = {}
+        self._links = LinkNames(sys)
 
     def collect(self, now_s: float) -> Observed:
         """Return what was logged since the last collection. Raises Unsupported, CollectFailed."""
@@ -137,6 +137,8 @@ class KernelLogCollector:
         problem = self._read_records(monotonic_s, news)
         if self._burst and monotonic_s - self._burst_s >= BURST_S:
             news += self._end_burst()
+        if monotonic_s - self._blocked_s >= BURST_S:
+            news += self._end_stack()
         news += self._repeats.due(monotonic_s) + self._changes.due(monotonic_s)
         devices = {bus_address(bus_id): device for bus_id, device in dict(self._devices_by_bus_id).items()}
         may_wait = not devices and monotonic_s - self._started_s < self._places_s
@@ -144,9 +146,9 @@ class KernelLogCollector:
             if may_wait and item.message.kind == "xid":
                 waiting.append(item)
             else:
-                observed.events.append(_event(item, devices, now_s - monotonic_s))
+                observed.events.append(_event(item, devices, now_s - monotonic_s, self._links.of_device))
         self._waiting = waiting
-        if not waiting and not self._burst and self._sequence is not None:
+        if not waiting and not self._burst and self._blocked is None and self._sequence is not None:
             self._state.sequence = self._sequence
         observed.events.sort(key=lambda event: event.time_s)
         observed.problem = "; ".join(text for text in (observed.problem, problem) if text)
@@ -200,11 +202,10 @@ class KernelLogCollector:
                     raise Unsupported(f"{self._path} is empty: it is not the kernel's log")
                 return ""
             found = self._unread(raw)
-            said = message(found.text) if found is not None else None
-            if found is not None and said is not None:
+            if found is not None:
                 # The kernel's stamps drift from the clock over months, but what is new now was written since the last
                 # time that nothing was left.
-                news += self._take(said, min(monotonic_s, max(drained_s, found.stamp_s)), monotonic_s)
+                news += self._take(found.text, min(monotonic_s, max(drained_s, found.stamp_s)), monotonic_s)
         return ""
 
     def _unread(self, raw: bytes) -> Record | None:
@@ -239,7 +240,10 @@ class KernelLogCollector:
             _log.warning("%s is not of this log; it is read on from here", self._state_file)
             self._sequence = self._read_again
 
-    def _take(self, said: Message, at_s: float, monotonic_s: float) -> list[News]:
+    def _take(self, text: bytes, at_s: float, monotonic_s: float) -> list[News]:
+        said = message(text)
+        if said is None:
+            return self._take_frame(text, at_s) if self._blocked is not None else []
         if said.kind == "machine_check":
             ended: list[News] = []
             if self._burst and (at_s - self._burst_s > BURST_S or said.address != self._burst[0].address):
@@ -249,40 +253,48 @@ class KernelLogCollector:
             if len(self._burst) < NEWS_MAX:
                 self._burst.append(said)
             return ended
+        if said.subject.startswith(TASK_BLOCKED) and said.kind == "host_error":
+            ended = self._end_stack()
+            self._blocked, self._blocked_s = said, at_s
+            return ended
         if said.kind in ("link_down", "link_up"):
-            news = self._changes.add(said._replace(subject=self._named(said.subject)), at_s)
+            news = self._changes.add(said._replace(subject=self._links.of_interface(said.subject)), at_s)
         else:
             news = self._repeats.add(said, at_s)
-        if self._skip_old and said.kind in ("oom_kill", "link_down", "link_up") and monotonic_s - at_s > OLD_S:
+        return [] if self._is_old_news(said, at_s, monotonic_s) else news
+
+    def _is_old_news(self, said: Message, at_s: float, monotonic_s: float) -> bool:
+        """Whether it passed long before this first start: rows and later lines say how things are now."""
+        lasting = said.kind == "host_error" and said.subject.startswith(LASTING)
+        passing = said.kind in ("oom_kill", "link_down", "link_up", "host_error") and not lasting
+        return self._skip_old and passing and monotonic_s - at_s > OLD_S
+
+    def _take_frame(self, text: bytes, at_s: float) -> list[News]:
+        """Take a line that may be of the stack of the task that is blocked."""
+        if at_s - self._blocked_s > BURST_S or len(self._stack) >= STACK_FRAMES_MAX:
+            return self._end_stack()
+        frame = stack_frame(text)
+        if frame and frame not in self._stack:
+            self._stack.append(frame)
+        return []
+
+    def _end_stack(self) -> list[News]:
+        """Return the blocked task, told of with what it waits in."""
+        said, stack = self._blocked, self._stack
+        if said is None:
             return []
-        return news
+        self._blocked, self._stack = None, []
+        where = f" in {', '.join(stack)}" if stack else ""
+        if self._is_old_news(said, self._blocked_s, self._monotonic_s()):
+            return []
+        return self._repeats.add(said._replace(text=f"{said.text}{where}"[:TEXT_CHARS_MAX]), self._blocked_s)
 
     def _end_burst(self) -> list[News]:
         whole = whole_machine_check(self._burst)
         self._burst = []
-        return self._repeats.add(whole, self._burst_s) if whole is not None else []
-
-    def _named(self, interface: str) -> str:
-        """Return the name that rows give the interface's link: its RDMA port's, its own where it has none.
-
-        The members of a bond share one RDMA device and keep links of their own.
-        """
-        folder = self._sys / "class/net" / interface
-        try:
-            if (folder / "master").exists() or _STANDS_FOR.search((folder / "phys_port_name").read_text("ascii")):
-                return interface
-        except (OSError, ValueError):
-            pass  # most drivers have no name for the port
-        name = self._names.get(interface, "")  # a device that failed may be gone from the list
-        try:
-            (device,) = (folder / "device/infiniband").iterdir()
-            number = int((folder / "dev_port").read_text("ascii")) + 1
-            name = f"{device.name}:{number}" if number > 1 and (device / f"ports/{number}").exists() else device.name
-        except (OSError, ValueError):
-            return name or interface
-        if len(self._names) < NEWS_MAX:
-            self._names[interface] = name
-        return name
+        if whole is None or self._is_old_news(whole, self._burst_s, self._monotonic_s()):
+            return []
+        return self._repeats.add(whole, self._burst_s)
 
     def _restore(self) -> None:
         """Find the place in the log: after the last record of this boot, at the beginning of a new boot."""
@@ -332,11 +344,14 @@ class KernelLogCollector:
         return problem
 
 
-def _event(news: News, devices: Mapping[str, int], boot_s: float) -> Event:
-    """Return news as an event; ``boot_s`` is the boot's Unix time by the wall clock of now, jumps included."""
+def _event(news: News, devices: Mapping[str, int], boot_s: float, named: Callable[[str], str]) -> Event:
+    """Return news as an event; ``boot_s`` is the boot's Unix time by the wall clock of now, jumps included.
+
+    ``named`` returns the name that rows give the link of an interface or a PCI function.
+    """
     said = news.message
     time_s = min(max(boot_s + news.at_s, 1e-3), TIME_S_MAX - 1.0)
-    device = devices.get(said.address, WHOLE_NODE) if said.kind == "xid" else WHOLE_NODE
+    device = devices.get(said.address, WHOLE_NODE) if said.kind in ("xid", "host_error") else WHOLE_NODE
     if said.kind in ("link_down", "link_up"):
         return Event(time_s, said.kind, attributes={"link": said.subject})
     if said.kind == "oom_kill":
@@ -347,5 +362,11 @@ def _event(news: News, devices: Mapping[str, int], boot_s: float) -> Event:
     if news.more:
         until = datetime.fromtimestamp(time_s, timezone.utc)
         text += f" ({news.more} more until {until:%Y-%m-%dT%H:%M:%SZ})"
+    if said.kind == "host_error":
+        what, _, part = said.subject.partition(" ")
+        told = {"what": what, "device": part, "text": text}
+        if what.startswith("nic_"):
+            told["link"] = named(part)
+        return Event(time_s, said.kind, device, {key: value for key, value in told.items() if value})
     attributes: dict[str, Any] = {"text": text} if said.kind == "machine_check" else {"code": said.code, "text": text}
     return Event(time_s, said.kind, device, attributes)

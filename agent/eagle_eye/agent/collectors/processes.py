@@ -8,6 +8,7 @@ from pathlib import Path
 
 from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.placement import rank_work
 from eagle_eye.agent.placement.census import Census, Member
 from eagle_eye.agent.placement.choice import Candidate, ancestors, choose
 from eagle_eye.agent.placement.ends import Ended, Ends, Watcher
@@ -32,6 +33,8 @@ TEXTS_MAX = 3  # of one kind in a problem; the rest is a number
 
 class ProcessesCollector:
     """Publishes the node's training processes, and reports those without our hook as ranks, and their ends.
+
+    At each look it also tells what the processes of all ranks do: processor time, bytes, whether the kernel holds one.
 
     A rank is a process that holds a GPU and whose environment names a rank; ``docs/who-runs-here.md`` says what counts
     where there is no GPU, and how jobs are named. A process that has been found to hold a GPU stays a rank until it
@@ -70,6 +73,7 @@ class ProcessesCollector:
         this agent's name for the node, "" for no check of names. On a ``shared_host`` only those processes count whose
         EAGLE_EYE_NODE is that name. ``wake`` is called when a process ended.
         """
+        self._processes = processes
         self._drops = drops
         self._gpu_processes = gpu_processes
         self._hooked_pids = hooked_pids
@@ -94,6 +98,7 @@ class ProcessesCollector:
         self._conflicts: tuple[Candidate, ...] = ()
         self._told: set[str] = set()
         self._problem = ""
+        self._rows: dict[int, dict[str, float]] = {}  # of the last look, until they are told
 
     def collect(self, now_s: float) -> Observed:  # noqa: ARG002 - an end has the time at which it was noticed
         """Return the ranks without a hook and the ends since the last time. Raises Unsupported, CollectFailed."""
@@ -103,6 +108,7 @@ class ProcessesCollector:
         self._ranks.notice()
         observed = self.happened()
         observed.problem = self._problem
+        observed.devices, self._rows = self._rows, {}
         return observed
 
     def happened(self) -> Observed:
@@ -138,6 +144,7 @@ class ProcessesCollector:
         if self._changed or known != self._chosen_for:
             self._choose(listed, gpus(known[1], known[2]))
             self._changed, self._chosen_for = False, known
+        self._rows = rank_work.rows(self._files, self._processes.all(), self._census.members.values())
         self._problem = self._problems()
 
     def _choose(self, listed: set[int], node: Gpus) -> None:

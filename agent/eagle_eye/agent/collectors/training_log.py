@@ -13,9 +13,10 @@ from eagle_eye.agent.training_logs.attribution import Missing, writer_of
 from eagle_eye.agent.training_logs.ended_by_error import EndedByError
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Said
 from eagle_eye.agent.training_logs.followed_logs import FollowedLogs
+from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
 from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.agent.training_logs.rank_courses import RankCourses
-from eagle_eye.agent.training_logs.reading import Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.reading import Framework, Quiet, Reading, Writer
 from eagle_eye.agent.training_logs.trouble import Trouble
 from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.events import Event
@@ -48,12 +49,12 @@ class TrainingLogCollector:
         patterns: Sequence[Pattern] = (),
         hooked_devices: Callable[[], set[int]] = set,
         *,
-        framework: str = "",
+        frameworks: Sequence[Framework] = FRAMEWORKS,
         proc: Path = Path("/proc"),
         monotonic_s: Callable[[], float] = time.monotonic,
         running: Callable[[int], bool] = is_running,
     ) -> None:
-        """``framework`` is the name of the only one whose lines are read, empty: of all that are known.
+        """``frameworks`` are those whose lines are read.
 
         ``running`` says whether a process id is that of a living process.
         """
@@ -62,7 +63,7 @@ class TrainingLogCollector:
         self._drops = drops
         self._hooked_devices = hooked_devices
         self._monotonic_s = monotonic_s
-        self._logs = FollowedLogs(patterns, drops, proc, framework)
+        self._logs = FollowedLogs(patterns, drops, proc, frameworks)
         self._ranks = RankCourses()
         self._errors = EndedByError(running)
         self._unattributed = Trouble()

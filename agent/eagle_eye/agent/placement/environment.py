@@ -14,7 +14,7 @@ from eagle_eye.agent.hook_sender import Identity
 from eagle_eye.agent.launch_variables import ATTEMPTS, DIGITS_MAX, JOBS, RANK_SOURCES, is_number
 from eagle_eye.agent.launch_variables import job as job_named
 from eagle_eye.agent.placement.cycle_info import job_of
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.names import NAME_CHARS_MAX
 
 VALUE_BYTES_MAX = 8_192  # the UUIDs of 112 MIG instances take 4,700
 _NUMBERS = tuple(

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.names import NAME_CHARS_MAX
 
 # Who tells a process which node it is on. NODE_NAME is a convention of Kubernetes manifests (downward API,
 # spec.nodeName) and means nothing outside a pod.

@@ -19,9 +19,11 @@ STAT_BYTES_MAX = 4_096
 STATUS_BYTES_MAX = 16_384  # the kernel writes about 1,500
 CGROUP_BYTES_MAX = 65_536
 ARGUMENTS_BYTES_MAX = 4_096
+IO_BYTES_MAX = 4_096
 MAPS_BYTES_MAX = 1 << 20  # a training process has 300 KB of them
 _USER = re.compile(rb"^Uid:[ \t]+([0-9]{1,10})[ \t]", re.MULTILINE)
 _OWN_PID = re.compile(rb"^NSpid:(?:[ \t]+[0-9]{1,10}){0,32}?[ \t]+([0-9]{1,10})$", re.MULTILINE)
+_MOVED = re.compile(rb"^[rw]char:[ \t]+([0-9]{1,20})$", re.MULTILINE)
 _TORCH = b"/libtorch"  # libtorch_cpu.so, libtorch_cuda.so, libtorch_python.so
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "ft_launcher", "horovodrun", "mpirun", "mpiexec", "srun"})
 _MODULES = (
@@ -32,11 +34,15 @@ _OPTIONS_WITH_VALUE = ("-W", "-X")  # of the Python interpreter
 
 
 class Stat(NamedTuple):
-    """A process's state letter, its parent and its start, in clock ticks since boot."""
+    """A process's state letter, its parent and its start, in clock ticks since boot.
+
+    ``cpu_ticks`` is the processor time of its threads, and of its children that have ended and were waited for.
+    """
 
     state: str
     parent: int
     started: int
+    cpu_ticks: int = 0
 
     @property
     def ended(self) -> bool:
@@ -74,7 +80,13 @@ class ProcessFiles:
         fields = data.rpartition(b")")[2].split() if data else []  # the name before may hold anything
         if len(fields) < 20 or not (fields[1].isdigit() and fields[19].isdigit()):
             return None
-        return Stat(fields[0].decode("ascii", "replace"), int(fields[1]), int(fields[19]))
+        spent = [field for field in fields[11:15] if field.isdigit()]
+        return Stat(fields[0].decode("ascii", "replace"), int(fields[1]), int(fields[19]), sum(map(int, spent)))
+
+    def io_bytes(self, pid: int) -> int:
+        """Return how much its system calls have read and written, from whatever; 0 when it is gone."""
+        data = self._read(pid, "io", IO_BYTES_MAX)
+        return sum(int(number) for number in _MOVED.findall(data or b""))
 
     def status(self, pid: int) -> Status | None:
         """Return whose process it is, and its own number."""

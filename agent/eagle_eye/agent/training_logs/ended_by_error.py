@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from eagle_eye.agent.hook_message import TEXT_BYTES_MAX
 from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_logs.rank_courses import Key, key
+from eagle_eye.agent.training_logs.traceback_lines import HEADER
 from eagle_eye.agent.training_processes import TrainingProcess
 from eagle_eye.schema.events import Event
 
+CHAINED_S = 1.0  # an exception raised while another is handled stands right behind it in the log
 SETTLED_S = 30.0  # a living rank that made no step for so long after an error that nothing caught is not training
 
 
@@ -36,8 +38,12 @@ class EndedByError:
         self._told: set[Key] = set()
 
     def note(self, process: TrainingProcess, text: str, time_s: float, monotonic_s: float, *, uncaught: bool) -> None:
-        """Take in an error; a later one of the same process takes its place: it is the end of the chain."""
+        """Take in an error; a later one of the same process takes its place, behind what it was raised for."""
         if key(process) not in self._told:
+            before = self._waiting.get(key(process))
+            if before is not None and monotonic_s - before.seen_s <= CHAINED_S:
+                raised_for = _last(redact(before.text), TEXT_BYTES_MAX // 2)
+                text = f"{raised_for}\n{HEADER}\n{_first(text, TEXT_BYTES_MAX // 2 - len(HEADER) - 2)}"
             self._waiting[key(process)] = _Error(text, time_s, monotonic_s, uncaught)
 
     def note_step(self, process: TrainingProcess) -> None:
@@ -56,7 +62,15 @@ class EndedByError:
             if settled or not self._running(process.pid):
                 del self._waiting[name]
                 self._told.add(name)
-                text = redact(error.text).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
+                text = _first(redact(error.text), TEXT_BYTES_MAX)
                 who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
                 events.append(Event(error.time_s, "training_error", process.device, {"text": text, **who}))
         return events
+
+
+def _first(text: str, size: int) -> str:
+    return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+
+
+def _last(text: str, size: int) -> str:
+    return text.encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")

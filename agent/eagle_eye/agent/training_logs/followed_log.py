@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eagle_eye.agent.drops import Drops
@@ -13,7 +13,7 @@ from eagle_eye.agent.training_logs.container_lines import ContainerLines
 from eagle_eye.agent.training_logs.frameworks import LogParser
 from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
-from eagle_eye.agent.training_logs.reading import Quiet, Reading
+from eagle_eye.agent.training_logs.reading import Framework, Quiet, Reading
 from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
 from eagle_eye.agent.training_processes import TrainingProcess
 
@@ -41,8 +41,8 @@ class Said:
 class Program:
     """What is known of the program that writes a log; both outputs of one process are one program's."""
 
-    def __init__(self, framework: str) -> None:
-        self.parser = LogParser(framework)
+    def __init__(self, frameworks: Sequence[Framework]) -> None:
+        self.parser = LogParser(frameworks)
         self.quiet: dict[Quiet, tuple[TrainingProcess, int | None]] = {}  # what was begun and has not ended
 
 

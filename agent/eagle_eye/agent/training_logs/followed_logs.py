@@ -12,7 +12,9 @@ from eagle_eye.agent.foreign_file import Identity, NotTheirs, open_file, shown
 from eagle_eye.agent.growing_file import Tail
 from eagle_eye.agent.training_logs.attribution import Origin
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Program, Said
+from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
 from eagle_eye.agent.training_logs.log_finder import FoundLog, Output, Pattern, outputs, scheduler_task
+from eagle_eye.agent.training_logs.reading import Framework
 from eagle_eye.agent.training_processes import TrainingProcess
 
 FILES_MAX = 64  # eight ranks with two outputs each, four times over
@@ -38,7 +40,7 @@ class FollowedLogs:
         patterns: Sequence[Pattern],
         drops: Drops,
         proc: Path,
-        framework: str = "",
+        frameworks: Sequence[Framework] = FRAMEWORKS,
         cost_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """``cost_s`` is the clock by which a search's own duration is taken."""
@@ -47,7 +49,7 @@ class FollowedLogs:
         self._patterns = patterns
         self._drops = drops
         self._proc = proc
-        self._framework = framework
+        self._frameworks = frameworks
         self._cost_s = cost_s
         self._logs: dict[Identity, FollowedLog] = {}
         self._known: set[Identity] | None = None  # every file that patterns ever named; None: they were never asked
@@ -153,7 +155,7 @@ class FollowedLogs:
     def _open(self, candidate: _Candidate) -> tuple[FollowedLog, list[Said]]:
         """Begin to follow a log; return it and what the lines before its end say, nothing of a new one."""
         new = self._known is not None and candidate.identity not in self._known and candidate.found is not None
-        program = Program(self._framework)
+        program = Program(self._frameworks)
         if len(candidate.owners) == 1:
             program = self._programs.setdefault(candidate.owners[0].pid, program)
         tail = Tail(candidate.open())

@@ -2,44 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from eagle_eye.agent.training_logs.composer import COMPOSER
 from eagle_eye.agent.training_logs.deepspeed import DEEPSPEED
+from eagle_eye.agent.training_logs.general import GENERAL
 from eagle_eye.agent.training_logs.hugging_face import HUGGING_FACE
+from eagle_eye.agent.training_logs.lightning_csv import LIGHTNING_CSV
+from eagle_eye.agent.training_logs.line_patterns import FAIRSEQ, LITGPT, MAXTEXT, NANOGPT, SITE, VERL, site_framework
 from eagle_eye.agent.training_logs.megatron import MEGATRON
+from eagle_eye.agent.training_logs.mllog import MLLOG
 from eagle_eye.agent.training_logs.nanotron import NANOTRON
 from eagle_eye.agent.training_logs.nemo import NEMO
-from eagle_eye.agent.training_logs.reading import Framework, Parse, Reading
+from eagle_eye.agent.training_logs.olmo import OLMO
+from eagle_eye.agent.training_logs.reading import Framework, Reading
 from eagle_eye.agent.training_logs.torchtitan import TORCHTITAN
 
 # In the order in which they are tried on a log that has not shown yet what it is.
-FRAMEWORKS: tuple[Framework, ...] = (MEGATRON, TORCHTITAN, HUGGING_FACE, NEMO, NANOTRON, COMPOSER, DEEPSPEED)
+FRAMEWORKS: tuple[Framework, ...] = (
+    MEGATRON,
+    TORCHTITAN,
+    MLLOG,
+    HUGGING_FACE,
+    NEMO,
+    NANOTRON,
+    COMPOSER,
+    OLMO,
+    MAXTEXT,
+    NANOGPT,
+    LITGPT,
+    FAIRSEQ,
+    VERL,
+    LIGHTNING_CSV,
+    DEEPSPEED,
+    GENERAL,
+)
+
+
+def expected(framework: str = "", site_patterns: Sequence[str] = ()) -> tuple[Framework, ...]:
+    """Return the frameworks whose lines are to be read: the named one, empty: all; a site's own patterns come first.
+
+    Libraries below a framework are read beside it. Raises BadLinePattern for a pattern that cannot be used.
+    """
+    known = (site_framework(site_patterns), *FRAMEWORKS) if site_patterns else FRAMEWORKS
+    return tuple(item for item in known if not framework or item.engine or item.name in (framework, SITE))
 
 
 class LogParser:
     """Reads the lines of one log; of which framework it is shows the first line that one of them knows.
 
-    A library below (DeepSpeed) decides nothing: its lines are read beside those of the framework above. ``framework``
-    is its name, "" until known; ``needles`` are what lines hold that are worth parsing.
+    A library below (DeepSpeed) decides nothing: its lines are read beside those of the framework above. Neither does
+    the general reader, which is left when a framework is recognised. ``framework`` is its name, "" until known;
+    ``needles`` are what lines hold that are worth parsing.
     """
 
-    framework: str
-    needles: tuple[bytes, ...]
-
-    def __init__(self, framework: str = "") -> None:
-        """``framework`` is the name of the only one to expect, empty: any."""
-        self._keep(framework, [(known, known.parser()) for known in FRAMEWORKS])
+    def __init__(self, frameworks: Sequence[Framework] = FRAMEWORKS) -> None:
+        """``frameworks`` are tried in their order."""
+        self.framework = ""
+        self._parsers = [(item, item.parser()) for item in frameworks]
+        self.needles = tuple(needle for item in frameworks for needle in item.needles)
 
     def parse(self, text: str) -> Reading | None:
         """Return what a line without prefixes says, None when it is no framework's."""
         for framework, parse in self._parsers:
             reading = parse(text)
             if reading is not None:
-                if not framework.engine and not self.framework:
-                    self._keep(framework.name, self._parsers)
+                if not (framework.engine or framework.general or self.framework):
+                    self._keep(framework)
                 return reading
         return None
 
-    def _keep(self, framework: str, parsers: list[tuple[Framework, Parse]]) -> None:
-        self.framework = framework
-        self._parsers = [item for item in parsers if not framework or item[0].engine or item[0].name == framework]
-        self.needles = tuple(needle for known, _ in self._parsers for needle in known.needles)
+    def _keep(self, framework: Framework) -> None:
+        self.framework = framework.name
+        self._parsers = [item for item in self._parsers if item[0].engine or item[0] is framework]
+        self.needles = tuple(
+            needle for known, _ in self._parsers for needle in known.needles_once_known or known.needles
+        )

@@ -15,6 +15,8 @@ from eagle_eye.agent.training_logs.reading import Framework, Parse, Quiet, Readi
 LINE_CHARS_MAX = 8_192  # of a dictionary: preference training prints some 30 values
 
 _VALUE = re.compile(r"'([A-Za-z_][\w/.-]{0,80})': ('?)([0-9A-Za-z+.-]{1,32})\2(?=[,}])")
+_LOGGED = re.compile(r"(?:\[[A-Z]{4,8}\|[^\]]{1,200}\][^{]{0,100} >> )?\{")
+_TRAINING = (("loss", "learning_rate"), ("loss/policy_avg", "lr"))  # the second is TRL's PPO
 _SAVING = re.compile(r"\bSaving model checkpoint to \S{0,1000}?(?:checkpoint-([0-9]{1,12}))?/?(?:\s|$)")
 
 
@@ -29,7 +31,7 @@ class Parser:
         """Return what the line says, None when it is none of the Trainer's."""
         if "it]" in line or "it/s" in line or "s/it" in line:
             return self._bar(line)
-        if "'loss'" in line or "'eval_" in line:
+        if "'loss'" in line or "'eval_" in line or "'loss/policy_avg'" in line:
             return self._dictionary(line)
         if "***** Running Evaluation *****" in line:
             return Reading(quiet=Quiet.EVAL_BEGIN, writer=Writer.FIRST)
@@ -49,16 +51,18 @@ class Parser:
 
     def _dictionary(self, line: str) -> Reading | None:
         line = line.strip()
-        if not line.startswith("{") or len(line) > LINE_CHARS_MAX:
+        begin = _LOGGED.match(line)  # LLaMA-Factory's callback logs the dictionary instead of printing it
+        if begin is None or len(line) > LINE_CHARS_MAX:
             return None
         values = {name: number(value) for name, _, value in _VALUE.findall(line)}
-        if "eval_loss" in values or "eval_runtime" in values:
+        if "epoch" in values and ("eval_loss" in values or "eval_runtime" in values):
             return Reading(quiet=Quiet.EVAL_END, writer=Writer.FIRST)
-        if "loss" not in values or "learning_rate" not in values:
+        loss = next((values[name] for name, rate in _TRAINING if name in values and rate in values), None)
+        if loss is None:
             return None
         if self._shown is not None:
             self._total = self._shown[1]
-        return Reading(loss=values["loss"], grad_norm=values.get("grad_norm"), writer=Writer.FIRST)
+        return Reading(loss=loss, grad_norm=values.get("grad_norm"), writer=Writer.FIRST)
 
 
 def _parser() -> Parse:
@@ -67,6 +71,14 @@ def _parser() -> Parse:
 
 HUGGING_FACE = Framework(
     "hugging_face",
-    (b"it/s", b"s/it", b"{'loss'", b"{'eval_", b"***** Running Evaluation", b"Saving model checkpoint to "),
+    (
+        b"it/s",
+        b"s/it",
+        b"{'loss'",
+        b"{'eval_",
+        b"'loss/policy_avg'",
+        b"***** Running Evaluation",
+        b"Saving model checkpoint to ",
+    ),
     _parser,
 )

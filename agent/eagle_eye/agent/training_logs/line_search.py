@@ -11,14 +11,14 @@ LINE_BYTES_MAX = 8_192  # what is read of one line; the longest known lines, str
 
 
 def starts_of(lines: bytes, needles: Iterable[bytes]) -> list[int]:
-    """Return where the lines begin that hold any of the needles, in their order."""
+    """Return where the lines begin that hold any of the needles, in their order; an empty needle is in every line."""
     starts: set[int] = set()
     for needle in needles:
         at = lines.find(needle)
         while at >= 0:
             starts.add(lines.rfind(b"\n", 0, at) + 1)
             end = lines.find(b"\n", at)
-            at = lines.find(needle, end) if end >= 0 else -1
+            at = lines.find(needle, end + 1) if end >= 0 else -1
     return sorted(starts)
 
 

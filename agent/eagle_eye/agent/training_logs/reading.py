@@ -58,11 +58,14 @@ class Framework:
     """One framework's log lines.
 
     A line that holds none of ``needles`` is none of its lines. ``parser`` makes a parser for one log: it takes lines
-    without prefixes, never raises, and may remember. ``engine``: a library
-    below other frameworks, whose lines say more.
+    without prefixes, never raises, and may remember. Once a log is known to be of the framework,
+    ``needles_once_known`` are searched instead, where there are any. ``engine``: a library below other frameworks,
+    whose lines say more. ``general``: reads lines of no framework in particular, until one is recognised.
     """
 
     name: str
     needles: tuple[bytes, ...]
     parser: Callable[[], Parse]
     engine: bool = False
+    general: bool = False
+    needles_once_known: tuple[bytes, ...] = ()

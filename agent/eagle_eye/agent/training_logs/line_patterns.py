@@ -1,0 +1,153 @@
+"""Frameworks that say a step in one line, each line's wording as data: a regular expression with named groups. Pure.
+
+A site's own lines are read the same way. Groups: ``step``; ``loss``; ``grad_norm``; the seconds a step as ``step_s``,
+``step_ms`` or ``steps_per_second``; ``tokens_per_second`` of the rank or ``job_tokens_per_second``; ``eval`` stands in
+lines that end an evaluation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eagle_eye.agent.training_logs.quantities import number
+from eagle_eye.agent.training_logs.reading import Framework, Parse, Quiet, Reading, Writer
+
+GROUPS = (
+    "step", "loss", "grad_norm", "step_s", "step_ms", "steps_per_second", "tokens_per_second", "job_tokens_per_second",
+    "eval",
+)  # fmt: skip
+SITE_PATTERNS_MAX = 16
+SITE_PATTERN_CHARS_MAX = 1_000
+SITE_LINE_CHARS_MAX = 1_000  # of a line that a site's own pattern is tried on: nobody has measured what it costs
+
+
+class BadLinePattern(ValueError):
+    """A site's pattern that cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Wording:
+    """One wording of a framework's line, and which rank writes it."""
+
+    pattern: re.Pattern[str]
+    writer: Writer = Writer.FIRST
+
+
+def reading(found: re.Match[str], writer: Writer) -> Reading | None:
+    """Return what the groups of a match say; None where they hold no number."""
+    groups = found.groupdict()
+    if groups.get("eval") is not None:
+        return Reading(quiet=Quiet.EVAL_END, writer=writer)
+    values = {name: number(text) for name, text in groups.items() if text is not None and name != "step"}
+    step_s, step_ms, rate = values.get("step_s"), values.get("step_ms"), values.get("steps_per_second")
+    if step_ms is not None:
+        step_s = step_ms / 1e3
+    elif rate:
+        step_s = 1.0 / rate
+    step = groups.get("step")
+    if step is None and all(value is None for value in values.values()):
+        return None
+    return Reading(
+        step=int(step) if step is not None else None,
+        step_s=step_s,
+        loss=values.get("loss"),
+        grad_norm=values.get("grad_norm"),
+        tokens_per_second=values.get("tokens_per_second"),
+        job_tokens_per_second=values.get("job_tokens_per_second"),
+        writer=writer,
+    )
+
+
+def _parser(wordings: Sequence[Wording], chars_max: int | None = None) -> Parse:
+    def parse(line: str) -> Reading | None:
+        if chars_max is not None and len(line) > chars_max:
+            return None
+        for wording in wordings:
+            found = wording.pattern.search(line)
+            if found is not None:
+                return reading(found, wording.writer)
+        return None
+
+    return parse
+
+
+def _framework(name: str, needles: tuple[bytes, ...], *patterns: str, writer: Writer = Writer.FIRST) -> Framework:
+    wordings = [Wording(re.compile(pattern), writer) for pattern in patterns]
+    return Framework(name, needles, lambda: _parser(wordings))
+
+
+def site_framework(patterns: Sequence[str]) -> Framework:
+    """Return a site's own patterns as one framework, ``site``; each line is searched. Raises BadLinePattern."""
+    if len(patterns) > SITE_PATTERNS_MAX:
+        raise BadLinePattern(f"{len(patterns)} patterns; at most {SITE_PATTERNS_MAX} can be given")
+    wordings = []
+    for text in patterns:
+        if len(text) > SITE_PATTERN_CHARS_MAX:
+            raise BadLinePattern(f"a pattern of {len(text)} characters; at most {SITE_PATTERN_CHARS_MAX} are read")
+        try:
+            pattern = re.compile(text)
+        except re.error as error:
+            raise BadLinePattern(f"{text[:200]!r} is no regular expression: {error}") from None
+        unknown = sorted(set(pattern.groupindex) - set(GROUPS))
+        if unknown or not pattern.groupindex:
+            said = f"group {unknown[0]!r} is not known" if unknown else "it names no group"
+            raise BadLinePattern(f"{text[:200]!r}: {said}; groups are (?P<name>...) of {', '.join(GROUPS)}")
+        wordings.append(Wording(pattern, Writer.ANY))
+    return Framework(SITE, (b"",), lambda: _parser(wordings, SITE_LINE_CHARS_MAX))
+
+
+SITE = "site"
+
+_N = r"[+-]?(?:[0-9][0-9.,eE+-]{0,30}|nan|inf)"  # a number
+_STEP = r"(?P<step>[0-9]{1,12})"
+
+# Each process prints, and counts one device's tokens.
+MAXTEXT = _framework(
+    "maxtext",
+    (b"completed step: ",),
+    rf"\bcompleted step: {_STEP}, seconds: (?P<step_s>{_N}), TFLOP/s/device: {_N}, "
+    rf"Tokens/s/device: (?P<tokens_per_second>{_N}), .{{0,200}}?\bloss: (?P<loss>{_N})",
+    rf"\bcompleted step: {_STEP}, seconds: (?P<step_s>{_N}),",
+    writer=Writer.ANY,
+)
+# nanoGPT, build-nanogpt, llm.c, modded-nanogpt. Their tokens are the whole job's.
+NANOGPT = _framework(
+    "nanogpt",
+    (b"iter ", b"| loss", b"train_time:", b"train loss "),
+    rf"^iter {_STEP}: loss (?P<loss>{_N}), time (?P<step_ms>{_N})ms\b",
+    rf"^step {{1,12}}[0-9]{{1,12}}: (?P<eval>train loss {_N}, val loss {_N})",
+    rf"^step {{1,12}}{_STEP}(?:/[0-9]{{1,12}})? \| loss:? (?P<loss>{_N})(?: \([^()]{{1,16}}\))? ?\|"
+    rf"(?: lr:? {_N} \|)? norm:? (?P<grad_norm>{_N})(?: \([^()]{{1,16}}\))? ?\|(?: lr:? {_N} ?\|)?"
+    rf" (?:dt: )?(?P<step_ms>{_N}) ?ms \|(?: {_N}% bf16 MFU \|)?"
+    rf"(?: tok/sec:)? (?P<job_tokens_per_second>{_N})(?: tok/s)?",
+    rf"^step:[0-9]{{1,12}}/[0-9]{{1,12}} (?P<eval>val_loss:{_N}) ",
+    rf"^step:{_STEP}/[0-9]{{1,12}} (?:train_loss:(?P<loss>{_N}) )?train_time:{_N}ms step_avg:",
+)
+LITGPT = _framework(
+    "litgpt",
+    (b"| iter ",),
+    rf"^Epoch [0-9]{{1,9}} \| iter [0-9]{{1,12}} step {_STEP} \| loss train: (?P<loss>{_N}),",
+)
+# fairseq and metaseq, both of fairseq's log formats that are lines. "wps" are the job's words a second.
+FAIRSEQ = _framework(
+    "fairseq",
+    (b"| train_inner | ", b"| valid | "),
+    rf'\| train_inner \| \{{.{{0,1000}}?"loss": "(?P<loss>{_N})".{{0,1000}}?"wps": "(?P<job_tokens_per_second>{_N})", '
+    rf'"ups": "(?P<steps_per_second>{_N})".{{0,400}}?"num_updates": "{_STEP}"'
+    rf'(?:.{{0,200}}?"gnorm": "(?P<grad_norm>{_N})")?',
+    rf"\| train_inner \| epoch .{{0,200}}?\bloss=(?P<loss>[0-9.]{{1,24}}|nan|inf),.{{0,600}}?"
+    rf"\bwps=(?P<job_tokens_per_second>[0-9.]{{1,24}}), ups=(?P<steps_per_second>[0-9.]{{1,24}}),.{{0,200}}?"
+    rf"\bnum_updates={_STEP},(?:.{{0,200}}?\bgnorm=(?P<grad_norm>[0-9.]{{1,24}}|nan|inf))?",
+    r"\| valid \| (?P<eval>[{e])",
+)
+# The controller prints; a step is one of reinforcement learning, or of its supervised trainer.
+VERL = _framework(
+    "verl",
+    (b"step:",),
+    rf"^step:{_STEP} - (?=.{{0,4000}}?\b(?:actor/pg_loss|train/loss):(?:np\.float(?:32|64)\()?(?P<loss>{_N}))"
+    rf"(?=(?:.{{0,4000}}?\b(?:actor|train)/grad_norm:(?:np\.float(?:32|64)\()?(?P<grad_norm>{_N}))?)"
+    rf"(?=(?:.{{0,6000}}?\btiming_s/step:(?:np\.float(?:32|64)\()?(?P<step_s>{_N}))?)"
+    rf"(?=(?:.{{0,6000}}?\bperf/throughput:(?:np\.float(?:32|64)\()?(?P<tokens_per_second>{_N}))?)",
+)

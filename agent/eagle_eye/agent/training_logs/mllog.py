@@ -1,0 +1,96 @@
+"""MLPerf's log lines, ``:::MLLOG {json}``: whatever program writes them. Pure.
+
+Progress is counted in samples; the global batch size, which the log names at its beginning, makes steps of it. Of a log
+that was found later its steps are not known.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, Parse, Quiet, Reading, Writer
+
+MARK = ":::MLLOG "
+LINE_CHARS_MAX = 8_192
+
+_LOSSES = ("reduced_train_loss", "train_loss", "loss")
+_SAMPLES = ("samples_count", "step", "epoch_num")  # what programs call the samples that were trained on
+_EVALUATED = ("validation", "eval")
+_QUIET = {"eval_start": Quiet.EVAL_BEGIN, "eval_stop": Quiet.EVAL_END}
+
+
+class _Entry(msgspec.Struct):
+    """One line; keys that are not listed are left out."""
+
+    key: str
+    time_ms: float = math.nan
+    value: object = None
+    metadata: dict[str, object] = {}
+
+
+_decoder = msgspec.json.Decoder(_Entry)
+
+
+class Parser:
+    """Reads the lines of one log."""
+
+    def __init__(self) -> None:
+        self._batch_size = 0.0  # samples a step; 0: not known
+        self._step = 0  # the last one of this run
+
+    def __call__(self, line: str) -> Reading | None:
+        """Return what the line says, None when it is none of MLPerf's or says nothing of progress."""
+        at = line.find(MARK, 0, 200)
+        if at < 0 or len(line) > LINE_CHARS_MAX:
+            return None
+        try:
+            entry = _decoder.decode(line[at + len(MARK) :])
+        except (msgspec.MsgspecError, UnicodeError):
+            return None
+        if entry.key == "global_batch_size":
+            self._batch_size = _number(entry.value) or 0.0
+            self._step = 0
+            return Reading(writer=Writer.FIRST)
+        if entry.key in _QUIET:
+            return Reading(quiet=_QUIET[entry.key], writer=Writer.FIRST)
+        if entry.key == "tracked_stats" and isinstance(entry.value, dict):
+            return self._progress(entry.value, entry)
+        if entry.key == "train_loss":
+            return self._progress({"train_loss": entry.value}, entry)
+        return None
+
+    def _progress(self, values: dict[str, object], entry: _Entry) -> Reading:
+        if any(name.startswith(_EVALUATED) for name in values):
+            return Reading(writer=Writer.FIRST)  # counts the samples of the evaluation
+        samples = next((found for name in _SAMPLES if (found := _number(entry.metadata.get(name))) is not None), None)
+        step = None
+        if samples is not None and self._batch_size >= 1.0 and samples / self._batch_size < STEP_MAX:
+            step = int(samples / self._batch_size)
+            if step <= self._step:
+                return Reading(writer=Writer.FIRST)  # sums up what was said, or begins
+            self._step = step
+        return Reading(
+            step=step,
+            step_s=_number(values.get("train_step_time")),
+            loss=next((_number(values[name]) for name in _LOSSES if name in values), None),
+            stamp_s=entry.time_ms / 1e3 if math.isfinite(entry.time_ms) else None,
+            writer=Writer.FIRST,
+        )
+
+
+def _number(value: object) -> float | None:
+    """Return a JSON value as a number that is not negative; None: it is none. A loss of NaN is written as text."""
+    if isinstance(value, str) and value.lower() in ("nan", "inf", "infinity"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        return None
+    return float(value)
+
+
+def _parser() -> Parse:
+    return Parser()
+
+
+MLLOG = Framework("mllog", (b":::MLLOG ",), _parser)
