@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,9 +11,10 @@ import numpy as np
 
 from eagle_eye.detectors.faults import DefaultAction
 from eagle_eye.detectors.signs.counters import grown, rises
-from eagle_eye.detectors.signs.gpu_errors import AT_ONCE_NODES, AT_ONCE_RATIO, gpu_errors
+from eagle_eye.detectors.signs.gpu_errors import AT_ONCE_NODES, AT_ONCE_RATIO, gpu, gpu_errors, unknown_errors
 from eagle_eye.detectors.signs.link_state import outages, shared
 from eagle_eye.detectors.signs.temperature_drift import drifts
+from eagle_eye.detectors.signs.xids import CATALOGUE, NVLINK5_XIDS
 from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
 SUSPECTS_MAX = 64  # counters looked at closely in one pass, those that grew most first
@@ -36,6 +38,7 @@ PENDING_LINES = 2  # rows in which a pending remap must show
 
 
 CONFIDENCE_FACT, CONFIDENCE_COUNTED, CONFIDENCE_DRIFT = 0.99, 0.93, 0.9
+CONFIDENCE_TOLD = 0.5  # below that of whoever has more to say of it, whose finding it then joins
 
 
 class _Sign(NamedTuple):
@@ -59,7 +62,8 @@ class EarlySigns:
     to come (against the GPU's own past and its peers). ``pcie_degraded``: replays far above DCGM's limit.
     ``nic_degraded``: a port that goes down more than twice in five minutes while its switch's others do not.
     ``thermal_throttle``: a temperature that leaves its own past and its peers behind, near the limit, at the same
-    power. ``nvlink_degraded``: XID 136. ``power_throttle``: XID 54, which a person should look at (notify). Sources:
+    power. ``nvlink_degraded``: XID 136; XIDs 144 to 150 that are not fatal are only told of. ``power_throttle``: XID
+    54, which a person should look at (notify). ``host_errors``: an XID that is in no catalogue (notify). Sources:
     NVIDIA, XID Errors; NVIDIA, GPU Memory Error Management; NVIDIA DCGM health checks; Meta, "Revisiting Reliability"
     (HPCA 2025): PCIe errors precede XID 79. Counters (T, S), temperatures (T, S), ports (Tl, L), events; each part is
     silent where its metric is absent. Cannot see: drifts slower than the window (the memory of nodes across jobs
@@ -77,6 +81,7 @@ class EarlySigns:
             *_corrected(window),
             *_replays(window),
             *_logged(window),
+            *_unknown(window),
             *_flaps(window),
             *_heat(window),
         ):
@@ -265,6 +270,18 @@ def _logged(window: Window) -> Iterator[_Sign]:
             yield _Sign(
                 *place, "nvlink_degraded", error.first_s, CONFIDENCE_FACT, error.named, (error.evidence,), "xid", True
             )
+        elif error.xid.code in NVLINK5_XIDS and error.fatal_s == math.inf:
+            summary = f"{error.named}, not said to be fatal"
+            yield _Sign(
+                *place,
+                error.xid.fault,
+                error.first_s,
+                CONFIDENCE_TOLD,
+                summary,
+                (error.evidence,),
+                "xid",
+                asks="notify",
+            )
         elif kind == "power":
             summary = f"{error.named}: its power cable or supply"
             # Less sure than what a throttling GPU shows by itself, so that this one joins that and does not replace it.
@@ -279,6 +296,14 @@ def _logged(window: Window) -> Iterator[_Sign]:
                 fact=False,
                 asks="notify",
             )
+
+
+def _unknown(window: Window) -> Iterator[_Sign]:
+    """Yield the driver's errors that nobody has looked up: no action rests on them, and none is kept from anybody."""
+    for since_s, node, device, code in unknown_errors(window) if window.events else ():
+        evidence = Evidence("xid", node, device if device >= 0 else None, str(code))
+        summary = f"{gpu(node, device)}: XID {code}, of which {CATALOGUE} says nothing"
+        yield _Sign(node, device, "host_errors", since_s, CONFIDENCE_TOLD, summary, (evidence,), "xid", asks="notify")
 
 
 def _flaps(window: Window) -> Iterator[_Sign]:

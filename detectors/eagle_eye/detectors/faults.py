@@ -54,8 +54,18 @@ FAULTS: tuple[Fault, ...] = (
         "gpu_hang",
         "stop",
         "A GPU, its driver or its firmware has stopped working.",
-        "XID 46, 62, 109, 119, 120 and their like, or a device that stopped answering while its job stands still.",
+        "XID 46, 62, 109, 119, 120 and their like, a fatal error of an NVLink (XID 74, 144 to 150) just before the job"
+        " stopped, or a device that stopped answering while its job stands still.",
         "reset_gpu",
+        "exclude_node",
+    ),
+    Fault(
+        "host_errors",
+        "stop",
+        "A node's host or one of its devices has failed by its kernel's word, and the job stopped with it.",
+        "An uncorrected machine check, a fatal PCIe error, a device gone, a CPU that is stuck or a disk that died,"
+        " shortly before the job stopped. Without harm to the job it is told of, or drained.",
+        "reboot",
         "exclude_node",
     ),
     Fault(
@@ -90,9 +100,19 @@ FAULTS: tuple[Fault, ...] = (
         "stop",
         "The job stands still because a node's network does not carry its collectives.",
         "All ranks wait in the same collective, and one node's port is down, or it alone counts errors and has not"
-        " completed what its peers have.",
+        " completed what its peers have, or sends nothing; or it alone could not reach the others as the attempt"
+        " started.",
         "inspect",
         "exclude_node",
+    ),
+    Fault(
+        "application_error",
+        "stop",
+        "The training program ends attempt after attempt with the same exception; no restart helps.",
+        "The same type and place of an exception on most ranks in two attempts, the second no later in training; never"
+        " one that a peer, a device, memory, the network, storage or a signal may have caused.",
+        "none",
+        "notify",
     ),
     Fault(
         "process_crash",
@@ -114,8 +134,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "loss_not_finite",
         "numbers",
-        "The loss or the gradient norm is NaN or infinite on all ranks, and no rank was first.",
-        "Not finite everywhere at once, local gradients finite before: the data, the program or the precision.",
+        "The loss or the gradient norm is NaN or infinite on all ranks, or the loss suddenly exactly zero, and no rank"
+        " was first.",
+        "Not finite everywhere at once, local gradients finite before: the data, the program or the precision. Where"
+        " the loss is zero and the gradient norm finite, it is only told of.",
         "none",
         "restart_job",
     ),
@@ -123,7 +145,8 @@ FAULTS: tuple[Fault, ...] = (
         "loss_divergence",
         "numbers",
         "The loss has risen and stays up.",
-        "The loss lies far above its own recent course on all ranks, step after step, without coming back.",
+        "The loss lies far above its own recent course on all ranks, step after step, without coming back. Less than"
+        " twice its level without the gradient norm may be other data: it is only told of.",
         "none",
         "restart_job",
     ),
@@ -187,7 +210,8 @@ FAULTS: tuple[Fault, ...] = (
         "straggler",
         "slow",
         "One node makes every step of the job longer.",
-        "Its compute time is above its peers' and it arrives last, so that it waits least in collectives.",
+        "Its compute time is above its peers' for equal work; it waits least in collectives, or it was faster before;"
+        " or it alone waits for its data, and its host shows why.",
         "inspect",
         "exclude_node",
     ),

@@ -37,6 +37,22 @@ class Finding:
     summary: str
 
     @property
+    def certain(self) -> bool:
+        """Whether no dump is missing that might show another culprit."""
+        return not self.without_dump
+
+    @property
+    def hidden(self) -> str:
+        """Whom the dumps can't show beside the culprits, and what would; "" where they name none."""
+        if not self.culprits:
+            return ""
+        waiting = sorted({rank for wait in self.waits for rank in wait.waiting} - set(self.culprits))
+        return (
+            f"these dumps can't tell a second culprit that went on enqueuing from the {len(waiting)} ranks that wait:"
+            " XIDs, the GPUs' activity and power, link counters and stacks of the processes would"
+        )
+
+    @property
     def application(self) -> bool:
         """Whether the user's program is to blame, and no node."""
         return self.kind == "desynchronised"
@@ -60,7 +76,8 @@ def analyse(recordings: Sequence[Recording]) -> Finding:
     no operation is open, no dump says which ranks form a group, nobody waits for anybody or in anything, or what is
     known leads to ranks without a dump and more than half of the ranks have none.
 
-    Cannot see: what a rank does outside collectives (data loading, checkpoint, a stuck lock look alike: behind);
+    Cannot see: a second culprit that went on enqueuing, for instance because only its GPU hangs: it looks like those
+    that wait; what a rank does outside collectives (data loading, checkpoint, a stuck lock look alike: behind);
     which end of a broken link is to blame (symmetric); dumps of different moments look like ranks that
     are behind. Old dumps with open operations only and without the groups' status cannot tell a rank that
     completed its part from one that never came.
@@ -120,7 +137,9 @@ class _Conclusion:
         unseen = culprits - self._waits.placed
         named = tuple(sorted(culprits))
         first = shown[0]
-        how = "enqueued less than the others"
+        how = (
+            "enqueued less than the others" if not self._waits.silent else "enqueued less than others that left a dump"
+        )
         if unseen:
             how = "left no dump" if unseen <= self._waits.silent else "never came to it"
         return self._found(

@@ -163,7 +163,7 @@ class GpuHang:
 
     def _stopped(self, window: Window, node: str, first: Vanished, state: Progress) -> Verdict | None:
         place = gpu(node, window.series[first.column].device)
-        if not state.stopped:
+        if not (state.stopped or state.outlasts_pauses):
             if state.standstill_s > STANDS_STEPS * max(state.typical_step_s, window.interval_s):
                 raise Blind(f"{place} does not answer and no step has finished for {state.standstill_s:.1f} s")
             return None

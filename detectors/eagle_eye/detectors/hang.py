@@ -6,14 +6,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.at_work import pausing_at_work
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
-from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import latest, role_members
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
+from eagle_eye.detectors.signs.rank_work import at_rest, uses_cpu, works
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.without_hook import unused_devices
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -25,7 +26,6 @@ MINORITY_SHARE = 3  # where completions are not known, at most one in so many ra
 WAITING_RATIO = 0.5  # of the ranks that must be inside a collective before a hang without culprit restarts anything
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
-UNHEARD_FLOORS = 2.0  # where GPUs alone accuse: nobody says what the program is doing
 UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their hosts do
 
 
@@ -39,11 +39,14 @@ class Hang:
     culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand
     out; where none or several do, the verdict is a hang without a known culprit, which waits for the site's floor
     and asks for a restart only while the ranks are inside a collective: a job that stands still outside any is
-    pausing, and so is one whose GPUs go on computing. A known culprit is told of as soon as a step is overdue and acted
-    on when two kinds of evidence agree, its host is not busy with I/O (a checkpoint that nobody announced looks the
-    same), and the standstill lasts; the job's own pauses excuse it until then, unless it stands out in two ways and
-    its host does nothing. Without the hook the GPUs stand in: those that run a kernel and do no work wait
-    in a collective, and the one node whose GPU runs none while all others wait is the culprit, after two floors.
+    pausing, and so is one whose GPUs go on computing. A known culprit is told of as soon as a step is overdue. One
+    whose process says nothing any more is acted on once the standstill is ``prompt``. One that lags looks just like a
+    rank that saves, evaluates or compiles for the others and has not announced it: it is acted on at the site's floor,
+    and before it only once the job has stood still for longer than it ever did by itself and a process of the node is
+    seen to do nothing at all. While its host, its GPU or its process works, it gets the start's deadline. Without the
+    hook the GPUs stand in: those that run a kernel and do no work wait in a collective, and the one node whose GPU runs
+    none while all others wait is the culprit. It is told of at the floor, and acted on as above where its process is
+    seen to do nothing; where nobody sees that it gets the start's deadline, for a compilation shows the same.
     A start without a first step is a hang after its deadline where steps were to be seen (``signs/unstarted.py``); the
     one node whose ranks were never heard of while the others' were is named, and restarted with at first.
     A job that lost a process is not hanging: ProcessExit speaks. Blind as ``progress`` is. Cannot see: which
@@ -79,8 +82,9 @@ class Hang:
         lag = self._lag(window)
         culprit, kinds = self._culprit(window, state, silent, lag)
         if culprit is not None:
-            # Where GPUs alone accuse, one rank's write that nobody announces is not told of.
-            told = state.reported or (state.ripe and not busy_with_io(window, culprit, state.advanced_s))
+            # Where GPUs alone accuse, one rank's write or evaluation that nobody announces is not told of.
+            due = state.ripe or ("rank_process" in kinds and state.outlasts_pauses)
+            told = state.reported or (due and not works(window, culprit, state.advanced_s))
             return [self._verdict(window, state, culprit, kinds, silent, lag)] if told else []
         return self._unknown(window, state, lag)
 
@@ -90,7 +94,7 @@ class Hang:
             return []
         lag = self._lag(window)
         culprit, kinds = self._culprit(window, state, silent, lag)
-        if culprit is None or len(kinds) < 2 or busy_with_io(window, culprit, state.advanced_s) is not False:
+        if culprit is None or len(kinds) < 2 or works(window, culprit, state.advanced_s) is not False:
             return []
         return [self._verdict(window, state, culprit, kinds, silent, lag)]
 
@@ -116,7 +120,10 @@ class Hang:
                 kinds.add(kind)
         if suspects is None or len(suspects) != 1 or (kinds == {"gpu_activity"} and state.reported):
             return None, set()
-        return next(iter(suspects)), kinds
+        culprit = next(iter(suspects))
+        if kinds & {"collective_sequence", "gpu_activity"} and at_rest(window, culprit, state.advanced_s):
+            kinds.add("rank_process")
+        return culprit, kinds
 
     def _unheard(self, window: Window) -> bool:
         """Whether some node's silence may yet explain the standstill; NodeSilent decides that."""
@@ -168,14 +175,17 @@ class Hang:
             kind = "collective_sequence"
             elsewhere, share = lag > 0, self._waiting_ratio(window)
         inside = share is not None and share >= WAITING_RATIO
-        patience = 1.0
+        patience_s = state.ripe_s
         if share is not None and not inside and state.phase != "start":
-            patience = PAUSE_FLOORS  # the program is doing something else than waiting for its peers
+            patience_s *= PAUSE_FLOORS  # the program is doing something else than waiting for its peers
         elif elsewhere.any():
-            # Some do not wait: they may be writing for the others, a checkpoint that nobody announced.
-            writing = [busy_with_io(window, int(n), state.advanced_s) for n in np.unique(window.node_of[elsewhere])]
-            patience = PAUSE_FLOORS if any(writing) else UNSEEN_IO_FLOORS if None in writing else 1.0
-        if state.standstill_s < patience * state.ripe_s:
+            # Some do not wait: they may be at work for the others, a checkpoint that nobody announced.
+            busy = [works(window, int(n), state.advanced_s) for n in np.unique(window.node_of[elsewhere])]
+            if any(busy) or not (state.reported or self._seen_at_rest(window, state, elsewhere)):
+                patience_s = self._at_work_s(state)
+            elif None in busy:
+                patience_s *= UNSEEN_IO_FLOORS
+        if state.standstill_s < patience_s:
             return []
         seen = "most ranks wait in a collective" if inside else "whether ranks wait in a collective is not known"
         hard = state.standstill_s >= self.patience.start_deadline_s
@@ -245,12 +255,16 @@ class Hang:
             evidence.append(Evidence("ranks_missing", node, None, float(len(ranks)), 0.0, 0.0, "ranks"))
             named = ", ".join(map(str, ranks))
             if window.beginning.held_up_by:
-                reasons.append(f"its launcher says that ranks {named} are stopped or have not come, as others have")
+                which = f"ranks {named} are stopped, have not come or did not reach the others"
+                reasons.append(f"its launcher says that {which}")
             else:
                 which = f"of its ranks {named}" if ranks else "of it"
                 reasons.append(f"{which} nothing was heard in this attempt, while the other nodes' ranks were heard")
         if "gpu_activity" in kinds:
             reasons.append("its GPUs do not wait as its peers' do")
+        if "rank_process" in kinds:
+            evidence.append(Evidence("rank_cpu_seconds_total", node, None, "at rest"))
+            reasons.append("a process of it whose GPU runs nothing uses no CPU, reads and writes nothing")
         return Verdict(
             detector=self.name,
             fault="hang",
@@ -271,15 +285,27 @@ class Hang:
 
     def _sure(self, window: Window, state: Progress, culprit: int, kinds: set[str]) -> bool:
         if "rank_silence" in kinds:
-            return state.prompt  # a process that cannot even say that it lives is not writing a checkpoint
-        writing = busy_with_io(window, culprit, before_s=state.advanced_s)
-        if writing:  # nobody kills a write, nor the node whose storage is frozen, before the site's own deadline
-            return state.standstill_s >= max(PAUSE_FLOORS * state.ripe_s, self.patience.start_deadline_s)
+            # A process that cannot even say that it lives is not writing a checkpoint, unless it is too busy to.
+            mute = (window.node_of == culprit) & (window.silent_s > self.rank_silent_s)
+            busy = uses_cpu(window, mute, state.advanced_s)
+            return state.prompt and (not busy or state.standstill_s >= self._at_work_s(state))
+        working = works(window, culprit, state.advanced_s)
+        if working:  # nobody kills a write or an evaluation, nor the node whose storage is frozen
+            return state.standstill_s >= self._at_work_s(state)
         if "collective_sequence" in kinds and not _at_rest(window):
             return False  # whoever is last for a moment after a stall that all shared holds nobody up
-        if not state.reported:
-            return state.standstill_s >= (UNSEEN_IO_FLOORS if writing is None else UNHEARD_FLOORS) * state.ripe_s
-        return state.ripe if writing is None else state.prompt
+        if "rank_process" in kinds:
+            return state.overstayed
+        # A GPU that runs nothing is one kind of evidence, and a compilation: nobody saw what its process does.
+        return state.ripe and (state.reported or state.standstill_s >= self._at_work_s(state))
+
+    def _seen_at_rest(self, window: Window, state: Progress, columns: NDArray[np.bool_]) -> bool:
+        nodes = np.unique(window.node_of[columns])
+        return all(at_rest(window, int(node), state.advanced_s) for node in nodes)
+
+    def _at_work_s(self, state: Progress) -> float:
+        """Return how long one node may be at work for the others before that counts as a hang: the site's deadline."""
+        return max(PAUSE_FLOORS * state.ripe_s, self.patience.start_deadline_s)
 
 
 def _at_rest(window: Window) -> bool:

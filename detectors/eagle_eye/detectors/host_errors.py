@@ -1,21 +1,27 @@
-"""A host that failed: its kernel panicked, or its processor or memory reported an error that nothing corrected."""
+"""A host that failed by its kernel's word: it panicked, or its processor, memory or a device works no more."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
+from eagle_eye.detectors.faults import DefaultAction
 from eagle_eye.detectors.signs.attributes import text
 from eagle_eye.detectors.signs.exits import unplanned_exits
-from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, went_on
+from eagle_eye.detectors.signs.gpu_errors import BEFORE_START_S, at_once, went_on
+from eagle_eye.detectors.signs.kernel_facts import NETWORK, KernelFact, host_errors, may_have_stopped
 from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.stop import Stop, stop_of
 from eagle_eye.detectors.types import Blind, Evidence, Happening, Verdict, Window
 
 SILENT_INTERVALS = 1.5  # missed: with a panic that is certain, silence need not last longer
 SILENT_S = 1.5  # at least
 NEAR_S = 60.0  # a panic's record may carry the time of the crash or of the boot after it
 CONFIDENCE = 0.99
+CONFIDENCE_TOLD = 0.5  # below that of whoever has more to say of it, whose finding it then joins
+EVIDENCE_MAX = 4
+MANY_RATIO = 0.5  # of the nodes: what they all wait for is no node's own
 # What the kernel calls errors that were corrected or put off, and hurt nobody (Linux, EDAC and MCE messages).
 CORRECTED = re.compile(
     r"(?<!un)correct(ed|able) (error|memory|events?)|\bCE\b|deferred error|no action required", re.IGNORECASE
@@ -25,21 +31,49 @@ UNCORRECTED = re.compile(r"uncorrect|fatal|\bUE\b|\bPCC\b|processor context corr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostErrors:
-    """Finds ``node_unreachable`` by its cause: a kernel panic, or an uncorrected machine check that took the node.
+    """Finds what a node's kernel says of its host: ``node_unreachable`` by its cause, ``host_errors``, failed adapters.
 
     A panic is a fact once the node is silent or the job makes no more step; the same holds for a machine check when
-    both are seen. An uncorrected machine check of a node that lives asks for a drain: the fault named is what comes
-    next (the kernel panics on the next one that it cannot contain), and its repair, a reboot, is the right one.
-    Corrected errors are no news (every fleet has them daily). Reads events; ``heard_s`` (N,) and the job's progress
-    tell the rest. Source: Linux, x86 MCE handling; ByteRobust (SOSP 2025): kernel faults known within 2 s. Cannot see:
-    panics that nobody records; NodeSilent then finds the silence.
+    both are seen. What works no more (an uncorrected machine check, a fatal PCIe error, a device gone, a stuck CPU, a
+    dead disk; a network adapter, which is ``network_hang``) excludes its node where the job stopped just after it: of
+    several nodes the first, and nobody where a fourth of the job says the same at one moment. A port that is known to
+    carry none of the job's traffic accuses nobody. An uncorrected machine check of a node that lives asks for a drain.
+    All else is told of: ``nic_degraded`` for adapters, ``storage_stall`` for storage that does not answer (of half of
+    the nodes at a standstill: they wait for it, and nobody hangs), ``host_errors`` for the rest. Corrected errors are
+    no news (every fleet has them daily). Reads events; ``heard_s`` (N,) and the job's progress tell the rest. Sources:
+    Linux, x86 MCE handling, AER, watchdog; ByteRobust (SOSP 2025): kernel faults known within 2 s. Cannot see: panics
+    that nobody records (NodeSilent then finds the silence); whether a line that nobody felt will matter.
     """
 
     patience: Patience
     name: str = "host_errors"
 
     def detect(self, window: Window) -> list[Verdict]:
-        """Return one verdict for each node whose host failed."""
+        """Return one verdict for each node whose host failed, and one for each that is only told of."""
+        if not window.events:
+            return []
+        checked = self._checked(window)
+        facts = [
+            *host_errors(window),
+            *(_as_fact(event) for event in checked.values() if event.kind == "machine_check"),
+        ]
+        found = [verdict for node, event in checked.items() for verdict in self._dead(window, node, event)]
+        dead = {verdict.node for verdict in found}
+        facts = [fact for fact in facts if fact.node not in dead]
+        if not facts:
+            return found
+        stop = stop_of(window, self.patience)
+        beside = [fact for fact in facts if stop is not None and may_have_stopped(window, stop, fact)]
+        beside.sort(key=lambda fact: (fact.began_s, fact.node))
+        times_s = {fact.node: fact.began_s for fact in reversed(beside)}
+        if stop is not None and beside and not at_once(window, times_s, beside[0].began_s):
+            own = [fact for fact in beside if fact.node == beside[0].node]
+            found.append(self._stopped(window, stop, own))
+            facts = [fact for fact in facts if fact not in own]
+        return [*found, *self._told(window, facts, stop)]
+
+    def _checked(self, window: Window) -> dict[str, Happening]:
+        """Return each node's first panic, or its first uncorrected machine check."""
         found: dict[str, Happening] = {}
         for event in window.events:
             if (
@@ -53,13 +87,14 @@ class HostErrors:
             known = found.get(event.node)
             if known is None or (known.kind == "machine_check" and event.kind == "kernel_panic"):
                 found[event.node] = event
-        return [verdict for node, event in found.items() for verdict in self._judge(window, node, event)]
+        return found
 
-    def _judge(self, window: Window, node: str, event: Happening) -> list[Verdict]:
+    def _dead(self, window: Window, node: str, event: Happening) -> list[Verdict]:
+        """Return the verdict on a node that its panic, or its machine check, took along."""
         silence_s = self._silence_s(window, node)
         limit_s = max(SILENT_S, SILENT_INTERVALS * window.interval_s)
         silent = silence_s > limit_s
-        stopped = self._stopped(window, event)
+        stopped = self._stopped_since(window, event)
         evidence = [Evidence(event.kind, node, None, text(event.attributes, "text")[:160] or event.kind)]
         kinds = {event.kind}
         if silent:
@@ -68,42 +103,108 @@ class HostErrors:
         if stopped:
             evidence.append(Evidence("train_step", None, None, "none since"))
             kinds.add("standstill")
-        asks: Literal["drain_node"] | None = None
         what = "the kernel panicked" if event.kind == "kernel_panic" else "a machine check was not corrected"
         if event.kind == "kernel_panic" and (silent or stopped):
             tail = "the node is silent" if silent else "the job has stopped"
         elif event.kind == "machine_check" and silent and stopped:
             tail = "the node is silent and the job has stopped"
-        elif event.kind == "machine_check" and not silent:
-            tail, asks = "the node lives and the job may go on", "drain_node"
         else:
             return []
-        return [self._verdict(window, node, event, f"{what} on {node}: {tail}", evidence, kinds, asks)]
+        summary = f"{what} on {node}: {tail}"
+        return [self._fact(window, "node_unreachable", node, None, event.time_s, summary, evidence, kinds)]
 
-    def _verdict(
+    def _stopped(self, window: Window, stop: Stop, own: list[KernelFact]) -> Verdict:
+        first = own[0]
+        fault = "network_hang" if all(fact.what in NETWORK for fact in own) else "host_errors"
+        how = "the job's ranks ended after it" if stop.exits else "no step has finished since"
+        kinds = {_kind(fact) for fact in own} | {stop.kind}
+        evidence = [*(fact.evidence for fact in own[:EVIDENCE_MAX]), stop.evidence]
+        summary = f"{'; '.join(dict.fromkeys(fact.named for fact in own[:2]))}: {how}"
+        return self._fact(window, fault, first.node, _device(own), first.began_s, summary, evidence, kinds)
+
+    def _fact(
         self,
         window: Window,
+        fault: str,
         node: str,
-        event: Happening,
+        device: int | None,
+        onset_s: float,
         summary: str,
-        evidence: list[Evidence],
-        kinds: set[str],
-        asks: Literal["drain_node"] | None,
+        evidence: Iterable[Evidence],
+        kinds: Iterable[str],
+        asks: DefaultAction | None = None,
     ) -> Verdict:
         return Verdict(
             detector=self.name,
-            fault="node_unreachable",
+            fault=fault,
             job=window.job,
             nodes=(node,),
             node=node,
-            device=None,
+            device=device,
             confidence=CONFIDENCE,
-            onset_s=min(event.time_s, window.now_s),
+            onset_s=min(onset_s, window.now_s),
             summary=summary,
             evidence=tuple(evidence),
             kinds=frozenset(kinds),
             fact=True,
             asks=asks,
+        )
+
+    def _told(self, window: Window, facts: list[KernelFact], stop: Stop | None) -> list[Verdict]:
+        """Return what is only told of, one verdict a node and fault; a machine check of a node that lives drains it."""
+        found: list[Verdict] = []
+        storage = [fact for fact in facts if fact.of_storage]
+        if storage:
+            found += self._storage(window, storage, stop)
+        groups: dict[tuple[str, str], list[KernelFact]] = {}
+        for fact in facts:
+            if fact.what == "machine_check":
+                if self._silence_s(window, fact.node) <= max(SILENT_S, SILENT_INTERVALS * window.interval_s):
+                    summary = f"{fact.named}: the node lives and the job may go on"
+                    found.append(
+                        self._fact(
+                            window, "host_errors", fact.node, None, fact.time_s, summary, [fact.evidence],
+                            {"machine_check"}, "drain_node",
+                        )
+                    )  # fmt: skip
+            elif not fact.of_storage:
+                fault = "nic_degraded" if fact.what in NETWORK else "host_errors"
+                groups.setdefault((fact.node, fault), []).append(fact)
+        found += [self._news(window, fault, (node,), own) for (node, fault), own in groups.items()]
+        return found
+
+    def _storage(self, window: Window, facts: list[KernelFact], stop: Stop | None) -> list[Verdict]:
+        """Return who says that storage does not answer: many together, or each node by itself."""
+        nodes = tuple(sorted({fact.node for fact in facts}))
+        if len(nodes) > 1 and len(nodes) >= MANY_RATIO * len(window.nodes):
+            newest_s = max(fact.time_s for fact in facts)  # mounts time out a minute or more after the servers stopped
+            stands = stop is not None and not stop.exits and newest_s >= stop.since_s - stop.lead_s
+            return [self._news(window, "storage_stall", nodes, facts, {"standstill"} if stands else set())]
+        return [self._news(window, "storage_stall", (n,), [fact for fact in facts if fact.node == n]) for n in nodes]
+
+    def _news(
+        self,
+        window: Window,
+        fault: str,
+        nodes: tuple[str, ...],
+        own: list[KernelFact],
+        kinds: Iterable[str] = (),
+    ) -> Verdict:
+        alone = len(nodes) == 1
+        named = "; ".join(dict.fromkeys(fact.named for fact in own[:2]))
+        return Verdict(
+            detector=self.name,
+            fault=fault,
+            job=window.job,
+            nodes=nodes,
+            node=nodes[0] if alone else None,
+            device=_device(own) if alone else None,
+            confidence=CONFIDENCE_TOLD,
+            onset_s=min(*(fact.began_s for fact in own), window.now_s),
+            summary=named if alone else f"{len(nodes)} of {len(window.nodes)} nodes: {named}",
+            evidence=tuple(fact.evidence for fact in own[:EVIDENCE_MAX]),
+            kinds=frozenset({*(_kind(fact) for fact in own), *kinds}),
+            asks="notify",
         )
 
     def _silence_s(self, window: Window, node: str) -> float:
@@ -112,7 +213,7 @@ class HostErrors:
             return 0.0
         return window.now_s - max(float(window.heard_s[index]), window.watching_since_s)
 
-    def _stopped(self, window: Window, event: Happening) -> bool:
+    def _stopped_since(self, window: Window, event: Happening) -> bool:
         if any(item.time_s >= event.time_s - NEAR_S for item in unplanned_exits(window)):
             return True
         try:
@@ -126,3 +227,16 @@ def _serious(event: Happening) -> bool:
     """Whether the event is a panic, or a machine check not said to be corrected: exceptions are raised for no less."""
     said = text(event.attributes, "text", "severity")
     return event.kind == "kernel_panic" or bool(UNCORRECTED.search(said)) or not CORRECTED.search(said)
+
+
+def _as_fact(event: Happening) -> KernelFact:
+    return KernelFact(event.node or "", -1, "machine_check", "", "", text(event.attributes, "text"), event.time_s)
+
+
+def _kind(fact: KernelFact) -> str:
+    return "machine_check" if fact.what == "machine_check" else "host_error"
+
+
+def _device(own: list[KernelFact]) -> int | None:
+    devices = {fact.device for fact in own}
+    return devices.pop() if len(devices) == 1 and min(devices) >= 0 else None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_eye.detectors.faults import DefaultAction
 from eagle_eye.detectors.signs.course import course, since_rollback
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.types import Blind, Curve, Evidence, Floats, Verdict, Window
@@ -32,6 +33,10 @@ DIVERGED_REPORTS = 6  # observations, and...
 DIVERGED_STEPS = 20  # ...steps up without coming back, after which a rising loss counts as lost
 NORM_STEPS = 40  # a loss that stays level and whose gradient norm is up: a long spike looks the same
 FLAT_STEPS, FLAT_RATIO = 60, 2.0  # a level that neither rises nor falls may be other data: longer, and far up
+# Where single observations are too noisy to be a departure: so many newest, whose lower quarter is up.
+LASTING_MIN, LASTING_MAX, LASTING_QUANTILE = 24, 300, 0.25
+LASTING_BLOCKS = 6  # medians of so many before that say by how much a loss swings
+SWINGS_RATIO = 0.4  # of the height: a loss that rose by more before, swings
 FAR_STEPS = 30  # far up and with its gradient norm: two signs against a spike, half of what either takes
 RISING_RATIO = 1.1  # of the departure's first half, that its second half's median is
 # Between its last two quarters, relative and in standard errors: on the way back.
@@ -74,10 +79,11 @@ class LossCourse:
     negative. Two of the newest three losses ``LOSS_RATIO`` and ``LOSS_SIGMAS`` up, or three of four gradient norms
     ``NORM_RATIO`` up, are a spike, over as soon as they are back. A loss that is still up and rises after
     ``DIVERGED_STEPS`` has diverged; one that stays level takes ``NORM_STEPS`` when its gradient norm is up with it
-    (``FAR_STEPS`` when it is ``FLAT_RATIO`` up as well), and else may be other data and must be ``FLAT_RATIO`` up for
-    ``FLAT_STEPS``. Surer the longer it lasts. After a restart the loss is compared with the earlier attempt's at the
-    same steps. Blind where no rank reports either. Cannot see: departures within the first ``BASELINE_MIN``
-    observations of a job, or shorter than two reports; a loss that only stops falling.
+    (``FAR_STEPS`` when it is ``FLAT_RATIO`` up as well), and else ``FLAT_STEPS``. A loss that is less than
+    ``FLAT_RATIO`` up without its gradient norm may be other data, however long it lasts: then it is only told of. Surer
+    the longer it lasts. After a restart the loss is compared with the earlier attempt's at the same steps. Blind where
+    no rank reports either. Cannot see: departures within the first ``BASELINE_MIN`` observations of a job, or shorter
+    than two reports; a loss that only stops falling.
     """
 
     name: str = "loss_course"
@@ -95,6 +101,10 @@ class LossCourse:
             return []
         loss = departure(joined, "train_loss", LOSS_SIGMAS, LOSS_RATIO, LOSS_OF_NEWEST)
         if loss is None:
+            level = lasting(joined)
+            diverged = self._diverged(window, joined, level, LASTING_MIN) if level is not None else None
+            if diverged is not None:
+                return [diverged]
             norm = departure(joined, "train_grad_norm", NORM_SIGMAS, NORM_RATIO, NORM_OF_NEWEST, NORM_BASELINE_MIN)
             return [self._spike(window, joined, norm, "train_grad_norm")] if norm else self._worse(window)
         return [self._diverged(window, joined, loss) or self._spike(window, joined, loss, "train_loss")]
@@ -115,29 +125,32 @@ class LossCourse:
             ),
         )
 
-    def _diverged(self, window: Window, curve: Curve, found: Departure) -> Verdict | None:
-        """Return the verdict when the loss does not come back; None while it may."""
+    def _diverged(self, window: Window, curve: Curve, found: Departure, newest: int = 3) -> Verdict | None:
+        """Return the verdict when the loss does not come back; None while it may. ``newest`` say where it is now."""
         excess = found.excess
         steps = float(curve.number[-1] - curve.number[found.onset]) + 1
-        if len(excess) < DIVERGED_REPORTS or float(np.median(excess[-3:])) < math.log(LOSS_RATIO):
+        now = float(np.median(excess[-newest:]))
+        if len(excess) < DIVERGED_REPORTS or now < math.log(LOSS_RATIO):
             return None
         half, quarter = len(excess) // 2, len(excess) // 4
         early, late = float(np.median(excess[:half])), float(np.median(excess[half:]))
         third, fourth = float(np.median(excess[-2 * quarter : -quarter])), float(np.median(excess[-quarter:]))
         error = 1.2533 * found.sigma * math.sqrt(2 / quarter)
         falling = third - fourth > max(FALLING_RATIO * third, FALLING_ERRORS * error)
-        if falling or float(np.median(excess[-3:])) < BACK_RATIO * float(np.sort(excess)[-2]):
+        if falling or now < BACK_RATIO * float(np.sort(excess)[-2]):
             return None
         rising = late > RISING_RATIO * early + error and fourth > third - 0.5 * error
         norm = departure(curve, "train_grad_norm", DEPART_SIGMAS, NORM_UP_RATIO, LOSS_OF_NEWEST)
-        if not rising and norm is None and found.ratio < FLAT_RATIO:
-            return None
         level = FLAT_STEPS if norm is None else NORM_STEPS if found.ratio < FLAT_RATIO else FAR_STEPS
         patience = DIVERGED_STEPS if rising else level
         confidence = CONFIDENCE_START + (CONFIDENCE_SURE - CONFIDENCE_START) * steps / patience
         if confidence < CONFIDENCE_NAMED:
             return None
-        signs = [sign for sign, there in (("it still rises", rising), ("the gradient norm is up, too", norm)) if there]
+        alone = norm is None and (found.ratio < FLAT_RATIO or newest > 3)
+        known = (("it still rises", rising), ("the gradient norm is up, too", norm))
+        signs = [sign for sign, there in known if there]
+        if alone:
+            signs.append("nothing else is unusual, so it may be other data")
         return self._verdict(
             window,
             curve,
@@ -150,6 +163,7 @@ class LossCourse:
                 f" {found.newest:.4g} where {found.usual:.4g} was usual" + "".join(f"; {sign}" for sign in signs)
             ),
             kinds=frozenset({"loss", "gradient_norm"} if norm is not None else {"loss"}),
+            asks="notify" if alone else None,
         )
 
     def _worse(self, window: Window) -> list[Verdict]:
@@ -189,6 +203,7 @@ class LossCourse:
         confidence: float,
         summary: str,
         kinds: frozenset[str] = frozenset({"loss"}),
+        asks: DefaultAction | None = None,
     ) -> Verdict:
         limit = found.usual * math.exp(found.threshold) if found.usual > 0 else None
         return Verdict(
@@ -207,6 +222,7 @@ class LossCourse:
                 Evidence(f"{metric}_reports_up", None, None, float(len(found.excess)), None, None, "reports"),
             ),
             kinds=kinds,
+            asks=asks,
         )
 
 
@@ -253,6 +269,44 @@ def departure(
         if start > 0:
             break  # otherwise the onset lies further back
     return found
+
+
+def lasting(curve: Curve) -> Departure | None:
+    """Return how the loss has stayed above its level as a whole, where its single observations say too little.
+
+    Of all moments at which it may have begun, the one before which it was lowest; None where it has not stayed up, or
+    has swung so before.
+    """
+    values = curve.values.get("train_loss")
+    if values is None or np.isposinf(values[-1:]).any():
+        return None
+    seen = course(curve, "train_loss", NEWEST)
+    scaled, least = _scaled(seen.value, LOSS_RATIO) if len(seen.value) >= BASELINE_MIN + LASTING_MIN else (None, 0.0)
+    if scaled is None:
+        return None
+    now, past = float(np.quantile(scaled[-LASTING_MIN:], LASTING_QUANTILE)), scaled[-BLOCKS * LEVEL :]
+    if now - float(np.partition(past, len(past) // 8)[len(past) // 8]) < least:
+        return None
+    highest, found = least, 0
+    for lag in range(LASTING_MIN, min(LASTING_MAX, len(scaled) - BASELINE_MIN) + 1, LASTING_MIN // 2):
+        level = float(np.median(scaled[:-lag][-LEVEL:]))
+        height = min(now, float(np.quantile(scaled[-lag:], LASTING_QUANTILE))) - level
+        if height > highest:
+            highest, found = height, lag
+    before = scaled[:-found][-BASELINE_MAX:]
+    blocks = np.median(before[len(before) % LASTING_MIN :].reshape(-1, LASTING_MIN), axis=1)
+    if not found or len(blocks) < LASTING_BLOCKS:
+        return None
+    if float((blocks - np.minimum.accumulate(blocks)).max()) > SWINGS_RATIO * highest:
+        return None
+    return Departure(
+        onset=int(seen.line[len(scaled) - found]),
+        sigma=_sigma(before),
+        threshold=least,
+        excess=scaled[-found:] - float(np.median(before[-LEVEL:])),
+        newest=float(np.median(seen.value[-LASTING_MIN:])),
+        usual=float(np.median(seen.value[:-found][-LEVEL:])),
+    )
 
 
 def _scaled(values: Floats, ratio: float) -> tuple[Floats | None, float]:

@@ -1,20 +1,39 @@
-"""A loss that is no number any more, on all ranks alike."""
+"""A loss that is no number any more, or nothing but zero, on all ranks alike."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.signs.broken_numbers import Broken, broken_numbers, first_broken
+from eagle_eye.detectors.signs.broken_numbers import MOST_RATIO, SCREEN_ROWS, Broken, broken_numbers, first_broken
 from eagle_eye.detectors.signs.course import since_rollback
+from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 # Dynamic loss scaling (Micikevicius et al., ICLR 2018) skips a step whose gradient overflows and halves the scale:
 # now and then one, at the start as many as the scale has too many bits. More in a row are no search for a scale.
 SKIPPED_STEPS = 24
 SKIPPED_LINES = 4  # and as many reports that say so: it may be reported every few steps only
+ZERO_STEPS = 2  # in which a loss is exactly zero: one may be a batch without a target
+# What a loss was before it fell to zero: so many lines, none near zero. One that came down to zero bit by bit, or is
+# so small that rounding makes it zero, has only been learnt.
+BEFORE_LINES, BEFORE_MIN = 32, 8
+NEAR_ZERO_RATIO, ROUNDED_RATIO = 0.1, 10.0  # of the median, of the smallest difference between two
+CONFIDENCE_ZERO, CONFIDENCE_ZERO_BROKEN = 0.85, 0.92
 CONFIDENCE_LOSS, CONFIDENCE_NORM, CONFIDENCE_SKIPPED, CONFIDENCE_SOME = 0.95, 0.92, 0.8, 0.6
+
+
+class Zero(NamedTuple):
+    """The loss is exactly zero: for how many steps, on how many ranks of how many, what it was before, since when."""
+
+    steps: int
+    ranks: int
+    spoke: int
+    before: float
+    onset_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +44,10 @@ class LossNotFinite:
     where one node's gradient broke first, ``SilentCorruption`` accuses it, and this verdict is its symptom. The verdict
     waits until every rank's row of that moment has arrived, and is over when the loss is a number again. A gradient
     norm that is not finite while the loss is means skipped steps: daily life in float16, told of after
-    ``SKIPPED_STEPS`` in a row. A few ranks' losses alone are told of and no more. Blind where no rank reports a loss or
-    gradient norm. Cannot see: a loss that broke and recovered between two rows.
+    ``SKIPPED_STEPS`` in a row. A few ranks' losses alone are told of and no more. A loss that falls from its level to
+    exactly zero is what programs put where there was none: told of after ``ZERO_STEPS``, and as sure as a loss that is
+    not finite where the gradient norm isn't either. Blind where no rank reports a loss or gradient norm. Cannot see: a
+    loss that broke and recovered between two rows, or was zero from the first ``BEFORE_MIN`` reports on.
     """
 
     name: str = "loss_not_finite"
@@ -36,16 +57,15 @@ class LossNotFinite:
         if not {"train_loss", "train_grad_norm"} & window.device.keys():
             raise Blind("no rank reports a loss or a gradient norm")
         broken = broken_numbers(window)
-        if broken is None or not broken.settled:
-            return []
-        if broken.lost:
-            return [self._loss(window, broken)]
-        if broken.loss.any():
-            return [self._some(window, broken)]
-        skipped = _skipped_steps(window)
-        if skipped < SKIPPED_STEPS or 2 * int(broken.norm.sum()) < broken.spoke_norm:
-            return []
-        return [self._norm(window, broken, skipped)]
+        if broken is not None and broken.loss.any():
+            found = self._loss(window, broken) if broken.lost else self._some(window, broken)
+            return [found] if broken.settled else []
+        norm = broken is not None and 2 * int(broken.norm.sum()) >= broken.spoke_norm
+        zero = _fell_to_zero(window)
+        if zero is not None:
+            return [self._zero(window, zero, norm)]
+        skipped = _skipped_steps(window) if broken is not None and broken.settled and norm else 0
+        return [self._norm(window, broken, skipped)] if broken is not None and skipped >= SKIPPED_STEPS else []
 
     def _loss(self, window: Window, broken: Broken) -> Verdict:
         first = first_broken(window)
@@ -77,6 +97,33 @@ class LossNotFinite:
         confidence = CONFIDENCE_SKIPPED if known else CONFIDENCE_NORM
         return self._verdict(window, broken, confidence, summary, "train_grad_norm", count, broken.spoke_norm)
 
+    def _zero(self, window: Window, zero: Zero, norm_broken: bool) -> Verdict:
+        most = MOST_RATIO * zero.spoke
+        summary = (
+            f"the loss has been exactly 0 for {zero.steps} steps on {zero.ranks} of {zero.spoke} ranks that report one"
+            f" ({zero.before:.4g} before)"
+        )
+        if norm_broken:
+            summary += ", and the gradient norm is not finite"
+        return Verdict(
+            detector=self.name,
+            fault="loss_not_finite",
+            job=window.job,
+            nodes=(),
+            node=None,
+            device=None,
+            confidence=CONFIDENCE_ZERO_BROKEN if norm_broken else CONFIDENCE_ZERO,
+            onset_s=zero.onset_s,
+            summary=summary,
+            evidence=(
+                Evidence("train_loss", None, None, 0.0),
+                Evidence("train_loss_usual", None, None, zero.before),
+                Evidence("train_loss_zero_ranks", None, None, float(zero.ranks), None, most, "ranks"),
+            ),
+            kinds=frozenset({"loss", "gradient_norm"} if norm_broken else {"loss"}),
+            asks=None if norm_broken else "notify",
+        )
+
     def _verdict(
         self,
         window: Window,
@@ -105,6 +152,39 @@ class LossNotFinite:
             kinds=frozenset({"loss"}),
             fact=fact,
         )
+
+
+def _fell_to_zero(window: Window) -> Zero | None:
+    """Return since when the loss is exactly zero on most ranks that had another one; None where it is not."""
+    loss, step = window.device.get("train_loss"), window.device.get("train_step")
+    lines = window.steps.values.get("train_loss")
+    if loss is None or step is None or lines is None:
+        return None
+    newest, past = latest(loss, SCREEN_ROWS), lines[-BEFORE_LINES:]
+    if not (newest == 0).any():
+        return None
+    spoke = (past > 0).any(axis=0) & ~np.isnan(newest)
+    fallen = np.flatnonzero(spoke & (newest == 0))
+    if not len(fallen) or len(fallen) < MOST_RATIO * int(spoke.sum()):
+        return None
+    course = median_over_rows(past[:, fallen].T)
+    course = course[~np.isnan(course)]
+    before = course[: int(np.flatnonzero(course)[-1]) + 1] if course.any() else course[:0]
+    if len(before) < BEFORE_MIN or not np.isfinite(before).all():
+        return None
+    level = float(np.median(before))
+    apart = np.diff(np.unique(before))
+    if float(before.min()) < NEAR_ZERO_RATIO * level or not len(apart) or level < ROUNDED_RATIO * float(apart.min()):
+        return None
+    one = fallen[0]
+    usual = np.flatnonzero(loss[:, one] > 0)
+    since = int(usual[-1]) if len(usual) else 0
+    changed = np.flatnonzero(np.diff(before))
+    repeated = int(np.diff(np.concatenate([[-1], changed, [len(before) - 1]])).max())  # where it is said now and then
+    steps = float(np.fmax.reduce(step[since:, one]) - step[since, one])
+    if steps < max(ZERO_STEPS, repeated + 1):
+        return None
+    return Zero(int(steps), len(fallen), int(spoke.sum()), level, float(window.times_s[since]))
 
 
 def _skipped_steps(window: Window) -> int:

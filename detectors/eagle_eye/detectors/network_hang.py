@@ -9,8 +9,9 @@ import numpy as np
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.job_course import overdue
-from eagle_eye.detectors.signs.link_state import Outage, observed, outages
-from eagle_eye.detectors.signs.peers import latest, role_members
+from eagle_eye.detectors.signs.link_state import Outage, observed, outages, surely_used
+from eagle_eye.detectors.signs.medians import median_of
+from eagle_eye.detectors.signs.peers import latest, level, role_members
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.recent_rows import middle
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
@@ -21,6 +22,10 @@ RECENT_LINES = 4
 PORT_ERRORS, RDMA_ERRORS = "link_errors_total", "node_rdma_errors_total"
 ERRORS_MIN = 10.0  # since the standstill began, on one node, and on the others less than a fifth
 OTHERS_RATIO = 0.2
+SENT = "node_rdma_tx_bytes_per_second"
+SENT_MIN_BYTES_PER_S = 1e5  # what nodes that wait still send each other: work requests tried again
+USED_MIN_BYTES_PER_S = 1e7  # a node that sent less before sends nothing by design
+MUTE_RATIO = 0.01  # of what the others send
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.96
 CONFIDENCE_ONE_SIGN = 0.9  # that a restart is right; not that the node is to blame
 RANK_SILENT_S = 5.0  # a process that says nothing for so long may be the culprit
@@ -35,10 +40,12 @@ class NetworkHang:
     2025: a communication hang) and one node's port is down, or went down as the standstill began, while the others' are
     up. It is told of when a step is overdue, whatever pauses the job had while all ports were up, and acted on once the
     standstill is ``prompt``; also when the ranks have died of it, each of a lost peer. A port that came back asks for a
-    restart only: its node is not to be excluded for one flap. While ports are up, errors that one node's port alone
+    restart only: its node is not to be excluded for one flap; nor for one of which only the kernel's log tells, and
+    nobody whether the job uses it. While ports are up, errors that one node's port alone
     counts name it once the standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not
     completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may
-    be the other end's: each asks for a restart, when the standstill is ripe; both together name the node. Where several
+    be the other end's: each asks for a restart, when the standstill is ripe; both together name the node, and so does
+    that it alone sends nothing while the others still try. Where several
     nodes' ports are down at once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a rank
     lags, its process is silent or, without the hook and with all ports up again, its GPU alone does not wait (Hang).
     Blind as ``progress`` is, and when neither port states nor errors are observed. Cannot see: a path that drops
@@ -68,7 +75,7 @@ class NetworkHang:
         late, unfinished = _lagging(window, state)
         if len(fell) > 1 or late - fell or _awaited(window, state, fallen) - fell:
             return []
-        if not (state.stopped or any(item.down for item in fallen)):
+        if not (state.stopped or state.outlasts_pauses or any(item.down for item in fallen)):
             return []  # the job has paused for longer by itself
         if fell:
             kinds = {"standstill", "link_state"} | ({"collective_completion"} if unfinished == fell else set())
@@ -114,6 +121,7 @@ class NetworkHang:
         worst = next((item for item in fallen if item.down), fallen[0])
         port = worst.link or "a port"
         metric = "link_up" if worst.down else "link_downed_total" if worst.link else "node_rdma_link_downed_total"
+        unsure = "" if surely_used(worst) else " (whether the job uses it is not known)"
         value, usual = (0.0, 1.0) if worst.down else (float(worst.downs), 0.0)
         return Verdict(
             detector=self.name,
@@ -124,10 +132,10 @@ class NetworkHang:
             device=None,
             confidence=confidence,
             onset_s=min(since_s, worst.since_s),
-            summary=f"{story}; {port} of {node} {'is' if worst.down else 'went'} down and no other node's is",
+            summary=f"{story}; {port} of {node} {'is' if worst.down else 'went'} down{unsure} and no other node's is",
             evidence=(stopped, Evidence(metric, node, None, value, usual, usual, "bool" if worst.down else "events")),
             kinds=kinds,
-            asks=None if worst.down else "restart_job",
+            asks=None if worst.down and surely_used(worst) else "restart_job",
         )
 
     def _unseen(self, window: Window, state: Progress, unfinished: set[int]) -> list[Verdict]:
@@ -139,8 +147,9 @@ class NetworkHang:
         suspects = erring & unfinished if erring and unfinished else erring | unfinished
         if len(suspects) != 1:
             return []
-        both = bool(erring) and len(unfinished) == 1
-        if not both and not state.ripe:
+        mute = erring & _mute(window, state.advanced_s)
+        both = bool(erring) and (len(unfinished) == 1 or bool(mute))
+        if not both and not state.ripe and not (erring and metric == PORT_ERRORS and state.outlasts_pauses):
             return []
         # Errors that a port counts are of its own link; RDMA errors may be of whom the node talks to.
         certain = both or (bool(erring) and metric == PORT_ERRORS)
@@ -151,12 +160,16 @@ class NetworkHang:
             what = "port" if metric == PORT_ERRORS else "RDMA"
             story.append(f"{errors[worst]:.0f} {what} errors on {node} and at most {most:.0f} elsewhere")
             kinds.add("nic_errors")
+        if mute:
+            evidence.append(Evidence(SENT, node, None, 0.0, None, SENT_MIN_BYTES_PER_S, "bytes_per_second"))
+            story.append(f"{node} alone sends nothing while the others still try")
+            kinds.add("traffic")
         if unfinished:
             # The collectives under way, beyond those of the others.
             evidence.append(Evidence("nccl_completed_sequence", node, None, "behind its peers"))
             story.append(f"{node} has not completed a collective that its peers have")
             kinds.add("collective_completion")
-        sure = (both and state.prompt) or (certain and state.ripe)
+        sure = (both and state.prompt) or (certain and state.overstayed)
         return [
             Verdict(
                 detector=self.name,
@@ -225,6 +238,24 @@ def _below(values: Floats, node_of: Integers) -> set[int]:
     if len(shared_by_two) == 0:
         return set()
     return {int(node) for node in np.unique(node_of[known & (values < shared_by_two[-1])])}
+
+
+def _mute(window: Window, since_s: float) -> set[int]:
+    """Return the one node that sends nothing since a moment while most others still do; {} where none or several.
+
+    Whose peer is dead tries again and is seen to; a dead card sends nothing.
+    """
+    values = window.node.get(SENT)
+    first = int(np.searchsorted(window.node_times_s, since_s, side="right"))
+    if values is None or first == 0 or len(values) - first <= SETTLED_INTERVALS:
+        return set()
+    sent, usual = level(values[first + 1 :], RECENT_LINES), level(values[:first], OFFSET_LINES)
+    with np.errstate(invalid="ignore"):
+        others = sent[sent >= SENT_MIN_BYTES_PER_S]
+        if 2 * len(others) <= len(sent):
+            return set()
+        mute = (sent <= MUTE_RATIO * median_of(others)) & (usual >= USED_MIN_BYTES_PER_S)
+    return {int(node) for node in np.flatnonzero(mute)} if np.count_nonzero(mute) == 1 else set()
 
 
 def _errors_since(window: Window, since_s: float) -> tuple[str, Floats]:

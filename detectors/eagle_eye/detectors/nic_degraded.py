@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.job_course import Change, overdue, slowed_by_network
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared
-from eagle_eye.detectors.signs.port_signs import Sign, congested, error_signs, load_signs, pause_signs, retransmit_signs
+from eagle_eye.detectors.signs.port_signs import (
+    Sign,
+    congested,
+    error_signs,
+    leaf_congested,
+    load_signs,
+    pause_signs,
+    retransmit_signs,
+)
 from eagle_eye.detectors.signs.progress import Patience, hooked
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
@@ -36,9 +44,9 @@ class NicDegraded:
     ``port_signs.HOLD_S``. The second, independent kind is the job: collectives (C nodes' median, from ``curve``) longer
     than before the sign began, while nobody's own work is. ``slowdown_ratio`` is the median step since then over that
     before. What many nodes show is the network's, what one switch's ports show is SwitchDown's, and while congestion
-    notifications flow errors alone accuse nobody. Blind without any network metric. Cannot see: a port that was slow
-    from the job's first step on without errors, pauses or flaps; which end of a cable is to blame when only one
-    end counts errors.
+    notifications flow errors alone accuse nobody, nor do pauses while they flow to all nodes of its switch alone. Blind
+    without any network metric. Cannot see: a port that was slow from the job's first step on without errors, pauses or
+    flaps; which end of a cable is to blame when only one end counts errors.
     """
 
     patience: Patience
@@ -81,7 +89,7 @@ class NicDegraded:
             confidence = CONFIDENCE_LONE
         elif window.now_s - since_s < self._lasts_s(kinds):
             confidence = CONFIDENCE_EARLY
-        elif kinds & {"pfc", "link_state"} or not congested(window):
+        elif "link_state" in kinds or not congested(window) or ("pfc" in kinds and not leaf_congested(window, node)):
             confidence = CONFIDENCE_TWO if len(kinds) == 1 else CONFIDENCE_MANY
         else:
             confidence = CONFIDENCE_CONGESTED

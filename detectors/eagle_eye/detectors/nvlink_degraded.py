@@ -21,8 +21,8 @@ from eagle_eye.detectors.signs.under_load import (
     peers_of,
     require_training,
 )
-from eagle_eye.detectors.signs.xids import code_of
-from eagle_eye.detectors.types import Blind, Evidence, Happening, Integers, Verdict, Window
+from eagle_eye.detectors.signs.xids import NVLINK5_XIDS, code_of, is_fatal
+from eagle_eye.detectors.types import Blind, Evidence, Floats, Happening, Integers, Verdict, Window
 
 ROWS_MIN = 3
 LASTS_S = 10.0
@@ -33,7 +33,8 @@ ERRORS_ROWS_SHARE = 0.3  # of the rows since they began to grow...
 ERRORS_LAST_S = 18.0  # ...and how long before anything is done: one burst is over when it is seen
 TRAFFIC_RATIO, TRAFFIC_SIGMAS = 0.85, 5.0  # of the peers' traffic, and robust standard deviations
 TRAFFIC_LASTS_S = 60.0  # where less traffic and longer steps since the same moment are all there is
-NVLINK_XID = 74  # NVLink error (NVIDIA's XID catalogue: drain if it repeats; the other end may be to blame)
+# NVLink errors (NVIDIA's XID catalogue: drain if it repeats; the other end may be to blame), up to Hopper and since.
+NVLINK_XIDS = frozenset({74}) | NVLINK5_XIDS
 REPEATED_S = 10.0  # two of them so far apart are two errors, not one told twice
 STANDSTILL_S = 60.0  # an XID with the job standing still since is left to the detectors of stops
 LINK_BYTES_PER_SECOND = 25e9  # each way, NVLink 3 and 4
@@ -51,7 +52,7 @@ class _Suspects:
     lost: dict[int, list[int]]  # by node: series with fewer active links
     erring: dict[int, list[int]]  # by node: series with growing errors
     starved: dict[int, list[SlowClock]]  # by node: series that have begun to move less than their peers
-    told: dict[int, list[Happening]]  # by node: XID 74
+    told: dict[int, list[Happening]]  # by node: XID 74, fatal ones of 144 to 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,12 +161,13 @@ def _confidence(kinds: set[str], told: list[Happening], lasted_s: float) -> tupl
 
 
 def _told(window: Window) -> dict[int, list[Happening]]:
-    """Return the XIDs 74 of each node that the job outlived, oldest first; SXIDs are NvSwitch's."""
+    """Return the links' fatal XIDs of each node that the job outlived, oldest first; SXIDs are NvSwitch's."""
     found: dict[int, list[Happening]] = {}
     for event in window.events:
         if (
             event.kind == "xid"
-            and code_of(event.attributes) == NVLINK_XID
+            and code_of(event.attributes) in NVLINK_XIDS
+            and is_fatal(event.attributes)
             and event.node in window.nodes
             and event.time_s >= window.started_s
         ):
@@ -191,7 +193,7 @@ def _lost(window: Window) -> dict[int, list[int]]:
     for index in low[: 4 * SUSPECTS_MAX].tolist():
         peers = peers_of(window, index, window.role_of)
         usual = middle(held[peers])
-        before = float(np.fmax.reduce(values[:, index]))
+        before = float(np.fmax.reduce(_counts(window, index)))
         if held[index] < usual or (held[index] < before and not held[index] > usual):
             found.setdefault(int(window.node_of[index]), []).append(index)
     always = [node for node, columns in found.items() if not any(_fell(window, column) for column in columns)]
@@ -201,9 +203,16 @@ def _lost(window: Window) -> dict[int, list[int]]:
 
 
 def _fell(window: Window, column: int) -> bool:
-    own = window.device["gpu_nvlinks_active"][:, column]
+    own = _counts(window, column)
     own = own[np.isfinite(own)]
     return len(own) > 0 and bool(own[-1] < own.max())
+
+
+def _counts(window: Window, column: int) -> Floats:
+    """Return the counts of links that the series has shown; NaN for those of fewer than ROWS_MIN rows: misreadings."""
+    own = window.device["gpu_nvlinks_active"][:, column]
+    shown, times = np.unique(own[np.isfinite(own)], return_counts=True)
+    return np.where(np.isin(own, shown[times >= ROWS_MIN]), own, np.nan)
 
 
 def _erring(window: Window) -> dict[int, list[int]]:
@@ -256,7 +265,7 @@ def _onset(window: Window, lost: list[int], erring: list[int], told: list[Happen
     begins = [told[0].time_s] if told else []
     chronic = not told
     for column in lost:
-        own = window.device["gpu_nvlinks_active"][:, column]
+        own = _counts(window, column)
         higher = np.flatnonzero(own > own[np.isfinite(own)][-1])
         if len(higher):
             begins.append(float(window.times_s[higher[-1]]))
@@ -275,7 +284,9 @@ def _links(window: Window, lost: list[int]) -> tuple[list[Evidence], float]:
     items, worst = [], 0.0
     for column in lost[:4]:
         series = window.series[column]
-        usual = max(middle(held[peers_of(window, column, window.role_of)]), float(np.fmax.reduce(values[:, column])))
+        usual = max(
+            middle(held[peers_of(window, column, window.role_of)]), float(np.fmax.reduce(_counts(window, column)))
+        )
         own = float(held[column])
         worst = max(worst, 1 - own / usual if usual > 0 else 0.0)
         items.append(Evidence("gpu_nvlinks_active", series.node, series.device, own, usual, usual, "links"))

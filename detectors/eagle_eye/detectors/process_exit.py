@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.counters import grown
+from eagle_eye.detectors.signs.exceptions import TRACEBACK_CHARS_MAX, shared_exception
 from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import UNKNOWN_DEVICE, GpuError, gpu_errors
 from eagle_eye.detectors.signs.memory_kills import MemoryKill, killed_rank, memory_kills
@@ -34,8 +35,9 @@ class ProcessExit:
     that was making steps, was the first. The same error on every node, an exception that only the program can raise, or
     an XID that programs cause (13, 31, 43; NVIDIA, XID Errors) make it the program's fault: no node is excluded for it.
     The verdict waits ``settle_s`` for the others' ends to arrive, and for a node that has gone silent to be known as
-    such (``silent_s``). When no end stands out the job's crash is reported without a culprit. Cannot see: an exit that
-    no agent watched.
+    such (``silent_s``). An exception that most ranks raised at one place is in the evidence, with the step, for an end
+    of the next attempt to be compared with. When no end stands out the job's crash is reported without a culprit.
+    Cannot see: an exit that no agent watched.
     """
 
     settle_s: float
@@ -86,7 +88,8 @@ class ProcessExit:
         error: GpuError | None,
         by_order: bool,
     ) -> Verdict:
-        application = kill is None and _application(window, exits, error)
+        exception, told = ("", []) if kill is not None or error is not None else shared_exception(window, exits)
+        application = kill is None and (bool(exception) or _application(window, exits, error))
         if nodes:
             others = f"; {len(exits) - 1} other ranks followed" if len(exits) > 1 else ""
             summary = f"{first.who} {first.how}{_quoted(first)}{others}"
@@ -97,6 +100,12 @@ class ProcessExit:
             Evidence("process_exits", None, None, float(len(exits)), None, 0.0, "processes"),
         ]
         kinds = {"exit"}
+        if exception:
+            # By these it is known again when it ends the next attempt, too; the traceback is for the job's owner.
+            evidence.append(Evidence("exception", None, None, exception))
+            evidence.append(Evidence("train_step", None, None, window.last_step, None, None, "steps"))
+            fullest = max(told, key=lambda item: len(item.error))  # a log keeps less of it than the hook
+            evidence.append(Evidence("traceback", fullest.node, fullest.device, fullest.error[-TRACEBACK_CHARS_MAX:]))
         for kind, extra in (("oom_kill", kill), ("xid", error)):
             if extra is not None:
                 evidence.append(extra.evidence)

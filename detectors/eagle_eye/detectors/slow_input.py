@@ -15,18 +15,29 @@ STEPS_LOOKED_AT = 6
 STEADY_STEPS_MIN = 5  # of these, in which the wait must be long: one late batch is daily life
 NODES_RATIO_MAX = 0.2  # more nodes than this (and more than one) waiting: it is the storage, not a host
 ARRIVAL_EXCESS_RATIO = 0.5  # of the excess wait for data, that is missing in the wait for peers
+# What a host shows that cannot bring its data in time, and how far above the other nodes' and its own before.
+HOST_SIGNS = {
+    "node_mounts_unresponsive": (1.0, "mounts"),
+    "node_io_pressure_ratio": (0.1, "ratio"),
+    "node_iowait_ratio": (0.05, "ratio"),
+    "node_blocked_tasks": (2.0, "tasks"),
+    "node_cpu_steal_ratio": (0.05, "ratio"),
+    "node_cpu_pressure_ratio": (0.2, "ratio"),
+}
 CONFIDENCE_LONE, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.85, 0.93
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowInput:
-    """Names the node whose data wait makes every step longer: its host, its disk or its mount is suspect.
+    """Names the node whose data wait makes every step longer: its host, its disk or its mount, or its part of the data.
 
     A rank's wait for data in a step is compared with the median of the other ranks of its role. It counts where
     it exceeds that by ``ratio`` of the step in most of the newest steps and has lasted ``floor_s``; it is sure once
-    it has lasted ``ripe_s`` and the rank waits correspondingly less for its peers: the second kind of evidence.
-    Where several nodes wait it is the storage's matter, and where all do nobody's. Blind where nobody reports data
-    waits. Cannot see: data that is slow for everyone; a loader that prefetches deep enough to hide it.
+    it has lasted ``ripe_s`` and the host shows why: it waits for I/O, has blocked tasks, a mount that does not
+    answer, or no CPU, as no other node does and it did not before. A rank that waits less for its peers shows what
+    that costs and not why: so it is with a slow shard of the data, which would wait on any other node. Where several
+    nodes wait it is the storage's matter, and where all do nobody's. Blind where nobody reports data waits. Cannot
+    see: data that is slow for everyone; a loader that prefetches deep enough to hide it.
     """
 
     ratio: float
@@ -85,15 +96,23 @@ class SlowInput:
                 "seconds",
             )
         ]
-        kinds = {"data_wait"}
         late, peers = step_levels(window, "nccl_collective_seconds", -STEPS_LOOKED_AT, index, others)
         if late <= peers - ARRIVAL_EXCESS_RATIO * excess_s:
-            kinds.add("collective_arrival")
             evidence.append(
                 Evidence("nccl_collective_seconds", series.node, series.device, late, peers, None, "seconds")
             )
+        kinds = {"data_wait"}
+        host = _host_sign(window, int(window.node_of[index]), since_s)
+        if host is not None:
+            kinds.add("host_wait")
+            evidence.append(host)
+        why = (
+            "its host, disk or mount"
+            if host
+            else "its host, or its part of the data, which on another node would wait, too"
+        )
         confidence = CONFIDENCE_LONE
-        if len(kinds) > 1:
+        if host is not None:
             confidence = CONFIDENCE_RIPE if window.now_s - since_s >= self.ripe_s else CONFIDENCE_EARLY
         slowdown = excess_s / (step_s - excess_s) if step_s > excess_s else 1.0
         return Verdict(
@@ -107,9 +126,33 @@ class SlowInput:
             onset_s=since_s,
             summary=(
                 f"{series.node} waits {own_s:.2f} s a step for its data, its peers {own_s - excess_s:.2f} s:"
-                f" its host, disk or mount; the job's steps are {100 * slowdown:.0f}% longer for it"
+                f" {why}; the job's steps are {100 * slowdown:.0f}% longer for it"
             ),
             evidence=tuple(evidence),
             kinds=frozenset(kinds),
             slowdown_ratio=slowdown,
         )
+
+
+def _host_sign(window: Window, node: int, since_s: float) -> Evidence | None:
+    """Return what the node's host shows since then, as no other does and it did not before; None: nothing, or no rows.
+
+    Where there are no rows of before, the other nodes' are the only measure.
+    """
+    after = window.node_times_s >= since_s
+    for metric, (excess, unit) in HOST_SIGNS.items():
+        values = window.node.get(metric)
+        if values is None or not np.isfinite(values[after, node]).any():
+            continue
+        own = float(np.nanmedian(values[after, node]))
+        others = np.delete(values[after], node, axis=1)
+        before = values[~after, node]
+        known = others[np.isfinite(others)]
+        if len(known) == 0:
+            continue
+        usual = float(np.median(known))
+        was = float(np.nanmedian(before)) if np.isfinite(before).any() else usual
+        limit = max(usual, was) + excess
+        if own >= limit:
+            return Evidence(metric, window.nodes[node], None, own, usual, limit, unit)
+    return None

@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_eye.detectors.signs.beside_its_past import beside_its_past
+from eagle_eye.detectors.signs.even_work import even_work
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
+from eagle_eye.detectors.signs.slow_share import Slowness
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 DAY_S = 86_400.0
@@ -40,8 +43,14 @@ ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arr
 ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its excess compute
 ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow
 PACE_STEPS_BEFORE, PACE_STEPS_MAX = 10, 48  # steps before the onset that tell what the job's pace was
-PACE_NOTED, PACE_SIGMAS = 0.01, 4.0  # growth of the pace, and standard errors of it, below which it costs nothing
+PACE_NOTED, PACE_SIGMAS = 0.01, 4.0  # growth of the pace, and standard errors of it, below which it shows no cost
+# What the hook's timer alone says must last longer than what GPUs' counters bear out: profiling of one rank passes.
+RIPE_ALONE = 1.5
 CONFIDENCE_LONE, CONFIDENCE_TOLD, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.65, 0.85, 0.95
+
+# What would settle it, where nothing does yet.
+UNEVEN = "; it may have more work: train_work_units, or a restart that moves the ranks, would tell"
+ALONE = "; nothing else says so: collective times, or a restart that moves the ranks, would"
 
 
 class _Slow(NamedTuple):
@@ -67,11 +76,15 @@ class Straggler:
     noise from step to step). Where single steps are noisy (packed sequences: 21% of single worker-steps are over 10%
     slower than their peers, Lin et al., OSDI 2025) only long stretches count. Late arrival is the second, independent
     kind of evidence: the last to arrive waits least (correlation -1.0 for reduce-scatter in the same work), so what it
-    lacks in waiting is what it has too much of computing. A verdict is raised after ``STEPS_MIN`` steps and
+    lacks in waiting is what it has too much of computing. So are its own past
+    (``signs/own_history``) and what its GPU shows while its peers wait (``signs/busy_among_waiting``). Where work may
+    be uneven (``signs/even_work``) none of them makes it sure. A verdict is raised after ``STEPS_MIN`` steps and
     ``floor_s``, and told of before: two steps beyond all that anyone showed, a mild slowness of a few steps, or one
     that chance brings ten times as often, once the job's pace says what it costs. It is surer once it has lasted
-    ``ripe_s``: what passes by itself has passed by then. Blind with fewer than three comparable ranks or no compute
-    time. Cannot see: a whole role that is slow; causes.
+    ``ripe_s``: what passes by itself has passed by then. Whom no step waits for is none: where noise has heavy tails,
+    or computing is a small part of a step, somebody always computes longer. One whose excess the job's pace does not
+    show (a stage with time to spare, or not yet) is recorded, and nobody is told. Blind with fewer than three
+    comparable ranks or no compute time. Cannot see: a whole role that is slow; causes.
     """
 
     ratio: float
@@ -204,22 +217,30 @@ class Straggler:
         if late is not None:
             kinds.add("collective_arrival")
             evidence.append(late)
-        step_s, _ = step_levels(window, "train_step_seconds", onset, index, peers)
-        excess_s = peers_s * (centre - 1)
-        slowdown = excess_s / (step_s - excess_s) if math.isfinite(step_s) and step_s > excess_s else centre - 1
-        cost = _cost(window, onset, slowdown)
-        if slow.told and cost is None:
-            return None  # together with others it would be acted on for what may cost nothing
-        if cost is not None:
-            slowdown = cost
-            kinds |= {"step_time"} if cost > 0 else set()
+        waited = _waited_for(window, onset, index, centre, peers)
+        cost = _cost(window, onset, waited)
+        if waited < PACE_NOTED or (slow.told and cost is None):
+            return None  # nobody waits for it; or, together with others, it would be acted on for what may cost nothing
+        if cost is None:
+            cost = Slowness(waited, measured=False)
+        elif cost.ratio > 0:
+            kinds.add("step_time")
+        even, seen = even_work(window, index, onset), cost.ratio if "step_time" in kinds else 0.0
+        before = beside_its_past(window, index, onset, onset_s, seen if even else 0.0)
+        alone = late is None and not (before.kinds and seen > 0 and centre >= self.ratio)
+        kinds |= before.kinds
+        evidence += before.evidence
         ripe_s = self.ripe_s if typical_step_s(window) >= SHORT_STEP_S else max(self.ripe_s, self.floor_s)
+        if late is None and "gpu_activity" not in kinds:
+            ripe_s *= RIPE_ALONE
         confidence = CONFIDENCE_LONE
-        if slow.told:
+        if slow.told or not even:
             confidence = CONFIDENCE_TOLD if late is not None else CONFIDENCE_LONE
-        elif late is not None:
+        elif not alone:
             confidence = CONFIDENCE_RIPE if window.now_s - onset_s >= ripe_s else CONFIDENCE_EARLY
+        settle = "" if slow.told else UNEVEN if not even else ALONE if alone else ""
         tail = f" and waits least in collectives ({late.value:.3f} s against {late.peers_median:.3f} s)" if late else ""
+        costs = f"the job's steps are {100 * cost.ratio:.0f}% longer for it" if cost.ratio > 0 else str(cost)
         return Verdict(
             detector=self.name,
             fault="straggler",
@@ -231,12 +252,13 @@ class Straggler:
             onset_s=onset_s,
             summary=(
                 f"{series.node} computes {centre:.2f} times as long as its peers"
-                f" ({own_s:.3f} s against {peers_s:.3f} s){tail};"
-                f" the job's steps are {100 * slowdown:.0f}% longer for it"
+                f" ({own_s:.3f} s against {peers_s:.3f} s){before.words}{tail}{settle}; {costs}"
             ),
             evidence=tuple(evidence),
             kinds=frozenset(kinds),
-            slowdown_ratio=float(slowdown),
+            slowdown_ratio=float(cost.ratio),
+            # Nobody is drained for the work that he was given.
+            asks="none" if cost.ratio <= 0 else None if even else "notify",
         )
 
     def _late(self, window: Window, onset: int, index: int, peers: Integers, excess_s: float) -> Evidence | None:
@@ -250,10 +272,33 @@ class Straggler:
         return None
 
 
-def _cost(window: Window, onset: int, expected: float) -> float | None:
+def _waited_for(window: Window, onset: int, index: int, centre: float, peers: Integers) -> float:
+    """Return by what share steps are longer because a rank is ``centre`` times as slow as it would be.
+
+    A step waits for its slowest rank: where one of the peers on other nodes is as late anyway, this one costs nothing.
+    Steps before the onset tell as well, as they would have been. Peers that are about as slow all the time do not
+    count, so that of two slow nodes each has its cost.
+    """
+    first = max(len(window.steps.number) - PACE_STEPS_MAX, 0)
+    compute, seconds = window.steps.values["train_compute_seconds"], window.steps.values.get("train_step_seconds")
+    slow = compute[first:, index].copy()
+    slow[: max(onset - first, 0)] *= centre
+    others = peers[window.node_of[peers] != window.node_of[index]]
+    usual = _trimmed_means(window.steps.relative_compute[max(onset, first) :, others]) < 1 + ONSET_MARGIN * (centre - 1)
+    latest = np.fmax.reduce(compute[first:, others[usual]], axis=1, initial=0.0)
+    longer = np.maximum(slow, latest) - np.maximum(slow / centre, latest)
+    steps = seconds[first:, index] if seconds is not None else np.full_like(slow, np.nan)
+    steps = np.where(np.isfinite(steps), np.maximum(steps, slow), slow)
+    seen = np.isfinite(longer) & np.isfinite(steps)
+    excess_s, step_s = float(longer[seen].sum()), float(steps[seen].sum())
+    return excess_s / (step_s - excess_s) if step_s > excess_s else 0.0
+
+
+def _cost(window: Window, onset: int, expected: float) -> Slowness | None:
     """Return by what share the job's steps are longer, at most ``expected``: a stage with time to spare costs less.
 
-    None where the time before the onset is not in view: then what the excess lets one expect stands.
+    None where the time before the onset is not in view: then what the excess lets one expect stands. Measured to be
+    nothing only where the pace is even enough to show what one expects.
     """
     seconds = window.steps.values.get("train_step_seconds")
     if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_TOLD:
@@ -265,7 +310,9 @@ def _cost(window: Window, onset: int, expected: float) -> float | None:
     noise = SIGMA_PER_MAD * _median_of(np.abs(paces - _median_of(paces)))
     error = noise / before * math.sqrt(1 / first + 1 / (len(steps) - first))
     growth = after / before - 1
-    return min(growth, expected) if growth >= max(PACE_NOTED, PACE_SIGMAS * error) else 0.0
+    if growth >= max(PACE_NOTED, PACE_SIGMAS * error):
+        return Slowness(min(growth, expected), measured=True)
+    return Slowness(0.0, measured=growth + PACE_SIGMAS * error < expected)
 
 
 def _median_of(values: Floats) -> float:

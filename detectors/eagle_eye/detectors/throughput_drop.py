@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.changepoint import cusum, excursion_start, run_lengths, smoothed
 from eagle_eye.detectors.signs.course import course
-from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, peers_median
 from eagle_eye.detectors.signs.progress import quiet_phase
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
@@ -35,7 +35,8 @@ STEADY_QUANTILE = 0.25  # of the steps since, which must be slow, too: some very
 HABIT_STRETCHES = 2  # earlier stretches as slow and as long: the job does that by itself
 MARGIN_RATIO = 0.05  # of tokens or work a step, above which the steps themselves have changed
 EXPLAINED_RATIO = 0.5  # of the longer step, that one node's compute or more work must account for
-COMPUTE_LINES = 6  # newest steps over which a node's compute is looked at
+COMPUTE_LINES = 6  # newest steps over which a node's compute and wait for data are looked at
+NODES_RATIO_MAX = 0.2  # more nodes than this (and more than one) that wait for data: it is the storage's, not theirs
 CONFIDENCE_EARLY, CONFIDENCE_SURE = 0.75, 0.9
 PARTS = (
     ("train_compute_seconds", "computing"),
@@ -62,9 +63,9 @@ class ThroughputDrop:
     cheap, and then through Bayesian online change-point detection (Adams & MacKay, 2007). A change is verified: the
     median since is ``DROP_RATIO`` and ``SIGMAS`` above the job's usual, a quarter quantile shows it too, it has
     lasted ``LASTED_MIN`` reports and ``LASTED_S``, and the job has not done the same by itself before. Steps with
-    more tokens or more work in them are not slower; a rise that one node's compute explains is that node's. Says which
-    part of the step grew. Blind where no rank reports step times or tokens per second. Cannot see: slow drifts; a job
-    that was slow from the start of its attempt; a cause.
+    more tokens or more work in them are not slower; a rise that one node's compute or wait for data explains is that
+    node's. Says which part of the step grew. Blind where no rank reports step times or tokens per second. Cannot see:
+    slow drifts; a job that was slow from the start of its attempt; a cause.
     """
 
     ratio: float = DROP_RATIO
@@ -273,17 +274,33 @@ def _more_work(window: Window, change: Change) -> bool:
 
 
 def _one_node(window: Window, change: Change) -> bool:
-    """Whether one node's compute accounts for the longer steps: then it is a straggler, and that is another finding."""
-    compute = window.steps.values.get("train_compute_seconds")
+    """Whether one node's compute or wait for data accounts for the longer steps: then it is a straggler.
+
+    That is another finding. Where many nodes wait for their data it is none, and this one stands.
+    """
     seconds = _medians(window, "train_step_seconds", change.at, change.reports)
-    if compute is None or not math.isfinite(seconds[0]) or len(compute) < COMPUTE_LINES:
+    limit_s = EXPLAINED_RATIO * (seconds[1] - seconds[0])
+    if not math.isfinite(limit_s):
         return False
-    with np.errstate(invalid="ignore"):
-        relative = window.steps.relative_compute[-COMPUTE_LINES:] - 1.0
-        excess = compute[-COMPUTE_LINES:] * relative / (1.0 + relative)
-    known = np.isfinite(excess)
-    enough = known.sum(axis=0) >= COMPUTE_LINES // 2
-    if not enough.any():
+    compute = window.steps.values.get("train_compute_seconds")
+    if compute is not None and len(compute) >= COMPUTE_LINES:
+        with np.errstate(invalid="ignore"):
+            relative = window.steps.relative_compute[-COMPUTE_LINES:] - 1.0
+            excess = compute[-COMPUTE_LINES:] * relative / (1.0 + relative)
+        if (_mean_of_most(excess) > limit_s).any():
+            return True
+    waits = window.steps.values.get("train_data_wait_seconds")
+    if waits is None or len(waits) < COMPUTE_LINES:
         return False
-    mean = np.where(known, excess, 0.0).sum(axis=0)[enough] / known.sum(axis=0)[enough]
-    return float(mean.max()) > EXPLAINED_RATIO * (seconds[1] - seconds[0])
+    excess = np.array([row - peers_median(row, window.role_of) for row in waits[-COMPUTE_LINES:]])
+    late = np.unique(window.node_of[_mean_of_most(excess) > limit_s])
+    return 0 < len(late) <= max(1, int(NODES_RATIO_MAX * len(window.nodes)))
+
+
+def _mean_of_most(values: Floats) -> Floats:
+    """Return each column's mean, NaN where fewer than half of the rows were observed."""
+    known = np.isfinite(values)
+    count = known.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(known, values, 0.0).sum(axis=0) / count
+    return np.where(count >= len(values) // 2, mean, np.nan)

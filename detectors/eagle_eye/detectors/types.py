@@ -93,6 +93,11 @@ class Curve:
     times_s: Floats
     values: Mapping[str, Floats]
 
+    def copied(self) -> Curve:
+        """Return the same course in memory of its own."""
+        values = {name: course.copy() for name, course in self.values.items()}
+        return Curve(self.number.copy(), self.times_s.copy(), values)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beginning:
@@ -100,12 +105,14 @@ class Beginning:
 
     ``named`` (S,) is whether an agent has named the rank in this attempt (empty: not known), ``held_up_by`` are the
     ranks that keep the attempt from its first step by its launcher's word, ``mute_starts`` is how many attempts right
-    before this one were past the start's deadline without a step.
+    before this one were past the start's deadline without a step, ``unreached`` the nodes that alone could not reach
+    the others in attempts right before this one, none of which made a step.
     """
 
     named: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     held_up_by: frozenset[int] = frozenset()
     mute_starts: int = 0
+    unreached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,6 +17,14 @@ ECHO = re.compile(
     r"|watchdog caught collective|DistNetworkError|DistStoreError|peer.{0,40}(gone|lost|unreachable)",
     re.IGNORECASE | re.DOTALL,
 )
+# How torch's store, Gloo, NCCL and ibverbs say that a connection could not be made; one that was lost is another thing.
+CANNOT_CONNECT = re.compile(
+    r"connectFullMesh|no route to host|network is (?:unreachable|down)|host is (?:unreachable|down)"
+    r"|\bconnect(?:ion|ing|ed)?\b[^\n]{0,200}(?:timed? ?out|refused|unreachable|invalid argument|cannot assign)"
+    r"|socket\w*connect[^\n]{0,200}(?:timed? ?out|refused|failed)|tim(?:ed?|ing) ?out[^\n]{0,60}\bconnect"
+    r"|failed to connect|ibv_modify_qp[^\n]{0,80}(?:timed? ?out|failed)",
+    re.IGNORECASE,
+)
 GPU_MEMORY_ERROR = re.compile(r"CUDA out of memory|\bOutOfMemoryError\b")  # the batch or the model does not fit
 HOST_MEMORY_ERROR = re.compile(r"^MemoryError\b|Cannot allocate memory|std::bad_alloc", re.MULTILINE)
 SHELL_SIGNALS = 128  # shells and containers report a process that signal n killed as 128 + n (POSIX sh)
@@ -43,7 +51,8 @@ class Exit:
     def cause(self) -> bool:
         """Whether this end can have been the first: a signal nobody sends to clean up, or an error of its own."""
         if self.error:
-            return not ECHO.search(self.error)
+            words = "\n".join(line for line in self.error.splitlines() if not line[:1].isspace())  # no source lines
+            return not (ECHO.search(self.error) or CANNOT_CONNECT.search(words))
         return self.exit_code is not None and self.exit_code < 0 and -self.exit_code != signal.SIGABRT
 
     @property

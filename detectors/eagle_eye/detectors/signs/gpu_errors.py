@@ -5,6 +5,7 @@ And what became of the job afterwards, which tells an error that matters from on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.exits import Exit
 from eagle_eye.detectors.signs.progress import typical_step_s
-from eagle_eye.detectors.signs.xids import BY_CODE, Recovery, Xid, code_of, recovery_of
+from eagle_eye.detectors.signs.xids import BY_CODE, Recovery, Xid, code_of, is_fatal, recovery_of
 from eagle_eye.detectors.types import Evidence, Window
 
 UNKNOWN_DEVICE = -1
@@ -31,7 +32,8 @@ class GpuError:
     """One XID of one GPU (``device`` -1: which is not known), from its first line to its last.
 
     ``occurrences`` counts bursts, not lines. ``recovery`` is what the driver itself asked for next to it (XID 154),
-    None when it did not say.
+    None when it did not say. ``fatal_s`` is when a line first said that it was fatal, or left that to the table (inf:
+    none did).
     """
 
     node: str
@@ -41,6 +43,7 @@ class GpuError:
     last_s: float
     occurrences: int = 1
     recovery: Recovery | None = None
+    fatal_s: float = math.inf
 
     @property
     def evidence(self) -> Evidence:
@@ -63,6 +66,7 @@ def gpu_errors(window: Window) -> list[GpuError]:
     """Return the documented XIDs of this attempt's members, oldest first; each of a GPU's codes once."""
     spans: dict[tuple[str, int, int], tuple[float, float, int]] = {}  # first, last, occurrences
     said: dict[tuple[str, int], list[tuple[float, Recovery]]] = {}
+    fatal: dict[tuple[str, int, int], float] = {}
     members: set[str] | None = None
     for event in window.events:
         if event.kind != "xid" or event.node is None or event.time_s < window.started_s - BEFORE_START_S:
@@ -75,6 +79,9 @@ def gpu_errors(window: Window) -> list[GpuError]:
             recovery = recovery_of(event.attributes)
             if recovery is not None:
                 said.setdefault((event.node, event.device), []).append((event.time_s, recovery))
+        if is_fatal(event.attributes):
+            key = (event.node, event.device, code)
+            fatal[key] = min(event.time_s, fatal.get(key, math.inf))
         first_s, last_s, occurrences = spans.get((event.node, event.device, code), (event.time_s, event.time_s, 1))
         spans[event.node, event.device, code] = (
             min(first_s, event.time_s),
@@ -83,11 +90,31 @@ def gpu_errors(window: Window) -> list[GpuError]:
         )
     return sorted(
         (
-            GpuError(node, device, BY_CODE[code], *span, _recovery(span, said.get((node, device), [])))
+            GpuError(
+                node,
+                device,
+                BY_CODE[code],
+                *span,
+                _recovery(span, said.get((node, device), [])),
+                fatal.get((node, device, code), math.inf),
+            )
             for (node, device, code), span in spans.items()
         ),
         key=lambda error: (error.first_s, error.node, error.device, error.xid.code),
     )
+
+
+def unknown_errors(window: Window) -> list[tuple[float, str, int, int]]:
+    """Return XIDs of this attempt's members that nobody has looked up: when first, node, device, code; oldest first."""
+    found: dict[tuple[str, int, int], float] = {}
+    for event in window.events:
+        if event.kind != "xid" or event.node is None or event.time_s < window.started_s - BEFORE_START_S:
+            continue
+        code = code_of(event.attributes)
+        if code is not None and code > 0 and code not in BY_CODE and event.node in window.nodes:
+            key = (event.node, event.device, code)
+            found[key] = min(event.time_s, found.get(key, event.time_s))
+    return sorted((time_s, *key) for key, time_s in found.items())
 
 
 def uses(window: Window, node: str, device: int) -> bool:

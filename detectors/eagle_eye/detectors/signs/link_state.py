@@ -11,6 +11,8 @@ from eagle_eye.detectors.signs.topology import Shared, ports, struck_at_once, st
 from eagle_eye.detectors.types import Floats, Window
 
 STATE_LINES = 3  # rows in which a port's state is looked for
+CARRIED = ("link_tx_bytes_per_second", "link_rx_bytes_per_second")
+USED_BYTES_PER_S = 1e6  # what health checks and an idle TCP session make is far less, a step's smallest exchange more
 FLAP_WINDOW_S = 300.0  # in which a port may go down twice (ByteRobust, SOSP 2025: two alerts in five minutes)
 
 
@@ -31,15 +33,24 @@ class Outage(NamedTuple):
 
 
 def outages(window: Window) -> list[Outage]:
-    """Return every port that is down or went down of late; a port that was never up in the window is unused."""
-    found = _from_events(window)
+    """Return every port that is down or went down of late, and that the job may use.
+
+    It uses none that was never up in the window or has carried nothing, nor an interface that only the kernel's log
+    names on a node whose ports tell of themselves: of those that carry anything the rows say whether they are up.
+    """
+    found = {key: item for key, item in _from_events(window).items() if item.port >= 0 or not _told(window, item.node)}
     for item in _from_links(window):
         known = found.get((item.node, item.link))
         downs = max(item.downs, known.downs) if known is not None else item.downs
         found[item.node, item.link] = item._replace(downs=downs)
     named = {node for node, _ in found}
     sums = [item for item in _from_sums(window) if item.node not in named]
-    return sorted([*found.values(), *sums])
+    return sorted(item for item in (*found.values(), *sums) if not _idle(window, item))
+
+
+def surely_used(item: Outage) -> bool:
+    """Whether the port is one that is counted; of one that only the kernel's log names the job may use none."""
+    return item.port >= 0 or not item.link
 
 
 def observed(window: Window) -> bool:
@@ -67,6 +78,21 @@ def shared(window: Window, found: list[Outage]) -> Shared | None:
     struck[[item.node for item in at_once]] = True
     by_switch = struck_switches(struck, nodes, window.switches) if any(window.switches) else None
     return by_switch or struck_at_once(struck, nodes, len(window.nodes))
+
+
+def _told(window: Window, node: int) -> bool:
+    """Whether the node's ports tell of their state themselves."""
+    up, name = window.link.get("link_up"), window.nodes[node]
+    own = [port for port, link in enumerate(window.links) if link.node == name]
+    return up is not None and bool(np.isfinite(up[:, own]).any())
+
+
+def _idle(window: Window, item: Outage) -> bool:
+    """Whether the port was seen to carry next to nothing before it fell: another job's, or a spare one."""
+    seen = [window.link[metric] for metric in CARRIED if metric in window.link] if item.port >= 0 else []
+    before = [values[window.link_times_s <= item.since_s, item.port] for values in seen]
+    known = np.concatenate([values[np.isfinite(values)] for values in before]) if before else np.zeros(0)
+    return len(known) > 0 and float(known.max()) < USED_BYTES_PER_S
 
 
 def _from_links(window: Window) -> list[Outage]:

@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.progress import hooked, typical_step_s
 from eagle_eye.detectors.signs.recent_rows import (
@@ -44,6 +45,8 @@ LOAD_UNKNOWN_S = 60.0  # where nobody says how long steps are
 LOAD_LINES_MAX = 64
 LOAD_MIN_BYTES_PER_S = 1e7  # a port that carried less was not in use
 CONGESTION_PER_S = 100.0  # notifications; a receiver sends at most one every 50 µs a flow (DCQCN, SIGCOMM 2015)
+LEAF_NODES_MIN = 3  # of the job on one switch, before what they share is the switch's
+FEW_ELSEWHERE_RATIO = 0.25
 
 
 class Sign(NamedTuple):
@@ -139,12 +142,30 @@ def load_signs(window: Window, since_s: float) -> list[Sign]:
 
 def congested(window: Window) -> bool:
     """Whether congestion notifications have begun to flow somewhere: then errors and loss may be the network's."""
+    return bool(_notified(window).any())
+
+
+def leaf_congested(window: Window, node: int) -> bool:
+    """Whether congestion notifications flow to every node of this node's switch, and to few others.
+
+    A slow adapter has them sent to whoever sends to it, on its switch or not.
+    """
+    notified, own = _notified(window), window.switches[node] if window.switches else ""
+    leaf = np.array([bool(own) and switch == own for switch in window.switches], dtype=np.bool_)
+    if len(leaf) != len(notified) or int(leaf.sum()) < LEAF_NODES_MIN:
+        return False
+    elsewhere = notified[~leaf]
+    return bool(notified[leaf].all()) and len(elsewhere) > 0 and float(elsewhere.mean()) < FEW_ELSEWHERE_RATIO
+
+
+def _notified(window: Window) -> NDArray[np.bool_]:
+    """Return which nodes get congestion notifications at a rate that means something: (N,)."""
     values = window.node.get("node_congestion_notifications_total")
     if values is None or len(values) <= HELD_LINES:
-        return False
+        return np.zeros(len(window.nodes), dtype=np.bool_)
     lines = min(lines_for(window.interval_s, HOLD_S), len(values) - 1)
     rates = grown(values, lines) / (lines * window.interval_s)
-    return bool((rates >= CONGESTION_PER_S).any())
+    return np.asarray(rates >= CONGESTION_PER_S)
 
 
 def _source(window: Window, of_link: str, of_node: str) -> _Source | None:

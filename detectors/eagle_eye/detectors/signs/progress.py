@@ -38,6 +38,7 @@ class Progress:
     last before it means anything, ``ripe_s`` before anything may be done about it, given the job's phase and history;
     ``accused_due_s``, at most ``due_s``, before one node that stands out in two ways may be told of: a pause of old in
     which nobody stood out is no excuse for it.
+    ``known_pause_s`` is the longest pause that the job is known to have made, in whichever phase, 0 where it made none.
     ``reported`` is False where no rank reports steps and the GPUs' work stands in for them.
     """
 
@@ -49,6 +50,7 @@ class Progress:
     phase: str
     accused_due_s: float
     reported: bool = True
+    known_pause_s: float = 0.0
 
     @property
     def stopped(self) -> bool:
@@ -66,7 +68,23 @@ class Progress:
 
         Jobs of very short steps pause for many of them without harm, so there only a ripe standstill counts.
         """
-        return self.ripe or (self.typical_step_s >= SHORT_STEP_S and self.standstill_s >= max(self.due_s, PROMPT_S))
+        long_steps = self.typical_step_s >= SHORT_STEP_S
+        return self.overstayed or (long_steps and self.standstill_s >= max(self.due_s, PROMPT_S))
+
+    @property
+    def outlasts_pauses(self) -> bool:
+        """Whether it has lasted longer than all that the job is known to do: then it need not be ripe.
+
+        False for a job that has made no pause yet: nobody knows how long its first one will be.
+        """
+        known_s = self.known_pause_s
+        longer_s = max(PROMPT_S, self.accused_due_s, known_s + min((PAUSE_MARGIN_RATIO - 1) * known_s, PROMPT_S))
+        return known_s >= PROMPT_S and self.standstill_s >= longer_s
+
+    @property
+    def overstayed(self) -> bool:
+        """Whether it is ripe, or need not be: what no pause explains may be acted on by either."""
+        return self.ripe or self.outlasts_pauses
 
     @property
     def ripe(self) -> bool:
@@ -130,6 +148,7 @@ def progress(window: Window, patience: Patience) -> Progress:
         ripe_s=max(due_s, patience.floor_s),
         phase=phase,
         accused_due_s=due_s if phase else min(due_s, max(least_s, PAUSE_MARGIN_RATIO * accused_s)),
+        known_pause_s=max((pause.seconds for pause in window.pauses), default=0.0),
     )
 
 
@@ -185,6 +204,8 @@ def _unreported(window: Window, patience: Patience) -> Progress:
         phase="",
         accused_due_s=due_s,
         reported=False,
+        # Between two rows of work lies as much again that nobody saw: one row without is no pause of the job's.
+        known_pause_s=longest_s if longest_s - 2 * window.interval_s >= PROMPT_S else 0.0,
     )
 
 

@@ -97,11 +97,11 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
     except Blind:
         return None, None
     if state.reported:
-        stands = state.stopped and not pausing_at_work(window, state)
+        stands = (state.stopped or state.outlasts_pauses) and not pausing_at_work(window, state)
         return state, state.evidence if stands else None
     # GPUs that wait may do so while a checkpoint is written that nobody announced.
-    patience_s = (PAUSE_FLOORS if _most_write(window, state) else 1.0) * state.ripe_s
-    return state, state.evidence if state.standstill_s >= patience_s else None
+    written_s = PAUSE_FLOORS * state.ripe_s if _most_write(window, state) else 0.0
+    return state, state.evidence if state.overstayed and state.standstill_s >= written_s else None
 
 
 def _most_write(window: Window, state: Progress) -> bool:

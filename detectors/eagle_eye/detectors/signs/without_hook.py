@@ -24,6 +24,7 @@ STEADY_MOVES = (  # what training moves all through a step
 )
 MOVES = (*STEADY_MOVES, "gpu_pcie_tx_bytes_per_second")  # what it moves in a second: this in bursts, as ports do
 NODE_MOVES = "node_rdma_tx_bytes_per_second"
+WAITING_MOVES = "gpu_dram_active_ratio"  # kernels that wait poll memory: it tells where nothing else of these does
 STILL_RATIO = 0.1  # of what it was: a job ten times slower than before is no standstill yet
 IDLE_ROWS = 2  # whole rows without work before the job counts as idle: one may be a collective's or a scrape's
 ROWS_MIN = 4
@@ -58,21 +59,34 @@ class Freed(NamedTuple):
 
 @once
 def work(window: Window) -> Work | None:
-    """Return how most of the job's GPUs work, of those that are heard; None where nobody says, or too few rows do."""
-    for metric in WORK_METRICS:
-        values = window.device.get(metric)
-        if values is None:
-            continue
-        # Of silent nodes nobody knows what their GPUs do.
-        heard = np.flatnonzero(np.isfinite(values[-NEWEST_LINES:]).any(axis=0))
-        columns = values[:, heard[:: max(len(heard) // SAMPLED, 1)]]
-        seen = None if _works_at_a_glance(columns) else _seen(columns, window.times_s)
-        if seen is None:
-            return Work(float(window.times_s[-1]), 0.0, math.nan, math.nan) if len(columns) >= ROWS_MIN else None
-        if seen.idle_s > 0 and _moves(window, seen.since_s):
-            return Work(float(window.times_s[-1]), 0.0, seen.longest_pause_s, seen.worked_s)
-        return seen
-    return None
+    """Return how most of the job's GPUs work, of those that are heard; None where nobody says, or too few rows do.
+
+    Where power says that they do, tensor cores outvote it: kernels that wait draw power, too.
+    """
+    power = _work_by(window, WORK_METRICS[0])
+    if power is not None and power.idle_s > 0:
+        return power
+    tensor = _work_by(window, WORK_METRICS[1])
+    if tensor is not None and tensor.idle_s > 0:
+        return tensor
+    return power or tensor or _work_by(window, WORK_METRICS[2])
+
+
+def _work_by(window: Window, metric: str) -> Work | None:
+    values = window.device.get(metric)
+    if values is None:
+        return None
+    # Of silent nodes nobody knows what their GPUs do.
+    heard = np.flatnonzero(np.isfinite(values[-NEWEST_LINES:]).any(axis=0))
+    columns = values[:, heard[:: max(len(heard) // SAMPLED, 1)]]
+    if metric == WORK_METRICS[1] and not _mean(_glance(columns)) >= COMPUTING_TENSOR_RATIO:
+        return None  # a job that uses no tensor cores
+    seen = None if _works_at_a_glance(columns) else _seen(columns, window.times_s)
+    if seen is None:
+        return Work(float(window.times_s[-1]), 0.0, math.nan, math.nan) if len(columns) >= ROWS_MIN else None
+    if seen.idle_s > 0 and _moves(window, seen.since_s):
+        return Work(float(window.times_s[-1]), 0.0, seen.longest_pause_s, seen.worked_s)
+    return seen
 
 
 def idle_since_s(window: Window) -> float | None:
@@ -104,22 +118,26 @@ def _typical(values: Floats | None) -> float:
 def _moves(window: Window, since_s: float) -> bool:
     """Whether anything that training moves still moves since a moment: then the job is slow and does not stand still.
 
-    Where nothing of it is observed, less power alone is no standstill, unless ranks tell of their steps.
+    What only training moves outvotes what waiting moves too, which tells where nothing else is observed. Where that is
+    not observed either, less power alone is no standstill, unless ranks tell of their steps.
     """
-    known = False
-    views = [(window.device.get(metric), window.times_s) for metric in MOVES]
-    for values, times_s in [*views, (window.node.get(NODE_MOVES), window.node_times_s)]:
-        if values is None:
-            continue
-        columns = values[:, :: max(values.shape[1] // SAMPLED, 1)]
-        first = int(np.searchsorted(times_s, since_s, side="right"))
-        before, after = columns[:first][-MOVED_ROWS:], columns[first + 1 :]
-        level, usual = _mean(after), _mean(before)
-        if math.isfinite(level) and usual > 0:
-            known = True
-            if level > STILL_RATIO * usual:
-                return True
-    return not known and not math.isfinite(window.last_step)
+    views = [(window.device.get(metric), window.times_s) for metric in MOVES if metric != WAITING_MOVES]
+    views.append((window.node.get(NODE_MOVES), window.node_times_s))
+    seen = [_still_moves(values, times_s, since_s) for values, times_s in views]
+    if all(one is None for one in seen):
+        seen = [_still_moves(window.device.get(WAITING_MOVES), window.times_s, since_s)]
+    known = [one for one in seen if one is not None]
+    return any(known) if known else not math.isfinite(window.last_step)
+
+
+def _still_moves(values: Floats | None, times_s: Floats, since_s: float) -> bool | None:
+    """Return whether something moves since a moment at more than STILL_RATIO of before; None where nobody knows."""
+    if values is None:
+        return None
+    columns = values[:, :: max(values.shape[1] // SAMPLED, 1)]
+    first = int(np.searchsorted(times_s, since_s, side="right"))
+    level, usual = _mean(columns[first + 1 :]), _mean(columns[:first][-MOVED_ROWS:])
+    return level > STILL_RATIO * usual if math.isfinite(level) and usual > 0 else None
 
 
 def _mean(values: Floats) -> float:
@@ -130,7 +148,7 @@ def _mean(values: Floats) -> float:
 def _works_at_a_glance(columns: Floats) -> bool:
     """Whether the newest rows show as much work as a few earlier ones: what a job that goes on ends with."""
     newest = columns[-IDLE_ROWS:]
-    glance = np.concatenate([columns[:: max(len(columns) // GLANCED, 1)], newest])
+    glance = np.concatenate([_glance(columns), newest])
     level = median_over_rows(glance.T)
     known = level[np.isfinite(level)]
     if len(known) < ROWS_MIN:
@@ -138,6 +156,10 @@ def _works_at_a_glance(columns: Floats) -> bool:
     usual = WAITING_RATIO * np.quantile(known, USUAL_QUANTILE)
     with np.errstate(invalid="ignore"):
         return bool((level[-len(newest) :] >= usual).any())
+
+
+def _glance(columns: Floats) -> Floats:
+    return columns[:: max(len(columns) // GLANCED, 1)]
 
 
 def _seen(columns: Floats, times_s: Floats) -> Work | None:

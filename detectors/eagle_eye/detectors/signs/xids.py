@@ -1,7 +1,8 @@
 """NVIDIA's error codes as data: XIDs of GPUs, SXIDs of NVSwitches, and the driver's own word on recovery (XID 154).
 
 Sources: NVIDIA, XID Errors (catalogue for Ampere and newer); NVIDIA, Fabric Manager User Guide, appendix D (SXIDs). A
-code that is not in the table says nothing: no verdict rests on what nobody has looked up.
+code that is not in the table, or that the catalogue calls unused, is told of and acts never: no action rests on what
+nobody has looked up.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 from eagle_eye.detectors.signs.attributes import text, whole
 
+CATALOGUE = "NVIDIA XID Errors r610, September 2026"  # the version of what follows; a code above LAST_CODE is newer
+LAST_CODE = 173
+
 # What a code means to a job: the program's own error (or the echo of one), a process that must restart, memory that is
-# failing (contained: only the process is hurt), a row that was remapped, a GPU that hangs or is gone, links, power,
-# something to watch, a qualifier of another code, the driver's word on recovery.
+# failing (contained: only the process is hurt), a row that was remapped, a GPU that hangs or is gone, one that needs a
+# reset and may work on until then, links, power, something to watch, something to keep on record, a qualifier of
+# another code, the driver's word on recovery.
 Kind = Literal[
     "application",
     "cleanup",
@@ -25,9 +30,11 @@ Kind = Literal[
     "remap",
     "hang",
     "lost",
+    "reset",
     "nvlink",
     "power",
     "watch",
+    "record",
     "qualifier",
     "recovery",
 ]
@@ -51,6 +58,18 @@ XIDS: tuple[Xid, ...] = (
     Xid(43, "channel reset after an error of the program", "IGNORE", "application"),
     Xid(45, "preemptive cleanup after another error", "RESTART_FM", "cleanup"),
     Xid(32, "corrupted push buffer, often bad PCIe", "RESTART_APP", "restart", "pcie_degraded"),
+    Xid(8, "a channel stood still", "RESTART_APP", "restart"),
+    *(Xid(code, "invalid push buffer", "RESTART_APP", "restart") for code in (11, 25)),
+    Xid(80, "data arrived corrupted at the GPU", "RESTART_APP", "restart"),
+    *(
+        Xid(code, "error of a copy engine", "RESTART_APP", "restart")
+        for code in (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))
+    ),
+    Xid(69, "error of the graphics engine's class", "RESTART_APP", "restart"),
+    *(
+        Xid(code, "error of a video, JPEG or optical flow engine", "RESTART_APP", "restart")
+        for code in (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139)
+    ),
     # Memory.
     Xid(48, "uncorrectable memory error", "WORKFLOW_XID_48", "memory", "gpu_memory_error"),
     Xid(64, "row remapping failed", "RESET_GPU", "memory", "gpu_memory_error"),
@@ -58,7 +77,7 @@ XIDS: tuple[Xid, ...] = (
     Xid(140, "unrecovered memory error", "RESET_GPU", "memory", "gpu_memory_error"),
     Xid(94, "contained memory error", "RESTART_APP", "contained", "gpu_memory_error"),
     Xid(63, "row remapping recorded", "IGNORE", "remap", "gpu_memory_error"),
-    Xid(160, "memory marked for repair", "IGNORE", "remap", "gpu_memory_error"),
+    Xid(160, "memory channel marked for repair", "IGNORE", "remap", "gpu_memory_error"),
     Xid(92, "high rate of corrected memory errors", "IGNORE", "watch", "gpu_memory_error"),
     Xid(171, "the error was in DRAM", "IGNORE", "qualifier"),
     Xid(172, "the error was in SRAM", "IGNORE", "qualifier"),
@@ -72,12 +91,44 @@ XIDS: tuple[Xid, ...] = (
     Xid(143, "GPU initialisation failed", "RESET_GPU", "hang", "gpu_hang"),
     # The bus.
     Xid(79, "GPU has fallen off the bus", "RESTART_BM", "lost", "gpu_lost"),
-    # NVLink: 74 up to Hopper, 144 to 150 from Blackwell on. The remote end may be to blame.
+    # The GPU needs a reset; whether it still works, the job tells. For 167 and 173 the catalogue has no action yet.
+    Xid(151, "rotation of its encryption keys failed", "RESTART_VM", "reset", "gpu_hang"),
+    Xid(156, "a failed unit waits for its retirement", "RESET_GPU", "reset", "gpu_hang"),
+    Xid(158, "fatal timeout in the GPU", "RESET_GPU", "reset", "gpu_hang"),
+    Xid(167, "fatal PCIe timeout", "", "reset", "gpu_hang"),
+    Xid(173, "fatal failure of the link to its CPU", "", "reset", "gpu_hang"),
+    # NVLink: 74 up to Hopper, 144 to 150 from Blackwell on, whose lines say "Fatal" or "Nonfatal". The remote end may
+    # be to blame.
     Xid(74, "NVLink error", "WORKFLOW_NVLINK_ERR", "nvlink", "nvlink_degraded"),
     Xid(136, "NVLink training failed", "RESET_GPU", "nvlink", "nvlink_degraded"),
-    *(Xid(code, "NVLink 5 error", "WORKFLOW_NVLINK5_ERR", "nvlink", "nvlink_degraded") for code in range(144, 151)),
+    *(
+        Xid(code, f"NVLink 5 error in {unit}", "WORKFLOW_NVLINK5_ERR", "nvlink", "nvlink_degraded")
+        for code, unit in enumerate(("SAW", "RLW", "TLW", "TREX", "NVLPW_CTRL", "NETIR", "MSE"), 144)
+    ),
+    Xid(155, "NVLink taken down by software", "RESET_GPU", "nvlink", "nvlink_degraded"),
     # Power.
     Xid(54, "auxiliary power is not connected", "CHECK_MECHANICALS", "power", "power_throttle"),
+    # Kept on record: corrected, informative, of no consequence to a job, or of a feature that training does not use.
+    Xid(14, "a fake error, for tests", "IGNORE", "record"),
+    *(Xid(code, "error in the driver's firmware", "IGNORE", "record") for code in (37, 38)),
+    Xid(44, "fault of the graphics engine during a context switch", "IGNORE", "record"),
+    *(Xid(code, "illegal access by the driver", "IGNORE", "record") for code in (66, 67)),
+    Xid(78, "a virtual GPU did not start", "UPDATE_SWFW", "record"),
+    Xid(93, "many writes to the GPU's own configuration memory", "IGNORE", "record"),
+    *(Xid(code, "a test message", "IGNORE", "record") for code in (106, 107)),
+    Xid(108, "translation of a remote NVLink address failed", "IGNORE", "record"),
+    Xid(121, "corrected errors on the link to its CPU", "IGNORE", "record"),
+    Xid(137, "access over NVLink was refused, often the program's error", "IGNORE", "record"),
+    Xid(141, "error of CUDA's fast path", "IGNORE", "record"),
+    Xid(142, "error of a video engine", "CONTACT_SUPPORT", "record"),
+    *(Xid(code, "error of a deep learning accelerator", "IGNORE", "record") for code in (152, 153)),
+    Xid(157, "no spare unit is left for a retirement", "IGNORE", "record"),
+    Xid(159, "error on the link to its CPU, without data", "CHECK_UVM", "record"),
+    Xid(161, "a memory channel could not be marked for repair", "IGNORE", "record"),
+    *(Xid(code, "state of the power smoothing circuit", "", "record") for code in range(162, 166)),
+    *(Xid(code, "NVLink event of confidential computing", "", "record") for code in (166, 170)),
+    Xid(168, "less memory: errors in its protected region", "", "record"),
+    Xid(169, "a security processor halted", "", "record"),
     # The driver's own word.
     Xid(154, "recovery action changed", "XID_154", "recovery"),
 )
@@ -86,18 +137,23 @@ BY_CODE = MappingProxyType({xid.code: xid for xid in XIDS})
 
 Recovery = Literal["none", "drain_p2p", "drain_and_reset", "reset", "reboot"]
 
-# Texts of XID 154, and the numbers of NVML's nvmlDeviceGpuRecoveryAction_t.
+# Texts of XID 154 (drivers 570 to 610 word the same action differently), and the numbers that both it and NVML's
+# nvmlDeviceGpuRecoveryAction_t use. The number decides where there is one: names change, and one that nobody has looked
+# up ("0x5 (Recover IMEX Domain)", which is about the domain and not about the GPU) neither acts nor cancels.
 _RECOVERIES: tuple[tuple[str, Recovery], ...] = (
     ("drain and reset", "drain_and_reset"),
     ("drain p2p", "drain_p2p"),
     ("gpu reset required", "reset"),
+    ("pf flr", "reset"),
     ("node reboot required", "reboot"),
+    ("os reboot", "reboot"),
     ("none", "none"),
 )
 _RECOVERY_NUMBERS: Mapping[int, Recovery] = MappingProxyType(
     {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 )
-_RECOVERY_NAMES = re.compile("|".join(name for name, _ in _RECOVERIES))
+_RECOVERY_NAMES = re.compile("|".join(rf"\b{name}\b" for name, _ in _RECOVERIES))
+_CHANGED_TO = re.compile(r"\bto (?:0x([0-9a-f]{1,8})\b)?(.*)")
 
 # NVIDIA, Fabric Manager User Guide, D.4: corrected by the switch, or without effect on what runs.
 SXIDS_NONFATAL = frozenset(
@@ -116,7 +172,8 @@ SXIDS_FATAL_TO_A_PORT = frozenset(
 SXIDS_FATAL_TO_ALL = frozenset({10003, 12020, 22003, 22011} | set(range(23001, 23018)))
 
 _NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
-_FATAL = re.compile(r"\bfatal\b", re.IGNORECASE)
+_FATAL = re.compile(r"(?<!non-)\bfatal\b", re.IGNORECASE)
+NVLINK5_XIDS = frozenset(range(144, 151))
 
 
 def code_of(attributes: Mapping[str, Any]) -> int | None:
@@ -125,14 +182,31 @@ def code_of(attributes: Mapping[str, Any]) -> int | None:
 
 
 def recovery_of(attributes: Mapping[str, Any]) -> Recovery | None:
-    """Return the recovery action that an XID 154 asks for now ("changed from … to …"); None where it does not say."""
+    """Return the recovery action that an XID 154 asks for now ("changed from … to …").
+
+    None where it does not say, or says what is not known here.
+    """
     for name in ("recovery_action", "recovery", "action"):
         number = whole(attributes, name)
         if number is not None and number in _RECOVERY_NUMBERS:
             return _RECOVERY_NUMBERS[number]
     said = text(attributes, "text", "recovery_action", "recovery", "action").lower().replace("_", " ")
-    found = _RECOVERY_NAMES.findall(said)
+    changed = _CHANGED_TO.search(said)
+    if changed is not None and changed[1] is not None:
+        return _RECOVERY_NUMBERS.get(int(changed[1], 16))
+    found = _RECOVERY_NAMES.findall(changed[2] if changed is not None else said)
     return dict(_RECOVERIES)[found[-1]] if found else None
+
+
+def is_fatal(attributes: Mapping[str, Any]) -> bool:
+    """Return whether an XID is said to be fatal: 144 to 150 have to say so, others only not to deny it.
+
+    A source that hands on the code alone says neither; of 144 to 150 most are not.
+    """
+    said = text(attributes, "text", "severity")
+    if code_of(attributes) in NVLINK5_XIDS:
+        return bool(_FATAL.search(said)) and not _NONFATAL.search(said)
+    return not _NONFATAL.search(said)
 
 
 def sxid_severity(attributes: Mapping[str, Any]) -> Literal["nonfatal", "port", "all", "unknown"]:

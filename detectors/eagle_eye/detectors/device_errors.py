@@ -1,0 +1,108 @@
+"""A GPU or an NVLink whose error stopped the job: errors that many jobs outlive, so that the job has to tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eagle_eye.detectors.signs.gpu_errors import GpuError, at_once, gpu_errors, soon_known, uses, went_on
+from eagle_eye.detectors.signs.progress import Patience
+from eagle_eye.detectors.signs.stop import Stop, stop_of
+from eagle_eye.detectors.types import Verdict, Window
+
+ENDS_S = 30.0  # both ends of a link log its failure within this
+FIRST_S = 2.0  # of many at once, one that came so much earlier was first; nodes' clocks are nearer than that
+CONFIDENCE = 0.97
+EVIDENCE_MAX = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceErrors:
+    """Finds ``gpu_hang``: an NVLink's or a GPU's fatal XID just before the job stopped. A fact beside a stop.
+
+    XID 74, 136 and 155 and the fatal ones of 144 to 150 (links), 151, 156, 158, 167 and 173 (a GPU that needs a reset).
+    The earliest node is the cause; others whose links failed within ``ENDS_S`` are named as the other end, which may be
+    to blame instead: of the two the one that spoke first goes. What a program causes, or what cleans up after a death
+    (13, 31, 43, 45), is never looked at. While the job goes on an error that needs a reset asks for a drain, and links
+    are the NVLink detector's business. Where many nodes fail at one moment and none was first, nobody is accused: their
+    switch or their power. Source: NVIDIA, XID Errors. Reads events, exits and the job's progress. Cannot see: which end
+    of a link failed; how severe an XID of 144 to 150 is where a source hands on the code alone.
+    """
+
+    patience: Patience
+    name: str = "device_errors"
+
+    def detect(self, window: Window) -> list[Verdict]:
+        """Return one verdict on the stop, or one for each node of a job that goes on and needs a reset."""
+        fatal = [error for error in gpu_errors(window) if _matters(window, error)] if window.events else []
+        if not fatal:
+            return []
+        stop = stop_of(window, self.patience)
+        if stop is not None:
+            beside = [error for error in fatal if stop.beside(error.node, error.fatal_s)]
+            return self._stopped(window, stop, sorted(beside, key=_moment)) if beside else []
+        due = [
+            error
+            for error in fatal
+            if error.xid.kind == "reset" and not soon_known(window, error.fatal_s) and went_on(window, error.fatal_s)
+        ]
+        by_node = {error.node: error for error in reversed(due)}
+        return [self._goes_on(window, error) for error in by_node.values()]
+
+    def _stopped(self, window: Window, stop: Stop, errors: list[GpuError]) -> list[Verdict]:
+        first = errors[0]
+        times_s = {error.node: error.fatal_s for error in reversed(errors)}
+        second_s = min((time_s for node, time_s in times_s.items() if node != first.node), default=None)
+        if at_once(window, times_s, first.fatal_s) and second_s is not None and second_s - first.fatal_s < FIRST_S:
+            return []
+        own = [error for error in errors if error.node == first.node]
+        ends = [
+            node
+            for node, time_s in times_s.items()
+            if node != first.node and first.xid.kind == "nvlink" and time_s - first.fatal_s <= ENDS_S
+        ]
+        other = f"; it was first, its link's other end may be to blame ({', '.join(ends[:4])})" if ends else ""
+        how = "the job's ranks ended after it" if stop.exits else "no step has finished since"
+        devices = {error.device for error in own}
+        return [
+            Verdict(
+                detector=self.name,
+                fault="gpu_hang",
+                job=window.job,
+                nodes=(first.node,),
+                node=first.node,
+                device=first.device if len(devices) == 1 and first.device >= 0 else None,
+                confidence=CONFIDENCE,
+                onset_s=min(first.fatal_s, window.now_s),
+                summary=f"{first.named}: {how}{other}",
+                evidence=(*(error.evidence for error in [*own, *errors][:EVIDENCE_MAX]), stop.evidence),
+                kinds=frozenset({"xid", stop.kind}),
+                fact=True,
+            )
+        ]
+
+    def _goes_on(self, window: Window, error: GpuError) -> Verdict:
+        return Verdict(
+            detector=self.name,
+            fault="gpu_hang",
+            job=window.job,
+            nodes=(error.node,),
+            node=error.node,
+            device=error.device if error.device >= 0 else None,
+            confidence=CONFIDENCE,
+            onset_s=min(error.fatal_s, window.now_s),
+            summary=f"{error.named}, and the job goes on",
+            evidence=(error.evidence,),
+            kinds=frozenset({"xid"}),
+            fact=True,
+            asks="drain_node",
+        )
+
+
+def _matters(window: Window, error: GpuError) -> bool:
+    """Whether the error is of a link or a GPU that the job uses, is fatal, and its driver asks for something."""
+    known = error.xid.kind in ("nvlink", "reset") and error.fatal_s <= window.now_s and error.recovery != "none"
+    return known and uses(window, error.node, error.device)
+
+
+def _moment(error: GpuError) -> tuple[float, str, int]:
+    return error.fatal_s, error.node, error.device

@@ -1,0 +1,90 @@
+"""Whether a slow rank's work is known to equal its peers': else it may be slow because it has more to do.
+
+Two ways to know. Ranks' times, after what the training code says of their work, differ by little from step to step:
+then it is the same (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%). Or ranks that get the same
+data, whose times went up and down with this one's alone, are not slower.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows
+from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.own_history import STEPS_LOOKED_AT, growths
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.under_load import peers_of
+from eagle_eye.detectors.types import Floats, Integers, Window
+
+NOISE_RATIO = 0.03  # of single steps, that ranks of equal work differ by at most
+TAILS_RATIO = 2 * NOISE_RATIO  # likewise by the mean deviation: a few odd steps are no uneven work
+MEAN_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean deviation
+WORK_SHARE = 0.5  # of the growth, that explains it where the work has grown so much
+TOKENS_NOTED = 0.01  # growth of tokens, below which nothing has grown
+ALIKE = 0.8  # correlation of two ranks' times from step to step, of which chance makes none...
+ALIKE_STEPS_MIN = 16  # ...over so many steps
+RANKS_SAMPLED = 512
+
+
+@once
+def even_work(window: Window, index: int, onset: int) -> bool:
+    """Return whether it is known that a rank which is slow since step line ``onset`` has no more work since then."""
+    peers = peers_of(window, index, window.role_of)
+    first = max(onset - STEPS_LOOKED_AT, 0)
+    relative = window.steps.relative_compute
+    earlier, later = relative[first:onset], relative[onset:][-STEPS_LOOKED_AT:]
+    now = later[np.isfinite(later[:, index]), index]
+    grown = math.log(max(median_of(now), 1.0)) if len(now) else 0.0
+    if _tokens_growth(window, index, onset, peers) >= max(WORK_SHARE * grown, TOKENS_NOTED):
+        return False
+    if all(_steady(part) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
+        return True
+    return _same_data_not_slower(earlier, later, index, grown)
+
+
+def _steady(relative: Floats) -> bool:
+    """Whether each rank's times differ as little from step to step as those of equal work do; of nothing they do."""
+    if not np.isfinite(relative).any():
+        return True
+    with np.errstate(invalid="ignore", divide="ignore"):
+        off = np.abs(relative / median_over_rows(relative) - 1)
+    off = off[np.isfinite(off)]
+    return SIGMA_PER_MAD * median_of(off) <= NOISE_RATIO and MEAN_DEVIATION * float(np.mean(off)) <= TAILS_RATIO
+
+
+def _tokens_growth(window: Window, index: int, onset: int, peers: Integers) -> float:
+    """Return by how much more a rank's tokens a step have grown than its peers', as a logarithm; 0 where not known."""
+    rate, seconds = (window.steps.values.get(name) for name in ("train_tokens_per_second", "train_step_seconds"))
+    if rate is None or seconds is None:
+        return 0.0
+    tokens = rate * seconds
+    earlier, later = tokens[max(onset - STEPS_LOOKED_AT, 0) : onset], tokens[onset:][-STEPS_LOOKED_AT:]
+    own, others = (growths(earlier[:, some], later[:, some]) for some in ([index], peers))
+    return float(own[0]) - median_of(others) if len(own) and len(others) else 0.0
+
+
+def _same_data_not_slower(earlier: Floats, later: Floats, index: int, grown: float) -> bool:
+    """Whether ranks whose times went up and down with a rank's, and so have the same data, have not grown with it."""
+    own = earlier[:, index]
+    known = np.isfinite(own)
+    if int(known.sum()) < ALIKE_STEPS_MIN:
+        return False
+    stride = earlier.shape[1] // RANKS_SAMPLED + 1
+    near = np.arange(max(index - RANKS_SAMPLED // 2, 0), min(index + RANKS_SAMPLED // 2, earlier.shape[1]))
+    some = np.setdiff1d(np.union1d(np.arange(0, earlier.shape[1], stride), near), [index])
+    some = some[np.isfinite(earlier[known][:, some]).all(axis=0)]
+    if not len(some):
+        return False
+    own_off = own[known] - own[known].mean()
+    others_off = earlier[known][:, some] - earlier[known][:, some].mean(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        likeness = own_off @ others_off / np.sqrt((own_off**2).sum() * (others_off**2).sum(axis=0))
+    mates = some[likeness >= ALIKE]
+    changes = growths(earlier[:, mates], later[:, mates])
+    if not len(changes) or median_of(changes) > (1 - WORK_SHARE) * grown:
+        return False
+    with np.errstate(invalid="ignore", divide="ignore"):
+        apart = own / median_over_rows(earlier[:, mates].T)
+    return _steady(apart[:, None])  # the data are all that made them differ
