@@ -6,8 +6,8 @@ not arrive is an end all the same once the last refresh has run out.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from eagle_eye.server import outbound
 from eagle_eye.server.clock import Clock
@@ -22,6 +22,7 @@ from eagle_eye.server.store import Store
 from eagle_eye.server.telemetry import Telemetry
 
 REQUEST_ALERTS_MAX = 100  # of one request
+RETRY_DOUBLINGS_MAX = 16  # of the delay after refreshes that failed; alert_refresh_s bounds it long before
 
 
 class AlertRefresh:
@@ -36,6 +37,7 @@ class AlertRefresh:
         settings: WebhookSettings,
         clock: Clock,
         telemetry: Telemetry,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._notifier = notifier
@@ -44,53 +46,75 @@ class AlertRefresh:
         self._settings = settings
         self._clock = clock
         self._telemetry = telemetry
+        self._jitter = jitter
         self._due_s: dict[str, float] = {}  # by subscription, on the monotonic clock
+        self._failures: dict[str, int] = {}  # by subscription, since the last success
 
     def know(self, subscriptions: Iterable[Subscription]) -> None:
         """Take these for all that are active; those that are new are due at once."""
         now_s = self._clock.monotonic_s()
         names = {one.id for one in subscriptions if one.format == "alertmanager_api"}
         self._due_s = {name: self._due_s.get(name, now_s) for name in names}
+        self._failures = {name: count for name, count in self._failures.items() if name in names}
 
     def forget(self, subscription_id: str) -> None:
         """Tell this one no more; it has ended."""
         self._due_s.pop(subscription_id, None)
+        self._failures.pop(subscription_id, None)
 
     def waits_s(self) -> dict[str, float]:
         """Return for each Alertmanager's subscription in how many seconds it is due; below 0: overdue."""
         now_s = self._clock.monotonic_s()
         return {name: due_s - now_s for name, due_s in self._due_s.items()}
 
-    async def refresh_if_due(self, subscription: Subscription) -> Receipt | None:
-        """Tell the subscription what fires now, if it is due; return what came of it, None when nothing was told.
+    def is_due(self, subscription_id: str) -> bool:
+        """Return whether the subscription is an Alertmanager's that is to be told now."""
+        due_s = self._due_s.get(subscription_id)
+        return due_s is not None and due_s <= self._clock.monotonic_s()
 
-        While this runs nothing else may be delivered to the subscription: an end that was delivered meanwhile would
-        be undone.
-        """
-        due_s = self._due_s.get(subscription.id)
-        if due_s is None or due_s > self._clock.monotonic_s():
-            return None
-        self._due_s[subscription.id] = self._clock.monotonic_s() + self._settings.alert_refresh_s
-        alerts = await asyncio.to_thread(lambda: list(self._firing(subscription)))
-        receipt = None
-        for start in range(0, len(alerts), REQUEST_ALERTS_MAX):
-            async with self._targets.turn(subscription.url):
-                now_s = self._clock.now_s()
-                part = alerts[start : start + REQUEST_ALERTS_MAX]
-                message = self._form.push(subscription, f"refresh-{round(now_s * 1000)}-{start}", part, now_s)
-                receipt = await self._notifier.post(subscription, message, now_s, self._settings.timeout_s)
-            self._telemetry.refreshes.labels(receipt.outcome.value).inc()
-            if receipt.outcome is not Outcome.DELIVERED:
-                break
-        return receipt
-
-    def _firing(self, subscription: Subscription) -> Iterator[Alert]:
+    def firing(self, subscription: Subscription, but: Collection[str]) -> dict[str, list[Alert]]:
+        """Return what the subscription is to be told that it fires, by incident, without the incidents ``but``."""
         now_s = self._clock.now_s()
+        found = {}
         for incident in self._store.open_incidents():
-            if incident.ended_s is not None:
+            if incident.ended_s is not None or incident.id in but:
                 continue
             event = outbound.incident_opened(incident, now_s)
             if wants(subscription, event) or (
                 wants(subscription, event, told=True) and self._store.told(subscription.id, incident.id)
             ):
-                yield from self._form.alerts(event)
+                found[incident.id] = self._form.alerts(event)
+        return found
+
+    async def tell(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> Receipt:
+        """Tell the subscription what fires; return what came of the last request.
+
+        Where nothing fires the request is empty: an Alertmanager that is down is known before it is needed. After a
+        failure the next refresh comes after a doubling delay with jitter, ``alert_refresh_s`` at most. While this runs
+        no event of these incidents may be delivered to the subscription: an end would be undone.
+        """
+        name = subscription.id
+        self._due_s[name] = self._clock.monotonic_s() + self._settings.alert_refresh_s
+        alerts = [alert for of_one in firing.values() for alert in of_one]
+        start = 0
+        while True:
+            receipt = await self._post(subscription, alerts[start : start + REQUEST_ALERTS_MAX], start)
+            self._telemetry.refreshes.labels(receipt.outcome.value).inc()
+            start += REQUEST_ALERTS_MAX
+            if receipt.outcome is not Outcome.DELIVERED or start >= len(alerts):
+                break
+        if receipt.outcome is Outcome.DELIVERED:
+            self._failures.pop(name, None)
+        else:
+            self._failures[name] = failures = self._failures.get(name, 0) + 1
+            doubled_s = self._settings.backoff_base_s * 2.0 ** min(failures - 1, RETRY_DOUBLINGS_MAX)
+            delay_s = self._jitter() * min(self._settings.alert_refresh_s, doubled_s)
+            if name in self._due_s:
+                self._due_s[name] = self._clock.monotonic_s() + delay_s
+        return receipt
+
+    async def _post(self, subscription: Subscription, alerts: Sequence[Alert], start: int) -> Receipt:
+        async with self._targets.turn(subscription.url):
+            now_s = self._clock.now_s()
+            message = self._form.push(subscription, f"refresh-{round(now_s * 1000)}-{start}", alerts, now_s)
+            return await self._notifier.post(subscription, message, now_s, self._settings.timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from prometheus_client import ProcessCollector
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.schema.frame import Frame
 from eagle_eye.server import ingest_assembly, outbound, telemetry
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
@@ -55,11 +54,12 @@ from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.evidence import SWEEP_S, Desk
 from eagle_eye.server.filters import wants
 from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.frame_rules import corrected
 from eagle_eye.server.front import Front
 from eagle_eye.server.host_metrics import HostCollector
 from eagle_eye.server.incident_metrics import IncidentListCollector, JobCollector
+from eagle_eye.server.integrity import Integrity
 from eagle_eye.server.job_sources import assembly as job_sources
+from eagle_eye.server.known_nodes import recover, write_down
 from eagle_eye.server.limits import Limits
 from eagle_eye.server.model_file import POLL_S, ModelFile
 from eagle_eye.server.node_checks import SWEEP_S as NODE_CHECKS_SWEEP_S
@@ -71,18 +71,17 @@ from eagle_eye.server.notifiers.webhook import Webhook
 from eagle_eye.server.outbox import Outbox
 from eagle_eye.server.outlines import Outlines
 from eagle_eye.server.readiness import Doctor
-from eagle_eye.server.records import Node
 from eagle_eye.server.reload import Reload
 from eagle_eye.server.remote_store.remote_store import RemoteStore
 from eagle_eye.server.remote_write import assembly as remote_write
-from eagle_eye.server.remote_write.keeper import judged
 from eagle_eye.server.segments.exposition import LevelsCollector
 from eagle_eye.server.services import Services
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import NODES, SUBSCRIPTIONS, Change, Store
-from eagle_eye.server.tls import Certificates
+from eagle_eye.server.store import SUBSCRIPTIONS, Change, Store
+from eagle_eye.server.tls import Certificates, plain_text
 from eagle_eye.server.tls_metrics import CertificateCollector
 from eagle_eye.server.topology_file import Places, read_places, read_topology
+from eagle_eye.server.vouching import Vouchers
 from eagle_eye.server.watching import Outlook, Watcher
 
 RESTART_S = 1.0  # a background task that failed starts again after this
@@ -121,18 +120,22 @@ def create_app(
 ) -> Front:
     """Return the server as an ASGI application; ``config`` is one that ``config.load`` returned.
 
-    ``reread`` returns the configuration as it is now, when a reload is asked for. Opens the files in ``data_dir``.
-    Raises StoreUnavailable when it cannot, ConfigurationError when the certificate is of no use.
+    ``reread`` returns the configuration as it is now, when a reload is asked for. Opens the files in ``data_dir``
+    and reads the recent past back. Raises StoreUnavailable or HistoryUnavailable when it cannot, ConfigurationError
+    when the certificate is of no use.
     """
     clock = clock or SystemClock()
     parts = _build(config, clock, watcher, resolve or system_resolver(), jitter)
     services = parts.services
+    outlines = Outlines(services.history.outline)
+    recover(services, outlines)
     reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
         title="Eagle Eye",
         version=version("eagle-eye"),
         description="Finds the faulty node of a distributed training job. Errors are RFC 9457 problem details.",
         docs_url=None,
+        openapi_url=None,  # description.py serves it
         redoc_url=None,
         lifespan=lambda _: _life(parts, reload),
     )
@@ -148,7 +151,7 @@ def create_app(
     description.describe(api)
 
     async def found(nodes: list[str]) -> None:
-        await asyncio.to_thread(_write_down, services, nodes)
+        await asyncio.to_thread(write_down, services, nodes)
 
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.desk.asked_of(node) + services.node_checks.asked_of(node)
@@ -156,10 +159,10 @@ def create_app(
     def asks_anybody() -> bool:
         return services.desk.asks_anybody() or services.node_checks.asks_anybody()
 
-    outlines = Outlines(services.history.outline)
     parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
+    services.fleet.when_forgotten(outlines.expel)
     ingest = ingest_assembly.build(services, outlines, found, asked_of, asks_anybody)
-    return Front(api, ingest, remote_write.build(services, lambda node: found([node])), services, reload)
+    return Front(api, ingest, remote_write.build(services, found), services, reload)
 
 
 def _build(
@@ -173,10 +176,12 @@ def _build(
     store = SqliteStore(folder / RECORDS_FILE)
     kept = EmbeddedHistory(folder, config.history, config.ingest.pending_bytes_max, clock, config.detection.window_s)
     counters = telemetry.Telemetry()
-    fleet = Fleet(config.ingest.nodes_max)
+    places = read_places(Path(config.topology_file)) if config.topology_file else Places()
+    fleet = Fleet(config.ingest.nodes_max, Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys()))
     signal = Signal()
     store.listen(signal.notify)
     watching = watcher(config, store, clock)
+    watching.count_fleet(lambda: fleet.vouched_count)
     outlook = Outlook(watching)
     guard = Guard(config.webhooks.allow_private, resolve)
     shapes = formats(config.public_url, config.webhooks)
@@ -189,7 +194,8 @@ def _build(
     sources = job_sources.build(config.job_sources, store, clock, fleet, watching, counters)
     archive = Archive(store, clock, config.accounts.hindsight_s)
     certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
-    notes = {} if certificates is None else {"tls": certificates.ending}
+    without = plain_text(config)
+    notes = {"tls": (lambda: without) if certificates is None else certificates.ending}
     services = Services(
         config=config,
         clock=clock,
@@ -215,7 +221,7 @@ def _build(
         ),
         archive=archive,
         job_sources=sources,
-        places=read_places(Path(config.topology_file)) if config.topology_file else Places(),
+        places=places,
     )
     for collector in (
         telemetry.FleetCollector(fleet, clock.now_s, fresh_s),
@@ -252,7 +258,6 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
         services = parts.services
         services.signal.attach()
         services.outlook.attach()
-        await asyncio.to_thread(_recover, services)
         services.remote_store.start()
         tasks = [
             asyncio.create_task(_kept_running(services, name, work), name=name)
@@ -266,6 +271,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("accounts", services.bookkeeper.run),
                 ("reload", reload.run),
                 ("job_sources", services.job_sources.run),
+                ("integrity", Integrity(Path(services.config.data_dir), parts.store, parts.history).run),
                 ("certificates", lambda: _follow_certificates(services)),
             )
         ]
@@ -282,42 +288,6 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             parts.store.close()
 
     return life()
-
-
-def _recover(services: Services) -> None:
-    """Read the recent past back, before the first new frame."""
-    streams = services.history.streams()
-    for known in streams:
-        services.fleet.know(known.node, known.heard_s)
-    names = {known.node for known in streams}
-    names.update(node.node for node in services.store.all(NODES))
-    for name in names:
-        services.fleet.know(name)
-    _write_down(services, sorted(names))
-
-    def past() -> Iterator[tuple[Frame, float]]:
-        since_s = services.clock.now_s() - services.config.detection.window_s
-        frames_max = services.config.history.replay_frames_max
-        for frame, received_s, offset_s in services.history.replay(since_s, frames_max):
-            services.fleet.heard(frame, received_s)
-            yield judged(corrected(frame, offset_s)), received_s
-
-    services.watcher.recover(past())
-
-
-def _write_down(services: Services, names: list[str]) -> None:
-    """Have a record of each node; those that have one keep it."""
-
-    def nodes(store: Store) -> Change:
-        now_s = services.clock.now_s()
-        return Change(
-            nodes=tuple(
-                Node(node=name, state="in_service", reason="", updated_s=now_s, known_since_s=now_s)
-                for name in store.missing(NODES, names)
-            )
-        )
-
-    services.store.update(nodes)
 
 
 async def keep_model(services: Services, poll_s: float = POLL_S) -> None:

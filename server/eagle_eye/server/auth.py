@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from eagle_eye.schema.names import RULE, is_name
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.records import Scope, Token
@@ -29,6 +30,7 @@ _RANK: Mapping[str, int] = MappingProxyType(
 )
 _CHALLENGE: Mapping[str, str] = MappingProxyType({"WWW-Authenticate": "Bearer"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_WILDCARDS = frozenset("*?[")
 _NO_STATE: Mapping[str, Any] = MappingProxyType({})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -56,6 +58,25 @@ class Principal(NamedTuple):
     scope: Scope
     node: str | None = None
     certificate_names: frozenset[str] = frozenset()
+
+
+class Writer(NamedTuple):
+    """Who writes by remote write: patterns of the nodes that it may speak for, and how many new ones it may name.
+
+    ``nodes_max`` None: as many as ``remote_write.token_nodes_max`` says. ``vouches``: for every node that it names.
+    """
+
+    patterns: Sequence[str]
+    nodes_max: int | None = None
+    vouches: bool = False
+
+    def may_speak_for(self, node: str) -> bool:
+        """Return whether the node matches a pattern."""
+        return any(fnmatch.fnmatchcase(node, pattern) for pattern in self.patterns)
+
+    def vouches_for(self, node: str) -> bool:
+        """Return whether that the node is named here says that it exists: by an administrator, or in full."""
+        return self.vouches or (node in self.patterns and not _WILDCARDS.intersection(node))
 
 
 class Tokens:
@@ -113,17 +134,14 @@ class Tokens:
         if principal.node != node:
             raise Refusal(403, "node", f"the token is bound to node {principal.node!r}; it cannot speak for {node!r}")
 
-    def authorise_remote_write(self, principal: Principal) -> Sequence[str]:
-        """Return the patterns of the nodes that the principal may speak for by remote write: its token's.
-
-        Raises Refusal 403.
-        """
+    def authorise_remote_write(self, principal: Principal) -> Writer:
+        """Return what the principal may write by remote write. Raises Refusal 403."""
         if principal.scope == "admin":
-            return ("*",)
+            return Writer(("*",), vouches=True)
         token = self._store.get(TOKENS, principal.who)
         if principal.scope != "remote_write" or token is None:
             raise Refusal(403, "scope", f"the token has scope {principal.scope}; remote write needs remote_write")
-        return token.nodes
+        return Writer(token.nodes, token.nodes_max)
 
     def authorise_enrolment(self, principal: Principal, node: str) -> Token | None:
         """Return the join token that may buy the node's token; None for an administrator, who may for any.
@@ -165,14 +183,17 @@ def mint(
     nodes: Sequence[str] = (),
     *,
     replaces: bool = False,
+    nodes_max: int | None = None,
 ) -> tuple[str, Token]:
     """Return a new token's text, which is known to nobody else, and its record.
 
-    Raises ValueError when an agent's token names no node, or another one names a node; when a join token does not
-    end soon, or another one says what only a join token may.
+    Raises ValueError when an agent's token names no node or a bad one, or another one names a node; when a join token
+    does not end soon, or another one says what only a join or remote-write token may.
     """
     if scope == "agent" and not node:
         raise ValueError("an agent's token is bound to its node: --node NAME")
+    if node and not is_name(node):
+        raise ValueError(f"--node: {node[:80]!a} is no name: {RULE}")
     if scope != "agent" and node:
         raise ValueError(f"only an agent's token is bound to a node; scope is {scope}")
     if scope == "join" and (lifetime_s is None or lifetime_s > JOIN_LIFETIME_S_MAX):
@@ -181,6 +202,8 @@ def mint(
         raise ValueError("a remote-write token says for which nodes it speaks: --nodes GLOB ('*' for any)")
     if (scope not in ("join", "remote_write") and nodes) or (scope != "join" and replaces):
         raise ValueError(f"only join and remote-write tokens say for which nodes they are; scope is {scope}")
+    if nodes_max is not None and (scope != "remote_write" or nodes_max < 0):
+        raise ValueError(f"--nodes-max: expected 0 or more, of a remote-write token; got {nodes_max}, scope {scope}")
     text = TOKEN_PREFIX + secrets.token_urlsafe(32)
     expires_s = None if lifetime_s is None else now_s + lifetime_s
     token = Token(
@@ -192,6 +215,7 @@ def mint(
         expires_s=expires_s,
         nodes=list(nodes),
         replaces=replaces,
+        nodes_max=nodes_max,
     )
     return text, token
 

@@ -1,4 +1,4 @@
-"""A consistent copy of the data folder while the server runs. Touches: two folders.
+"""A consistent copy of the data folder while the server runs, and the way back. Touches: two folders.
 
 The databases are copied by SQLite's backup API out of read transactions that begin together, so that the copies are of
 one moment. Without the transaction each commit of the server would make the copy begin anew, and it would never end.
@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from eagle_eye.server.bundles import EVIDENCE_FOLDER
 from eagle_eye.server.bundles import PARTIAL as PARTIAL_BUNDLE
+from eagle_eye.server.data_folder import held, new_aside, set_aside
 from eagle_eye.server.embedded_history import HISTORY_FOLDER
-from eagle_eye.server.errors import BackupFailed
+from eagle_eye.server.errors import BackupFailed, StoreUnavailable
 from eagle_eye.server.segments.facts import PARTIAL as PARTIAL_SEGMENT
 
 DATABASES = "*.db"
@@ -60,6 +61,67 @@ def back_up(data: Path, destination: Path, only: Sequence[str] = (), told: Told 
     except OSError as error:
         raise BackupFailed(f"{data} cannot be backed up to {destination}: {error}") from error
     return copied
+
+
+def restore(backup: Path, data: Path, only: Sequence[str] = (), told: Told = lambda *_: None) -> list[Copied]:
+    """Put a backup's databases in the place of those in ``data``, and add what is lacking of history and evidence.
+
+    With ``only`` nothing but the databases named there. Everything is checked before anything is changed. What is
+    replaced is set aside; segments that came after the backup stay, and the next start takes them over. Returns what
+    was put in place. Raises BackupFailed, also where a server holds ``data``.
+    """
+    try:
+        with held(data):
+            wanted = _wanted(backup, only, told)
+            lacking = [
+                one
+                for one in wanted
+                if "/" not in one.file or not (data / one.file).is_file() or _sha256(data / one.file) != one.sha256
+            ]
+            _check_room(data, [backup / one.file for one in lacking])
+            owner = data.stat()
+            for one in lacking:
+                _copy_file(backup / one.file, _beside(data / one.file))
+            replaced = [data / f"{one.file}{end}" for one in lacking for end in ("", "-wal", "-shm")]
+            set_aside(new_aside(data), replaced)
+            for one in lacking:
+                _beside(data / one.file).replace(data / one.file)
+            files = [Path(one.file) for one in lacking]
+            for path in {data / above for file in files for above in (file, *file.parents)}:
+                if os.geteuid() == 0:
+                    os.chown(path, owner.st_uid, owner.st_gid)
+                _sync(path)
+    except StoreUnavailable as error:
+        raise BackupFailed(str(error)) from None
+    except OSError as error:
+        raise BackupFailed(f"{backup} cannot be restored to {data}: {error}") from error
+    return lacking
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{PARTIAL}-{path.name}")
+
+
+def _wanted(backup: Path, only: Sequence[str], told: Told) -> list[Copied]:
+    """Return the files of a backup, or those named, each with the sum that was checked. Raises BackupFailed."""
+    try:
+        lines = (backup / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+        listed = [(name, digest) for digest, name in (line.split("  ", 1) for line in lines)]
+    except (OSError, ValueError) as error:
+        raise BackupFailed(f"{backup} is no whole backup: {SUMS_FILE} cannot be read: {error}") from None
+    files = [(name, digest) for name, digest in listed if not only or name in only]
+    if not files or any(Path(name).is_absolute() or ".." in Path(name).parts for name, _ in files):
+        raise BackupFailed(f"{backup} holds no {' or '.join(only) or 'database'}")
+    wanted = []
+    for done, (name, digest) in enumerate(files, start=1):
+        path = backup / name
+        if not path.is_file() or _sha256(path) != digest:
+            raise BackupFailed(
+                f"{path} is missing or not as {SUMS_FILE} says: nothing was restored; use another backup"
+            )
+        wanted.append(Copied(name, path.stat().st_size, digest))
+        told(FILES, done, len(files))
+    return wanted
 
 
 def _copy(data: Path, partial: Path, only: Sequence[str], told: Told) -> list[Copied]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from eagle_eye.server import outbound
 from eagle_eye.server.announcing import WHO
-from eagle_eye.server.engine.engine import FORGET_JOB_S
+from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.records import AuditEntry, Incident
 from eagle_eye.server.store import Change, Store

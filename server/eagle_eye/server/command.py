@@ -26,13 +26,16 @@ from eagle_eye.server import config as configuration
 from eagle_eye.server import heap, logs
 from eagle_eye.server.app import create_app
 from eagle_eye.server.config import ConfigurationError, ServerConfig
+from eagle_eye.server.damage import ready
+from eagle_eye.server.data_folder import Hold, held
 from eagle_eye.server.door import DoorServer
-from eagle_eye.server.errors import StoreUnavailable
+from eagle_eye.server.embedded_history import HISTORY_FILE
 from eagle_eye.server.frame_protocol import protocol_of
 from eagle_eye.server.front import Front
 from eagle_eye.server.job_sources import trial
 from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.tls import plain_text
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -46,6 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve (default 127.0.0.1:8470)")
     parser.add_argument("--data", metavar="DIR", help="folder of the server's files")
+    parser.add_argument(
+        "--accept-empty",
+        action="store_true",
+        help="begin anew with databases that are missing or damaged; what there is of them is set aside",
+    )
     parser.add_argument("--print-config", action="store_true", help="print the configuration in force and end")
     parser.add_argument(
         "--check-job-sources",
@@ -55,7 +63,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted. Raises ConfigurationError; returns 1 when the address or the files are not to be had."""
+    """Serve until interrupted; 1 when the address is not to be had.
+
+    Raises ConfigurationError; StoreUnavailable, HistoryUnavailable where the files are not to be had.
+    """
     flags = {"listen": args.listen, "data_dir": args.data}
     config = configuration.load(args.config, os.environ, flags)
     if args.print_config:
@@ -69,12 +80,11 @@ def run(args: argparse.Namespace) -> int:
     raise_file_limit()
     logs.configure(config.log)
     try:
-        refuse_open_door(config)
-        with listener(config) as bound:
-            return serve(config, bound, lambda: configuration.load(args.config, os.environ, flags))
-    except StoreUnavailable as error:
-        sys.stderr.write(f"eagle-eye server: {error}\n")
-        return 1
+        with held(Path(config.data_dir), config.listen) as hold:
+            ready(hold, args.accept_empty)
+            refuse_open_door(config)
+            with listener(config) as bound:
+                return serve(config, bound, lambda: configuration.load(args.config, os.environ, flags), hold)
     except OSError as error:
         sys.stderr.write(f"eagle-eye server: cannot listen on {config.listen}: {error.strerror or error}\n")
         return 1
@@ -87,12 +97,17 @@ def raise_file_limit() -> None:
 
 
 def refuse_open_door(config: ServerConfig) -> None:
-    """Return if the address is this machine's alone or a token exists. Raises ConfigurationError."""
+    """Return if the address is this machine's alone or a token exists; without TLS that is said in the log.
+
+    Raises ConfigurationError.
+    """
     if configuration.is_loopback(config.listen):
         return
     store = SqliteStore(Path(config.data_dir) / RECORDS_FILE)
     try:
         if store.any_token():
+            if without := plain_text(config):
+                logging.getLogger(__name__).warning("the server's address has no TLS", extra={"why": without})
             return
     finally:
         store.close()
@@ -117,11 +132,12 @@ def listener(config: ServerConfig) -> socket.socket:
     return bound
 
 
-def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], ServerConfig]) -> int:
+def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], ServerConfig], hold: Hold) -> int:
     """Serve on the socket until interrupted; SIGHUP has the configuration read anew."""
     port = bound.getsockname()[1]
     config = on_port(config, port)
     front = create_app(config, reread=lambda: on_port(reread(), port))
+    hold.note(config.listen, (RECORDS_FILE, HISTORY_FILE))
     server = _Server(front, bound, ServiceManager(os.environ), config.public_url)
     signal.signal(signal.SIGHUP, lambda *_: front.reload.ask())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves

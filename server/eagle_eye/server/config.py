@@ -36,8 +36,8 @@ class WebhookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     backoff_base_s: Positive = 1.0
     backoff_max_s: Positive = 3600.0
     heartbeat_s: NotNegative = 60.0  # 0: no heartbeat
-    concurrency_per_subscription: Count = 4
-    target_concurrency: Count = 8  # of all subscriptions to one host and port
+    concurrency_per_subscription: Count = 16  # in flight; four more are kept for actions
+    target_concurrency: Count = 32  # in flight to one host and port; one subscription takes half
     target_requests_per_s: Positive = 50.0  # likewise
     target_burst: Count = 100  # what may go there at once after a rest
     pending_max: Count = 10_000  # per subscription; beyond it the oldest fail with "backlog"
@@ -52,7 +52,8 @@ class IngestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Who may send frames and how much. ``nodes`` are glob patterns of allowed node names; []: any."""
 
     nodes: list[str] = []
-    nodes_max: Count = 20_000  # distinct node names; bounds memory and labels
+    # Nodes that somebody vouches for, and as many again of others: bounds memory and labels.
+    nodes_max: Count = 20_000
     body_bytes_max: Annotated[int, Meta(ge=1024, le=REQUEST_BYTES_MAX)] = REQUEST_BYTES_MAX
     body_timeout_s: Positive = 30.0  # for a request's body to arrive
     pending_bytes_max: Count = 256 << 20  # frames that may wait for the disk before agents are told to come back
@@ -74,6 +75,7 @@ class RemoteWriteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     decompressed_bytes_max: Annotated[int, Meta(ge=1024, le=256 << 20)] = 16 << 20
     request_series_max: Count = 20_000  # of one request; Prometheus sends 2,000
     series_max: Count = 1_000_000  # known at a time, half a kilobyte each
+    token_nodes_max: Annotated[int, Meta(ge=0)] = 4_096  # that a token may name while nobody vouches for them
 
 
 class RemoteStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,37 @@ from eagle_eye.server.errors import StoreUnavailable
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 BUSY_S = 5.0  # how long to wait for another process (eagle-eye tokens) that holds the file
+REMEDY = (
+    "put a backup's in its place (eagle-eye backup restore) or begin anew without it (eagle-eye server --accept-empty),"
+    " while the server is stopped"
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Condition:
+    """Whether a file is known to be damaged; ``damage`` says how, from the first sign until the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage: str | None = None
+
+    def note(self, error: Exception) -> None:
+        """Take note of an error; what tells of damage is logged once."""
+        if tells_damage(error):
+            self.note_damage(str(error))
+
+    def note_damage(self, how: str) -> None:
+        """Take note of damage; it is logged once."""
+        if self.damage is None:
+            self.damage = f"{self.path} is damaged: {how}; {REMEDY}"
+            _log.error("%s", self.damage)
+
+
+def tells_damage(error: Exception) -> bool:
+    """Return whether the error is the file's fault: no disk that is full, no lock that is held."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in DAMAGED or str(error).startswith("Could not decode to UTF-8")
 
 
 class Connection(sqlite3.Connection):
@@ -108,6 +140,6 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[str], path: Pat
 
 
 def _remedy(error: Exception) -> str:
-    if isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED:
-        return "it is damaged: put a backup's in its place (docs/operations.md), and keep this one to look at"
+    if tells_damage(error):
+        return f"it is damaged: {REMEDY}"
     return "data_dir must be a folder that this user can write, with free space"

@@ -17,8 +17,10 @@ from eagle_eye.server.history import (
     Appended,
     AppendedRows,
     Batch,
+    Gap,
     Reading,
     Recorded,
+    RecordedRow,
     RowsOfMany,
     Run,
     StreamInfo,
@@ -31,8 +33,10 @@ from eagle_eye.server.journal_reader import Chunk
 from eagle_eye.server.segments.compaction import Compaction
 from eagle_eye.server.segments.downsampling import Course
 from eagle_eye.server.segments.facts import shard_of
+from eagle_eye.server.segments.gaps import gaps
 from eagle_eye.server.segments.leaving import Leaving
 from eagle_eye.server.segments.level_table import holding
+from eagle_eye.server.segments.levels import Level
 from eagle_eye.server.segments.resolution import choose, left_of
 from eagle_eye.server.segments.shelf import Shelf, Shelved
 from eagle_eye.server.segments.upkeep import Upkeep
@@ -91,7 +95,7 @@ class EmbeddedHistory:
         """Return the outline of a durable row by its id; None: it is not known (any more)."""
         return self._reader.outline(id_)
 
-    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
+    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
         """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
         return self._reader.replay(since_s, frames_max)
 
@@ -187,6 +191,18 @@ class EmbeddedHistory:
                 total += self.shelf.count(segment, nodes, start_s, end_s)
         return total
 
+    def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[Gap]:
+        """Return which parts of the range cannot be read of the nodes; see History."""
+
+        def found(reader: sqlite3.Connection) -> list[Gap]:
+            raw = self.shelf.broken(reader, nodes, start_s, end_s)
+            windows = holding(reader, nodes, start_s, end_s) if levels else []
+            readable = self.shelf.holding(reader, nodes, start_s, end_s)
+            held = [(shard_of(one.name), one.first_s, one.last_s) for one in readable]
+            return gaps(raw, windows, held, start_s, end_s)
+
+        return self._reader.read_together(found)
+
     def begins_s(self) -> float | None:
         """Return since when all that came in time is here; None: nothing is. See History."""
         for table in ("segments", "chunks"):  # of chunks there are few as long as there is no segment
@@ -199,6 +215,13 @@ class EmbeddedHistory:
     def streams(self) -> list[StreamInfo]:
         """Return every stream that the history knows."""
         return self.journal.streams()
+
+    def set_aside(self, level: Level | None, name: str, reason: str) -> None:
+        """Have a damaged segment, of a level or (None) raw, read no more. Raises HistoryUnavailable."""
+        if level is None:
+            self.shelf.set_aside(name, reason)
+        else:
+            self.shelf.levels.set_aside(level, name, reason)
 
     def problem(self) -> str | None:
         """Return why frames cannot be made durable at the moment, or None."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,36 +11,15 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
+from eagle_eye.server.clock_notes import ClockNotes
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
-from eagle_eye.server.errors import Refusal
 from eagle_eye.server.history import LATE_S
+from eagle_eye.server.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
+from eagle_eye.server.vouching import Room, Vouchers
 
-OFFSET_APPLIED_S = 2.0  # clocks closer than this are left alone: the network's delay is of that order
-_OFFSET_BUCKET_S = 60.0
 FRESH_INTERVALS = 2.5  # a node of slow scrapes counts as heard just now for so many of them,
 FRESH_INTERVAL_S_MAX = 120.0  # whatever interval it claims
 _TROUBLES_MAX = 32  # collectors and drop reasons kept of one agent
-
-
-@dataclass(slots=True)
-class _Offset:
-    """The least of received minus sent in this bucket and the one before: the least delayed request tells best."""
-
-    started_s: float
-    current_s: float
-    previous_s: float | None = None
-
-    def add(self, sample_s: float, now_s: float) -> float:
-        if now_s - self.started_s >= _OFFSET_BUCKET_S:
-            stale = now_s - self.started_s >= 2 * _OFFSET_BUCKET_S
-            self.previous_s = None if stale else self.current_s
-            self.started_s, self.current_s = now_s, sample_s
-        self.current_s = min(self.current_s, sample_s)
-        return self.value_s
-
-    @property
-    def value_s(self) -> float:
-        return self.current_s if self.previous_s is None else min(self.current_s, self.previous_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,91 +64,187 @@ class Presence(NamedTuple):
 
 
 class Fleet:
-    """All nodes that were ever heard of, at most ``nodes_max``. Used on the event loop and read by others."""
+    """All nodes that were ever heard of. Used on the event loop and read by others.
 
-    def __init__(self, nodes_max: int) -> None:
-        self._nodes_max = nodes_max
-        self._offsets: dict[str, _Offset] = {}
+    At most ``nodes_max`` for which somebody vouches, and as many others: these cannot take the place of those.
+    """
+
+    def __init__(self, nodes_max: int, vouchers: Vouchers | None = None) -> None:
+        self._clocks: dict[str, NodeClock] = {}
+        self.clock_notes = ClockNotes()
+        self.vouchers = vouchers or Vouchers()
+        self.room = Room(nodes_max, self.vouchers)
+        self._listeners: list[Callable[[Collection[str]], None]] = []
         self._heard: dict[str, Heard] = {}
         # Of nodes that went on as before: outline, time and receipt of their newest row; see last().
         self._rows: dict[str, tuple[Outlined, float, float]] = {}
-        self._known: set[str] = set()
+        self._known = self.room.known
         self._heard_before: dict[str, float] = {}  # when nodes were last heard in an earlier run
         self._newest_s: float | None = None
         self._newest_interval_s = 0.0
 
-    def know(self, node: str, heard_s: float | None = None) -> None:
-        """Count the node as known, from the records of an earlier run, in which it was last heard at ``heard_s``."""
+    def know(self, node: str, heard_s: float | None = None, unvouched_by: str | None = None) -> None:
+        """Count the node as known, from the records of an earlier run, in which it was last heard at ``heard_s``.
+
+        ``unvouched_by`` is the remote-write token, None: it came another way.
+        """
         self._known.add(node)
         if heard_s is not None:
             self._heard_before[node] = max(heard_s, self._heard_before.get(node, heard_s))
+        if unvouched_by is not None and not self.vouchers.vouch_for(node):
+            self.room.unvouched.add(node, unvouched_by)
 
     @property
     def known_count(self) -> int:
         """How many nodes were ever heard of."""
         return len(self._known)
 
-    def check_room(self, node: str) -> None:
-        """Return if the node is known or there is room for one more. Raises Refusal 403."""
-        if node not in self._known and len(self._known) >= self._nodes_max:
-            raise Refusal(
-                403,
-                "too_many_nodes",
-                f"{self._nodes_max} nodes are known and {node!r} is none of them; raise ingest.nodes_max",
-            )
+    def is_known(self, node: str) -> bool:
+        """Return whether the node was ever heard of."""
+        return node in self._known
 
-    def offset_s(self, node: str, sent_s: float, received_s: float) -> float:
+    @property
+    def vouched_count(self) -> int:
+        """For how many of the nodes that were heard since the start, or shortly before, somebody vouches."""
+        return self.vouchers.count(self._heard.keys() | self._rows.keys())
+
+    def check_room(self, node: str) -> None:
+        """Return if a node that somebody vouches for is known, or there is room for one more. Raises Refusal 403."""
+        self.room.check(node)
+
+    def forget(self, nodes: Collection[str]) -> None:
+        """Count the nodes as never heard of."""
+        for node in nodes:
+            self.room.leave(node)
+            for kept in (self._clocks, self._heard, self._rows, self._heard_before):
+                kept.pop(node, None)
+        self.vouchers.forget(nodes)
+        for callback in self._listeners:
+            callback(nodes)
+
+    def when_forgotten(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with nodes that are forgotten."""
+        self._listeners.append(callback)
+
+    def _vouch(self, node: str) -> None:
+        self.vouchers.note_spoken(node)
+        self.room.unvouched.discard(node)
+
+    def offset_s(
+        self,
+        node: str,
+        sent_s: float,
+        received_s: float,
+        time_s: float | None = None,
+        base_s: float | None = None,
+    ) -> float:
         """Take one request's times; return what to add to the node's times: 0.0 while the clocks are close.
 
-        The estimate is the least of received minus sent over one to two minutes, so that one slow request
-        does not move it. It is too high by the network's shortest delay.
+        ``time_s`` is that of the request's newest frame (None: of its sending), ``base_s`` what the frames say of the
+        clock that dated them. See NodeClock.
         """
-        sample_s = received_s - sent_s
-        offset = self._offsets.get(node)
-        if offset is None:
-            self._offsets[node] = _Offset(received_s, sample_s)
-            estimate_s = sample_s
-        else:
-            estimate_s = offset.add(sample_s, received_s)
-        return _applied(estimate_s)
+        clock = self._clocks.get(node)
+        if clock is None:
+            clock = self._clocks[node] = NodeClock.of(received_s - sent_s, received_s, base_s)
+            return clock.applied_s
+        before_s = clock.applied_s
+        live = time_s is None or sent_s - time_s <= LATE_S
+        told = not is_same_base(base_s, clock.base_s)
+        set_by_s = clock.take(sent_s, received_s, base_s, self._newest_time_s(node), live=live)
+        if set_by_s is not None:
+            self._redate(node, before_s - clock.applied_s)
+            # A base that stays says that it was not: the requests before were slow, or our own clock was set.
+            if told or (base_s is None and abs(set_by_s) >= SEEN_S):
+                self.clock_notes.note_set(node, set_by_s, received_s, told=told)
+        return clock.applied_s
 
-    def offsets_s(self, nodes: Sequence[str], sent_s: Sequence[float], received_s: Sequence[float]) -> list[float]:
-        """Return what ``offset_s`` does for one request of each of the nodes."""
+    def offsets_s(
+        self,
+        nodes: Sequence[str],
+        sent_s: Sequence[float],
+        received_s: Sequence[float],
+        base_s: Sequence[float | None],
+    ) -> list[float]:
+        """Return what ``offset_s`` does for one live request of each of the nodes."""
         found: list[float] = []
-        known = self._offsets
-        for node, sent, received in zip(nodes, sent_s, received_s, strict=True):
-            offset = known.get(node)
-            sample_s = received - sent
-            if offset is None or sample_s < offset.current_s or received - offset.started_s >= _OFFSET_BUCKET_S:
-                found.append(self.offset_s(node, sent, received))
+        known = self._clocks
+        for node, sent, received, base in zip(nodes, sent_s, received_s, base_s, strict=True):
+            clock = known.get(node)
+            if (
+                clock is not None
+                and clock.low_s <= received - sent <= clock.high_s
+                and received < clock.until_s
+                and base == clock.base_s
+            ):
+                found.append(clock.applied_s)
             else:
-                found.append(_applied(offset.value_s))
+                found.append(self.offset_s(node, sent, received, None, base))
         return found
 
-    def is_late(self, frame: Frame, sent_s: float) -> bool:
+    def moved_s(self, node: str, times_s: Sequence[float], received_s: float) -> Sequence[float] | None:
+        """Return what to add, beside the offset, to those of a request's times that cannot be; None: all can.
+
+        Called after ``offset_s`` of the same request.
+        """
+        moved = self._clocks[node].moved(times_s, received_s)
+        if moved is None:
+            return None
+        self.clock_notes.note_moved(node, "frame", moved.times, received_s)
+        return moved.by_s
+
+    def dated(self, frame: Frame, offset_s: float, received_s: float) -> Frame:
+        """Return a frame that came just now, ``offset_s`` added to its times as ``corrected`` does.
+
+        An event of before the clock was set is dated by the clock that it was then.
+        """
+        clock = self._clocks.get(frame.node)
+        placed = corrected(frame, offset_s, received_s, None if clock is None else clock.event_s)
+        if frame.events:
+            moved = [was.time_s + offset_s - now.time_s for was, now in zip(frame.events, placed.events, strict=True)]
+            self.clock_notes.note_moved(frame.node, "event", sum(abs(by_s) > STEP_S for by_s in moved), received_s)
+        return placed
+
+    def _newest_time_s(self, node: str) -> float | None:
+        row, whole = self._rows.get(node), self._heard.get(node)
+        return row[1] if row is not None else whole.time_s if whole is not None else None
+
+    def _redate(self, node: str, by_s: float) -> None:
+        """Have the node's newest row be of the same moment by the clock that was set."""
+        row, whole = self._rows.get(node), self._heard.get(node)
+        if row is not None:
+            self._rows[node] = (row[0], row[1] + by_s, row[2])
+        if whole is not None:
+            self._heard[node] = dataclasses.replace(whole, time_s=whole.time_s + by_s)
+
+    def is_late(self, frame: Frame, sent_s: float, moved_s: float = 0.0) -> bool:
         """Return whether the frame has waited, and its node has been heard of with a newer one meanwhile.
 
-        ``sent_s`` is by the node's clock, as the frame's time: a clock that was set back makes nothing late.
+        ``sent_s`` is by the node's clock, as is the frame's time with ``moved_s``: no clock that is set makes it late.
         """
-        return self.is_time_late(frame.node, frame.time_s, sent_s)
+        return self.is_time_late(frame.node, frame.time_s + moved_s, sent_s)
 
     def is_time_late(self, node: str, time_s: float, sent_s: float) -> bool:
         """Return whether a frame of the node and time is late; see ``is_late``."""
         if sent_s - time_s <= LATE_S:
             return False
-        row, whole = self._rows.get(node), self._heard.get(node)
-        newest_s = row[1] if row is not None else whole.time_s if whole is not None else None
+        newest_s = self._newest_time_s(node)
         return newest_s is not None and time_s < newest_s
 
-    def heard(self, frame: Frame, received_s: float) -> bool:
-        """Take note of a durable frame that is not late; return whether its node is new."""
+    def heard(self, frame: Frame, received_s: float, moved_s: float = 0.0, *, vouched: bool = True) -> bool:
+        """Take note of a durable frame that is not late, its time ``moved_s`` later; return whether its node is new.
+
+        ``vouched``: it is the node's own agent that speaks, or an administrator.
+        """
         new = frame.node not in self._known
         self._known.add(frame.node)
+        if vouched:
+            self._vouch(frame.node)
         self._rows.pop(frame.node, None)
         # Not the highest: after the clock was set back that one would hide a silence until it is reached again.
         self._newest_s = received_s
         self._newest_interval_s = frame.interval_s
-        self._heard[frame.node] = _heard(frame, received_s)
+        heard = _heard(frame, received_s)
+        self._heard[frame.node] = dataclasses.replace(heard, time_s=heard.time_s + moved_s) if moved_s else heard
         return new
 
     def heard_row(self, outlined: Outlined, time_s: float, received_s: float) -> bool:
@@ -176,6 +252,7 @@ class Fleet:
         node = outlined.node
         new = node not in self._known
         self._known.add(node)
+        self._vouch(node)
         self._newest_s = received_s
         self._newest_interval_s = outlined.outline.interval_s
         self._rows[node] = (outlined, time_s, received_s)
@@ -241,6 +318,14 @@ class Fleet:
             if node not in rows:
                 yield Presence(node, heard.received_s, heard.interval_s)
 
+    def presence(self, node: str) -> Presence | None:
+        """Return when the node was heard, in this run or an earlier one; None: never, or too long ago to be known."""
+        last = self.last(node)
+        if last is not None:
+            return Presence(node, last.received_s, last.interval_s)
+        before_s = self._heard_before.get(node)
+        return None if before_s is None else Presence(node, before_s, 0.0)
+
     def newest_s(self) -> float | None:
         """Return when the last frame of any node was received, or None."""
         return self._newest_s
@@ -251,7 +336,7 @@ class Fleet:
 
     def offsets(self) -> dict[str, float]:
         """Return each node's estimated clock offset: the server's clock minus the node's."""
-        return {node: offset.value_s for node, offset in tuple(self._offsets.items())}
+        return {node: clock.value_s for node, clock in tuple(self._clocks.items())}
 
     def counts(self, now_s: float, fresh_s: float) -> tuple[int, int]:
         """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
@@ -261,10 +346,6 @@ class Fleet:
         """Return how many nodes were heard at ``since_s`` or later, in this run or an earlier one."""
         last_s = {**self._heard_before, **{presence.node: presence.received_s for presence in self.presences()}}
         return sum(heard_s >= since_s for heard_s in last_s.values())
-
-
-def _applied(estimate_s: float) -> float:
-    return estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0
 
 
 def _heard(frame: Frame, received_s: float) -> Heard:

@@ -11,10 +11,11 @@ import msgspec
 
 from eagle_eye.detectors.flight_recorder import Finding, Wait, analyse
 from eagle_eye.detectors.types import Blind
-from eagle_eye.server.flight_recorder import BadDump, Folder, read_folder
+from eagle_eye.server.flight_recorder import Folder, read_folder
 
 WAITS_SHOWN = 8
 RANKS_SHOWN = 16
+GAPS_RATIO_MAX = 4
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print who holds the job up; 0 also for "cannot tell", 1 when no dump can be read."""
-    try:
-        folder = read_folder(args.folder)
-    except BadDump as error:
-        sys.stderr.write(f"eagle-eye flight-recorder: {error}\n")
-        return 1
+    """Print who holds the job up; 0 also for "cannot tell". Raises BadDump when no dump can be read."""
+    folder = read_folder(args.folder)
     found: Finding | str
     try:
         found = analyse(folder.recordings)
@@ -52,10 +49,12 @@ def report(folder: Folder, found: Finding | str) -> dict[str, Any]:
             "kind": found.kind,
             "cannot_tell": None,
             "culprits": found.culprits,
+            "certain": found.certain and not _without_dump(folder, found),
             "application": found.application,
             "summary": found.summary,
+            "hidden": found.hidden,
             "waits": [_wait(wait) for wait in found.waits],
-            "without_dump": found.without_dump,
+            "without_dump": _without_dump(folder, found),
         }
     return {**told, "dumps": len(folder.recordings), "unreadable": folder.unreadable, "skipped": folder.skipped}
 
@@ -73,10 +72,22 @@ def _wait(wait: Wait) -> dict[str, Any]:
 
 def _lines(folder: Folder, found: Finding | str) -> list[str]:
     dumps = f"{len(folder.recordings)} dumps read"
+    without = _without_dump(folder, found)
+    one = len(without) == 1
+    missing = f"no dump of {'rank' if one else 'ranks'} {_ranks(without)}"
+    rest = f"; no dump of {_ranks(without)}" if without else ""
+    may = f"{missing}: {'it' if one else 'one of them'} may be what holds the job up"
     if isinstance(found, str):
-        return [f"cannot tell: {found}", dumps]
+        return [*([may] if without else []), f"cannot tell: {found}", dumps + rest]
     who = ", ".join(f"rank {rank}" for rank in found.culprits) or "nobody"
-    lines = [f"{found.kind}: {who}", found.summary, ""]
+    lines = [f"{found.kind}: {who}", found.summary]
+    if not set(without) <= set(found.culprits):
+        # Whose dump is missing may have hung too hard to write it: nobody else is named before it.
+        headline = missing if found.application else may
+        lines = [headline, f"of the ranks with a dump, {found.kind}: {who}", found.summary]
+        if found.kind == "missing":
+            lines[1] = f"{found.kind}: {who}"
+    lines += [*([found.hidden] if found.hidden else []), ""]
     for wait in found.waits[:WAITS_SHOWN]:
         lines.append(f"group {wait.group}, number {wait.sequence}: {wait.operation}")
         lines.append(f"    in it:      {_ranks(wait.waiting)}")
@@ -84,8 +95,17 @@ def _lines(folder: Folder, found: Finding | str) -> list[str]:
             lines.append(f"    not in it:  {_ranks(wait.absent)}")
     if len(found.waits) > WAITS_SHOWN:
         lines.append(f"and {len(found.waits) - WAITS_SHOWN} more operations; --json shows them")
-    without = f"; no dump of {_ranks(found.without_dump)}" if found.without_dump else ""
-    return [*lines, "", dumps + without]
+    return [*lines, "", dumps + rest]
+
+
+def _without_dump(folder: Folder, found: Finding | str) -> tuple[int, ...]:
+    """Return the ranks that a group expects, or that lie between others, and that left no dump which could be read."""
+    present = {recording.rank for recording in folder.recordings}
+    expected = set(found.without_dump) if isinstance(found, Finding) else set[int]()
+    highest = max(present, default=-1)
+    if highest < GAPS_RATIO_MAX * len(present):  # else ranks are no numbers from 0 on, or next to no dumps were brought
+        expected |= set(range(highest)) - present
+    return tuple(sorted(expected))
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

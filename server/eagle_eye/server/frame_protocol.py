@@ -19,7 +19,8 @@ from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.clock import Clock
-from eagle_eye.server.errors import Refusal
+from eagle_eye.server.errors import Refusal, StoreUnavailable
+from eagle_eye.server.frame_rules import RETRY_UNAVAILABLE_S
 from eagle_eye.server.guarded_protocol import GuardedProtocol, is_bad
 from eagle_eye.server.ingest import PATH
 from eagle_eye.server.principals import Pass
@@ -217,6 +218,8 @@ class FrameProtocol(GuardedProtocol):
 
     def refuse(self, error: Exception) -> None:
         """Answer the request that was taken with a problem, and count it; see ``Asker``."""
+        if isinstance(error, StoreUnavailable):  # whose token it is cannot be looked up
+            error = Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)})
         if not isinstance(error, Refusal):
             _log.error("rows could not be taken for a reason that was not foreseen", exc_info=error)
             error = Refusal(500, "internal", "the server failed; its log says why")

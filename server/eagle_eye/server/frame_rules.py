@@ -12,7 +12,6 @@ from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.fleet import Heard, job_of
 
-FUTURE_S_MAX = 300.0  # how far a frame's time may lie after its sending, both by the node's clock
 KEYS_EVERY = 64  # whole frames of a stream, of which one is searched for unknown keys, the first to begin with
 RETRY_BUSY_S = 1
 RETRY_UNAVAILABLE_S = 5
@@ -20,7 +19,8 @@ LATE_AT_ONCE_MAX = 4  # requests of late frames alone at a time: after an outage
 
 # Events that are as true later: what happened to a device, a process or the node, as against the phase it was in.
 LASTING = frozenset(
-    {"xid", "sxid", "gpu_lost", "machine_check", "kernel_panic", "oom_kill", "process_exit", "training_error"}
+    {"xid", "sxid", "gpu_lost", "machine_check", "kernel_panic", "host_error", "oom_kill"}
+    | {"process_exit", "training_error"}
 )
 
 
@@ -34,17 +34,6 @@ class Authenticator(Protocol):
     def authorise_frames(self, principal: Principal, node: str) -> None:
         """Return if the principal may send the node's frames. Raises Refusal 403."""
         ...
-
-
-def check_time(time_s: float, sent_s: float, what: str) -> None:
-    """Return if a frame of this time may have been sent then, both by the node's clock. Raises Refusal."""
-    if time_s > sent_s + FUTURE_S_MAX:
-        raise Refusal(
-            400,
-            "time",
-            f"{what} is dated {time_s - sent_s:.0f} s after its sending; at most {FUTURE_S_MAX:.0f} s are believed."
-            " Drop it: the node's clock was set back since",
-        )
 
 
 def refusal_of(error: BadFrame, where: str) -> Refusal:
@@ -67,12 +56,3 @@ def belated(frame: Frame, newest: Heard) -> Frame | None:
 
 def _attempts(ranks: Sequence[Rank]) -> set[tuple[str, int]]:
     return {(rank.job, rank.attempt) for rank in ranks}
-
-
-def corrected(frame: Frame, offset_s: float) -> Frame:
-    """Return the frame with its times and its events' times moved by ``offset_s``."""
-    if offset_s == 0.0:
-        return frame
-    replace = msgspec.structs.replace
-    events = [replace(event, time_s=event.time_s + offset_s) for event in frame.events]
-    return replace(frame, time_s=frame.time_s + offset_s, events=events)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE
+from eagle_eye.server import methods
 from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.frame_protocol import Heads
@@ -32,6 +33,8 @@ _SECURITY = (
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 # Whoever watches the process must hear of it when others ask too much, too.
 _UNLIMITED = frozenset({"/healthz", "/readyz"})
+# Whoever gets an answer here has shown nothing.
+_OPEN = OPEN | {"/openapi.json"}
 
 
 class Front:
@@ -71,8 +74,9 @@ class Front:
             return
         path = scope["path"]
         taker = self._takers.get(path)
-        send = _watched(scope, send, unjudged=path in self._files, telemetry=taker is not None)
-        if taker is not None:
+        unjudged = path in self._files or path in _OPEN or scope["method"] == "OPTIONS"
+        send = _watched(scope, send, unjudged=unjudged, telemetry=taker is not None)
+        if taker is not None and scope["method"] != "OPTIONS":
             await taker(scope, receive, send)
             return
         try:
@@ -84,10 +88,24 @@ class Front:
             return
         if path in self._files and scope["method"] in ("GET", "HEAD"):
             await self._page(scope, send)
+            return
+        if scope["method"] == "OPTIONS" and (found := self._methods(scope)):
+            await answer(self._secured(send), 204, "", b"", methods.allow(found))
+        elif path in self._files:
+            await self._refuse(methods.refusal(scope["method"], ["GET"]), send)
         else:
             await self._call_api(scope, receive, send)
 
+    def _methods(self, scope: ASGIMessage) -> list[str]:
+        """Return the methods that the request's path takes, but for HEAD and OPTIONS; empty where nothing is."""
+        if scope["path"] in self._takers:
+            return ["POST"]
+        return ["GET"] if scope["path"] in self._files else methods.of_route(self.api, routed(scope))
+
     async def _call_api(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        scope = routed(scope)
+        if scope["method"] == "HEAD" and "GET" in methods.of_route(self.api, scope):
+            scope, send = {**scope, "method": "GET"}, methods.headless(send)
         answered = False
 
         async def noted(message: ASGIMessage) -> None:
@@ -96,7 +114,7 @@ class Front:
             answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
-            await self.api(routed(scope), receive, self._secured(noted))
+            await self.api(scope, receive, self._secured(noted))
         except Exception:
             if not answered:
                 raise
@@ -134,7 +152,7 @@ class Front:
 def _watched(scope: ASGIMessage, send: Send, *, unjudged: bool, telemetry: bool) -> Send:
     """Return what sends an answer and takes note of what it says about the connection's client."""
     visit: Guest | None = scope.get("state", {}).get(VISIT)
-    if visit is None or unjudged or scope["path"] in OPEN:
+    if visit is None or unjudged:
         return send
 
     async def watched(message: ASGIMessage) -> None:

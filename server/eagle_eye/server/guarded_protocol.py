@@ -15,6 +15,9 @@ from eagle_eye.server.tls import PeerProtocol
 
 STALL_S = 60.0  # how long a client may leave an answer unread
 VISIT = "visit"  # in an ASGI scope's state
+# Of a body whose request is answered already: it is read on and thrown away. A client that writes all of it before it
+# reads would lose the answer if the connection were closed with bytes unread (RFC 9112, section 9.6).
+UNREAD_BYTES_MAX, UNREAD_S = 32 << 20, 10.0
 
 _OVERDUE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -72,7 +75,7 @@ class Stranger:
 
 class GuardedProtocol(PeerProtocol):
     """One connection. ``closed(reason)`` is called for each that is closed for what its client did or left undone:
-    "slow_head", "slow_reader", "malformed" or "rate". Subclasses set it and ``head_timeout_s``.
+    "slow_head", "slow_reader", "unread_body", "malformed" or "rate". Subclasses set it and ``head_timeout_s``.
     """  # noqa: D205 - one thought
 
     closed: Callable[[str], None]
@@ -85,6 +88,8 @@ class GuardedProtocol(PeerProtocol):
         self.is_stranger = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
 
     def prove(self) -> None:
         """Take note that somebody who may ask has asked."""
@@ -99,17 +104,28 @@ class GuardedProtocol(PeerProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came."""
+        if self._unread_timer is not None:
+            self._unread_bytes += len(data)
+            if self._unread_bytes > UNREAD_BYTES_MAX:
+                self._give_up_body()
+                return
         super().data_received(data)
+        if self._unread_timer is not None and not self._answered_early():
+            self._body_ended()
         self._mind_head()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request."""
+        """Go on with the next request, after what is left of this one's body."""
         super().on_response_complete()
+        if self._answered_early() and not self.transport.is_closing():
+            self._unread_bytes = 0
+            self._unread_timer = self.loop.call_later(UNREAD_S, self._give_up_body)
         self._mind_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self.head_came()
+        self._lose_unread_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -163,6 +179,28 @@ class GuardedProtocol(PeerProtocol):
             self.visit.bad()
             self.transport.write(_OVERDUE)
             self.turn_away("slow_head")
+
+    def _answered_early(self) -> bool:
+        """Return whether the request is answered and more of its body is to come."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
+    def _body_ended(self) -> None:
+        self._lose_unread_timer()
+        # The timer that was set with the answer ended with the body's next bytes.
+        if self.timeout_keep_alive_task is None and self.conn.their_state is h11.IDLE:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _give_up_body(self) -> None:
+        self._lose_unread_timer()
+        if not self.transport.is_closing():
+            self.turn_away("unread_body")
+
+    def _lose_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _stalled(self) -> None:
         self._stall_timer = None

@@ -19,11 +19,15 @@ LATE_S = 10.0
 
 
 class Entry(NamedTuple):
-    """One frame as it came in: its place in its stream, its own time (by its node's clock), and its bytes."""
+    """One frame as it came in: its place in its stream, its own time (by its node's clock), and its bytes.
+
+    ``moved_s`` is added to its time beside the batch's offset: the time it has cannot be.
+    """
 
     sequence: int
     time_s: float
     raw: bytes
+    moved_s: float = 0.0
 
 
 class Batch(NamedTuple):
@@ -100,6 +104,14 @@ class Recorded(NamedTuple):
     offset_s: float
 
 
+class RecordedRow(NamedTuple):
+    """One row of the history that has numbers alone, as it came; ``outline_of_row(raw)`` names its outline."""
+
+    raw: bytes
+    received_s: float
+    offset_s: float
+
+
 class Run(NamedTuple):
     """Some of one series: a metric of a device, a link or (-1) a node; corrected times ascend, no value is NaN."""
 
@@ -123,6 +135,14 @@ class Span(NamedTuple):
     start_s: float
     end_s: float
     bucket_s: int
+
+
+class Gap(NamedTuple):
+    """A part of the time, ends included, of which something cannot be read: what held it is damaged."""
+
+    start_s: float
+    end_s: float
+    problem: str
 
 
 class Reading(NamedTuple):
@@ -168,10 +188,11 @@ class History(Protocol):
         """Return the outline of a durable row by its id; None: it is not known (any more)."""
         ...
 
-    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
+    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
         """Yield the frames received at ``since_s`` or later in order of receipt; of too many, the newest.
 
-        Late ones are left out: detection goes forward.
+        Rows of numbers alone come as they are: of a large fleet there are hundreds of thousands. Late frames are left
+        out: detection goes forward.
         """
         ...
 
@@ -214,6 +235,14 @@ class History(Protocol):
 
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
         """Return how many frames ``query`` would read, counting little further than ``limit``."""
+        ...
+
+    def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[Gap]:
+        """Return which parts of the range cannot be read of the nodes (all if empty), in order and apart.
+
+        ``levels``: by a query with a step, which minutes and hours answer as well as frames. Ask after reading: what is
+        found damaged while it is read counts then.
+        """
         ...
 
     def begins_s(self) -> float | None:

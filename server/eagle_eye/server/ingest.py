@@ -1,9 +1,10 @@
 """POST /api/v1/frames: from an agent's request to durable frames, refused whole or taken whole.
 
 A plain ASGI endpoint in front of the API: it reads bodies with a limit and spends nothing on routing.
-Clock correction: a node's offset is estimated from its requests (see Fleet.offset_s); beyond two seconds it is
+Clock correction: a node's offset is estimated from its requests (see NodeClock); beyond two seconds it is
 added to the times of the frames that the detection loop gets. The history keeps the frames as they came, with
-the offset beside them.
+the offset beside them. Times that cannot be, after their receipt or a decade old, are moved: none is refused, as an
+agent would have to drop what it says.
 Late frames (history.LATE_S) are what an agent kept while the server was away and sends after newer ones. They are
 kept like all others and are no news: they move neither the fleet nor the loop's view of a node. Of them the loop is
 told only what stays true, the facts of ``frame_rules.LASTING``.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ import msgspec
 from eagle_eye.schema.frame import CONTENT_TYPE, BadFrame, Frame, decode_request, read_frame, unknown_keys
 from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
+from eagle_eye.server import methods
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import IngestSettings
@@ -37,8 +39,6 @@ from eagle_eye.server.frame_rules import (
     RETRY_UNAVAILABLE_S,
     Authenticator,
     belated,
-    check_time,
-    corrected,
     refusal_of,
 )
 from eagle_eye.server.history import Appended, Batch, Entry, History
@@ -65,6 +65,14 @@ class _Request(NamedTuple):
     frames: tuple[Frame, ...]
     raw: tuple[bytes, ...]
     unknown: Counter[str]
+
+
+class _Placed(NamedTuple):
+    """Where a request's times are; ``moved_s``, of each frame, is added beside ``offset_s``."""
+
+    received_s: float
+    offset_s: float
+    moved_s: Sequence[float]
 
 
 class Ingest:
@@ -119,6 +127,10 @@ class Ingest:
             self._telemetry.rejected.labels(refusal.reason).inc()
             await refuse(send, refusal)
             return
+        except StoreUnavailable as error:  # whose token it is cannot be looked up, or what is asked of the node
+            self._telemetry.rejected.labels("storage").inc()
+            await refuse(send, Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}))
+            return
         except Exception:  # noqa: BLE001 - nothing stands behind this endpoint that would answer and count it
             _log.exception("frames could not be taken for a reason that was not foreseen")
             self._telemetry.rejected.labels("internal").inc()
@@ -142,7 +154,7 @@ class Ingest:
     async def _admitted(self, scope: ASGIMessage, headers: dict[str, str], receive: Receive) -> tuple[Principal, bytes]:
         """Return who sends what. Raises Refusal."""
         if scope["method"] != "POST":
-            raise Refusal(405, "method", f"{PATH} takes POST, not {scope['method'][:20]}", {"Allow": "POST"})
+            raise methods.refusal(scope["method"], ["POST"])
         principal = self._auth.authenticate(Credentials.of(scope["method"], headers, scope.get("state", {})))
         self._admit(principal)
         _check_headers(headers)
@@ -171,10 +183,11 @@ class Ingest:
         else:
             request = await asyncio.to_thread(_decode, body)
         self._check_sender(principal, request)
-        if all(self._fleet.is_late(frame, request.sent_s) for frame in request.frames):
-            appended = await self._keep_late(request, received_s)
+        placed = self._placed(request, received_s)
+        if all(self._fleet.is_late(frame, request.sent_s, by_s) for frame, by_s in _moved(request, placed)):
+            appended = await self._keep_late(request, placed)
         else:
-            appended = await self._keep(request, received_s)
+            appended = await self._keep(request, placed)
         unknown = self._note_unknown(request) if request.unknown else []
         return _Taken(appended, len(body), self._asked_of(request.frames[0].node), unknown)
 
@@ -188,7 +201,15 @@ class Ingest:
         self._settings.check_name(node)
         self._fleet.check_room(node)
 
-    async def _keep_late(self, request: _Request, received_s: float) -> Appended:
+    def _placed(self, request: _Request, received_s: float) -> _Placed:
+        """Return where the request's times are by the server's clock."""
+        node, times_s = request.frames[0].node, [frame.time_s for frame in request.frames]
+        base_s = request.frames[-1].base_s
+        offset_s = self._fleet.offset_s(node, request.sent_s, received_s, max(times_s), base_s)
+        moved_s = self._fleet.moved_s(node, times_s, received_s)
+        return _Placed(received_s, offset_s, moved_s or [0.0] * len(times_s))
+
+    async def _keep_late(self, request: _Request, placed: _Placed) -> Appended:
         """Keep frames that can wait: few at a time, so that they delay no others."""
         if self._late_now >= LATE_AT_ONCE_MAX:
             detail = (
@@ -197,15 +218,15 @@ class Ingest:
             raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
         self._late_now += 1
         try:
-            return await self._keep(request, received_s)
+            return await self._keep(request, placed)
         finally:
             self._late_now -= 1
 
-    async def _keep(self, request: _Request, received_s: float) -> Appended:
-        first = request.frames[0]
-        offset_s = self._fleet.offset_s(first.node, request.sent_s, received_s)
+    async def _keep(self, request: _Request, placed: _Placed) -> Appended:
+        first, received_s, offset_s = request.frames[0], placed.received_s, placed.offset_s
         entries = tuple(
-            Entry(frame.sequence, frame.time_s, raw) for frame, raw in zip(request.frames, request.raw, strict=True)
+            Entry(frame.sequence, frame.time_s, raw, by_s)
+            for (frame, by_s), raw in zip(_moved(request, placed), request.raw, strict=True)
         )
         try:
             future = self._history.submit(Batch(first.node, first.stream, received_s, offset_s, entries))
@@ -214,21 +235,21 @@ class Ingest:
             raise Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}) from None
         except HistoryUnavailable as error:
             raise Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}) from None
-        for frame, new in zip(request.frames, appended.new, strict=True):
-            if new and self._fleet.is_late(frame, request.sent_s):
+        for (frame, by_s), new in zip(_moved(request, placed), appended.new, strict=True):
+            if new and self._fleet.is_late(frame, request.sent_s, by_s):
                 self._telemetry.late.inc()
-                self._observe_late(frame, offset_s)
+                self._observe_late(frame, offset_s + by_s, received_s)
             elif new:
-                if self._fleet.heard(frame, received_s):
+                if self._fleet.heard(frame, received_s, by_s):
                     await self._introduce(frame.node)
-                self._observe(corrected(frame, offset_s), received_s, offset_s)
+                self._observe(self._fleet.dated(frame, offset_s + by_s, received_s), received_s, offset_s)
         return appended
 
-    def _observe_late(self, frame: Frame, offset_s: float) -> None:
+    def _observe_late(self, frame: Frame, offset_s: float, received_s: float) -> None:
         newest = self._fleet.last(frame.node)
         told = belated(frame, newest) if newest is not None else None
         if newest is not None and told is not None:
-            self._observe(corrected(told, offset_s), newest.received_s, offset_s)
+            self._observe(self._fleet.dated(told, offset_s, received_s), newest.received_s, offset_s)
 
     async def _introduce(self, node: str) -> None:
         try:
@@ -255,6 +276,11 @@ def _check_headers(headers: Mapping[str, str]) -> None:
         raise Refusal(415, "content_encoding", detail)
 
 
+def _moved(request: _Request, placed: _Placed) -> Iterable[tuple[Frame, float]]:
+    """Return the request's frames with what is added to each beside the offset."""
+    return zip(request.frames, placed.moved_s, strict=True)
+
+
 def _decode(body: bytes) -> _Request:
     try:
         sent_s, raws = decode_request(body)
@@ -276,7 +302,6 @@ def _decode(body: bytes) -> _Request:
             raise refusal_of(error, f"frame {index}") from None
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Refusal(400, "malformed", f"frame {index} cannot be decoded: {type(error).__name__}") from None
-        check_time(frame.time_s, sent_s, f"frame {index}")
         if (frame.node, frame.stream) != (frames[0].node, frames[0].stream) if frames else False:
             raise Refusal(400, "mixed", f"frame {index} is of another node or stream than frame 0; send one a request")
         frames.append(frame)

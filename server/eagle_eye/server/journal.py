@@ -6,6 +6,7 @@ Frames leave it once they are in segments (see compaction.py) and no restart wou
 from __future__ import annotations
 
 import sqlite3
+import struct
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from eagle_eye.server.history import Appended, AppendedRows, Batch, Entry, RowsO
 from eagle_eye.server.journal_chunks import Draft, insert
 from eagle_eye.server.journal_outlines import JournalOutlines
 from eagle_eye.server.journal_reader import JournalReader
+from eagle_eye.server.journal_refusals import Refusals
 from eagle_eye.server.journal_retention import RETENTION_S, Retention
 from eagle_eye.server.journal_rows import Extended, chunks_of
 from eagle_eye.server.journal_schema import MIGRATIONS
@@ -80,12 +82,14 @@ class Journal:
         # Some builds of SQLite write zeros over all that is deleted: here as much again as ever came.
         self._writer.execute("PRAGMA secure_delete = OFF")
         database.migrate(self._writer, MIGRATIONS, path)
-        self.reader = JournalReader(path, clock)
+        condition = database.Condition(path)
+        self.reader = JournalReader(path, clock, condition)
         self._waiting: deque[tuple[_Group | _Rows | _Work, Future[Any]]] = deque()
         self._waiting_bytes = 0
         self._wake = threading.Condition()
         self._closing = False
-        self._problem: str | None = None
+        self._condition = condition
+        self._refusals = Refusals(clock)
         self._streams = Streams(self._writer)
         self.outlines = JournalOutlines(self._writer)
         self._commits: deque[tuple[int, int]] = deque()  # last chunk and frames of those that a restart would replay
@@ -139,7 +143,11 @@ class Journal:
         """Return why frames cannot be made durable at the moment, or None."""
         if not self._thread.is_alive():
             return "the history's writer has ended"
-        return self._problem
+        return self._refusals.reason or self._condition.damage
+
+    def note_damage(self, how: str) -> None:
+        """Have ``problem`` say that the file is damaged."""
+        self._condition.note_damage(how)
 
     def close(self) -> None:
         """Make durable what was submitted, then release the files."""
@@ -176,8 +184,11 @@ class Journal:
                 self._writer.execute("SELECT id, frames FROM chunks INDEXED BY chunks_of_shard").fetchall()
             ):
                 self._note_commit(id_, frames)
-        except sqlite3.Error as error:
-            raise StoreUnavailable(f"{self.path} cannot be read: {error}") from error
+        except (sqlite3.Error, struct.error, TypeError, ValueError) as error:
+            # What a commit never wrote: a directory of another length, streams without rows.
+            damaged = not isinstance(error, sqlite3.Error) or database.tells_damage(error)
+            remedy = f"; it is damaged: {database.REMEDY}" if damaged else ""
+            raise StoreUnavailable(f"{self.path} cannot be read: {error}{remedy}") from error
 
     def _adopt(self) -> None:
         """Move the frames of the first version's file, which had a row for each, into chunks."""
@@ -211,9 +222,10 @@ class Journal:
                 self._write([(what, future) for what, future in taken if isinstance(what, (_Group, _Rows))])
             elif self._closing:
                 return
-            elif self._problem is not None:
+            elif self._refusals.reason is not None:
                 self._probe()
             self._retain_if_due()
+            self._refusals.look()
 
     def _take(self) -> list[tuple[_Group | _Rows | _Work, Future[Any]]]:
         # No delay is added to gather more: while one commit runs, the next group gathers by itself.
@@ -244,6 +256,7 @@ class Journal:
             with database.transaction(self._writer):
                 result = work(self._writer)
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the caller hear it
+            self._condition.note(error)
             future.set_exception(HistoryUnavailable(f"{self.path} cannot be changed: {error}"))
         else:
             future.set_result(result)
@@ -265,11 +278,11 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the agents must hear it
             extended.undo()
             touched.undo()
-            self._problem = f"frames cannot be written to {self.path}: {error}"
+            self._failed("frames cannot be written to", error, sum(what.entries for what, _ in taken))
             for _, future in taken:
-                future.set_exception(HistoryUnavailable(self._problem))
+                future.set_exception(HistoryUnavailable(self.problem()))
             return
-        self._problem = None
+        self._refusals.worked()
         self._note_commit(last_id, sum(result.accepted for result in results) + sum(sum(one.new) for one, _ in told))
         room_wanted = self._streams.keep(touched)
         at = 0
@@ -324,7 +337,7 @@ class Journal:
             for _ in self._streams.noting():
                 pass
         except sqlite3.Error as error:
-            self._problem = f"streams cannot be written to {self.path}: {error}"
+            self._failed("streams cannot be written to", error)
 
     def _probe(self) -> None:
         # Without this a full disk that has space again would count as full until an agent tries.
@@ -333,9 +346,14 @@ class Journal:
                 insert(self._writer, [(-1, 0, 0, 0.0, 0.0, 0.0, b"", bytes(65_536))])
                 self._writer.execute("DELETE FROM chunks WHERE shard = -1")
         except sqlite3.Error as error:
-            self._problem = f"frames cannot be written to {self.path}: {error}"
+            self._failed("frames cannot be written to", error)
         else:
-            self._problem = None
+            self._refusals.worked()
+
+    def _failed(self, what: str, error: Exception, frames: int = 0) -> None:
+        self._condition.note(error)
+        if frames or self._condition.damage is None:  # damage that is in no frame's way refuses none
+            self._refusals.failed(f"{what} {self.path}: {error}", frames)
 
     def _retain_if_due(self) -> None:
         """Do one step of keeping the file small, where a round of them is under way or due.
@@ -357,7 +375,7 @@ class Journal:
             self._retaining = None
         except sqlite3.Error as error:
             self._retaining = None
-            self._problem = f"old frames cannot be deleted from {self.path}: {error}"
+            self._failed("old frames cannot be deleted from", error)
         ended_s = time.monotonic()
         self._next_step_s = ended_s + (ended_s - began_s) / RETENTION_SHARE
 

@@ -60,10 +60,9 @@ class Draft:
 
     def add(self, stream_id: int, batch: Batch, entry: Entry) -> None:
         """Add one frame of the batch."""
-        time_s = entry.time_s + batch.offset_s
-        self._lines.append(
-            _LINE.pack(stream_id, entry.sequence, time_s, batch.received_s, batch.offset_s, len(entry.raw))
-        )
+        offset_s = batch.offset_s + entry.moved_s
+        time_s = entry.time_s + offset_s
+        self._lines.append(_LINE.pack(stream_id, entry.sequence, time_s, batch.received_s, offset_s, len(entry.raw)))
         self._raws.append(entry.raw)
         self.frames += 1
         self.size += len(entry.raw)

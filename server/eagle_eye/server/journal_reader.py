@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from eagle_eye.schema.frame import BadFrame, Frame, decode_frame
-from eagle_eye.schema.rows import Outline, decode_outline, is_row, outline_of_row, read_row
+from eagle_eye.schema.rows import Outline, decode_outline, is_row, outline_of_row, read_row, row_head
 from eagle_eye.server import database
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import HistoryUnavailable
-from eagle_eye.server.history import LATE_S, Recorded
+from eagle_eye.server.history import LATE_S, Recorded, RecordedRow
 from eagle_eye.server.journal_chunks import Found, Line, found_in, lines
 from eagle_eye.server.journal_schema import UNSEALED
 
@@ -42,33 +43,37 @@ class Chunk(NamedTuple):
 class JournalReader:
     """One connection that only reads, for any thread."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, condition: database.Condition) -> None:
         self._path = path
+        self._condition = condition
         self._clock = clock
         self._connection = database.connect(path)
         self._lock = threading.Lock()
         self._pins: dict[object, float] = {}
         self._outlines: dict[bytes, Outline] = {}
 
-    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded]:
+    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
         """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
         known = sorted(
             self.read("SELECT id, frames FROM chunks INDEXED BY chunks_of_shard WHERE received_s >= ?", (since_s,))
         )
+        node_of = dict(self.read("SELECT id, node_id FROM streams", ()))
         surplus = sum(frames for _, frames in known) - frames_max
-        newest: dict[str, float] = {}
+        newest: dict[int, float] = {}
         for id_, frames in known:
-            left_out, surplus = surplus, surplus - frames
+            left_out, surplus = max(surplus, 0), surplus - frames
             if surplus >= 0:
                 continue
-            for recorded in self._decode((id_, line) for line in self._lines(id_) if line.received_s >= since_s):
-                if left_out > 0:  # of the first chunk only its end
-                    left_out -= 1
+            lines = [line for line in self._lines(id_) if line.received_s >= since_s]
+            # Of the first chunk only its end.
+            for line, raw in self._raws((id_, line) for line in lines[left_out:]):
+                node = node_of.get(line.stream_id, -1 - line.stream_id)
+                newest_s = newest.get(node, line.time_s)
+                if line.time_s < newest_s and line.received_s - line.time_s > LATE_S:
                     continue
-                time_s = recorded.frame.time_s + recorded.offset_s
-                newest_s = newest.get(recorded.frame.node, time_s)
-                if time_s >= newest_s or recorded.received_s - time_s <= LATE_S:
-                    newest[recorded.frame.node] = time_s
+                recorded = self._recorded(line, raw, rows=True)
+                if recorded is not None:
+                    newest[node] = line.time_s
                     yield recorded
 
     @contextmanager
@@ -137,7 +142,8 @@ class JournalReader:
                 with database.transaction(self._connection, "DEFERRED"):
                     return work(self._connection)
             except sqlite3.Error as error:
-                raise HistoryUnavailable(f"{self._path} cannot be read: {error}") from error
+                self._condition.note(error)
+                raise HistoryUnavailable(self._condition.damage or f"{self._path} cannot be read: {error}") from error
 
     def outline(self, id_: bytes) -> bytes | None:
         """Return an outline by its id; None: it is not here. Raises HistoryUnavailable."""
@@ -172,36 +178,66 @@ class JournalReader:
         for begin in range(0, len(chunks), CHUNKS_AT_ONCE):
             ids = [chunk.id for chunk in chunks[begin : begin + CHUNKS_AT_ONCE]]
             statement = "SELECT id, directory FROM chunks WHERE id IN (SELECT value FROM json_each(?))"
-            yield found_in(self.read(statement, (json.dumps(ids),)), stream_ids, start_s, end_s)
+            rows = self.read(statement, (json.dumps(ids),))
+            with self._telling_damage():
+                found = found_in(rows, stream_ids, start_s, end_s)
+            yield found
 
     def _lines(self, chunk_id: int) -> list[Line]:
         rows = self.read("SELECT directory FROM chunks WHERE id = ?", (chunk_id,))
-        return list(lines(rows[0][0])) if rows else []
+        with self._telling_damage():
+            return list(lines(rows[0][0])) if rows else []
+
+    @contextmanager
+    def _telling_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except (struct.error, ValueError, IndexError) as error:
+            self._condition.note_damage(f"the directory of a chunk cannot be read: {error}")
+            raise HistoryUnavailable(self._condition.damage) from error
 
     def _decode(self, places: Iterable[tuple[int, Line]]) -> list[Recorded]:
         """Return the frames at the places (chunk and line), but for those that cannot be read."""
+        found = (self._recorded(line, raw) for line, raw in self._raws(places))
+        return [recorded for recorded in found if isinstance(recorded, Recorded)]
 
-        def raws(reader: sqlite3.Connection) -> list[tuple[Line, bytes | None]]:
+    def _recorded(self, line: Line, raw: bytes, *, rows: bool = False) -> Recorded | RecordedRow | None:
+        """Return the frame, or with ``rows`` a row of numbers alone; None: of another wire version.
+
+        One of those was accepted by a server of that version, and judged then.
+        """
+        try:
+            if rows and is_row(raw) and not row_head(raw).tail_bytes:
+                return RecordedRow(raw, line.received_s, line.offset_s)
+            return Recorded(self.whole(raw), line.received_s, line.offset_s)
+        except BadFrame:
+            return None
+
+    def _raws(self, places: Iterable[tuple[int, Line]]) -> list[tuple[Line, bytes]]:
+        """Return the bytes at the places (chunk and line), but for those that retention took meanwhile."""
+
+        def read(reader: sqlite3.Connection) -> list[tuple[Line, bytes | None]]:
             found = []
-            for chunk_id, line in places:
-                row = reader.execute(
-                    "SELECT substr(raw, ?, ?) FROM chunks WHERE id = ?", (line.at + 1, line.size, chunk_id)
-                ).fetchone()
-                found.append((line, row[0] if row else None))
+            with ExitStack() as opened:
+                blobs: dict[int, sqlite3.Blob | None] = {}  # an opened one knows its pages: substr() reads all of them
+                for chunk_id, line in places:
+                    if chunk_id not in blobs:
+                        here = reader.execute("SELECT 1 FROM chunks WHERE id = ?", (chunk_id,)).fetchone()
+                        blobs[chunk_id] = here and opened.enter_context(
+                            reader.blobopen("chunks", "raw", chunk_id, readonly=True)
+                        )
+                    blob = blobs[chunk_id]
+                    if blob is not None:
+                        blob.seek(line.at)
+                    found.append((line, None if blob is None else blob.read(line.size)))
             return found
 
-        decoded = []
-        for line, raw in self.read_together(raws):
-            if raw is None:
-                self._check_retired()
-                continue
-            try:
-                frame = self.whole(raw)
-            except BadFrame:
-                # Of another wire version, accepted by a server of that version; it was judged then.
-                continue
-            decoded.append(Recorded(frame, line.received_s, line.offset_s))
-        return decoded
+        with self._telling_damage():
+            found = self.read_together(read)
+        raws = [(line, raw) for line, raw in found if raw is not None]
+        if len(raws) < len(found):
+            self._check_retired()
+        return raws
 
     def _check_retired(self) -> None:
         """Return if a chunk can only have gone by retention. Raises HistoryUnavailable."""

@@ -23,6 +23,7 @@ from eagle_eye.server.store import (
 )
 
 DISMISSED_MAX = 100  # newest false alarms of a job that are remembered, so as not to be raised again
+LATEST_MAX = 100  # newest incidents of a job among which an earlier end is looked for
 CHANGES_MAX = 2_000  # more than these at once: everything is read anew
 WAITING_STATES = ("suspected", "confirmed")  # of incidents that nothing may have been asked for yet
 UNTOUCHED_STATES = ("awaiting", "requested")  # of actions that end by themselves
@@ -90,6 +91,10 @@ class OpenRecords:
             filters = {"job": job, "state": "false"}
             found = self._dismissed[job] = self._store.page(INCIDENTS, filters, limit=DISMISSED_MAX).items
         return found
+
+    def latest_of(self, job: str) -> list[Incident]:
+        """Return the newest incidents of the job, in whatever state. Read each time: for moments, not for ticks."""
+        return self._store.page(INCIDENTS, {"job": job}, limit=LATEST_MAX).items
 
     def actions(self, incidents: Iterable[Incident], since_s: float) -> list[Action]:
         """Return all jobs' actions since ``since_s``, oldest first, and older ones of these incidents."""

@@ -1,11 +1,11 @@
-"""Durable deliveries: at least once, in order within each incident, no subscription waiting for another."""
+"""Durable deliveries: at least once, in order within each incident; no incident or subscription waits for another."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -15,12 +15,16 @@ from eagle_eye.server.alert_refresh import AlertRefresh
 from eagle_eye.server.changes import Signal, wait
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import WebhookSettings
-from eagle_eye.server.errors import IllegalTransition, StoreUnavailable
+from eagle_eye.server.delivery_outcomes import DeliveryOutcomes
+from eagle_eye.server.delivery_states import after, expired, failed, hopeless
+from eagle_eye.server.errors import StoreUnavailable
+from eagle_eye.server.in_flight import InFlight
+from eagle_eye.server.notifiers.alerts import Alert
 from eagle_eye.server.notifiers.receipts import Notifier, Outcome, Receipt
 from eagle_eye.server.notifiers.signing import without_expired
 from eagle_eye.server.notifiers.targets import Targets
-from eagle_eye.server.records import AuditEntry, Delivery, OutboundEvent, Subscription, SubscriptionHealth
-from eagle_eye.server.store import ACTIONS, EVENTS, INCIDENTS, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change, Store
+from eagle_eye.server.records import AuditEntry, Delivery, OutboundEvent, Subscription
+from eagle_eye.server.store import ACTIONS, EVENTS, INCIDENTS, SUBSCRIPTIONS, Change, Due, Store
 from eagle_eye.server.telemetry import Telemetry
 
 HOUSEKEEPING_S = 10.0
@@ -60,52 +64,45 @@ class Outbox:
         self._targets = targets
         self._refresh = refresh
         self._jitter = jitter
-        self._serving: set[str] = set()
+        self._outcomes = DeliveryOutcomes(store, clock, telemetry)
+        # Of one target's places a subscription takes half: one that hangs must leave some to the others there.
+        self._usual_places = min(settings.concurrency_per_subscription, max(1, settings.target_concurrency // 2))
+        self._serving: dict[str, asyncio.Event] = {}  # by subscription; set when there may be more to start
         self._rests: dict[tuple[str, str], float] = {}  # (subscription, URL) that asked for rest, until when
         self._paused_until_s = 0.0
 
     async def run(self) -> None:
         """Deliver until cancelled."""
         woken = self._signal.waiter()
-        kept_s = -HOUSEKEEPING_S
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_house())
                 while True:
-                    now_s = self._clock.monotonic_s()
-                    if now_s - kept_s >= HOUSEKEEPING_S:
-                        kept_s = now_s
-                        active = await self._guarded(asyncio.to_thread(self.housekeeping))
-                        if active is not None:
-                            self._know(active)
                     delay_s = await self._dispatch(tasks)
                     await wait(woken, delay_s)
         finally:
             self._signal.forget(woken)
 
     async def serve(self, subscription_id: str) -> None:
-        """Deliver what is due to one subscription, until nothing more is."""
-        while True:
-            subscription = await asyncio.to_thread(self._store.get, SUBSCRIPTIONS, subscription_id)
-            if subscription is None or not subscription.active:
-                reason = "the subscription has ended"
-                self._refresh.forget(subscription_id)
-                await asyncio.to_thread(self._fail_pending, subscription_id, "ended", reason)
-                return
-            if self._rest_s(subscription) > 0.0:
-                return
-            receipt = await self._refresh.refresh_if_due(subscription)
-            if receipt is not None:
-                self._mind_rest(subscription, receipt)
-            heads = await asyncio.to_thread(
-                self._store.due_deliveries,
-                subscription_id,
-                self._clock.now_s(),
-                self._settings.concurrency_per_subscription,
-            )
-            if not heads or self._rest_s(subscription) > 0.0:
-                return
-            # Heads are of different groups, so they may overtake each other.
-            await asyncio.gather(*(self._attempt(subscription, delivery) for delivery in heads))
+        """Deliver what is due to one subscription, until nothing more is and nothing is under way."""
+        woken = self._serving.setdefault(subscription_id, asyncio.Event())
+        flight = InFlight(self._usual_places)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    woken.clear()
+                    flight.clear_ended()
+                    await self._guarded(self._start_due(subscription_id, flight, tasks))
+                    if not flight.busy:
+                        return
+                    await woken.wait()
+        finally:
+            del self._serving[subscription_id]
+
+    def wake(self, subscription_id: str) -> None:
+        """Have a look at what is due to a subscription that is being served; nothing happens to another."""
+        if subscription_id in self._serving:
+            self._serving[subscription_id].set()
 
     def housekeeping(self) -> list[Subscription]:
         """Void stale deliveries, bound each backlog, forget secrets that sign no more and records that are old.
@@ -114,13 +111,13 @@ class Outbox:
         """
         now_s = self._clock.now_s()
         stale = self._store.expired_deliveries(now_s, EXPIRE_BATCH)
-        self._settle([_expired(delivery, "the event is past its expiry", now_s) for delivery in stale])
+        self._settle([expired(delivery, "the event is past its expiry", now_s) for delivery in stale])
         for backlog in self._store.backlog():
             if backlog.pending > self._settings.pending_max:
                 waiting = self._store.subscription_deliveries(backlog.subscription_id)
                 excess = max(0, len(waiting) - self._settings.pending_max)
                 error = f"backlog: more than {self._settings.pending_max} waited (webhooks.pending_max)"
-                self._settle([_failed(delivery, "backlog", error, now_s) for delivery in waiting[:excess]])
+                self._settle([failed(delivery, "backlog", error, now_s) for delivery in waiting[:excess]])
         active = [subscription for subscription in self._store.all(SUBSCRIPTIONS) if subscription.active]
         for subscription in active:
             if self._retired(subscription, now_s) is not subscription:
@@ -134,30 +131,89 @@ class Outbox:
         where = {(subscription.id, subscription.url) for subscription in active}
         self._rests = {key: until_s for key, until_s in self._rests.items() if key in where}
 
+    async def _keep_house(self) -> None:
+        while True:
+            active = await self._guarded(asyncio.to_thread(self.housekeeping))
+            if active is not None:
+                self._know(active)
+                self._signal.notify()
+            await asyncio.sleep(HOUSEKEEPING_S)
+
     async def _dispatch(self, tasks: asyncio.TaskGroup) -> float:
-        """Start serving the subscriptions that something is due for; return how long to wait for the next."""
+        """Have the subscriptions served that something is due for; return how long to wait for the next."""
         if self._clock.monotonic_s() < self._paused_until_s:
             return self._paused_until_s - self._clock.monotonic_s()
-        due = await self._guarded(asyncio.to_thread(self._store.next_due_s))
         now_s = self._clock.now_s()
-        waits_s = {name: due_s - now_s for name, due_s in (due or {}).items()}
+        upcoming = await self._guarded(asyncio.to_thread(self._store.upcoming, now_s)) or {}
+        waits_s = [one.next_s - now_s for one in upcoming.values() if one.next_s is not None]
+        due = {name for name, one in upcoming.items() if one.due}
         for name, wait_s in self._refresh.waits_s().items():
-            waits_s[name] = min(wait_s, waits_s.get(name, wait_s))
+            if wait_s <= 0.0:
+                due.add(name)
+            else:
+                waits_s.append(wait_s)
         for (name, _), until_s in self._rests.items():
-            if name in waits_s:
-                waits_s[name] = max(waits_s[name], until_s - self._clock.monotonic_s())
-        for name in [name for name, wait_s in waits_s.items() if wait_s <= 0.0 and name not in self._serving]:
-            self._serving.add(name)
-            tasks.create_task(self._serve_one(name))
-        return min((wait_s for wait_s in waits_s.values() if wait_s > 0.0), default=HOUSEKEEPING_S)
+            rest_s = until_s - self._clock.monotonic_s()
+            if name in due and rest_s > 0.0:
+                due.discard(name)
+                waits_s.append(rest_s)
+        for name in due:
+            self.wake(name)
+            if name not in self._serving:
+                self._serving[name] = asyncio.Event()
+                tasks.create_task(self._serve_one(name))
+        return min((wait_s for wait_s in waits_s if wait_s > 0.0), default=HOUSEKEEPING_S)
 
     async def _serve_one(self, subscription_id: str) -> None:
         try:
-            await self._guarded(self.serve(subscription_id))
+            await self.serve(subscription_id)
         finally:
-            self._serving.discard(subscription_id)
-            # What came due meanwhile was passed over while this one was being served.
+            # What came due just before it ended was passed over.
             self._signal.notify()
+
+    async def _start_due(self, subscription_id: str, flight: InFlight, tasks: asyncio.TaskGroup) -> None:
+        """Start what is due to the subscription and has a place."""
+        if self._clock.monotonic_s() < self._paused_until_s:
+            return
+        subscription, due = await asyncio.to_thread(self._look, subscription_id, flight.ask_max)
+        if subscription is None or not subscription.active:
+            self._refresh.forget(subscription_id)
+            await asyncio.to_thread(self._fail_pending, subscription_id, "ended", "the subscription has ended")
+            return
+        if self._rest_s(subscription) > 0.0:
+            return
+        wake = self._serving[subscription_id].set
+        if not flight.refreshing and self._refresh.is_due(subscription_id):
+            firing = await asyncio.to_thread(self._refresh.firing, subscription, flight.groups)
+            flight.start_refresh(firing)
+            tasks.create_task(self._tell(subscription, firing, flight, wake))
+        for one in flight.start(due):
+            tasks.create_task(self._deliver(subscription, one, flight, wake))
+
+    def _look(self, subscription_id: str, ask_max: int) -> tuple[Subscription | None, list[Due]]:
+        subscription = self._store.get(SUBSCRIPTIONS, subscription_id)
+        return subscription, self._store.due_deliveries(subscription_id, self._clock.now_s(), ask_max)
+
+    async def _tell(
+        self,
+        subscription: Subscription,
+        firing: Mapping[str, Sequence[Alert]],
+        flight: InFlight,
+        wake: Callable[[], None],
+    ) -> None:
+        try:
+            receipt = await self._answer(self._refresh.tell(subscription, firing))
+            await self._guarded(self._note(subscription, receipt))
+        finally:
+            flight.end_refresh()
+            wake()
+
+    async def _deliver(self, subscription: Subscription, due: Due, flight: InFlight, wake: Callable[[], None]) -> None:
+        try:
+            await self._guarded(self._attempt(subscription, due))
+        finally:
+            flight.end(due.delivery.id)
+            wake()
 
     async def _guarded(self, work: Awaitable[ResultT]) -> ResultT | None:
         """Return what ``work`` returns; after an error pause deliveries, count it and return None."""
@@ -172,28 +228,41 @@ class Outbox:
         self._paused_until_s = self._clock.monotonic_s() + PAUSE_S
         return None
 
-    async def _attempt(self, subscription: Subscription, delivery: Delivery) -> None:
-        async with self._targets.turn(subscription.url):
+    async def _answer(self, request: Awaitable[Receipt]) -> Receipt:
+        """Return what came of a request; an error that nobody foresaw is this subscription's and no other's."""
+        try:
+            return await request
+        except Exception as error:  # noqa: BLE001 - what one subscriber can provoke must not pause the others
+            _log.exception("a delivery failed for a reason that was not foreseen")
+            self._telemetry.failures.labels("outbox").inc()
+            return Receipt(Outcome.RETRY, error=type(error).__name__)
+
+    async def _attempt(self, subscription: Subscription, due: Due) -> None:
+        delivery = due.delivery
+        async with self._targets.turn(subscription.url, due.urgent):
             # Only now: while it waited for its turn the event may have become stale.
             now_s = self._clock.now_s()
-            event = await asyncio.to_thread(self._store.get, EVENTS, delivery.event_id)
-            void = await asyncio.to_thread(self._void, subscription, event, now_s)
+            event, void = await asyncio.to_thread(self._event, subscription, delivery.event_id, now_s)
             if event is None or void:
-                await asyncio.to_thread(self._settle, [_expired(delivery, void, now_s)])
+                await asyncio.to_thread(self._settle, [expired(delivery, void, now_s)])
                 return
             timeout_s = self._settings.timeout_s
             if event.expires_s is not None:
                 timeout_s = min(timeout_s, event.expires_s - now_s)
             started_s = self._clock.monotonic_s()
-            receipt = await self._notifier.deliver(subscription, event, now_s, timeout_s)
+            receipt = await self._answer(self._notifier.deliver(subscription, event, now_s, timeout_s))
         self._telemetry.delivery_seconds.observe(self._clock.monotonic_s() - started_s)
         self._telemetry.attempts.labels(receipt.outcome.value).inc()
-        self._mind_rest(subscription, receipt)
         settled = after(delivery, receipt, self._clock.now_s(), self._settings, self._jitter())
-        health = await asyncio.to_thread(self._record, settled, receipt)
+        await self._note(subscription, receipt, settled)
+
+    async def _note(self, subscription: Subscription, receipt: Receipt, settled: Delivery | None = None) -> None:
+        """Write down what came of a request: for its delivery, if it was one's, and for the subscription's health."""
+        self._mind_rest(subscription, receipt)
+        health = await self._outcomes.write(subscription.id, receipt, settled)
         if receipt.outcome is Outcome.GONE:
             await asyncio.to_thread(self._end, subscription.id, "gone", receipt.error)
-        elif hopeless(health, settled.updated_s, self._settings.disable_after_s):
+        elif hopeless(health, self._clock.now_s(), self._settings.disable_after_s):
             reason = f"nothing arrived for {self._settings.disable_after_s:g} s (webhooks.disable_after_s)"
             await asyncio.to_thread(self._end, subscription.id, "hopeless", f"{reason}: {receipt.error}")
 
@@ -208,6 +277,11 @@ class Outbox:
         self._rests = {key: until_s for key, until_s in self._rests.items() if until_s > now_s}
         if receipt.retry_after_s:
             self._rests[subscription.id, subscription.url] = now_s + receipt.retry_after_s
+
+    def _event(self, subscription: Subscription, event_id: str, now_s: float) -> tuple[OutboundEvent | None, str]:
+        """Return the event, and why it must no longer be delivered."""
+        event = self._store.get(EVENTS, event_id)
+        return event, self._void(subscription, event, now_s)
 
     def _void(self, subscription: Subscription, event: OutboundEvent | None, now_s: float) -> str:
         """Return why the event must no longer be delivered, "" if it may."""
@@ -225,29 +299,10 @@ class Outbox:
                 return "the incident is over, its alert must not fire any more"
         return ""
 
-    def _record(self, settled: Delivery, receipt: Receipt) -> SubscriptionHealth:
-        """Write down what came of an attempt, for the delivery and for its subscription, whose health is returned."""
-        name = settled.subscription_id
-
-        def tried(store: Store) -> Change:
-            health = store.get(SUBSCRIPTION_HEALTH, name) or SubscriptionHealth(subscription_id=name)
-            return Change(deliveries=(settled,), subscription_health=(fared(health, receipt, settled.updated_s),))
-
-        change = self._store.update(tried)
-        self._count((settled,))
-        return change.subscription_health[0]
-
     def _settle(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
             self._store.commit(Change(deliveries=tuple(deliveries)))
-            self._count(deliveries)
-
-    def _count(self, deliveries: Sequence[Delivery]) -> None:
-        for delivery in deliveries:
-            if delivery.state != "pending":
-                self._telemetry.deliveries.labels(delivery.state).inc()
-            if delivery.reason:
-                self._telemetry.delivery_failures.labels(delivery.reason).inc()
+            self._outcomes.count(deliveries)
 
     def _retired(self, subscription: Subscription, now_s: float) -> Subscription:
         return without_expired(subscription, now_s, self._settings.rotation_overlap_s)
@@ -280,65 +335,4 @@ class Outbox:
     def _fail_pending(self, subscription_id: str, word: str, reason: str) -> None:
         now_s = self._clock.now_s()
         waiting = self._store.subscription_deliveries(subscription_id)
-        self._settle([_failed(delivery, word, reason, now_s) for delivery in waiting])
-
-
-def after(delivery: Delivery, receipt: Receipt, now_s: float, settings: WebhookSettings, jitter: float) -> Delivery:
-    """Return the delivery after an attempt: delivered, failed, or due again.
-
-    The delay is ``jitter`` (0 to 1) times the doubling backoff, but never less than the target asked for. It does
-    not reach past the event's expiry, at which the delivery is voided.
-    """
-    tried = replace(
-        delivery,
-        attempts=delivery.attempts + 1,
-        last_status=receipt.status,
-        last_error=receipt.error,
-        reason="",
-        updated_s=now_s,
-    )
-    if receipt.outcome is Outcome.DELIVERED:
-        return replace(tried, state="delivered")
-    if receipt.outcome is not Outcome.RETRY:
-        return replace(tried, state="failed", reason=receipt.outcome.value)
-    if tried.attempts >= settings.attempts_max:
-        return _failed(tried, "attempts", f"gave up after {tried.attempts} attempts: {receipt.error}", now_s)
-    # Bounded before it is computed: 2.0**attempts overflows long before attempts_max has to be small.
-    ceiling_s = min(settings.backoff_max_s, settings.backoff_base_s * 2.0 ** min(tried.attempts - 1, 64))
-    delay_s = max(jitter * ceiling_s, receipt.retry_after_s or 0.0)
-    due_s = now_s + delay_s
-    return replace(tried, due_s=due_s if delivery.expires_s is None else min(due_s, delivery.expires_s))
-
-
-def again(delivery: Delivery, now_s: float) -> Delivery:
-    """Return the delivery as due now, with all its attempts before it. Raises IllegalTransition for a stale event."""
-    if delivery.expires_s is not None and delivery.expires_s <= now_s:
-        raise IllegalTransition(f"delivery {delivery.id} is of an event past its expiry; stale events are not sent")
-    return replace(delivery, state="pending", attempts=0, due_s=now_s, last_error="", reason="", updated_s=now_s)
-
-
-def fared(health: SubscriptionHealth, receipt: Receipt, now_s: float) -> SubscriptionHealth:
-    """Return a subscription's health after one more attempt."""
-    if receipt.outcome is Outcome.DELIVERED:
-        return SubscriptionHealth(subscription_id=health.subscription_id, delivered_s=now_s, last_status=receipt.status)
-    return replace(
-        health,
-        failures=health.failures + 1,
-        failing_since_s=now_s if health.failing_since_s is None else health.failing_since_s,
-        last_status=receipt.status,
-        last_error=receipt.error,
-    )
-
-
-def hopeless(health: SubscriptionHealth, now_s: float, limit_s: float) -> bool:
-    """Return whether attempts made as long as ``limit_s`` apart, and all between, have failed; 0: that is no reason."""
-    since_s = health.failing_since_s
-    return limit_s > 0.0 and since_s is not None and now_s - since_s >= limit_s
-
-
-def _failed(delivery: Delivery, reason: str, error: str, now_s: float) -> Delivery:
-    return replace(delivery, state="failed", reason=reason, last_error=error, updated_s=now_s)
-
-
-def _expired(delivery: Delivery, error: str, now_s: float) -> Delivery:
-    return replace(delivery, state="expired", reason="expired", last_error=error, updated_s=now_s)
+        self._settle([failed(delivery, word, reason, now_s) for delivery in waiting])

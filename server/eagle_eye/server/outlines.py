@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 
 from eagle_eye.schema.frame import BadFrame
 from eagle_eye.schema.rows import REQUEST_HEAD, ROW_HEAD, SIZE, decode_outline, outline_id
@@ -21,7 +22,19 @@ class Known:
     part. ``alone_bytes`` is the size of a request of one row of it and nothing else, -1 where rows are read one by one.
     """
 
-    __slots__ = ("admitted", "alone_bytes", "durable", "id", "interval_s", "node", "outlined", "raw", "ref", "used")
+    __slots__ = (
+        "admitted",
+        "alone_bytes",
+        "clock_base_s",
+        "durable",
+        "id",
+        "interval_s",
+        "node",
+        "outlined",
+        "raw",
+        "ref",
+        "used",
+    )
 
     def __init__(self, id_: bytes, raw: bytes, outlined: Outlined, *, durable: bool) -> None:
         self.id = id_
@@ -31,6 +44,7 @@ class Known:
         self.used = self.admitted = False
         self.node = outlined.node
         self.interval_s = outlined.outline.interval_s
+        self.clock_base_s = outlined.hollow.base_s
         self.ref = StreamRef(outlined.node, outlined.outline.stream)
         self.alone_bytes = -1 if outlined.layout is None else ALONE_BYTES + outlined.size
 
@@ -42,6 +56,7 @@ class Outlines:
         self._look_up = look_up
         self._kept_max = kept_max
         self._known: dict[bytes, Known] = {}
+        self._left: deque[bytes] = deque()
 
     def get(self, id_: bytes) -> Known | None:
         """Return the outline if it is in memory."""
@@ -70,15 +85,31 @@ class Outlines:
         return [known.id for known in found]
 
     def forget(self, ids: Iterable[bytes]) -> None:
-        """Know that the history no longer has them; from any thread."""
+        """Know that the history no longer has them, as nobody used them for long; from any thread."""
         for id_ in ids:
             known = self._known.get(id_)
             if known is not None:
                 known.durable = False
+                self._left.append(id_)  # for whoever adds the next: the event loop may just be looking through them
+
+    def expel(self, nodes: Collection[str]) -> None:
+        """Have the next row of each of the nodes looked at as one of a node that is new."""
+        for known in self._known.values():
+            if known.node in nodes:
+                known.admitted = False
 
     def _keep(self, raw: bytes, *, durable: bool) -> Known:
+        self._drop_left()
         id_ = outline_id(raw)
         known = self._known[id_] = Known(id_, raw, Outlined(*decode_outline(raw)), durable=durable)
         while len(self._known) > self._kept_max:
             del self._known[next(iter(self._known))]
         return known
+
+    def _drop_left(self) -> None:
+        """Have those that the history no longer has leave memory, unless a row has come of them since."""
+        while self._left:
+            id_ = self._left.popleft()
+            known = self._known.get(id_)
+            if known is not None and not known.durable:
+                del self._known[id_]

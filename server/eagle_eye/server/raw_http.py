@@ -1,9 +1,10 @@
-"""Bodies read with limits, and answers, for endpoints that stand beside FastAPI: those that take telemetry."""
+"""Bodies read with limits, and answers of endpoints that stand beside FastAPI: those that take telemetry."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
 
 from eagle_eye.schema.problem import CONTENT_TYPE
@@ -12,7 +13,7 @@ from eagle_eye.server.errors import NO_HEADERS, Refusal
 ASGIMessage = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[ASGIMessage]]
 Send = Callable[[ASGIMessage], Awaitable[None]]
-LINGER_BYTES, LINGER_S = 4 << 20, 1.0  # of a refused body that is read on and thrown away
+_CLOSE: Mapping[str, str] = MappingProxyType({"Connection": "close"})  # who is slow is waited for no longer
 Taker = Callable[[ASGIMessage, Receive, Send], Awaitable[None]]
 
 
@@ -22,11 +23,9 @@ def headers_of(scope: ASGIMessage) -> dict[str, str]:
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, timeout_s: float, key: str) -> bytes:
-    """Return a request's body. Raises Refusal 400, 408 and 413; ``key`` is the setting that a refusal names."""
+    """Return a request's body. Raises Refusal 400, 408 and 413; ``key`` tells its reader where the limit is from."""
     declared = headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
-        if "expect" not in headers:  # who asks first sends nothing
-            await _linger(receive)
         raise _too_large(f"{declared} bytes are announced", limit, key)
     chunks: list[bytes] = []
     size = 0
@@ -39,14 +38,14 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, ti
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
-                    if message.get("more_body", False):
-                        await _linger(receive)
                     raise _too_large(f"more than {limit} bytes arrived", limit, key)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:
-        raise Refusal(408, "slow", f"the body did not arrive within {timeout_s:g} s; send less at a time") from None
+        raise Refusal(
+            408, "slow", f"the body did not arrive within {timeout_s:g} s; send less at a time", _CLOSE
+        ) from None
 
 
 async def refuse(send: Send, refusal: Refusal) -> None:
@@ -62,28 +61,8 @@ async def answer(
     if status != 204:
         head = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     head += [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    if status in (408, 413):
-        # What was not read is still on its way: the connection cannot serve another request.
-        head.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
-
-
-async def _linger(receive: Receive) -> None:
-    """Throw away what a refused request still sends, for a moment.
-
-    A connection that is closed with bytes unread is reset, and its client may never see why (RFC 9112, section 9.6).
-    """
-    size = 0
-    try:
-        async with asyncio.timeout(LINGER_S):
-            while size < LINGER_BYTES:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
 
 
 def _too_large(what: str, limit: int, key: str) -> Refusal:

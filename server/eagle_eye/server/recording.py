@@ -17,8 +17,9 @@ import numpy as np
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import FRAME_BYTES_MAX, Block, Frame, encode_frame
 from eagle_eye.server.engine.topology import Topology
-from eagle_eye.server.frame_rules import corrected
-from eagle_eye.server.history import Recorded
+from eagle_eye.server.errors import HistoryMoved
+from eagle_eye.server.history import Gap, Recorded
+from eagle_eye.server.node_clocks import corrected
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import JOBS
 from eagle_eye.server.topology_file import read_topology
@@ -45,7 +46,8 @@ class Opening(msgspec.Struct, frozen=True):
     """The first message. ``known`` says whether the server knows such a job at all.
 
     ``states`` are those within the time and the last before it, oldest first; ``ranks`` the members that the
-    scheduler named last, for attempt ``attempt``. Times are Unix seconds, ``now_s`` the server's.
+    scheduler named last, for attempt ``attempt``. ``gaps`` are times of which frames are lost, from when until when and
+    why. Times are Unix seconds, ``now_s`` the server's.
     """
 
     version: int
@@ -56,6 +58,7 @@ class Opening(msgspec.Struct, frozen=True):
     attempt: int = 0
     ranks: list[MemberRank] = []
     topology: Topology = Topology()
+    gaps: list[tuple[float, float, str]] = []
 
 
 class BrokenStream(ValueError):
@@ -64,7 +67,8 @@ class BrokenStream(ValueError):
 
 def stream(parts: Services, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[bytes]:
     """Yield the recording of a job's frames with corrected times in the range, in chunks; ``nodes`` [] looks at all."""
-    opening = _opening(parts, job, start_s, end_s)
+    gaps = parts.history.gaps(nodes, start_s, end_s, levels=False)
+    opening = _opening(parts, job, start_s, end_s, gaps)
     observed = parts.fleet.jobs().get(job)
     members = {rank.node for rank in opening.ranks} | {rank.node for rank in (observed[1] if observed else [])}
     chunk = bytearray(_message(msgspec.msgpack.encode(opening)))
@@ -73,6 +77,8 @@ def stream(parts: Services, job: str, nodes: Sequence[str], start_s: float, end_
         if len(chunk) >= CHUNK_BYTES:
             yield bytes(chunk)
             chunk.clear()
+    if parts.history.gaps(nodes, start_s, end_s, levels=False) != gaps:
+        raise HistoryMoved("a segment was found damaged meanwhile; asked again, the recording says what it lacks")
     yield bytes(chunk) + _message(b"")
 
 
@@ -102,7 +108,7 @@ def frames_of(recorded: Iterable[Recorded], job: str, members: set[str]) -> Iter
             if frame.job != job and not any(rank.job == job for rank in frame.ranks):
                 continue
             spoke.add(frame.node)
-        yield _own_part(corrected(frame, one.offset_s), job)
+        yield _own_part(corrected(frame, one.offset_s, one.received_s), job)
 
 
 def messages(read: Callable[[int], bytes]) -> Iterator[bytes]:
@@ -133,7 +139,7 @@ def _message(content: bytes) -> bytes:
     return len(content).to_bytes(4, "big") + content
 
 
-def _opening(parts: Services, job: str, start_s: float, end_s: float) -> Opening:
+def _opening(parts: Services, job: str, start_s: float, end_s: float, gaps: Sequence[Gap]) -> Opening:
     record = parts.store.get(JOBS, job)
     file = parts.config.topology_file
     return Opening(
@@ -145,6 +151,7 @@ def _opening(parts: Services, job: str, start_s: float, end_s: float) -> Opening
         attempt=record.attempt if record else 0,
         ranks=record.ranks if record else [],
         topology=read_topology(Path(file)) if file else Topology(),
+        gaps=[(gap.start_s, gap.end_s, gap.problem) for gap in gaps],
     )
 
 

@@ -35,10 +35,9 @@ WebhookFormat = Literal["cloudevents", "alertmanager", "alertmanager_api"]
 NodeState = Literal["in_service", "excluded", "draining"]
 EvidenceKind = Literal["evidence", "bug_report"]
 EvidenceState = Literal["asked", "received", "failed", "expired", "deleted"]
-# asked: not yet taken up; running: the agent has begun it. The others are the three answers.
+# asked: not yet taken up; running: begun. The others are the three answers.
 NodeCheckState = Literal["asked", "running", "healthy", "sick", "cannot_tell"]
-# What a check is for: the node's return to service once it has passed, or somebody's curiosity.
-NodeCheckPurpose = Literal["readmit", "look"]
+NodeCheckPurpose = Literal["readmit", "look"]  # the node's return to service once it has passed, or curiosity
 Scope = Literal["agent", "remote_write", "join", "read", "operate", "admin"]
 # What a rule of policy did: nothing, held the action or made it less, altered it, or it had nothing to judge.
 Outcome = Literal["pass", "hold", "changes", "not_applicable"]
@@ -59,8 +58,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     ``family`` is what kinds of trouble it stands for, so that later symptoms find it. ``kinds``, ``fact``,
     ``slowdown_ratio``, ``asks`` ("" the fault's default) and ``application`` are those of the verdict. ``seen_s`` is
     when a verdict last supported it. ``hold`` says why policy has not acted on it, "" when it has; ``hold_rule`` names
-    the rule that held, ``held_by`` all rules that ever did.
-    ``acknowledged_by`` is a person or "".
+    the rule that held, ``held_by`` all rules that ever did. ``acknowledged_by`` is a person or "".
 
     ``since_s`` is when it was opened or came back last. ``flaps`` counts how often it came back, ``flap_times`` when of
     late, ``flapping`` whether that is so often that nobody is told any more. ``merged`` are the incidents that turned
@@ -171,7 +169,6 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """One event on its way to one subscription; ``attempts`` were made, the next one is due at ``due_s``.
 
     ``reason`` is why it failed or expired, in one stable word; "" while it is pending and once it is delivered.
-
     ``group``, ``sequence`` and ``expires_s`` are the event's. Within a subscription, the deliveries of one group
     go out in the order of ``sequence``; group "" is bound to no order.
     """
@@ -203,8 +200,8 @@ class Retiring(msgspec.Struct, frozen=True):
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """Where events go. ``types``, ``jobs``, ``faults`` and ``matchers`` filter ([]: all); see ``filters``.
 
-    ``secrets`` sign, newest first, and so do those that retire; they leave the server once, when they are made.
-    ``ended_reason`` says why an inactive one is; one that has no secrets was deleted and stays so.
+    ``secrets`` sign, newest first, as do those that retire; they leave the server once, when they are made.
+    ``ended_reason`` says why an inactive one is; one without secrets was deleted and stays so.
     """
 
     id: str
@@ -239,9 +236,9 @@ class SubscriptionHealth(msgspec.Struct, frozen=True, kw_only=True):
 class Token(msgspec.Struct, frozen=True, kw_only=True):
     """A bearer token, kept only as the SHA-256 of its text; an agent's is bound to ``node``.
 
-    A remote-write token speaks for nodes whose names match one of ``nodes``.
-    A join token buys agents' tokens: for nodes whose names match one of ``nodes`` (glob patterns, empty: any), and,
-    with ``replaces``, also for those that have one already, which is revoked then.
+    A remote-write token speaks for nodes whose names match one of ``nodes``, of which it may name ``nodes_max`` that
+    nobody vouches for (None: the setting's). A join token buys agents' tokens: for nodes whose names match (empty:
+    any), and, with ``replaces``, also for those that have one already, which is revoked then.
     """
 
     id: str
@@ -253,6 +250,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     revoked: bool = False
     nodes: list[str] = []
     replaces: bool = False
+    nodes_max: int | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,6 +292,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     on records from before it was kept. ``fault`` is what took the node out, "" where a person did; once the node is
     back it is what the node is watched for until ``watched_until_s``. ``check_id`` is the check that its return waits
     for, "" for none. ``relapsed`` are the latest times at which it went out again while it was watched.
+    ``introduced_by`` is the remote-write token that named it while nobody vouched for it, "" for none.
     """
 
     node: str
@@ -306,6 +305,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     check_id: str = ""
     watched_until_s: float | None = None
     relapsed: list[float] = []
+    introduced_by: str = ""
+
+
+class ForgottenNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that was forgotten then: what the history heard of it before makes it known no more."""
+
+    node: str
+    forgotten_s: float
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -320,10 +327,10 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class CheckOutcome(msgspec.Struct, frozen=True):
-    """What one check of a report says: "passed", "sick" or "could_not_check"."""
+    """What one check of a report says."""
 
     name: str
-    state: str
+    state: Literal["passed", "sick", "could_not_check"]
     reason: str = ""
     duration_s: float = 0.0
     expected: bool = True

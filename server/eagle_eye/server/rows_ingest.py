@@ -30,8 +30,6 @@ from eagle_eye.server.frame_rules import (
     RETRY_UNAVAILABLE_S,
     Authenticator,
     belated,
-    check_time,
-    corrected,
 )
 from eagle_eye.server.history import Appended, AppendedRows, Batch, History
 from eagle_eye.server.rows_request import RowsRead, RowsReader
@@ -127,11 +125,13 @@ class RowsIngest:
         if alone is None or not alone.admitted:
             self._settings.check_name(node)
             self._fleet.check_room(node)
-        for at, entry in enumerate(entries):
-            if entry.time_s > sent_s:
-                check_time(entry.time_s, sent_s, f"row {at}")
         self._check_room(len(body))
-        late = tuple([self._fleet.is_time_late(node, entry.time_s, sent_s) for entry in entries])
+        times_s = [entry.time_s for entry in entries]
+        offset_s = self._fleet.offset_s(node, sent_s, now_s, max(times_s), request.clock_base_s)
+        moved_s = self._fleet.moved_s(node, times_s, now_s)
+        if moved_s is not None:
+            entries = tuple([one._replace(moved_s=by_s) for one, by_s in zip(entries, moved_s, strict=True)])
+        late = tuple([self._fleet.is_time_late(node, one.time_s + one.moved_s, sent_s) for one in entries])
         if False not in late:
             if self._late_now >= LATE_AT_ONCE_MAX:
                 detail = (
@@ -139,7 +139,6 @@ class RowsIngest:
                 )
                 raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
             self._late_now += 1
-        offset_s = self._fleet.offset_s(node, sent_s, now_s)
         outlines = tuple([(known.id, known.raw) for known in request.fresh]) if request.fresh else ()
         batch = Batch(node, request.stream, now_s, offset_s, entries, outlines)
         self._gathered.append(_Taken(request, batch, late, len(body), started_s, reply))
@@ -286,17 +285,18 @@ class RowsIngest:
 
     def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
         """Tell of a row, numbers alone by adding them to ``rows``; return whether its node was never heard of."""
-        batch, known = one.batch, one.request.known[at]
+        batch, known, entry = one.batch, one.request.known[at], one.batch.entries[at]
         if known is not None:
-            entry = batch.entries[at]
-            time_s = entry.time_s + batch.offset_s
-            rows.append(Row(known.outlined, time_s, batch.received_s, entry.raw[ROW_HEAD.size :]))
-            return self._fleet.heard_row(known.outlined, entry.time_s, batch.received_s)
+            known.admitted = True
+            time_s = entry.time_s + entry.moved_s
+            rows.append(Row(known.outlined, time_s + batch.offset_s, batch.received_s, entry.raw[ROW_HEAD.size :]))
+            return self._fleet.heard_row(known.outlined, time_s, batch.received_s)
         frame = one.request.frames[at]
         self._observe_rows(groups_of(rows))  # what its node said before comes before it
         rows.clear()
-        new = self._fleet.heard(frame, batch.received_s)
-        self._observe(corrected(frame, batch.offset_s), batch.received_s, batch.offset_s)
+        new = self._fleet.heard(frame, batch.received_s, entry.moved_s)
+        dated = self._fleet.dated(frame, batch.offset_s + entry.moved_s, batch.received_s)
+        self._observe(dated, batch.received_s, batch.offset_s)
         return new
 
     def _show_late(self, one: _Taken, at: int) -> None:
@@ -304,7 +304,8 @@ class RowsIngest:
         frame, newest = one.request.frames.get(at), self._fleet.last(one.batch.node)
         told = belated(frame, newest) if frame is not None and newest is not None else None
         if newest is not None and told is not None:
-            self._observe(corrected(told, one.batch.offset_s), newest.received_s, one.batch.offset_s)
+            offset_s = one.batch.offset_s + one.batch.entries[at].moved_s
+            self._observe(self._fleet.dated(told, offset_s, one.batch.received_s), newest.received_s, offset_s)
 
     async def _introduce(self, nodes: list[str], taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
         try:

@@ -10,15 +10,16 @@ from typing import NamedTuple
 import msgspec
 
 from eagle_eye.schema.frame import BadFrame, Frame, Reading, read_frame, unknown_keys
+from eagle_eye.schema.outline_keys import unknown_outline_keys
 from eagle_eye.schema.rows import (
     Outline,
     check_size,
     decode_rows_request,
     is_row,
+    names_none,
     outline_id,
     read_row,
     row_head,
-    unknown_outline_keys,
 )
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.errors import HistoryUnavailable, Refusal
@@ -36,13 +37,15 @@ RETRY_LEARN_S = 2
 class RowsRead(msgspec.Struct, frozen=True, gc=False):
     """What a body says. ``known`` has each entry's outline, None for one whose frame is in ``frames``.
 
-    ``fresh`` are the outlines among them that may not be durable yet; ``unknown`` names what was left out.
+    ``clock_base_s`` is what the last one says. ``fresh`` are the outlines among them that may not be durable yet;
+    ``unknown`` names what was left out.
     """
 
     node: str
     stream: str
     interval_s: float
     sent_s: float
+    clock_base_s: float | None
     entries: tuple[Entry, ...]
     known: tuple[Known | None, ...]
     frames: Mapping[int, Frame]
@@ -57,6 +60,13 @@ class _One(NamedTuple):
     known: Known | None
     entry: Entry
     reading: Reading | None
+
+    @property
+    def base_s(self) -> float | None:
+        """What it says of the clock that dated it."""
+        if self.known is not None:
+            return self.known.clock_base_s
+        return self.reading.frame.base_s if self.reading is not None else None
 
 
 class RowsReader:
@@ -109,6 +119,7 @@ class RowsReader:
             first.stream,
             first.interval_s,
             sent_s,
+            read[-1].base_s,
             tuple([one.entry for one in read]),
             tuple([one.known if one.reading is None else None for one in read]),
             frames,
@@ -132,10 +143,10 @@ class RowsReader:
                 known = self._outlines.learn(raw)
             except BadFrame as error:
                 raise refusal_of(error, f"outline {at}") from None
-            keys = unknown_outline_keys(raw)
-            if keys:
-                outline = known.outlined.outline
-                self._unknown.note(outline.node, outline.agent_version, dict.fromkeys(keys, 1))
+            outlined = known.outlined
+            left_out = (*unknown_outline_keys(raw), *filter(names_none, outlined.unknown))
+            if left_out:
+                self._unknown.note(outlined.node, outlined.outline.agent_version, Counter(left_out))
 
     def _one(self, row: bytes) -> _One:
         """Return a row, or a whole frame that came among them. Raises BadFrame, Refusal."""

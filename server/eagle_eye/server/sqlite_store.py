@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,8 @@ import msgspec
 
 from eagle_eye.schema.action import HEARTBEAT
 from eagle_eye.server import database
-from eagle_eye.server.errors import BadCursor, StoreUnavailable
+from eagle_eye.server.cursors import cursor_of, position_of
+from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.records import (
     Action,
     AuditEntry,
@@ -34,10 +34,12 @@ from eagle_eye.server.store import (
     Backlog,
     Change,
     Changed,
+    Due,
     Filters,
     Kind,
     Page,
     Store,
+    Upcoming,
 )
 from eagle_eye.server.store_schema import MIGRATIONS
 
@@ -54,12 +56,19 @@ _FIRST_OF_GROUP = (
     " AND earlier.subscription_id = deliveries.subscription_id"
     ' AND earlier."group" = deliveries."group" AND earlier.sequence < deliveries.sequence))'
 )
+# A delivery that an action waits for: its own event is an action's, or a later one of its incident is.
+_URGENT = (
+    "(type GLOB 'eagle_eye.action.*' OR (\"group\" != '' AND EXISTS (SELECT 1 FROM deliveries AS later"
+    " WHERE later.state = 'pending' AND later.subscription_id = deliveries.subscription_id"
+    ' AND later."group" = deliveries."group" AND later.type GLOB \'eagle_eye.action.*\')))'
+)
 
 
 class SqliteStore:
     """A Store in ``path``. One writer at a time, readers beside it; each commit is on disk when it returns."""
 
     def __init__(self, path: Path) -> None:
+        self._condition = database.Condition(path)
         self._writer = database.connect(path)
         database.migrate(self._writer, MIGRATIONS, path)
         self._reader = database.connect(path)
@@ -125,14 +134,14 @@ class SqliteStore:
             values += [f"$.{kind.time}", since_s]
         if cursor is not None:
             where += " AND rowid < ?"
-            values.append(_position(cursor, kind.name))
+            values.append(position_of(cursor, kind.name))
         with self._reading() as reader:
             rows = reader.execute(
                 f"SELECT rowid, record FROM {kind.name} WHERE {where} ORDER BY rowid DESC LIMIT ?",  # noqa: S608
                 (*values, limit + 1),
             ).fetchall()
-        items = [msgspec.json.decode(record, type=kind.record) for _, record in rows[:limit]]
-        return Page(items, _cursor(kind.name, rows[limit - 1][0]) if len(rows) > limit else None)
+        items = [self._decoded(record, kind.record) for _, record in rows[:limit]]
+        return Page(items, cursor_of(kind.name, rows[limit - 1][0]) if len(rows) > limit else None)
 
     def all(self, kind: Kind[RecordT]) -> list[RecordT]:
         """Return all records of a kind, oldest first; for the small kinds."""
@@ -150,20 +159,26 @@ class SqliteStore:
         """Return an incident's actions, oldest first."""
         return self._records(ACTIONS, "incident_id = ?", (incident_id,))
 
-    def due_deliveries(self, subscription_id: str, now_s: float, limit: int) -> list[Delivery]:
-        """Return the pending deliveries that are due and first of their group, oldest first."""
-        where = f"state = 'pending' AND subscription_id = ? AND due_s <= ? AND {_FIRST_OF_GROUP}"
-        return self._records(DELIVERIES, where, (subscription_id, now_s), order="sequence", limit=limit)
-
-    def next_due_s(self) -> dict[str, float]:
-        """Return for each subscription with pending deliveries when the next is due."""
+    def due_deliveries(self, subscription_id: str, now_s: float, limit: int) -> list[Due]:
+        """Return the pending deliveries that are due and first of their group: urgent ones first, then oldest first."""
         with self._reading() as reader:
-            return dict(
-                reader.execute(
-                    "SELECT subscription_id, min(due_s) FROM deliveries"  # noqa: S608 - a constant
-                    f" WHERE state = 'pending' AND {_FIRST_OF_GROUP} GROUP BY subscription_id"
-                ).fetchall()
-            )
+            rows = reader.execute(
+                f"SELECT record, {_URGENT} AS urgent FROM deliveries"  # noqa: S608 - constants
+                f" WHERE state = 'pending' AND subscription_id = ? AND due_s <= ? AND {_FIRST_OF_GROUP}"
+                " ORDER BY urgent DESC, sequence LIMIT ?",
+                (subscription_id, now_s, limit),
+            ).fetchall()
+        return [Due(msgspec.json.decode(record, type=DELIVERIES.record), bool(urgent)) for record, urgent in rows]
+
+    def upcoming(self, now_s: float) -> dict[str, Upcoming]:
+        """Return for each subscription with pending deliveries whether any is due, and when the next will be."""
+        with self._reading() as reader:
+            rows = reader.execute(
+                "SELECT subscription_id, min(due_s) <= ?, min(CASE WHEN due_s > ? THEN due_s END)"  # noqa: S608
+                f" FROM deliveries WHERE state = 'pending' AND {_FIRST_OF_GROUP} GROUP BY subscription_id",
+                (now_s, now_s),
+            ).fetchall()
+        return {name: Upcoming(bool(due), next_s) for name, due, next_s in rows}
 
     def subscription_deliveries(self, subscription_id: str) -> list[Delivery]:
         """Return a subscription's pending deliveries, oldest first."""
@@ -196,7 +211,7 @@ class SqliteStore:
         """Return the token with this hash, also when it is revoked or has expired."""
         with self._reading(self._token_reader, self._token_lock) as reader:
             row = reader.execute("SELECT record FROM tokens WHERE sha256 = ?", (sha256,)).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=TOKENS.record)
+        return None if row is None else self._decoded(row[0], TOKENS.record)
 
     def any_token(self) -> bool:
         """Return whether a token was ever made; revoked and expired ones count."""
@@ -245,14 +260,14 @@ class SqliteStore:
             terms.append(f"json_extract(record, '$.subject') IN {marks(subjects)}")
             values += subjects
         terms.append("sequence < ?")
-        values += [_position(cursor, "audit") if cursor is not None else 1 << 62, limit + 1]
+        values += [position_of(cursor, "audit") if cursor is not None else 1 << 62, limit + 1]
         with self._reading() as reader:
             rows = reader.execute(
                 f"SELECT sequence, record FROM audit WHERE {' AND '.join(terms)} ORDER BY sequence DESC LIMIT ?",  # noqa: S608
                 values,
             ).fetchall()
-        items = [msgspec.json.decode(record, type=AuditEntry) for _, record in rows[:limit]]
-        return Page(items, _cursor("audit", rows[limit - 1][0]) if len(rows) > limit else None)
+        items = [self._decoded(record, AuditEntry) for _, record in rows[:limit]]
+        return Page(items, cursor_of("audit", rows[limit - 1][0]) if len(rows) > limit else None)
 
     def count(self, kind: Kind[RecordT]) -> int:
         """Return how many records of a kind there are."""
@@ -292,9 +307,15 @@ class SqliteStore:
 
     def probe(self) -> None:
         """Return if a transaction can be written. Raises StoreUnavailable."""
+        if self._condition.damage is not None:
+            raise StoreUnavailable(self._condition.damage)
         with self._writing():
             # Writing the version again dirties a page: an empty transaction would not touch the disk.
             self._writer.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def note_damage(self, how: str) -> None:
+        """Have ``probe`` say that the file is damaged."""
+        self._condition.note_damage(how)
 
     def listen(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called after each commit, in the thread that committed; it must not block."""
@@ -315,7 +336,7 @@ class SqliteStore:
                 f"SELECT record FROM {kind.name} WHERE {where} ORDER BY {order} LIMIT ?",  # noqa: S608
                 (*values, limit),
             ).fetchall()
-        return [msgspec.json.decode(record, type=kind.record) for (record,) in rows]
+        return [self._decoded(record, kind.record) for (record,) in rows]
 
     @contextmanager
     def _reading(
@@ -325,7 +346,7 @@ class SqliteStore:
             try:
                 yield reader or self._reader
             except sqlite3.Error as error:
-                raise StoreUnavailable(f"the records cannot be read: {error}") from error
+                raise self._unavailable("read", error) from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -334,7 +355,18 @@ class SqliteStore:
                 with database.transaction(self._writer):
                     yield
             except sqlite3.Error as error:
-                raise StoreUnavailable(f"the records cannot be written: {error}") from error
+                raise self._unavailable("written", error) from error
+
+    def _unavailable(self, done: str, error: sqlite3.Error) -> StoreUnavailable:
+        self._condition.note(error)
+        return StoreUnavailable(self._condition.damage or f"the records cannot be {done}: {error}")
+
+    def _decoded(self, record: str, kind: type[RecordT]) -> RecordT:
+        try:
+            return msgspec.json.decode(record, type=kind)
+        except msgspec.DecodeError as error:
+            self.note_damage(f"a record cannot be read as {kind.__name__}: {error}")
+            raise StoreUnavailable(f"{self._condition.damage}") from error
 
 
 def _where(kind: Kind[Any], filters: Filters) -> tuple[str, list[str | float]]:
@@ -356,21 +388,3 @@ def _where(kind: Kind[Any], filters: Filters) -> tuple[str, list[str | float]]:
         else:
             raise KeyError(f"{kind.name} cannot be filtered by {name}; only by {', '.join(kind.filters)}")
     return " AND ".join(terms), values
-
-
-def _cursor(list_name: str, position: int) -> str:
-    return base64.urlsafe_b64encode(f"{list_name}:{position}".encode()).decode().rstrip("=")
-
-
-def _position(cursor: str, list_name: str) -> int:
-    try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        name, _, position = text.partition(":")
-        number = int(position)
-    except ValueError:
-        name, number = "", 0
-    if name != list_name or not 0 < number < 1 << 62:
-        raise BadCursor(
-            f"cursor {cursor[:80]!r} is none of this list's; use the next of a page of the same list, unchanged"
-        )
-    return number

@@ -18,6 +18,7 @@ from eagle_eye.server.store import (
     DRIVER_ERRORS,
     EVENTS,
     EVIDENCE,
+    FORGOTTEN_NODES,
     GPUS,
     INCIDENTS,
     JOBS,
@@ -56,6 +57,10 @@ def write(writer: sqlite3.Connection, change: Change) -> None:
     _put(writer, DRIVER_ERRORS, change.driver_errors, announce=False)
     _put(writer, TICKETS, change.tickets, announce=False)
     _put(writer, LAST_CODES, change.last_codes, announce=False)
+    _put(writer, FORGOTTEN_NODES, change.forgotten_nodes, announce=False)
+    names = [(one.node,) for one in change.forgotten_nodes]
+    for kind in (NODES, LAST_CODES):
+        writer.executemany(f'DELETE FROM {kind.name} WHERE "{kind.key}" = ?', names)  # noqa: S608 - names are Kind's
     if change.events:
         _announce(writer, change.events)
     writer.executemany("INSERT INTO audit (record) VALUES (?)", [(_encode(entry),) for entry in change.audit])

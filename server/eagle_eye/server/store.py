@@ -14,6 +14,7 @@ from eagle_eye.server.records import (
     AuditEntry,
     Delivery,
     Evidence,
+    ForgottenNode,
     Incident,
     Job,
     Node,
@@ -80,6 +81,7 @@ GPUS = Kind("gpus", Gpu, "uuid", ("node", "seen_s", "moved"), (("seat", "$.moves
 DRIVER_ERRORS = Kind("driver_errors", DriverError, "id", ("node", "uuid", "last_s"))
 TICKETS = Kind("tickets", Ticket, "id", ("node", "opened_s"))
 LAST_CODES = Kind("last_codes", LastCodes, "node", ())
+FORGOTTEN_NODES = Kind("forgotten_nodes", ForgottenNode, "node", ("forgotten_s",))
 
 KINDS = (
     INCIDENTS,
@@ -99,6 +101,7 @@ KINDS = (
     DRIVER_ERRORS,
     TICKETS,
     LAST_CODES,
+    FORGOTTEN_NODES,
 )
 
 
@@ -108,6 +111,7 @@ class Change:
 
     Every event gets its ``sequence`` and, for every active subscription that wants it, a delivery, in the same
     transaction. An event whose id is known already is ignored: committing twice announces once.
+    ``forgotten_nodes`` are deleted, and so are their ``last_codes``.
     """
 
     incidents: tuple[Incident, ...] = ()
@@ -128,6 +132,7 @@ class Change:
     driver_errors: tuple[DriverError, ...] = ()
     tickets: tuple[Ticket, ...] = ()
     last_codes: tuple[LastCodes, ...] = ()
+    forgotten_nodes: tuple[ForgottenNode, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -156,6 +161,23 @@ class Backlog(NamedTuple):
     subscription_id: str
     pending: int
     oldest_s: float
+
+
+class Due(NamedTuple):
+    """A delivery that is due and first of its group; ``urgent``: it, or one that waits behind it, is an action's."""
+
+    delivery: Delivery
+    urgent: bool
+
+
+class Upcoming(NamedTuple):
+    """Of one subscription's deliveries that are first of their group: whether one is due, and when the next will be.
+
+    ``next_s`` is after now; None where all are due.
+    """
+
+    due: bool
+    next_s: float | None
 
 
 class Store(Protocol):
@@ -213,12 +235,12 @@ class Store(Protocol):
         """Return an incident's actions, oldest first."""
         ...
 
-    def due_deliveries(self, subscription_id: str, now_s: float, limit: int) -> list[Delivery]:
-        """Return the pending deliveries that are due and first of their group, oldest first."""
+    def due_deliveries(self, subscription_id: str, now_s: float, limit: int) -> list[Due]:
+        """Return the pending deliveries that are due and first of their group: urgent ones first, then oldest first."""
         ...
 
-    def next_due_s(self) -> dict[str, float]:
-        """Return for each subscription with pending deliveries when the next is due."""
+    def upcoming(self, now_s: float) -> dict[str, Upcoming]:
+        """Return for each subscription with pending deliveries whether any is due, and when the next will be."""
         ...
 
     def subscription_deliveries(self, subscription_id: str) -> list[Delivery]:

@@ -125,6 +125,12 @@ CREATE TABLE last_codes (
     rowid INTEGER PRIMARY KEY AUTOINCREMENT, node TEXT NOT NULL UNIQUE, record TEXT NOT NULL);
 """
 
+_FORGOTTEN_NODES = """
+CREATE TABLE forgotten_nodes (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, node TEXT NOT NULL UNIQUE, forgotten_s REAL NOT NULL,
+    record TEXT NOT NULL);
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _RECORDS + _TRAILS,
     _TOKENS_BY_NODE,
@@ -135,4 +141,5 @@ MIGRATIONS: tuple[str, ...] = (
     _INCIDENT_STATES,
     _CHANGES_OF_TOKENS,
     _LAST_CODES,
+    _FORGOTTEN_NODES,
 )

@@ -45,7 +45,7 @@ class Telemetry:
         self.rejected = Counter(_name("ingest_rejected"), "Requests refused, by reason.", ["reason"], registry=registry)
         self.unknown = Counter(
             _name("ingest_unknown"),
-            "What newer agents sent that is not known here, by kind.",
+            "What newer agents sent that is not known here, and names and numbers that can be none, by kind.",
             ["kind"],
             registry=registry,
         )
@@ -126,7 +126,7 @@ class Telemetry:
             ["reason"],
             registry=registry,
         )
-        for reason in ("slow_head", "slow_reader", "malformed", "rate"):
+        for reason in ("slow_head", "slow_reader", "unread_body", "malformed", "rate"):
             self.connections_closed.labels(reason)
         self.config_reload_success = Gauge(
             _name("config_reload_success"), "1 when the newest configuration is in force.", registry=registry
@@ -173,6 +173,11 @@ class FleetCollector(Collector):
         """Yield the families."""
         known, fresh = self._fleet.counts(self._now_s(), self._fresh_s)
         yield GaugeMetricFamily(_name("nodes_known"), "Nodes that were ever heard of.", value=known)
+        yield GaugeMetricFamily(
+            _name("nodes_vouched"),
+            "Nodes heard since the start for which somebody vouches: what the fleet's budgets go by.",
+            value=self._fleet.vouched_count,
+        )
         yield GaugeMetricFamily(_name("nodes_fresh"), "Nodes heard of just now.", value=fresh)
         newest_s = self._fleet.newest_s()
         if newest_s is not None:
@@ -187,6 +192,21 @@ class FleetCollector(Collector):
         for node, offset_s in self._fleet.offsets().items():
             offsets.add_metric([node], offset_s)
         yield offsets
+        notes = self._fleet.clock_notes
+        steps = CounterMetricFamily(
+            _name("agent_clock_steps"), "Times that a node's clock was set, by who knew it.", labels=["seen_by"]
+        )
+        for who, count in notes.steps.items():
+            steps.add_metric([who], count)
+        yield steps
+        moved = CounterMetricFamily(
+            _name("ingest_moved_times"),
+            "Times that cannot be, in the future or a decade old, and were moved, by what had them.",
+            labels=["of"],
+        )
+        for what, count in notes.moved.items():
+            moved.add_metric([what], count)
+        yield moved
 
 
 class HistoryCollector(Collector):

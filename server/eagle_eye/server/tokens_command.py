@@ -5,15 +5,23 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 from msgspec.structs import replace
 
+from eagle_eye.schema.private_file import private_file
 from eagle_eye.server import config as configuration
+from eagle_eye.server import damage
 from eagle_eye.server.auth import mint
 from eagle_eye.server.clock import Clock, SystemClock
 from eagle_eye.server.config import ConfigurationError
+from eagle_eye.server.data_folder import had
+from eagle_eye.server.database import REMEDY
+from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.records import AuditEntry, Token
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store import TOKENS, Change, Store
@@ -26,7 +34,13 @@ JOIN_LIFETIME_S = DAY_S  # of a join token, where nothing is said
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's verbs."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    create = verbs.add_parser("create", help="make a token; it is printed this once")
+    create = verbs.add_parser("create", help="make a token; its text is told this once")
+    create.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write its text to a new file, for its owner alone",
+    )
     scopes = ["agent", "remote_write", "join", "read", "operate", "admin"]
     create.add_argument("--scope", required=True, choices=scopes, help="what it may do: docs/security.md")
     create.add_argument("--node", help="the node that an agent's token is bound to")
@@ -41,6 +55,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--replaces", action="store_true", help="a join token also enrols nodes anew; what they had is revoked"
     )
+    create.add_argument(
+        "--nodes-max",
+        type=int,
+        metavar="N",
+        help="nodes that a remote_write token may name while nobody vouches for them"
+        " (default: remote_write.token_nodes_max)",
+    )
     listing = verbs.add_parser("list", help="list tokens; never their text")
     revoke = verbs.add_parser("revoke", help="have a token refused from now on")
     revoke.add_argument("id", metavar="TOKEN-ID", help="as tokens list shows it")
@@ -51,33 +72,70 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
-    """Do it and return the exit code. Raises ConfigurationError and StoreUnavailable."""
+    """Do it and return the exit code. Raises ConfigurationError, StoreUnavailable, LookupError."""
     clock = clock or SystemClock()
     config = configuration.load(args.config, os.environ, {"data_dir": args.data})
-    store = SqliteStore(Path(config.data_dir) / RECORDS_FILE)
-    try:
-        if args.verb == "create":
-            return _create(store, args, clock)
+    data = Path(config.data_dir)
+    lost = damage.missing(data, RECORDS_FILE, had(data))
+    if lost is not None:  # tokens made in a new file would make it look as if nothing had been there
+        raise StoreUnavailable(f"{data / RECORDS_FILE} {lost}; {REMEDY}")
+    path = data / RECORDS_FILE
+    if args.verb == "create":
+        if args.out is None:
+            return _create(path, args, clock, None)
+        with private_file(args.out, "--out") as file:
+            return _create(path, args, clock, file)
+    with _opened(path) as store:
         if args.verb == "revoke":
             return _revoke(store, args.id, clock, as_json=args.json)
         return _list(store, args.json)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Store]:
+    """Open the records as whoever owns their folder: what root made there the server could not write to."""
+    owner, me = path.parent.stat() if path.parent.is_dir() else None, (os.geteuid(), os.getegid())
+    if owner is not None and me[0] == 0:
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)
+    try:
+        store = SqliteStore(path)
+        try:
+            yield store
+        finally:
+            store.close()
     finally:
-        store.close()
+        os.seteuid(me[0])
+        os.setegid(me[1])
 
 
-def _create(store: Store, args: argparse.Namespace, clock: Clock) -> int:
+def _create(path: Path, args: argparse.Namespace, clock: Clock, out: TextIO | None) -> int:
     if args.expires_days is not None and not 0 < args.expires_days <= 36_500:
         raise ConfigurationError(f"--expires-days: expected more than 0 and at most 36500, got {args.expires_days:g}")
     lifetime_s = None if args.expires_days is None else args.expires_days * DAY_S
     if args.scope == "join" and lifetime_s is None:
         lifetime_s = JOIN_LIFETIME_S
     try:
-        text, token = mint(args.scope, args.node, clock.now_s(), lifetime_s, nodes=args.nodes, replaces=args.replaces)
+        text, token = mint(
+            args.scope,
+            args.node,
+            clock.now_s(),
+            lifetime_s,
+            nodes=args.nodes,
+            replaces=args.replaces,
+            nodes_max=args.nodes_max,
+        )
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    _commit(store, token, "token create", f"scope {token.scope} {_for(token)}".rstrip(), clock)
+    with _opened(path) as store:
+        _commit(store, token, "token create", f"scope {token.scope} {_for(token)}".rstrip(), clock)
+    if out is not None:
+        out.write(text + "\n")
     if args.json:
-        sys.stdout.write(msgspec.json.encode({**_shown(token), "token": text}).decode() + "\n")
+        told = _shown(token) if out is not None else {**_shown(token), "token": text}
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    elif out is not None:
+        sys.stderr.write(f"token {token.id}, scope {token.scope}; its text is in {args.out} and nowhere else\n")
     else:
         sys.stderr.write(f"token {token.id}, scope {token.scope}; it is shown only now:\n")
         sys.stdout.write(text + "\n")
@@ -87,8 +145,7 @@ def _create(store: Store, args: argparse.Namespace, clock: Clock) -> int:
 def _revoke(store: Store, token_id: str, clock: Clock, *, as_json: bool) -> int:
     token = store.get(TOKENS, token_id)
     if token is None:
-        sys.stderr.write(f"eagle-eye tokens: no token is called {token_id}; eagle-eye tokens list shows them\n")
-        return 1
+        raise LookupError(f"no token is called {token_id[:80]!r}; eagle-eye tokens list shows them")
     revoked = replace(token, revoked=True)
     if not token.revoked:
         _commit(store, revoked, "token revoke", "", clock)
@@ -122,6 +179,7 @@ def _shown(token: Token) -> dict[str, object]:
         "node": token.node,
         "nodes": token.nodes,
         "replaces": token.replaces,
+        "nodes_max": token.nodes_max,
         "for": _for(token),
         "created": rfc3339(token.created_s),
         "expires": None if token.expires_s is None else rfc3339(token.expires_s),

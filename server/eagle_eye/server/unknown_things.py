@@ -1,4 +1,4 @@
-"""What newer agents send and this server does not know: left out, counted, and each thing named once in the log."""
+"""What newer agents send and this server does not know, and names that are none: left out, counted, named once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from eagle_eye.server.telemetry import Telemetry
 
 LOGGED_MAX = 256  # different things that the log names: a hostile agent could make up more for ever
 ANSWERED_MAX = 32  # that an answer names: an agent reads 64 KiB of it
+
+NONE = ("name ", "number ")  # what no version knows: it can be no name of a job, or no rank
+_NONE = "node %s (agent %r) sends a name or number that can be none; it is left out, what is with it is kept: %s"
+_UNKNOWN = "node %s (agent %r) sends what this server does not know and leaves out, upgrade the server: %s"
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +31,5 @@ class UnknownThings:
         for name in times.keys() - self._named:
             if len(self._named) < LOGGED_MAX:
                 self._named.add(name)
-                said = "node %s (agent %r) sends what this server does not know and leaves out, upgrade the server: %s"
-                _log.warning(said, node, agent_version[:80], name)
+                _log.warning(_NONE if name.startswith(NONE) else _UNKNOWN, node, agent_version[:80], name)
         return sorted(times)[:ANSWERED_MAX]

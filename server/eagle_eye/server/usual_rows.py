@@ -149,7 +149,8 @@ def _columns(requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[U
         matrix, sent_s, time_s, heads = matrix[chosen], sent_s[chosen], time_s[chosen], heads[chosen]
     knowns = [one.known for one in requests]
     received_s = [one.started_s + wall_s for one in requests]
-    offset_s = np.array(fleet.offsets_s([known.node for known in knowns], sent_s.tolist(), received_s))
+    nodes, bases_s = [known.node for known in knowns], [known.clock_base_s for known in knowns]
+    offset_s = np.array(fleet.offsets_s(nodes, sent_s.tolist(), received_s, bases_s))
     rows = RowsOfMany(
         [known.ref for known in knowns],
         heads["sequence"].astype(np.int64),

@@ -21,6 +21,7 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.recurrence import often_accused
+from eagle_eye.server.engine.repeated_ends import tells_of_an_exception
 from eagle_eye.server.engine.respond import Book, respond, situation_of
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
@@ -73,6 +74,8 @@ class Watch:
         self._intake = Intake(engine)
         self._judged: dict[str, Judgement] = {}
         self._ask_schedulers: Callable[[], None] = lambda: None
+        self._count_fleet: Callable[[], int] = lambda: engine.node_count
+        self._fleet_size = 0  # in this look
         self._history: list[Incident] = []
         self._history_read_s = -HISTORY_FRESH_S
         self._often_accused: frozenset[str] = frozenset()  # nodes that may be recurrent by that history...
@@ -82,6 +85,7 @@ class Watch:
         self._escalations = 0
         self.tick_seconds = Latencies(PROMETHEUS_PREFIX + "detection_seconds", "Duration of a look at jobs.", TICKS_S)
         self._ticked_s: float | None = None
+        self._unusable_s: float | None = None  # since when the records cannot be used
         self._ticked_wall_s = clock.now_s()
 
     def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:  # noqa: ARG002 - applied already
@@ -104,6 +108,10 @@ class Watch:
         """Call ``ask`` whenever a fault waits for a scheduler's word."""
         self._ask_schedulers = ask
 
+    def count_fleet(self, count: Callable[[], int]) -> None:
+        """Have policy ask ``count`` for the size of the fleet, once in a look; without that, all nodes heard count."""
+        self._count_fleet = count
+
     def use_model(self, model: LearnedModel | str) -> None:
         """Judge by another learned model; a text says why there is none."""
         self._engine.use_model(model)
@@ -112,12 +120,15 @@ class Watch:
         """Decide by these settings from the next tick on."""
         self._policy = policy
 
-    def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
-        """Rebuild the windows from the jobs on record and the (frame, received_s) of the recent past."""
+    def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
+        """Rebuild the windows from the jobs on record and the recent past's rows and (frame, received_s)."""
         for job in self._store.all(JOBS):
             self._engine.observe_job(job)
-        for frame, received_s in frames:
-            self._engine.observe(frame, received_s)
+        for one in past:
+            if isinstance(one, RowGroup):
+                self._engine.observe_rows([one])
+            else:
+                self._engine.observe(*one)
         self._engine.resume_watching(self._clock.now_s())
 
     async def run(self) -> None:
@@ -136,10 +147,21 @@ class Watch:
                 now_s = self._clock.monotonic_s()
                 busy_s += now_s - slice_s
                 self.tick_seconds.observe(now_s - began_s)
-            except StoreUnavailable:
-                log.exception("the store cannot be used: this tick is left unfinished, the next one takes it up")
+                self._note_records(None)
+            except StoreUnavailable as error:
+                self._note_records(error)
             tick_s = self._engine.settings.tick_s
             await asyncio.sleep(min(max(tick_s, REST_RATIO * busy_s), REST_TICKS_MAX * tick_s))
+
+    def _note_records(self, error: StoreUnavailable | None) -> None:
+        """Say once that the records cannot be used, and once that they can again."""
+        if error is not None and self._unusable_s is None:
+            self._unusable_s = self._clock.monotonic_s()
+            log.error("nothing is judged while the records cannot be used; each tick tries again: %s", error)
+        elif error is None and self._unusable_s is not None:
+            lasted_s = self._clock.monotonic_s() - self._unusable_s
+            self._unusable_s = None
+            log.warning("it is judged again: the records could not be used for %.1f s", lasted_s)
 
     def tick(self, now_s: float) -> None:
         """Judge once and write down what follows."""
@@ -159,7 +181,7 @@ class Watch:
         try:
             for _ in self._intake.taking_in():
                 yield False
-            for judgement in self._engine.judging(now_s):
+            for judgement in self._engine.judging(now_s, self._records.concern):
                 judgements.append(judgement)
                 yield True
         finally:
@@ -167,6 +189,7 @@ class Watch:
         self._judged = {judgement.job: judgement for judgement in judgements}
         if any(judgement.awaiting for judgement in judgements):
             self._ask_schedulers()
+        self._fleet_size = self._count_fleet()
         self._records.refresh(self._since_s(now_s))
         self._lemon_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
         changed = [
@@ -264,8 +287,8 @@ class Watch:
             return None
         self._records.refresh(self._since_s(judgement.now_s))
         book = self._book(judgement)
-        fleet_size, blind = self._engine.node_count, _blindness(judgement)
-        return weigh(incident, situation_of(judgement, book, self._policy, fleet_size, blind))
+        situation = situation_of(judgement, book, self._policy, self._count_fleet(), _blindness(judgement))
+        return weigh(incident, situation)
 
     def _close(self, now_s: float) -> None:
         """Close what will not come back. Not before the first tick: until then no job has been judged."""
@@ -331,7 +354,7 @@ class Watch:
             judgement,
             book,
             self._policy,
-            fleet_size=self._engine.node_count,
+            fleet_size=self._fleet_size,
             blind=_blindness(judgement),
             new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
         )
@@ -348,6 +371,7 @@ class Watch:
             incidents=[*mine, *dismissed],
             actions=actions,
             history=self._history if judgement.job in self._lemon_jobs else (),
+            earlier=records.latest_of(judgement.job) if tells_of_an_exception(judgement) else (),
             gathering=self._gathering(mine),
             standing={one.node: one for one in records.nodes(sorted(accused | drained)) if one.state != "in_service"},
             neighbours={node: self._neighbours(node, judgement.job) for node in accused | drained},

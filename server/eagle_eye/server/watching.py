@@ -101,8 +101,12 @@ class Watcher(Protocol):
         """Call ``ask`` whenever a fault waits for a scheduler's word."""
         ...
 
-    def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
-        """Rebuild what was known before a restart from the recent past's (corrected frame, received_s)."""
+    def count_fleet(self, count: Callable[[], int]) -> None:
+        """Have policy ask ``count`` for the size of the fleet."""
+        ...
+
+    def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
+        """Rebuild what was known before a restart from the recent past's rows and (corrected frame, received_s)."""
         ...
 
     def use_model(self, model: LearnedModel | str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX, is_name
+from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.server.accounts.records import Ticket
 from eagle_eye.server.timestamps import unix_seconds
 

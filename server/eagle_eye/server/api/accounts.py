@@ -19,10 +19,12 @@ from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Body,
     Cursor,
+    FaultName,
     Limit,
     Operator,
     Parts,
     Reader,
+    Since,
     answer,
     audited,
     body_of,
@@ -41,7 +43,6 @@ LEDGER_S = 90 * 86_400.0
 TICKETS_KEPT_MAX = 200_000
 UNKNOWN_NODES_NAMED_MAX = 20
 CAUSES_MAX = 100  # of one job; the costliest
-Since = Annotated[str | None, Query(max_length=64, description="RFC 3339 or Unix seconds.")]
 
 
 class TicketImport(Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +90,7 @@ def get_ledger(
     parts: Parts,
     _: Reader,
     job: str | None = None,
-    fault: str | None = None,
+    fault: FaultName = None,
     standing: Literal["right", "wrong", "pending", "cannot_tell"] | None = None,
     since: Since = None,
     cursor: Cursor = None,

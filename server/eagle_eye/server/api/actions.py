@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from eagle_eye.schema.action import Report
+from eagle_eye.schema.action import ActionKind, Report
 from eagle_eye.server import ledger, outbound
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
@@ -27,7 +27,7 @@ from eagle_eye.server.api.requests import (
     missing,
 )
 from eagle_eye.server.auth import Principal
-from eagle_eye.server.records import Action, Node, NodeState, OutboundEvent
+from eagle_eye.server.records import Action, ActionState, Node, NodeState, OutboundEvent
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import ACTIONS, NODES, Change, Store
 
@@ -40,8 +40,8 @@ def list_actions(
     _: Reader,
     job: str | None = None,
     node: str | None = None,
-    state: str | None = None,
-    kind: str | None = None,
+    state: ActionState | None = None,
+    kind: ActionKind | None = None,
     incident: Annotated[str | None, Query(description="An incident's id.")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,

@@ -11,7 +11,7 @@ from types import GenericAlias, MappingProxyType
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from eagle_eye.server import records
 from eagle_eye.server.accounts import records as past
@@ -95,9 +95,11 @@ Agent = made(
     troubles=dict[str, str],
     dropped=dict[str, int],
 )
-_NODE: Named = {"phase": Phase, "relapsed": many(Time), "agent": Agent | None}
+_NODE: Named = {"phase": Phase, "relapsed": many(Time), "agent": Agent | None, "vouched": bool}
 ReturningNode = shown(records.Node, "ReturningNode", **_NODE)
 Node = shown(records.Node, **_NODE, memory=Memory | None)
+KeptNode = made("KeptNode", node=str, reason=str, detail=str)
+ForgottenNodes = made("ForgottenNodes", forgotten=list[str], kept=many(KeptNode))
 NodeCheck = shown(records.NodeCheck, without=("run",))
 Readiness = made("Readiness", ready=bool, checks=dict[str, str], blind=dict[str, str], notes=dict[str, str])
 FleetLoss = made(
@@ -269,6 +271,18 @@ QueryRange = made(
     sources=many(Source),
 )
 
+
+class Accepted(Struct, forbid_unknown_fields=True):
+    """What an agent is answered; the fields that may be absent are described in docs/wire.md."""
+
+    accepted: int
+    duplicates: int
+    watermark: int
+    spread_seconds: float | UnsetType = UNSET
+    requests: list[Named] | UnsetType = UNSET
+    unknown: list[str] | UnsetType = UNSET
+
+
 # By method and path: what a request that is done is answered. Those without a body, or with one that is no JSON, are
 # in description.py.
 ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
@@ -281,6 +295,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("get", "/api/v1/jobs/{job}"): Job,
         ("put", "/api/v1/jobs/{job}"): Job,
         ("get", "/api/v1/nodes"): page(Node),
+        ("post", "/api/v1/nodes/forget"): ForgottenNodes,
         ("get", "/api/v1/nodes/{node}"): Node,
         ("post", "/api/v1/nodes/{node}/exclude"): Node,
         ("post", "/api/v1/nodes/{node}/drain"): Node,
@@ -318,6 +333,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("post", "/api/v1/subscriptions/{subscription}/ping"): made("Pinged", event_id=str),
         ("post", "/api/v1/subscriptions/{subscription}/rotate"): SubscriptionWithSecret,
         ("post", "/api/v1/subscriptions/{subscription}/redeliver"): made("Redelivered", redelivered=int, more=bool),
+        ("post", "/api/v1/frames"): Accepted,
         ("post", "/api/v1/enrol"): made("Enrolled", id=str, node=str, token=str),
         ("get", "/api/v1/goodput"): Goodput,
         ("get", "/api/v1/ledger"): Ledger,

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from eagle_eye.server.api import views
-from eagle_eye.server.api.requests import Admin, Cursor, Limit, Parts, listing, moment_s
+from eagle_eye.server.api.requests import Admin, Cursor, Limit, Parts, Since, listing, moment_s
 
 router = APIRouter(prefix="/api/v1/audit", tags=["audit"])
 
@@ -23,7 +23,7 @@ def list_entries(
         str | None, Query(max_length=NAME_CHARS_MAX, description="A token's id, local, server or configuration.")
     ] = None,
     verb: Annotated[str | None, Query(max_length=NAME_CHARS_MAX, description="What was done.")] = None,
-    since: Annotated[str | None, Query(description="RFC 3339 or Unix seconds.")] = None,
+    since: Since = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Cursor,
+    EventType,
     Limit,
     Operator,
     Parts,
@@ -20,12 +21,12 @@ from eagle_eye.server.api.requests import (
     listing,
     missing,
 )
+from eagle_eye.server.delivery_states import again
 from eagle_eye.server.errors import IllegalTransition
-from eagle_eye.server.outbox import again
+from eagle_eye.server.records import DeliveryState
 from eagle_eye.server.store import DELIVERIES, EVENTS, SUBSCRIPTIONS, Change, Store
 
 router = APIRouter(prefix="/api/v1/deliveries", tags=["deliveries"])
-Type = Annotated[str | None, Query(description="An event's type.")]
 
 
 @router.get("")
@@ -34,8 +35,8 @@ def list_deliveries(
     _: Reader,
     subscription: Annotated[str | None, Query(description="A subscription's id.")] = None,
     event: Annotated[str | None, Query(description="An event's id.")] = None,
-    state: str | None = None,
-    type: Type = None,  # noqa: A002 - the filter's public name
+    state: DeliveryState | None = None,
+    type: EventType = None,  # noqa: A002 - the filter's public name
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:

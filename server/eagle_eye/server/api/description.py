@@ -7,9 +7,11 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
-from fastapi import FastAPI
+import msgspec
+from fastapi import FastAPI, Response
 
 from eagle_eye.schema.problem import CONTENT_TYPE
+from eagle_eye.server import telemetry_paths
 from eagle_eye.server.api import answers
 
 OPEN = frozenset({"/healthz", "/readyz"})  # to everybody
@@ -22,7 +24,10 @@ CONTENT_TYPES: Mapping[str, str] = MappingProxyType(
         "/api/v1/evidence/{evidence}/bundle": "application/gzip",
     }
 )
-UPLOADS = frozenset({("/api/v1/evidence/{evidence}", "put")})
+# What is taken in other forms than JSON.
+UPLOADS = frozenset(
+    {("/api/v1/evidence/{evidence}", "put"), *((path, "post") for path in telemetry_paths.operations())}
+)
 _UPLOAD: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "application/gzip": {"type": "string", "format": "binary"},
@@ -64,6 +69,7 @@ def describe(app: FastAPI) -> None:
             told, more = answers.schemas("#/components/schemas/{name}")
             schemas.update(more)
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            document["paths"].update(telemetry_paths.operations())
             for path, methods in document["paths"].items():
                 for method, operation in methods.items():
                     _complete(path, method, operation)
@@ -73,13 +79,23 @@ def describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = complete  # type: ignore[method-assign]
+    written: list[bytes] = []
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def document() -> Response:
+        """Answer with the document, which is open to everybody and so is written but once."""
+        if not written:
+            written.append(msgspec.json.encode(complete()))
+        return Response(written[0], media_type="application/json")
 
 
 def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
+    for parameter in operation.get("parameters", []):
+        parameter["schema"] = _without_null(parameter["schema"])
     # FastAPI says 422 for what is 400 here.
     responses.pop("422", None)
-    if (path, method) in UPLOADS:
+    if path == "/api/v1/evidence/{evidence}" and method == "put":
         content = {kind: {"schema": dict(schema)} for kind, schema in _UPLOAD.items()}
         operation["requestBody"] = {"required": True, "content": content}
     if path in CONTENT_TYPES:
@@ -93,6 +109,14 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
         responses["503"] = {"description": "It cannot judge; the checks say why."}
     if path not in OPEN:
         operation["security"] = [{"token": []}]
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a parameter that may be left out: no request can say null in its place."""
+    kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
+    if len(kinds) != 1:
+        return schema
+    return {**kinds[0], **{name: value for name, value in schema.items() if name != "anyOf"}}
 
 
 def _describe(responses: dict[str, Any], schema: Any) -> None:
@@ -118,7 +142,7 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[HTTPSta
     if method != "get":
         statuses.append(HTTPStatus.CONFLICT)
     if "requestBody" in operation:
-        statuses.append(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        statuses += [HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE]
     if (path, method) in UPLOADS:
-        statuses += [HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE]
+        statuses.append(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
     return statuses

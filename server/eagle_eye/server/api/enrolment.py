@@ -8,7 +8,8 @@ import msgspec
 from fastapi import APIRouter, Response
 from msgspec.structs import replace
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX, is_name
+from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
+from eagle_eye.server.api.constraints import NAME
 from eagle_eye.server.api.requests import Body, Parts, Somebody, answer, audited, body_of, decoded
 from eagle_eye.server.auth import mint
 from eagle_eye.server.errors import Refusal
@@ -23,7 +24,7 @@ class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
 
 
-@router.post("", status_code=201, openapi_extra=body_of(Enrolment))
+@router.post("", status_code=201, openapi_extra=body_of(Enrolment, {"node": NAME}))
 async def enrol(parts: Parts, principal: Somebody, body: Body) -> Response:
     """Make the node's token; the answer holds its text, this once. Asks for a token of scope join, or admin.
 

@@ -12,6 +12,7 @@ from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
 from eagle_eye.server.api import views
+from eagle_eye.server.api.constraints import NAME, list_of
 from eagle_eye.server.api.requests import (
     Body,
     Cursor,
@@ -32,10 +33,11 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.auth import Principal
 from eagle_eye.server.bundles import Incoming, NotGzip
+from eagle_eye.server.config import EvidenceSettings
 from eagle_eye.server.engine.gathering import LATE_S
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.evidence import OPEN_STATES
-from eagle_eye.server.records import Evidence, EvidenceKind, Incident
+from eagle_eye.server.records import Evidence, EvidenceKind, EvidenceState, Incident
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import EVIDENCE, INCIDENTS, JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
 
@@ -45,6 +47,8 @@ UPLOADS_MAX = 8  # at a time: a whole rack's bundles wait for their turn rather 
 WRITE_BYTES = 1 << 20  # gathered before a thread writes them
 BUG_REPORT_S = 600.0  # the vendor's tool takes minutes
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+_ASKING = {"nodes": list_of(NAME, EvidenceSettings().nodes_max)}
 
 router = APIRouter(prefix="/api/v1", tags=["evidence"])
 
@@ -67,7 +71,7 @@ def list_evidence(
     incident: str | None = None,
     job: str | None = None,
     node: str | None = None,
-    state: str | None = None,
+    state: EvidenceState | None = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:
@@ -95,7 +99,7 @@ def download(parts: Parts, _: Reader, evidence: str) -> Response:
     return FileResponse(path, media_type=BUNDLE_TYPE, filename=name, headers={"Cache-Control": "no-store"})
 
 
-@router.post("/incidents/{incident}/evidence", status_code=202, openapi_extra=body_of(Asking))
+@router.post("/incidents/{incident}/evidence", status_code=202, openapi_extra=body_of(Asking, _ASKING, required=False))
 async def ask(parts: Parts, principal: Operator, incident: str, body: Body) -> Response:
     """Ask agents to gather evidence now. Who was asked already and has not answered is not asked twice."""
     asking = decoded(body, Asking)
@@ -130,16 +134,16 @@ async def upload(request: Request, parts: Parts, principal: Somebody, evidence: 
     """
     record = await asyncio.to_thread(found, parts, EVIDENCE, evidence)
     parts.tokens.authorise_frames(principal, record.node)
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in (BUNDLE_TYPE, FAILURE_TYPE):
+        raise Refusal(415, "content_type", f"content type {content_type[:80]!r} is not read; send {BUNDLE_TYPE}")
+    said = decoded(await read_body(request), _Failure) if content_type == FAILURE_TYPE else None
     if record.state not in OPEN_STATES:
         return answer(views.evidence(record))
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type == FAILURE_TYPE:
-        said = decoded(await read_body(request), _Failure)
-        record = await asyncio.to_thread(parts.desk.failed, record.id, said.failed)
-    elif content_type == BUNDLE_TYPE:
+    if said is None:
         record = await _take(parts, request, record)
     else:
-        raise Refusal(415, "content_type", f"content type {content_type[:80]!r} is not read; send {BUNDLE_TYPE}")
+        record = await asyncio.to_thread(parts.desk.failed, record.id, said.failed)
     parts.telemetry.evidence.labels(record.state).inc()
     return answer(views.evidence(record))
 
@@ -214,7 +218,7 @@ def _check(parts: Services, nodes: list[str]) -> None:
     unknown = [node for node in nodes if parts.store.get(NODES, node) is None]
     if unknown:
         raise Refusal(
-            400, "nodes", f"no agent of node {unknown[0][:80]!r} was ever heard; GET /api/v1/nodes lists them"
+            404, "nodes", f"no agent of node {unknown[0][:80]!r} was ever heard; GET /api/v1/nodes lists them"
         )
 
 

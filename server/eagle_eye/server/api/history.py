@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server import recording
-from eagle_eye.server.api.requests import Parts, Reader, answer
+from eagle_eye.server.api.requests import Moment, Parts, Reader, answer
 from eagle_eye.server.errors import HistoryMoved, Refusal
 from eagle_eye.server.history import Span
 from eagle_eye.server.remote_store.merging import with_past
@@ -29,7 +29,6 @@ SERIES_MAX = 20_000
 RECORDINGS_MAX = 2  # at a time: each reads as much of the disk as it can
 
 router = APIRouter(prefix="/api/v1", tags=["history"])
-Moment = Annotated[str, Query(max_length=64, description="RFC 3339, or Unix seconds.")]
 
 
 class _Range(NamedTuple):
@@ -46,7 +45,7 @@ class _Range(NamedTuple):
 def query_range(
     parts: Parts,
     _: Reader,
-    metric: str,
+    metric: Annotated[str, Query(json_schema_extra={"enum": [*catalogue.BY_NAME]})],
     start: Moment,
     end: Moment,
     step: Annotated[float, Query(gt=0, le=86_400, description="Seconds between points.")] = 1.0,
@@ -95,7 +94,8 @@ def query_range(
     past = parts.remote_store.past if statistic == "last" else None
     raw_s = parts.history.begins_s()
     begins_s = min([span.start_s for span in spans if span.bucket_s] + ([] if raw_s is None else [raw_s]), default=None)
-    return answer(with_past(body, past, begins_s, asked, steps, lambda value: _finite(shortest(value))))
+    gaps = parts.history.gaps(nodes, start_s, end_s, levels=True)
+    return answer(with_past(body, past, begins_s, asked, steps, lambda value: _finite(shortest(value)), gaps))
 
 
 @router.get("/jobs/{job:name}/recording")
@@ -149,14 +149,18 @@ def _read(
     raise AssertionError  # for the type checker
 
 
-def moments(start: str, end: str) -> tuple[float, float]:
-    """Return two times of a query as Unix seconds. Raises Refusal 400 when they are none or in the wrong order."""
+def moments(start: str | None, end: str | None, otherwise_s: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
+    """Return two times of a query as Unix seconds, those of ``otherwise_s`` for what was left out.
+
+    Raises Refusal 400 when they are none or in the wrong order.
+    """
     try:
-        start_s, end_s = unix_seconds(start), unix_seconds(end)
+        start_s = otherwise_s[0] if start is None else unix_seconds(start)
+        end_s = otherwise_s[1] if end is None else unix_seconds(end)
     except ValueError as error:
         raise Refusal(400, "time", f"{error}"[:300]) from None
     if not start_s <= end_s:
-        raise Refusal(400, "time", f"start {start[:64]} is after end {end[:64]}")
+        raise Refusal(400, "time", f"start {rfc3339(start_s)} is after end {rfc3339(end_s)}")
     return start_s, end_s
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 
 from eagle_eye.server import ledger, outbound
 from eagle_eye.server.api import views
 from eagle_eye.server.api.policy_view import policy_view
 from eagle_eye.server.api.requests import (
     Cursor,
+    FaultName,
     Limit,
     Operator,
     Parts,
     Reader,
+    Since,
     answer,
     audited,
     found,
@@ -26,6 +27,7 @@ from eagle_eye.server.api.requests import (
     moment_s,
 )
 from eagle_eye.server.auth import Principal
+from eagle_eye.server.filter_values import ListedIncidentState
 from eagle_eye.server.overview import LIVE_STATES
 from eagle_eye.server.records import Incident
 from eagle_eye.server.services import Services
@@ -46,9 +48,9 @@ def list_incidents(
     _: Reader,
     job: str | None = None,
     node: str | None = None,
-    state: str | None = None,
-    fault: str | None = None,
-    since: Annotated[str | None, Query(description="Found since then; RFC 3339 or Unix seconds.")] = None,
+    state: ListedIncidentState | None = None,
+    fault: FaultName = None,
+    since: Since = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Response:

@@ -11,9 +11,9 @@ from eagle_eye.schema.metrics import BY_NAME as METRICS
 from eagle_eye.server.accounts.goodput import clipped
 from eagle_eye.server.accounts.records import Attempt
 from eagle_eye.server.accounts.timeline import Span
-from eagle_eye.server.api.history import Moment, moments
+from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.pictures import numbers, resolutions
-from eagle_eye.server.api.requests import Parts, Reader, answer, missing
+from eagle_eye.server.api.requests import Parts, Reader, Since, answer, missing
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.pictures import course, lanes
 from eagle_eye.server.pictures.cast import natural, picked
@@ -36,7 +36,7 @@ MARKS_MAX = 500  # incidents, and likewise actions: the newest
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 OptionalMoment = Annotated[
-    Moment | None, Query(description="RFC 3339, or Unix seconds; the present run by default, six hours of it at most.")
+    Since, Query(description="RFC 3339, or Unix seconds; the present run by default, six hours of it at most.")
 ]
 
 
@@ -167,7 +167,7 @@ def _past(parts: Services, job: str, since: str | None, until: str | None) -> _P
     end_s = min(now_s, over_s + AFTER_S)
     begun_s = min((a.started_s for a in run), default=end_s - LEAST_S)
     start_s = min(max(begun_s - BEFORE_S, end_s - SHOWN_S), end_s - LEAST_S)
-    start_s, end_s = moments(since or str(start_s), until or str(max(end_s, start_s + LEAST_S)))
+    start_s, end_s = moments(since, until, (start_s, max(end_s, start_s + LEAST_S)))
     if not 0 < end_s - start_s <= LENGTH_S_MAX:
         raise Refusal(400, "time", f"{end_s - start_s:.0f} s; expected more than 0 and at most {LENGTH_S_MAX:.0f}")
     attempts = [a for a in page.items if a.started_s < end_s and (a.ended_s is None or a.ended_s > start_s)]

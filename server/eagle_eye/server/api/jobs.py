@@ -8,8 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from eagle_eye.schema.action import JobUpdate, MemberRank
-from eagle_eye.schema.frame import KEYS_MAX, NAME_CHARS_MAX, is_name
+from eagle_eye.schema.frame import KEYS_MAX
+from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.server.api import views
+from eagle_eye.server.api.constraints import NAME, NAME_OR_NONE, Constraint
 from eagle_eye.server.api.requests import (
     Body,
     Cursor,
@@ -26,6 +28,7 @@ from eagle_eye.server.api.requests import (
     missing,
 )
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.filter_values import ListedJobState
 from eagle_eye.server.job_sources.reconcile import declared_job
 from eagle_eye.server.records import Job
 from eagle_eye.server.services import Services
@@ -37,6 +40,22 @@ AGENTS = "agents"  # whose word such a job is
 RANKS_MAX = 200_000
 COUNT_MAX = (1 << 31) - 1  # of an attempt, of a rank
 
+_COUNT = {"minimum": 0, "maximum": COUNT_MAX}
+_RANK = {
+    "rank": _COUNT,
+    "node": NAME,
+    "device": {"minimum": -1, "maximum": KEYS_MAX - 1},
+    "role": NAME_OR_NONE,
+}
+_UPDATE: dict[str, Constraint] = {
+    "attempt": _COUNT,
+    "state": {"enum": [*STATES]},
+    "ranks": {"maxItems": RANKS_MAX, "items": {"properties": _RANK}},
+    "restart_owner": NAME_OR_NONE,
+    "owner": NAME_OR_NONE,
+    "held_up_by": {"items": _COUNT},
+}
+
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
 
@@ -44,7 +63,7 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 def list_jobs(
     parts: Parts,
     _: Reader,
-    state: str | None = None,
+    state: ListedJobState | None = None,
     node: str | None = None,
     search: Search = "",
     members: Annotated[bool, Query(description="Without, ``ranks`` and ``nodes`` are left empty.")] = True,
@@ -74,7 +93,7 @@ def get_job(parts: Parts, _: Reader, job: str) -> Response:
     return answer(views.job(record, parts.outlook))
 
 
-@router.put("/{job:name}", openapi_extra=body_of(JobUpdate))
+@router.put("/{job:name}", openapi_extra=body_of(JobUpdate, _UPDATE))
 async def put_job(parts: Parts, principal: Operator, job: str, body: Body) -> Response:
     """Take the membership, attempt and state of a job from its launcher. 409 for an old attempt.
 

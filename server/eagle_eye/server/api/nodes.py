@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from msgspec.structs import replace
 
-from eagle_eye.server import ledger, outbound
+from eagle_eye.server import known_nodes, ledger, outbound
 from eagle_eye.server.api import views
 from eagle_eye.server.api.node_checks import new_check, under_way
 from eagle_eye.server.api.node_history import memory, scores_of
 from eagle_eye.server.api.requests import (
+    Body,
     Cursor,
     Limit,
     Operator,
@@ -20,6 +22,8 @@ from eagle_eye.server.api.requests import (
     Reason,
     answer,
     audited,
+    body_of,
+    decoded,
     found,
     given,
     listing,
@@ -28,6 +32,7 @@ from eagle_eye.server.api.requests import (
 from eagle_eye.server.auth import Principal
 from eagle_eye.server.engine.standing import Asking, fault_of, returning
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.known_nodes import Forgetting
 from eagle_eye.server.node_checks import offer_of
 from eagle_eye.server.records import Node, NodeState
 from eagle_eye.server.services import Services
@@ -40,13 +45,30 @@ Checked = Annotated[bool, Query(description="Only after a passed check, whatever
 
 @router.get("")
 def list_nodes(
-    parts: Parts, _: Reader, state: str | None = None, cursor: Cursor = None, limit: Limit = 100
+    parts: Parts, _: Reader, state: NodeState | None = None, cursor: Cursor = None, limit: Limit = 100
 ) -> Response:
     """Nodes, the newest to be heard of first."""
     offsets, now_s = parts.fleet.offsets(), parts.clock.now_s()
     page = parts.store.page(NODES, given(state=state), cursor, limit)
     scores = scores_of(parts)
     return listing(page, lambda n: {**views.node(n, parts.fleet, offsets, now_s), "memory": memory(scores, n.node)})
+
+
+@router.post("/forget", openapi_extra=body_of(Forgetting, required=False))
+async def forget(parts: Parts, principal: Operator, body: Body) -> Response:
+    """Count nodes as never heard of; what the past knows of them (incidents, tickets, history) and tokens stay.
+
+    ``nodes`` [] means all of which the rest is true, and nobody where nothing is said. ``kept`` are those that are not
+    forgotten, each with a ``reason``: ``heard`` just now, ``out_of_service``, ``open_incident``, ``busy``,
+    ``not_found``; with ``force`` only the last. A node that speaks again is a new one.
+    """
+    asked = decoded(body, Forgetting)
+    if not asked.nodes and asked.unheard_for_s is None and not asked.introduced_by:
+        return answer({"forgotten": [], "kept": []})
+    done = await asyncio.to_thread(known_nodes.forget, parts, principal.who, asked)
+    if not asked.dry_run:
+        parts.fleet.forget(frozenset(done.forgotten))
+    return answer({"forgotten": done.forgotten, "kept": [one._asdict() for one in done.kept]})
 
 
 @router.get("/{node:name}")

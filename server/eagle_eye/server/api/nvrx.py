@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.server.api.requests import Body, Parts, answer, body_of, decoded
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.errors import Refusal
@@ -18,6 +18,7 @@ from eagle_eye.server.nvrx import SubmittedLogs, attribute, body
 from eagle_eye.server.store import INCIDENTS
 
 PATH_CHARS_MAX = 4_096
+_SUBMITTED = {"log_path": {"minLength": 1, "maxLength": PATH_CHARS_MAX}, "job_id": {"maxLength": NAME_CHARS_MAX}}
 INCIDENTS_MAX = 200
 TERMINAL = "terminal"
 
@@ -52,13 +53,13 @@ Asker = Annotated[Principal, Depends(asker)]
 LogPath = Annotated[str, Query(max_length=PATH_CHARS_MAX, description="The cycle's log, as it was named before.")]
 
 
-@router.post("/logs", openapi_extra=body_of(LogSubmission))
+@router.post("/logs", openapi_extra=body_of(LogSubmission, _SUBMITTED))
 def submit_log(request: Request, parts: Parts, _: Asker, content: Body) -> Response:
     """Take note of a cycle's log, by Slurm's number of its job. The log itself is not read."""
     return _submit(request, parts, content, "")
 
 
-@router.post("/{job:name}/logs", openapi_extra=body_of(LogSubmission))
+@router.post("/{job:name}/logs", openapi_extra=body_of(LogSubmission, _SUBMITTED))
 def submit_log_of(request: Request, parts: Parts, _: Asker, job: str, content: Body) -> Response:
     """Take note of a cycle's log of this job."""
     return _submit(request, parts, content, job)
@@ -80,11 +81,14 @@ def _submit(request: Request, parts: Parts, content: bytes, job: str) -> Respons
     said = decoded(content, LogSubmission)
     if not said.log_path or len(said.log_path) > PATH_CHARS_MAX:
         raise Refusal(400, "body", f"log_path: expected 1 to {PATH_CHARS_MAX} characters, got {len(said.log_path)}")
-    named = job or said.job_id or ""
-    if len(named) > NAME_CHARS_MAX:
-        raise Refusal(400, "body", f"job_id: expected at most {NAME_CHARS_MAX} characters, got {len(named)}")
+    if len(said.job_id or "") > NAME_CHARS_MAX:
+        raise Refusal(
+            400, "body", f"job_id: expected at most {NAME_CHARS_MAX} characters, got {len(said.job_id or '')}"
+        )
+    if len(job) > NAME_CHARS_MAX:
+        raise Refusal(404, "not_found", f"no job's name has {len(job)} characters; at most {NAME_CHARS_MAX}")
     failed = said.analysis_intent == TERMINAL
-    _logs(request).submit(said.log_path, named, parts.clock.now_s(), failed=failed)
+    _logs(request).submit(said.log_path, job or said.job_id or "", parts.clock.now_s(), failed=failed)
     return answer({"submitted": True, "normalized_path": said.log_path, "mode": "single"})
 
 

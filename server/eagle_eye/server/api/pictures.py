@@ -11,9 +11,9 @@ from eagle_eye.detectors.faults import BY_NAME as FAULTS
 from eagle_eye.schema.metrics import BY_NAME as METRICS
 from eagle_eye.server.accounts.gpus import sat_at
 from eagle_eye.server.api import views
-from eagle_eye.server.api.history import Moment, moments
+from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.node_history import gpu
-from eagle_eye.server.api.requests import Parts, Reader, answer, found
+from eagle_eye.server.api.requests import Parts, Reader, Since, answer, found
 from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.history import Span
@@ -46,7 +46,7 @@ ACTIONS_TOLD_MAX = 100
 EMPTY_STEPS = 5  # that are shown before the first observation
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
-OptionalMoment = Annotated[Moment | None, Query(description="RFC 3339, or Unix seconds; around the onset by default.")]
+OptionalMoment = Annotated[Since, Query(description="RFC 3339, or Unix seconds; around the onset by default.")]
 
 
 @router.get("/{incident}/picture")
@@ -68,8 +68,7 @@ def picture(
     """
     record = found(parts, INCIDENTS, incident)
     panel = _panel(record, metric, node, device)
-    around_s = around(record, parts.clock.now_s())
-    start_s, end_s = moments(start or str(around_s[0]), end or str(around_s[1]))
+    start_s, end_s = moments(start, end, around(record, parts.clock.now_s()))
     if end_s - start_s > LENGTH_S_MAX:
         raise Refusal(400, "too_much", f"{end_s - start_s:.0f} s; a picture shows {LENGTH_S_MAX:.0f} s at most")
     with parts.turns.one():
@@ -139,7 +138,7 @@ def _panel(record: Incident, metric: str | None, node: str | None, device: int |
         exact = [p for p in alike if (node is None or p.node == node) and (device is None or p.device == device)]
         drawing = drawing_of(metric)
         if not alike and drawing is None:
-            raise Refusal(400, "metric", f"no series of the history shows {metric[:80]!r}; see the dossier's panels")
+            raise Refusal(404, "metric", f"no series of the history shows {metric[:80]!r}; see the dossier's panels")
         panel = next(iter(exact or alike), None) or Panel(
             drawing or Drawing(METRICS["train_step"], "value"), "", None, None
         )

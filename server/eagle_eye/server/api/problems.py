@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -10,7 +11,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.schema.problem import CONTENT_TYPE, problem
+from eagle_eye.server import methods
 from eagle_eye.server.errors import (
     NO_HEADERS,
     BadCursor,
@@ -24,7 +27,6 @@ from eagle_eye.server.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 _RETRY: Mapping[str, str] = {"Retry-After": "5"}
-_REASONS = {404: "not_found", 405: "method"}
 
 
 def install(app: FastAPI, telemetry: Telemetry) -> None:
@@ -53,13 +55,7 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
-        reason = _REASONS.get(error.status_code, "http")
-        details = {
-            "not_found": "nothing is here; /openapi.json lists what there is",
-            "method": f"{request.method} does not apply here; /openapi.json lists what does",
-        }
-        detail = details.get(reason, str(error.detail))
-        return respond(error.status_code, reason, detail, error.headers or NO_HEADERS)
+        return await on_refusal(request, _refusal(app, request, error))
 
     async def on_validation(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for it
@@ -83,7 +79,24 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
     app.add_exception_handler(Exception, on_bug)
 
 
+def _refusal(app: FastAPI, request: Request, error: HTTPException) -> Refusal:
+    if error.status_code == 405:  # starlette names the methods of one of the path's routes
+        return methods.refusal(request.method, methods.of_route(app, request.scope))
+    if error.status_code == 404:
+        return Refusal(404, "not_found", "nothing is here; /openapi.json lists what there is")
+    return Refusal(error.status_code, "http", str(error.detail), error.headers or NO_HEADERS)
+
+
 def _parameter(item: Mapping[str, object]) -> str:
     where = item.get("loc", ())
     name = ".".join(str(part) for part in where[1:]) if isinstance(where, tuple) else ""
-    return f"{name or 'request'}: {item.get('msg', 'is not as expected')}"
+    return f"{name or 'request'}: {_complaint(item)}"
+
+
+def _complaint(item: Mapping[str, object]) -> str:
+    said = str(item.get("msg", "is not as expected")).removeprefix("Value error, ")
+    given = item.get("input")
+    if item.get("type") == "literal_error" and isinstance(given, str):
+        known = re.findall(r"'([^']*)'", said)
+        return f"{given[:80]!r} is unknown; expected one of {', '.join(known)}{did_you_mean(given, known)}"
+    return said

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Query, Request, Response
 from msgspec import Struct
+from pydantic import AfterValidator
 
+from eagle_eye.schema.action import EVENT_TYPES
+from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.server import raw_http
+from eagle_eye.server.api.constraints import TIME, Constraint
 from eagle_eye.server.auth import Credentials, Principal
 from eagle_eye.server.errors import Refusal
+from eagle_eye.server.filter_values import FAULT_NAMES
 from eagle_eye.server.path_names import register
 from eagle_eye.server.records import AuditEntry, Scope
 from eagle_eye.server.services import Services
@@ -21,9 +26,9 @@ from eagle_eye.server.timestamps import unix_seconds
 
 BODY_BYTES_MAX = 4 << 20  # a job of 100,000 ranks fits
 register()  # {job:name} and {node:name} in the endpoints' paths
-# What was not read is still on its way: the connection cannot serve another request.
-_CLOSE = MappingProxyType({"Connection": "close"})
-StructT = TypeVar("StructT", bound=Struct)
+_NONE: Mapping[str, Constraint] = MappingProxyType({})
+_WHOLE_MAX = 1 << 53  # beyond, a float does not say which integer it is
+StructT = TypeVar("StructT")
 RecordT = TypeVar("RecordT", bound=Struct)
 
 
@@ -54,20 +59,19 @@ def needs(scope: Scope) -> Callable[..., Principal]:
 
 async def read_body(request: Request) -> bytes:
     """Return the body. Raises Refusal 413 as soon as it is too long, 408 where it does not come in time."""
-    chunks: list[bytes] = []
-    size = 0
     timeout_s = services(request).config.ingest.body_timeout_s
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > BODY_BYTES_MAX:
-                    detail = f"the body has more than {BODY_BYTES_MAX} bytes, which is the most read"
-                    raise Refusal(413, "oversized", detail, _CLOSE)
-                chunks.append(chunk)
-    except TimeoutError:
-        raise Refusal(408, "slow", f"the body did not arrive within {timeout_s:g} s", _CLOSE) from None
-    return b"".join(chunks)
+    return await raw_http.read_body(request.receive, request.headers, BODY_BYTES_MAX, timeout_s, "the API's limit")
+
+
+def among(names: Sequence[str]) -> Callable[[str | None], str | None]:
+    """Return what refuses a filter's value that is none of the names: it would find nothing, as if all were well."""
+
+    def check(name: str | None) -> str | None:
+        if name is not None and name not in names:
+            raise ValueError(f"{name[:80]!r} is unknown; expected one of {', '.join(names)}{did_you_mean(name, names)}")
+        return name
+
+    return check
 
 
 Parts = Annotated[Services, Depends(services)]
@@ -79,21 +83,34 @@ Admin = Annotated[Principal, Depends(needs("admin"))]
 Limit = Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX, description="How many items at most.")]
 Reason = Annotated[str, Query(max_length=1_000, description="Kept with the record and in the audit trail.")]
 Search = Annotated[str, Query(max_length=253, description="A part of the name, whatever its case.")]
+FaultName = Annotated[str | None, Query(json_schema_extra={"enum": [*FAULT_NAMES]}), AfterValidator(among(FAULT_NAMES))]
+EventType = Annotated[
+    str | None,
+    Query(description="An event's type.", json_schema_extra={"enum": [*EVENT_TYPES]}),
+    AfterValidator(among(EVENT_TYPES)),
+]
+Moment = Annotated[str, Query(max_length=64, description="RFC 3339, or Unix seconds.", json_schema_extra={**TIME})]
+Since = Annotated[
+    str | None, Query(max_length=64, description="RFC 3339, or Unix seconds.", json_schema_extra={**TIME})
+]
 Cursor = Annotated[str | None, Query(max_length=200, description="The next of the page before.")]
 
 
 def decoded(body: bytes, shape: type[StructT]) -> StructT:
     """Return the JSON body as ``shape``. Raises Refusal 400 naming the field and what was expected."""
     try:
-        return msgspec.json.decode(body or b"{}", type=shape)
+        try:
+            return msgspec.json.decode(body or b"{}", type=shape)
+        except msgspec.ValidationError:  # JSON knows but one kind of number: 1.0 is an integer, too
+            return msgspec.convert(_whole(msgspec.json.decode(body or b"{}")), type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(400, "body", f"the body is not as expected: {error}"[:2000]) from None
 
 
-def body_of(shape: type[Struct], required: bool = True) -> dict[str, Any]:
-    """Return what makes OpenAPI describe an endpoint's JSON body."""
+def body_of(shape: Any, constraints: Mapping[str, Constraint] = _NONE, *, required: bool = True) -> dict[str, Any]:
+    """Return what makes OpenAPI describe an endpoint's JSON body; ``constraints`` are those of some of its fields."""
     schema = msgspec.json.schema(shape, ref_template="#/components/schemas/{name}")
-    plain = _inlined(schema, schema.get("$defs", {}))
+    plain = _merged(_inlined(schema, schema.get("$defs", {})), {"properties": constraints} if constraints else {})
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": plain}}}}
 
 
@@ -136,6 +153,21 @@ def missing(kind: str, key: str) -> Refusal:
 def audited(parts: Services, principal: Principal, verb: str, subject: str, detail: str = "") -> AuditEntry:
     """Return the entry for the audit trail."""
     return AuditEntry(time_s=parts.clock.now_s(), who=principal.who, verb=verb, subject=subject, detail=detail[:4096])
+
+
+def _whole(value: Any) -> Any:
+    """Return the decoded JSON with integers for the floats that are whole."""
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE_MAX else value
+
+
+def _merged(schema: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema with more said in it; what both say of an object is put together."""
+    both = {key for key in schema.keys() & more.keys() if isinstance(schema[key], dict)}
+    return {**schema, **more, **{key: _merged(schema[key], more[key]) for key in both}}
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.names import NAME_CHARS_MAX
+from eagle_eye.server.api.constraints import EVENT_TYPE, SECRET, WEBHOOK_URL, Constraint, list_of, matcher
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.filters import parse_matcher, types_of
 from eagle_eye.server.notifiers import signing
@@ -17,6 +19,21 @@ PATTERNS_MAX = 1_000  # of jobs or faults
 MATCHERS_MAX = 20
 MATCHER_CHARS_MAX = 500
 OVERLAP_MAX_S = 30 * 86_400.0
+# What bodies may say, for /openapi.json.
+_GLOBS = list_of({"minLength": 1, "maxLength": NAME_CHARS_MAX}, PATTERNS_MAX)
+CHANGING: Mapping[str, Constraint] = MappingProxyType(
+    {
+        "url": WEBHOOK_URL,
+        "types": {"items": EVENT_TYPE},
+        "jobs": _GLOBS,
+        "faults": _GLOBS,
+        "matchers": list_of(matcher(MATCHER_CHARS_MAX), MATCHERS_MAX),
+    }
+)
+SUBSCRIBING: Mapping[str, Constraint] = MappingProxyType({**CHANGING, "secret": SECRET})
+ROTATING: Mapping[str, Constraint] = MappingProxyType(
+    {"secret": SECRET, "overlap_seconds": {"minimum": 0, "maximum": OVERLAP_MAX_S}}
+)
 SIGNING_MAX = 5  # secrets that sign at a time: each is a signature more in every request
 
 

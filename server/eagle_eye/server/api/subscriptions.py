@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from eagle_eye.server import outbound
 from eagle_eye.server.api import views
+from eagle_eye.server.api.constraints import TIME
 from eagle_eye.server.api.requests import (
     Body,
     Cursor,
@@ -26,7 +27,10 @@ from eagle_eye.server.api.requests import (
     missing,
 )
 from eagle_eye.server.api.subscription_bodies import (
+    CHANGING,
+    ROTATING,
     SIGNING_MAX,
+    SUBSCRIBING,
     NewSubscription,
     Redelivery,
     Rotation,
@@ -35,9 +39,9 @@ from eagle_eye.server.api.subscription_bodies import (
     check_overlap,
     usable_secret,
 )
+from eagle_eye.server.delivery_states import again
 from eagle_eye.server.errors import IllegalTransition, Refusal
 from eagle_eye.server.notifiers import signing
-from eagle_eye.server.outbox import again
 from eagle_eye.server.records import Subscription, SubscriptionHealth
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change, Store
@@ -64,7 +68,7 @@ def get_subscription(parts: Parts, _: Reader, subscription: str) -> Response:
     return answer(_shown(parts, found(parts, SUBSCRIPTIONS, subscription), _pending(parts)))
 
 
-@router.post("", status_code=201, openapi_extra=body_of(NewSubscription))
+@router.post("", status_code=201, openapi_extra=body_of(NewSubscription, SUBSCRIBING))
 async def subscribe(parts: Parts, principal: Operator, body: Body) -> Response:
     """Make a subscription. The answer holds the signing secret, this once.
 
@@ -100,7 +104,7 @@ async def subscribe(parts: Parts, principal: Operator, body: Body) -> Response:
     return answer({**_shown(parts, made_or_known, _pending(parts)), "secret": record.secrets[0]}, 201)
 
 
-@router.patch("/{subscription}", openapi_extra=body_of(SubscriptionChange))
+@router.patch("/{subscription}", openapi_extra=body_of(SubscriptionChange, CHANGING, required=False))
 async def change(parts: Parts, principal: Operator, subscription: str, body: Body) -> Response:
     """Change where events go or which, pause or go on. What waits goes to the new URL; pausing fails it.
 
@@ -163,7 +167,7 @@ def ping(parts: Parts, principal: Operator, subscription: str) -> Response:
     return answer({"event_id": done.events[0].id}, 202)
 
 
-@router.post("/{subscription}/rotate", openapi_extra=body_of(Rotation, required=False))
+@router.post("/{subscription}/rotate", openapi_extra=body_of(Rotation, ROTATING, required=False))
 def rotate(parts: Parts, principal: Operator, subscription: str, body: Body) -> Response:
     """Have a new secret, shown this once. The one before signs too until ``overlap_seconds`` are over.
 
@@ -190,7 +194,7 @@ def rotate(parts: Parts, principal: Operator, subscription: str, body: Body) -> 
     return answer({**_shown(parts, done.subscriptions[0], _pending(parts)), "secret": secret})
 
 
-@router.post("/{subscription}/redeliver", openapi_extra=body_of(Redelivery))
+@router.post("/{subscription}/redeliver", openapi_extra=body_of(Redelivery, {"since": TIME}))
 def redeliver(parts: Parts, principal: Operator, subscription: str, body: Body) -> Response:
     """Deliver again what failed of the events since a time, oldest first; at most 1000 (``more``: ask again).
 

@@ -89,12 +89,14 @@ def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any
 def node(record: Node, fleet: Fleet, offsets: dict[str, float], now_s: float) -> dict[str, Any]:
     """Return a node with what its agent said last; ``agent`` is null when it said nothing since the server started.
 
-    ``phase`` is its standing together with where it is on its way back.
+    ``phase`` is its standing together with where it is on its way back. ``vouched``: somebody says that it exists, and
+    it counts in the fleet's budgets.
     """
     view = plain(record)
     view["phase"] = phase(record, now_s)
     view["relapsed"] = [rfc3339(time_s) for time_s in record.relapsed]
-    heard = fleet.last(record.node)
+    view["vouched"] = fleet.vouchers.vouch_for(record.node)
+    heard, clock = fleet.last(record.node), fleet.clock_notes.said(record.node, now_s)
     view["agent"] = (
         None
         if heard is None
@@ -105,7 +107,7 @@ def node(record: Node, fleet: Fleet, offsets: dict[str, float], now_s: float) ->
             "boot_id": heard.boot_id,
             "interval_seconds": heard.interval_s,
             "clock_offset_seconds": offsets.get(record.node),
-            "troubles": heard.troubles,
+            "troubles": {**heard.troubles, **({} if clock is None else {"clock": clock})},
             "dropped": heard.dropped,
         }
     )

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -20,7 +21,8 @@ from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema import configuration
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import Scorecard
-from eagle_eye.server.backtest.trace import BadTrace, Trace
+from eagle_eye.server.backtest.trace import Trace
+from eagle_eye.server.backtest.trace_clocks import clock_lines
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model_file import BadModel, read
 
@@ -35,37 +37,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run all traces; 0 also when faults were found, 1 for an unusable trace, 2 for a wrong configuration."""
-    try:
-        config = configuration.load(ServerConfig, args.config, os.environ, {})
-    except configuration.ConfigurationError as error:
-        sys.stderr.write(f"eagle-eye backtest: {error}\n")
-        return 2
+    """Run all traces; 0 also when faults were found. Raises BadTrace, OSError, ConfigurationError."""
+    config = configuration.load(ServerConfig, args.config, os.environ, {})
     try:
         model = read(Path(config.detection.model).expanduser())[0] if config.detection.model else NO_MODEL
     except BadModel as error:
-        sys.stderr.write(f"eagle-eye backtest: detection.model: {error}\n")
-        return 2
+        raise configuration.ConfigurationError(f"detection.model: {error}") from None
     card = Scorecard()
     found: list[VerdictLine] = []
     watched = Watched()
-    try:
-        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            for folder in bar.track(args.traces, description="traces"):
-                found += _run_one(folder, config, model, card, watched)
-        if args.verdicts is not None:
-            args.verdicts.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
-        if args.report is not None:
-            args.report.write_text(json.dumps({**card.report(), "blind_ratio": watched.ratios()}, indent=2) + "\n")
-    except (BadTrace, OSError) as error:
-        sys.stderr.write(f"eagle-eye backtest: {error}\n")
-        return 1
-    for reason, count in sorted(watched.ignored.items()):
-        sys.stderr.write(f"eagle-eye backtest: left out: {reason} ({count} times)\n")
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        for folder in bar.track(args.traces, description="traces"):
+            found += _run_one(folder, config, model, card, watched)
+    if args.verdicts is not None:
+        args.verdicts.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
+    if args.report is not None:
+        args.report.write_text(json.dumps(_report(card, watched), indent=2) + "\n")
+    for remark in watched.remarks():
+        sys.stderr.write(f"eagle-eye backtest: {remark}\n")
     if args.json:
         for line in found:
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-        sys.stdout.write(json.dumps({"report": {**card.report(), "blind_ratio": watched.ratios()}}) + "\n")
+        sys.stdout.write(json.dumps({"report": _report(card, watched)}) + "\n")
     else:
         _print(found, card, watched)
     return 0
@@ -75,17 +68,28 @@ def run(args: argparse.Namespace) -> int:
 class Watched:
     """What was watched, over all traces: when each began, how many judgements, how many of them blind by detector.
 
-    ``ignored`` counts, by reason, what of the traces was left out.
+    ``ignored`` counts, by reason, what of the traces was left out; ``clock_offsets`` has by trace which nodes' clocks
+    were how many seconds ahead of the others'.
     """
 
     starts_s: dict[str, float] = field(default_factory=dict)
     judgements: int = 0
     blind: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
+    clock_offsets: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def remarks(self) -> list[str]:
+        """Return what of the traces was not taken as it stands."""
+        clocks = [line for folder, found in self.clock_offsets.items() for line in clock_lines(folder, found)]
+        return clocks + [f"left out: {reason} ({count} times)" for reason, count in sorted(self.ignored.items())]
 
     def ratios(self) -> dict[str, float]:
         """Return the share of judgements in which each detector was blind; those that never were are absent."""
         return {name: round(count / self.judgements, 4) for name, count in sorted(self.blind.items())}
+
+
+def _report(card: Scorecard, watched: Watched) -> dict[str, Any]:
+    return {**card.report(), "blind_ratio": watched.ratios(), "clock_offset_s": watched.clock_offsets}
 
 
 def _run_one(
@@ -98,6 +102,8 @@ def _run_one(
     watched.judgements += backtest.judgements
     watched.blind.update(backtest.blind)
     watched.ignored.update(trace.ignored)
+    if trace.clock_offsets:
+        watched.clock_offsets[str(folder)] = trace.clock_offsets
     labels = trace.labels()
     if labels is not None:
         header = trace.header

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -12,14 +13,17 @@ from eagle_eye.detectors.learned import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.action import ActionKind, EvidenceItem
 from eagle_eye.server.backtest.trace import Trace
+from eagle_eye.server.backtest.trace_format import HEADER_FILE, BadTrace
 from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Situation, decide
 from eagle_eye.server.engine.recurrence import DISRUPTIVE, recurrences
+from eagle_eye.server.engine.repeated_ends import with_repeated_ends
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.records import Action, Incident
 
+TICKS_MAX = 10_000_000  # four months of seconds
 TICKS_PER_INTERVAL = 4  # a trace whose rows are minutes apart needs no judgement every second
 
 
@@ -65,10 +69,15 @@ class Backtest:
         engine.observe_topology(self.trace.topology())
         tick_s = max(self.detection.tick_s, header.interval_s / TICKS_PER_INTERVAL)
         steps = iter(self.trace.steps())
-        step = next(steps, None)
+        step = next(steps, None)  # reads the files
         count = int((header.end - header.start) / tick_s + 1e-9) + 1
+        if count > TICKS_MAX:
+            raise BadTrace(
+                f"{self.trace.folder / HEADER_FILE}: start to end, {header.end - header.start:.0f} s, asks for {count}"
+                f" judgements; at most {TICKS_MAX} are made: set end nearer to start, or detection.tick_s higher"
+            )
         # Whole multiples of the tick, so that no error adds up; the end itself is the last.
-        for now_s in [*(header.start + k * tick_s for k in range(count)), header.end]:
+        for now_s in chain((header.start + k * tick_s for k in range(count)), (header.end,)):
             while step is not None and step.time_s <= now_s:
                 if step.job is not None:
                     engine.observe_job(step.job)
@@ -85,6 +94,7 @@ class Backtest:
         past = [*self._ended, *self._incidents.values()]
         recurrent = recurrences(judgement, past, len(self.trace.header.nodes))
         judgement = dataclasses.replace(judgement, verdicts=(*judgement.verdicts, *recurrent))
+        judgement = with_repeated_ends(judgement, past, self.policy.repeat_window_s)
         changed = folding.fold(self._incidents.values(), judgement, (), self.policy, self._next_id)
         for incident in changed:
             known = self._incidents.get(incident.id)

@@ -17,12 +17,15 @@ from eagle_eye.schema import events as event_catalogue
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import WIRE_VERSION, Block, Frame, Rank
+from eagle_eye.server.backtest.trace_clocks import clock_offsets
 from eagle_eye.server.backtest.trace_format import (
     EVENTS_FILE,
     FORMAT,
+    HEADER_FILE,
     LABELS_FILE,
     LINKS_FILE,
     MEMBERSHIP_FILE,
+    MEMBERSHIP_LINE_BYTES_MAX,
     SAMPLES_FILE,
     BadTrace,
     Header,
@@ -33,12 +36,15 @@ from eagle_eye.server.backtest.trace_format import (
     read_header,
     read_lines,
 )
-from eagle_eye.server.backtest.trace_rows import Moment, link_moments, sample_moments
+from eagle_eye.server.backtest.trace_rows import Moment, Rows, link_rows, sample_rows
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.records import Job
 
 __all__ = ["FORMAT", "BadTrace", "Header", "Label", "Membership", "Step", "Trace", "TraceEvent", "TraceRank"]
 
+DAY_S = 86_400.0
+IDLE_S_MAX = DAY_S  # by which the header may reach beyond what the trace tells
+SLACK_S = 10.0  # by which rows may lie outside of the header's time without a word
 _JOB, _EVENT, _ROWS = 0, 1, 2  # what is told first of what becomes known at one moment
 
 
@@ -69,13 +75,15 @@ _in_order = itemgetter(0, 1, 2)
 class Trace:
     """A trace on disk. Raises BadTrace where a file is missing, malformed or of another format.
 
-    ``ignored`` counts, by reason, what ``steps`` left out, once its steps have been taken.
+    ``ignored`` counts, by reason, what ``steps`` left out, once its steps have been taken. ``clock_offsets`` has, from
+    its first step on, how many seconds nodes' clocks are ahead of the others'; what they tell is moved back by as much.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.header = read_header(folder)
         self.ignored: Counter[str] = Counter()
+        self.clock_offsets: dict[str, float] = {}
         self._memberships = self._read_memberships()
         self._present = self._ranks_by_node()
 
@@ -102,9 +110,12 @@ class Trace:
         """
         self.ignored.clear()
         events = read_lines(self.folder / EVENTS_FILE, TraceEvent)
-        tables = sample_moments(self.folder / SAMPLES_FILE, self.ignored)
+        rows = [sample_rows(self.folder / SAMPLES_FILE)]
         if (links := self.folder / LINKS_FILE).exists():
-            tables.append(link_moments(links, self.ignored))
+            rows.append(link_rows(links))
+        events = self._set_right(rows, events)
+        self._check_reach(rows, events)
+        tables = [moments for one in rows for moments in one.moments(self.ignored)]
         sequence = 0
         for told in heapq.merge(self._job_words(events), self._events(events), _rows(tables), key=_in_order):
             if isinstance(told.what, Job):
@@ -113,9 +124,56 @@ class Trace:
                 sequence += 1
                 yield Step(told.time_s, frame=self._frame(told, sequence, told.what))
 
+    def _set_right(self, rows: list[Rows], events: list[TraceEvent]) -> list[TraceEvent]:
+        """Move what nodes with a wrong clock tell to the others' time."""
+        spacing_s, interval_s = rows[0].spacing_s(), self.header.interval_s
+        if 900.0 <= spacing_s / interval_s <= 1_100.0:
+            what = f"rows of a node are {spacing_s:g} apart where interval_s is {interval_s:g}: are they milliseconds?"
+            raise BadTrace(f"{self.folder / SAMPLES_FILE}: column 'time': {what} Expected Unix seconds")
+        self.clock_offsets = clock_offsets(rows[0].spans(), interval_s)
+        for one in rows:
+            one.shift(self.clock_offsets)
+        if not self.clock_offsets:
+            return events
+        return [
+            msgspec.structs.replace(event, time=event.time - self.clock_offsets.get(event.node or "", 0.0))
+            for event in events
+        ]
+
+    def _check_reach(self, rows: list[Rows], events: list[TraceEvent]) -> None:
+        """Refuse a header whose time the trace does not speak of; count the rows outside of it."""
+        start_s, end_s = self.header.start, self.header.end
+        spans = [span for one in rows for span in one.spans().values()]
+        told = [time_s for span in spans for time_s in span]
+        told += [event.time for event in events]
+        told += [item.time for item in self._memberships if item.time > start_s]
+        where = self.folder / HEADER_FILE
+        for name, beyond_s in (
+            ("end", end_s - max(told, default=start_s)),
+            ("start", min(told, default=start_s) - start_s),
+        ):
+            if beyond_s > IDLE_S_MAX:
+                side = "after the last" if name == "end" else "before the first"
+                raise BadTrace(
+                    f"{where}: {name} is {getattr(self.header, name):.0f}, {beyond_s / DAY_S:.1f} days {side} row or"
+                    f" event; at most {IDLE_S_MAX / DAY_S:g} day of silence is judged: set {name} nearer to it"
+                )
+        slack_s = max(SLACK_S, self.header.interval_s)
+        if spans and all(span.first_s > end_s + slack_s or span.last_s < start_s - slack_s for span in spans):
+            first_s, last_s = min(span.first_s for span in spans), max(span.last_s for span in spans)
+            raise BadTrace(
+                f"{where}: start {start_s:.0f} and end {end_s:.0f} hold none of the rows, which are of {first_s:.0f} to"
+                f" {last_s:.0f}; expected Unix seconds in both files"
+            )
+        for one in rows:
+            before, after = one.outside(start_s - slack_s, end_s + slack_s)
+            for count, side in ((before, "before the trace's start"), (after, "after the trace's end")):
+                if count:
+                    self.ignored[f"row {side}"] += count
+
     def _read_memberships(self) -> list[Membership]:
         """Return who took part from when on, oldest first; [] when the trace does not say."""
-        found = read_lines(self.folder / MEMBERSHIP_FILE, Membership)
+        found = read_lines(self.folder / MEMBERSHIP_FILE, Membership, MEMBERSHIP_LINE_BYTES_MAX)
         start = self.header.start
         if self.header.ranks and not any(item.time <= start for item in found):
             found.append(Membership(start, 0, self.header.ranks))

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from eagle_eye.schema.events import WHOLE_NODE
+from eagle_eye.schema.names import RULE, is_name
+from eagle_eye.server.timestamps import TIME_S_MAX, in_seconds
 
 FORMAT = "eagle-eye-trace/1"
 HEADER_FILE, SAMPLES_FILE, LINKS_FILE = "trace.json", "samples.parquet", "links.parquet"
 EVENTS_FILE, MEMBERSHIP_FILE, LABELS_FILE = "events.jsonl", "membership.jsonl", "faults.jsonl"
+
+INTERVAL_S_MIN, INTERVAL_S_MAX = 0.01, 86_400.0
+HEADER_BYTES_MAX = 256 << 20  # a job of a million ranks
+LINE_BYTES_MAX = 1 << 20
+MEMBERSHIP_LINE_BYTES_MAX = HEADER_BYTES_MAX
+LINES_MAX = 2_000_000  # of one file
 
 # A column of ours, which other readers ignore: for how long a rank's living process has said nothing, in seconds.
 SILENCE_COLUMN = "rank_silent_seconds"
@@ -100,34 +110,87 @@ def read_header(folder: Path) -> Header:
     """Return ``trace.json``. Raises BadTrace where it is missing, malformed or of another format."""
     path = folder / HEADER_FILE
     try:
-        header = msgspec.json.decode(path.read_bytes(), type=Header)
+        with opened(path) as file:
+            text = file.read(HEADER_BYTES_MAX + 1)
+        if len(text) > HEADER_BYTES_MAX:
+            raise BadTrace(f"{path}: more than {HEADER_BYTES_MAX >> 20} MiB, which is the most read")
+        header = msgspec.json.decode(text, type=Header)
     except OSError as error:
         raise BadTrace(f"{path}: {error.strerror}; a trace is a folder with {HEADER_FILE}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadTrace(f"{path}: {error}") from None
     if header.format != FORMAT:
-        raise BadTrace(f"{path}: format {header.format!r}; this program reads {FORMAT!r}")
-    if not header.interval_s > 0:
-        raise BadTrace(f"{path}: interval_s is {header.interval_s}; it has to be more than 0")
+        raise BadTrace(f"{path}: format {header.format[:80]!r}; this program reads {FORMAT!r}")
+    if not INTERVAL_S_MIN <= header.interval_s <= INTERVAL_S_MAX:
+        limits = f"expected {INTERVAL_S_MIN:g} to {INTERVAL_S_MAX:.0f} seconds between the rows of a node"
+        raise BadTrace(f"{path}: interval_s is {header.interval_s}; {limits}")
+    for name in ("start", "end"):
+        check_time(str(path), name, getattr(header, name))
     if not header.end >= header.start:
         raise BadTrace(f"{path}: end is {header.end}, before start, {header.start}")
+    named = [("job", header.job), *(("node", node.node) for node in header.nodes)]
+    named += [("rank's node", rank.node) for rank in header.ranks]
+    named += [("rank's role", rank.role) for rank in header.ranks if rank.role]
+    for what, name in named:
+        if not is_name(name):
+            raise BadTrace(f"{path}: {what} {name[:80]!a} is no name: {RULE}")
     return header
 
 
-def read_lines(path: Path, shape: type[ShapeT]) -> list[ShapeT]:
+def check_time(where: str, name: str, time_s: float) -> None:
+    """Return if a time may be Unix seconds. Raises BadTrace."""
+    if not 0.0 <= time_s < TIME_S_MAX:
+        hint = in_seconds(time_s)
+        raise BadTrace(f"{where}: {name} is {time_s}; expected Unix seconds, from 1970 to 2100{hint}")
+
+
+def opened(path: Path) -> BinaryIO:
+    """Return a file for reading; one that is no regular file is never waited for. Raises BadTrace, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        raise BadTrace(f"{path}: expected a file, found {_KINDS.get(stat.S_IFMT(kind), 'something else')}")
+    return os.fdopen(descriptor, "rb")
+
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def read_lines(path: Path, shape: type[ShapeT], line_bytes_max: int = LINE_BYTES_MAX) -> list[ShapeT]:
     """Return the lines of an optional JSON-lines file, [] without it. Raises BadTrace naming file and line."""
     decoder = msgspec.json.Decoder(shape)
-    found = []
+    found: list[ShapeT] = []
+    number = 0
     try:
-        lines = path.read_bytes().splitlines()
+        with opened(path) as file:
+            while line := file.readline(line_bytes_max + 1):
+                number += 1
+                if len(line) > line_bytes_max:
+                    limit = f"a line has at most {line_bytes_max} bytes, one JSON object"
+                    raise BadTrace(f"{path}:{number}: too long; {limit}")
+                if line.strip():
+                    if len(found) == LINES_MAX:
+                        raise BadTrace(f"{path}: more than {LINES_MAX} lines, which is the most read; cut the trace")
+                    found.append(_decoded(decoder, line, f"{path}:{number}"))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadTrace(f"{path}: {error.strerror}") from None
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                found.append(decoder.decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise BadTrace(f"{path}:{number}: {error}") from None
     return found
+
+
+def _decoded(decoder: msgspec.json.Decoder[ShapeT], line: bytes, where: str) -> ShapeT:
+    try:
+        item = decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadTrace(f"{where}: {error}") from None
+    for name in ("time", "start", "end"):
+        if (time_s := getattr(item, name, None)) is not None:
+            check_time(where, name, time_s)
+    return item

@@ -7,7 +7,7 @@ Python runs for a single row. Memory is the file's columns plus one chunk.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,12 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import WHOLE_NODE
 from eagle_eye.schema.frame import Block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.backtest.trace_format import SILENCE_COLUMN, BadTrace
+from eagle_eye.server.backtest.trace_clocks import Span
+from eagle_eye.server.backtest.trace_format import SILENCE_COLUMN, BadTrace, opened
+from eagle_eye.server.timestamps import TIME_S_MAX, in_seconds
 
 CHUNK_CELLS = 1 << 21  # gathered at a time: 16 MiB
+DEVICE_MAX = (1 << 15) - 1
 NO_KEY = -2  # a device, node or link that the row does not name
 
 Integers = NDArray[np.int64]
@@ -52,37 +55,91 @@ class _Keys(NamedTuple):
     names: list[str] | None
 
 
-def sample_moments(path: Path, ignored: Counter[str]) -> list[Iterator[Moment]]:
-    """Return the moments of ``samples.parquet``: those of devices, those of nodes. Raises BadTrace.
+class Rows:
+    """A table's rows, read; ``moments`` gives them in order. Raises BadTrace where they cannot be read."""
 
-    ``ignored`` counts what was left out: "duplicate row", "row without time, node or device".
-    """
-    table = _read(path, "device", (Scope.DEVICE, Scope.NODE))
-    times_s, (node_of, nodes) = _numbers(path, table, "time", pa.float64()), _texts(path, table, "node")
-    devices = _numbers(path, table, "device", pa.float64())
-    known = np.isfinite(devices) & (devices >= WHOLE_NODE)
-    key_of = np.where(known, devices, NO_KEY).astype(np.int64)
-    keys = _Keys(times_s, node_of, key_of, nodes, None)
-    order = _order(keys, ignored, "device")
-    of_node = key_of[order] == WHOLE_NODE
-    return [
-        _moments(path, table, keys, order[~of_node], Scope.DEVICE),
-        _moments(path, table, keys, order[of_node], Scope.NODE),
-    ]
+    def __init__(self, path: Path, key: str, scopes: Sequence[Scope]) -> None:
+        self._path, self._key, self._scopes = path, key, scopes
+        self._table = _read(path, key, scopes)
+        times_s = _numbers(path, self._table, "time", pa.float64())
+        node_of, nodes = _texts(path, self._table, "node")
+        names: list[str] | None = None
+        if key == "device":
+            devices = _numbers(path, self._table, "device", pa.float64())
+            known = np.isfinite(devices) & (devices >= WHOLE_NODE) & (devices <= DEVICE_MAX)
+            key_of = np.where(known, devices, NO_KEY).astype(np.int64)
+        else:
+            key_of, names = _texts(path, self._table, key)
+        self._keys = _Keys(times_s, node_of, key_of, nodes, names)
+        self._check_times()
+
+    def _check_times(self) -> None:
+        times_s = self._keys.times_s[np.isfinite(self._keys.times_s)]
+        if len(times_s) == 0:
+            return
+        wrong = (times_s < 0.0) | (times_s >= TIME_S_MAX)
+        if wrong.any():
+            some = float(times_s[wrong][0])
+            limit = f"expected Unix seconds, from 1970 to 2100{in_seconds(some)}"
+            raise BadTrace(f"{self._path}: column 'time' has {some:.0f} ({wrong.sum()} of {len(wrong)} rows); {limit}")
+
+    def spans(self) -> dict[str, Span]:
+        """Return when each node's first and last rows ended."""
+        keys = self._keys
+        usable = np.isfinite(keys.times_s) & (keys.node_of != NO_KEY)
+        firsts, lasts = np.full(len(keys.nodes), np.inf), np.full(len(keys.nodes), -np.inf)
+        np.minimum.at(firsts, keys.node_of[usable], keys.times_s[usable])
+        np.maximum.at(lasts, keys.node_of[usable], keys.times_s[usable])
+        spans = zip(keys.nodes, firsts.tolist(), lasts.tolist(), strict=True)
+        return {node: Span(first_s, last_s) for node, first_s, last_s in spans if first_s <= last_s}
+
+    def spacing_s(self) -> float:
+        """Return the typical time between two moments of the first node, NaN where there is none."""
+        times_s = np.unique(self._keys.times_s[self._keys.node_of == 0])
+        gaps_s = np.diff(times_s[np.isfinite(times_s)])
+        return float(np.median(gaps_s)) if len(gaps_s) else float("nan")
+
+    def shift(self, offsets_s: Mapping[str, float]) -> None:
+        """Take what a node's clock is ahead from the times of its rows."""
+        if offsets_s:
+            by_node = np.array([*(offsets_s.get(node, 0.0) for node in self._keys.nodes), 0.0])  # NO_KEY: the last
+            self._keys = self._keys._replace(times_s=self._keys.times_s - by_node[np.maximum(self._keys.node_of, -1)])
+
+    def outside(self, start_s: float, end_s: float) -> tuple[int, int]:
+        """Return how many rows end before one time, and how many after another."""
+        times_s = self._keys.times_s
+        return int((times_s < start_s).sum()), int((times_s > end_s).sum())
+
+    def moments(self, ignored: Counter[str]) -> list[Iterator[Moment]]:
+        """Return the moments of each scope.
+
+        ``ignored`` counts what was left out: "duplicate row", "row without time, node or device".
+        """
+        keys = self._keys
+        order = _order(keys, ignored, self._key)
+        if self._key != "device":
+            return [_moments(self._path, self._table, keys, order, self._scopes[0])]
+        of_node = keys.key_of[order] == WHOLE_NODE
+        return [
+            _moments(self._path, self._table, keys, order[~of_node], Scope.DEVICE),
+            _moments(self._path, self._table, keys, order[of_node], Scope.NODE),
+        ]
 
 
-def link_moments(path: Path, ignored: Counter[str]) -> Iterator[Moment]:
-    """Return the moments of ``links.parquet``; the keys of their blocks are the links' names. Raises BadTrace."""
-    table = _read(path, "link", (Scope.LINK,))
-    times_s, (node_of, nodes) = _numbers(path, table, "time", pa.float64()), _texts(path, table, "node")
-    key_of, names = _texts(path, table, "link")
-    keys = _Keys(times_s, node_of, key_of, nodes, names)
-    return _moments(path, table, keys, _order(keys, ignored, "link"), Scope.LINK)
+def sample_rows(path: Path) -> Rows:
+    """Return the rows of ``samples.parquet``. Raises BadTrace."""
+    return Rows(path, "device", (Scope.DEVICE, Scope.NODE))
+
+
+def link_rows(path: Path) -> Rows:
+    """Return the rows of ``links.parquet``; the keys of their blocks are the links' names. Raises BadTrace."""
+    return Rows(path, "link", (Scope.LINK,))
 
 
 def _read(path: Path, key: str, scopes: Sequence[Scope]) -> pa.Table:
     """Return the key columns and those that the catalogue knows; the others are not even read."""
     try:
+        opened(path).close()  # Arrow would wait for ever for a FIFO's other end
         with pq.ParquetFile(path) as file:
             present = file.schema_arrow.names
             missing = [name for name in ("time", "node", key) if name not in present]

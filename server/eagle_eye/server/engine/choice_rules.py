@@ -13,6 +13,8 @@ from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situatio
 from eagle_eye.server.records import Incident
 
 INDEPENDENT_KINDS_MIN = 2
+SLOW_BY = "compute_time"  # the one kind that is strong alone: it names the rank that the others wait for
+DRAIN_CONFIDENCE_MIN = 0.6  # what detectors say of a rank that chance does not explain
 TELL = Plan("notify")
 
 
@@ -51,6 +53,30 @@ def _accused(incident: Incident, _: Situation, plan: Plan) -> Ruling:
     return passed(values)
 
 
+def _drain_instead(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """What is slow by one strong kind of evidence leaves when the job restarts anyway; a check then settles it."""
+    slow = BY_NAME[incident.fault].trouble == "slow" and SLOW_BY in incident.kinds
+    if plan.kind != "exclude_node" or not slow or is_supported(incident, situation.settings.confidence_min):
+        return NOT_APPLICABLE
+    settings = situation.settings
+    lasted_s = situation.now_s - max(incident.onset_s, incident.since_s)
+    values: Values = {
+        "lasted_s": lasted_s,
+        "drain_after_s": settings.drain_after_s,
+        "slowdown_ratio": incident.slowdown_ratio,
+        "drain_slowdown_min": settings.drain_slowdown_min,
+        "confidence": incident.confidence,
+    }
+    costs = incident.slowdown_ratio >= settings.drain_slowdown_min > 0
+    if lasted_s < settings.drain_after_s or not costs or incident.confidence < DRAIN_CONFIDENCE_MIN:
+        return passed(values)
+    why = (
+        f"too little to exclude {incident.node} for, but it has lasted {lasted_s:.0f} s and costs"
+        f" {100 * incident.slowdown_ratio:.0f}%: it leaves when the job restarts anyway, and a check settles it"
+    )
+    return changed(Plan("drain_node"), why, values)
+
+
 def _evidence(incident: Incident, _: Situation, plan: Plan) -> Ruling:
     if plan.kind != "exclude_node":
         return NOT_APPLICABLE
@@ -65,8 +91,8 @@ def _evidence(incident: Incident, _: Situation, plan: Plan) -> Ruling:
     return passed(values)
 
 
-def _confidence(incident: Incident, situation: Situation, _: Plan) -> Ruling:
-    if _needs_no_confidence(incident):
+def _confidence(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    if _needs_no_confidence(incident) or (plan.kind, asked_kind(incident)) == ("drain_node", "exclude_node"):
         return NOT_APPLICABLE
     least = situation.settings.confidence_min
     values: Values = {"confidence": incident.confidence, "confidence_min": least}
@@ -180,6 +206,7 @@ def _bystanders(_: Incident, situation: Situation, plan: Plan) -> Ruling:
 
 RULES = (
     Rule("accused", _accused),
+    Rule("drain_instead", _drain_instead),
     Rule("evidence", _evidence),
     Rule("confidence", _confidence),
     Rule("cost", _cost),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from eagle_eye.detectors.cpu_contention import CpuContention
+from eagle_eye.detectors.device_errors import DeviceErrors
 from eagle_eye.detectors.early_signs import EarlySigns
+from eagle_eye.detectors.failed_start import FailedStart
 from eagle_eye.detectors.gpu_hang import GpuHang
 from eagle_eye.detectors.gpu_lost import GpuLost
 from eagle_eye.detectors.gpu_memory import GpuMemory
@@ -28,6 +30,7 @@ from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.silent_corruption import SilentCorruption
 from eagle_eye.detectors.slow_input import SlowInput
 from eagle_eye.detectors.slow_memory import SlowMemory
+from eagle_eye.detectors.slow_stage import SlowStage
 from eagle_eye.detectors.storage_stall import StorageStall
 from eagle_eye.detectors.straggler import Straggler
 from eagle_eye.detectors.switch_down import SwitchDown
@@ -55,6 +58,7 @@ def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_
         ),
         SwitchDown(patience=patience, intervals=settings.silent_intervals, floor_s=settings.silent_floor_s),
         NetworkHang(patience=patience),
+        FailedStart(settle_s=settings.crash_settle_s, silent_s=settings.silent_floor_s),
         NicDegraded(patience=patience, ripe_s=settings.straggler_ripe_s),
         NetworkCongestion(patience=patience),
         StorageStall(patience=patience),
@@ -62,6 +66,7 @@ def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_
         GpuMemory(),
         GpuHang(patience=patience),
         NvSwitch(patience=patience),
+        DeviceErrors(patience=patience),
         HostErrors(patience=patience),
         OutOfMemory(patience=patience),
         ProcessGone(),
@@ -90,6 +95,7 @@ def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_
             floor_s=settings.straggler_floor_s,
             ripe_s=2 * settings.straggler_ripe_s,  # a cold cache or a moved file passes
         ),
+        SlowStage(ratio=min(settings.straggler_mild_ratio, settings.straggler_ratio)),
         SilentCorruption(),
         LossNotFinite(),
         LossCourse(),

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from eagle_eye.detectors.types import Curve
+from eagle_eye.detectors.failed_start import UNREACHED
+from eagle_eye.detectors.types import Curve, Pause, Verdict
+from eagle_eye.server.engine.pauses import PauseLog
+
+UNREACHED_MAX = 16  # nodes of failed starts in a row that are remembered
 
 
 class Earlier(NamedTuple):
     """``curve`` is the course of the last attempt that made steps, None where none did.
 
-    ``mute_starts`` is how many attempts right before were past the start's deadline without a step.
+    ``mute_starts`` is how many attempts right before were past the start's deadline without a step, ``unreached`` the
+    nodes of which it was said in such attempts that they alone did not reach the others. ``pauses`` are those that the
+    job has made: a restart does not change what the program does.
     """
 
     curve: Curve | None = None
     mute_starts: int = 0
+    unreached: tuple[str, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+
+    @property
+    def starts(self) -> tuple[int, tuple[str, ...]]:
+        """What attempts right before that made no step tell of this one's start."""
+        return self.mute_starts, self.unreached
 
 
 NOTHING = Earlier()
@@ -25,6 +39,8 @@ class Before(Protocol):
 
     started_s: float
     earlier: Earlier
+    unreached: tuple[str, ...]
+    course: PauseLog
 
     @property
     def curve(self) -> Curve:
@@ -32,11 +48,17 @@ class Before(Protocol):
         ...
 
 
+def unreached_by(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    """Return the nodes of which it is said that they alone did not reach the others as the attempt started."""
+    return next((verdict.nodes for verdict in verdicts if UNREACHED in verdict.kinds), ())
+
+
 def inherited(before: Before | None, now_s: float, start_deadline_s: float) -> Earlier:
     """Return what an attempt that begins at ``now_s`` inherits from the one before, None where there is none."""
     if before is None:
         return NOTHING
     if len(before.curve.number):
-        return Earlier(before.curve)
+        return Earlier(before.curve, pauses=before.course.pauses)
     mute = now_s - before.started_s >= start_deadline_s
-    return before.earlier._replace(mute_starts=before.earlier.mute_starts + mute)
+    unreached = (*before.earlier.unreached, *before.unreached)[-UNREACHED_MAX:]
+    return Earlier(before.earlier.curve, before.earlier.mute_starts + mute, unreached, before.course.pauses)

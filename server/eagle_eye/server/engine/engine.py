@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -12,32 +11,26 @@ import numpy as np
 from eagle_eye.detectors.learned import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.detectors.types import Happening, Verdict, Window
-from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
-from eagle_eye.server.engine.earlier_attempt import inherited
+from eagle_eye.server.engine.earlier_attempt import inherited, unreached_by
+from eagle_eye.server.engine.ended import FORGET_JOB_S, HELD_STATES, is_left, is_over, is_past, may_go
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.memory import Memory
 from eagle_eye.server.engine.node_tracks import Floats, NodeTracks, Places
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.server.engine.routing import Route, Routed, RouteTable, concerned, placing
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, failed_by_itself, hearing, since_s
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.engine.step_grid import CURVE_LINE_BYTES
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.records import Job
 
-# What the scheduler may say of a job that is meant to make steps. Any other word: the engine says nothing about it.
+# What the scheduler may say of a job that is meant to make steps. Of any other the engine says nothing.
 RUNNING_STATES = frozenset({"running"})
-# In which a job has the nodes that its scheduler names.
-HELD_STATES = frozenset({"running", "suspended", "completing", "maintenance"})
-FORGET_JOB_S = 86_400.0  # a job that nobody mentioned for this long is dropped from memory
+LOOK_FOR_LEFT_S = 60.0  # how often it is looked whether the nodes of a job speak of others now
 JOBS_MAX = 4_096
-WINDOW_BYTES_MAX = 5 << 29  # of all jobs' rows in view: a larger fleet is remembered for a shorter time
-STEP_BYTES_MAX = 1 << 30  # of what all jobs' ranks said of their steps: of a larger fleet for fewer steps
-CURVE_BYTES_MAX = 1 << 29  # of all jobs' own courses
-SPARE = 1.25  # room that is kept beyond what is remembered
 
 
 class Engine:
@@ -62,8 +55,8 @@ class Engine:
         self._topology: Topology | None = None
         self._routes: dict[str, Route] = {}
         self._table = RouteTable()  # those of rows, all of this epoch
-        self._lines_max = sys.maxsize  # of each job's rows, for want of memory...
-        self._steps_max = self._curve_max = sys.maxsize  # ...of its ranks' steps, and of its own course
+        self._memory = Memory()
+        self._looked_for_left_s = watching_since_s
         self._epoch = 0  # grows whenever a job begins, ends, or gets members or its first rank
         self.stale_rows_total = 0  # rows of an attempt that is over
         self.strangers_total = 0  # rows of a later attempt from nodes that are no members of a declared job
@@ -127,8 +120,13 @@ class Engine:
         if known is None or job.attempt > known.attempt:
             if not job.ranks:
                 return
-            known = self._begin(job.job, job.attempt, self._interval_s(job.ranks), job.updated_s)
-        known.held_up_by = frozenset(job.held_up_by)
+            known = self._begin(
+                job.job, job.attempt, self._nodes.longest_interval_s({rank.node for rank in job.ranks}), job.updated_s
+            )
+        elif known.resting and job.state in HELD_STATES:
+            known.resting = False
+            self._begin_epoch()
+        known.take_word(job)
         if job.ranks and not known.declared:
             self._begin_epoch()
             known.declare(job.ranks)
@@ -147,14 +145,35 @@ class Engine:
         """Judge every job."""
         return list(self.judging(now_s))
 
-    def judging(self, now_s: float) -> Iterator[Judgement]:
-        """Judge every job, one after the other; nothing may be observed before the last."""
-        for job in [track.job for track in self._jobs.values() if now_s - track.touched_s > FORGET_JOB_S]:
-            self._drop(job)
-        self._forget([job.job for job in self._declared.values() if self._is_over(job, now_s)])
-        self._bound_memory()
+    def judging(self, now_s: float, concerned: Callable[[str], bool] = lambda _: False) -> Iterator[Judgement]:
+        """Judge every job, one after the other; nothing may be observed before the last.
+
+        Jobs that are over stay while they are ``concerned`` by something on record.
+        """
+        self._let_rest(now_s)
+        for track in list(self._jobs.values()):
+            kept_s = FORGET_JOB_S if concerned(track.job) else self.settings.window_s
+            if may_go(self._declared.get(track.job), track, now_s, kept_s):
+                self._drop(track.job)
+        self._forget([job.job for job in self._declared.values() if job.job not in self._jobs and is_past(job, now_s)])
+        self._memory.bound(self._jobs.values())
         for track in list(self._jobs.values()):
             yield self._judge(track, now_s)
+
+    def _let_rest(self, now_s: float) -> None:
+        """Have the rows of nodes no longer go to jobs that have ended."""
+        if look := now_s - self._looked_for_left_s >= LOOK_FOR_LEFT_S:
+            self._looked_for_left_s = now_s
+        told = [(track, self._declared.get(track.job)) for track in self._jobs.values() if not track.resting]
+        over = [track for track, job in told if is_over(job, track, now_s)]
+        left = [track for track, job in told if look and job is None and is_left(track, self._routes)]
+        for track in over:
+            track.release()
+            self._memory.limit(track)
+        for track in (*over, *left):
+            track.resting = True
+        if over or left:
+            self._begin_epoch()
 
     def window(self, track: JobTrack, now_s: float, watching_since_s: float) -> Window:
         """Return what detectors may see of a job, by an observer who has watched since then; views, not copies."""
@@ -207,6 +226,7 @@ class Engine:
             window = self.window(track, now_s, self._watching_since_s)
             verdicts, blind = self._asking.ask(window)
             track.course.note_verdicts(verdicts)
+            track.unreached = unreached_by(verdicts) or track.unreached
             heard_s = window.heard_s
         else:
             heard_s = self._heard_s(track)
@@ -239,8 +259,8 @@ class Engine:
         if route is None or not route.fits(frame, self._epoch):
             self._table.drop(route)
             refused = self.stale_rows_total + self.strangers_total
-            tracks = self._jobs_in(frame)
-            route = Route(self._nodes.place(frame.node), frame.ranks, frame.job, self._epoch, tracks)
+            tracks, named = self._jobs_in(frame)
+            route = Route(self._nodes.place(frame.node), frame.ranks, frame.job, self._epoch, tracks, named)
             if refused == self.stale_rows_total + self.strangers_total:  # else every refusal is counted
                 self._routes[frame.node] = route
             else:
@@ -265,8 +285,11 @@ class Engine:
             self._table.put(route)
         return route
 
-    def _jobs_in(self, frame: Frame) -> list[JobTrack]:
-        """Return the jobs that the frame's rows belong to, beginning attempts that it is the first to show."""
+    def _jobs_in(self, frame: Frame) -> tuple[list[JobTrack], int]:
+        """Return the jobs that the frame's rows belong to, those that it names first, and how many these are.
+
+        Attempts begin that it is the first to show.
+        """
         found: dict[str, JobTrack] = {}
         for rank in frame.ranks:
             track = self._track(rank.job, rank.attempt, frame)
@@ -277,12 +300,14 @@ class Engine:
             if track is not None and not track.ranked:
                 track.add_node(frame.node)
                 found[frame.job] = track
+        named = len(found)
         for name in tuple(self._jobs_of_node.get(frame.node, ())):  # a job that begins may push another one out
             # Members keep their rows and events also while no rank of theirs says anything.
             known = self._of_assigned(name, frame)
-            if known is not None and known.is_member(frame.node) and not self._of_another_attempt(frame, known):
+            member = known is not None and not known.resting and known.is_member(frame.node)
+            if known is not None and member and not self._of_another_attempt(frame, known):
                 found.setdefault(name, known)
-        return list(found.values())
+        return list(found.values()), named
 
     def _assign(self, job: Job) -> None:
         """Remember the nodes that a scheduler gave the job: each becomes a member once its agent was heard."""
@@ -313,18 +338,15 @@ class Engine:
             return False
         return True
 
-    def _interval_s(self, ranks: list[MemberRank]) -> float:
-        """Return the longest interval of the members' agents, 1 s where none was heard yet."""
-        said = [self._nodes.interval_s(node) for node in {rank.node for rank in ranks}]
-        known = [interval_s for interval_s in said if interval_s is not None]
-        return max(known, default=1.0)
-
     def _of_another_attempt(self, frame: Frame, track: JobTrack) -> bool:
         return any(rank.job == track.job and rank.attempt != track.attempt for rank in frame.ranks)
 
     def _admit(self, track: JobTrack, node: str, rank: Rank) -> bool:
         if track.declared and not track.is_member(node):
             return False
+        if track.resting and track.job not in self._declared:
+            track.resting = False
+            self._begin_epoch()
         ranked = track.ranked
         column = track.add_series(node, rank.device, rank.rank, rank.role)
         if track.ranked is not ranked:  # from now on only ranks say what training does
@@ -334,8 +356,9 @@ class Engine:
         return True
 
     def _begin_epoch(self) -> None:
-        """Have every route worked out anew."""
+        """Have every route worked out anew: one of a node that is gone would keep a job's past for ever."""
         self._epoch += 1
+        self._routes.clear()
         self._table.clear()
 
     def _track(self, job: str, attempt: int, frame: Frame) -> JobTrack | None:
@@ -355,41 +378,18 @@ class Engine:
         if job not in self._jobs and len(self._jobs) >= JOBS_MAX:
             oldest = min(self._jobs.values(), key=lambda track: track.touched_s)
             self._drop(oldest.job)
-        before = self._jobs.get(job)
-        earlier = inherited(before, started_s, self.settings.start_deadline_s)
+        earlier = inherited(self._jobs.get(job), started_s, self.settings.start_deadline_s)
         track = JobTrack(job, attempt, interval_s, self.settings.window_s, started_s, earlier)
-        track.limit(self._lines_max)
-        track.limit_steps(self._steps_max, self._curve_max)
+        self._memory.limit(track)
         self._jobs[job] = track
         self._begin_epoch()
         return track
-
-    def _bound_memory(self) -> None:
-        per_line = sum(track.bytes_per_line for track in self._jobs.values())
-        lines = int(WINDOW_BYTES_MAX / SPARE) // max(per_line, 1)
-        if lines < self._lines_max:
-            # Some more than needed: a fleet that grows node by node is not to be laid out anew for each.
-            self._lines_max = lines - lines // 8
-            for track in self._jobs.values():
-                track.limit(self._lines_max)
-        per_step = sum(track.bytes_per_step for track in self._jobs.values())
-        steps = int(STEP_BYTES_MAX / SPARE) // max(per_step, 1)
-        curve = int(CURVE_BYTES_MAX / SPARE) // (CURVE_LINE_BYTES * max(len(self._jobs), 1))
-        if steps < self._steps_max or curve < self._curve_max:
-            self._steps_max = steps - steps // 8 if steps < self._steps_max else self._steps_max
-            self._curve_max = curve - curve // 8 if curve < self._curve_max else self._curve_max
-            for track in self._jobs.values():
-                track.limit_steps(self._steps_max, self._curve_max)
 
     def _drop(self, job: str) -> None:
         del self._jobs[job]
         self._begin_epoch()
         self._asking.forget(job)
         self._forget({job})
-
-    def _is_over(self, job: Job, now_s: float) -> bool:
-        """Whether it is a job of long ago that no agent ever spoke of."""
-        return job.job not in self._jobs and job.state not in HELD_STATES and now_s - job.updated_s > FORGET_JOB_S
 
     def _forget(self, jobs: Collection[str]) -> None:
         """Forget what schedulers and launchers said of jobs."""

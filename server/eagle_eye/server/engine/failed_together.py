@@ -1,11 +1,13 @@
-"""GPUs that fail on several nodes of a job at once: one restart leaves all of these nodes behind. Pure."""
+"""GPUs that fail, or nodes that are slow, on several nodes of a job at once: one restart leaves all behind. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.engine import flapping
 from eagle_eye.server.engine.budgets import leaving_room, plan_mode
+from eagle_eye.server.engine.choice_rules import asked_kind, is_supported
 from eagle_eye.server.engine.fusion import is_own_cause
 from eagle_eye.server.engine.modes import CAREFULNESS
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
@@ -14,7 +16,7 @@ from eagle_eye.server.records import Incident
 
 
 def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    """The next attempt would fail on a node whose GPU is known to have failed: it leaves with the first one."""
+    """The next attempt would fail on a node whose GPU has failed, or be slow for one: it leaves with the first."""
     if plan.kind != "exclude_node" or not plan.restart:
         return NOT_APPLICABLE
     others = [other for other in situation.incidents if _has_to_go(other, incident, situation, plan)]
@@ -40,11 +42,22 @@ def _has_to_go(other: Incident, incident: Incident, situation: Situation, plan: 
     return (
         other.id != incident.id
         and (other.job, other.attempt) == (incident.job, incident.attempt)
-        and is_own_cause(other)
+        and (is_own_cause(other) or _is_slow_as_well(other, incident, situation))
         and other.node not in plan.exclude
         and not own_actions(other, situation)
         and not flapping.is_lull(other, situation.settings, situation.now_s)
         and CAREFULNESS[plan_mode(other, situation, plan)] <= CAREFULNESS[plan_mode(incident, situation, plan)]
+    )
+
+
+def _is_slow_as_well(other: Incident, incident: Incident, situation: Situation) -> bool:
+    """Whether another node is as surely slow: the next attempt would have no time before by which to find it."""
+    return (
+        BY_NAME[incident.fault].trouble == BY_NAME[other.fault].trouble == "slow"
+        and other.node is not None
+        and asked_kind(other) == "exclude_node"
+        and is_supported(other, situation.settings.confidence_min)
+        and other.slowdown_ratio > 0
     )
 
 

@@ -49,6 +49,8 @@ class Fused(NamedTuple):
 def family_of(verdict: Verdict) -> str:
     """Return the family of trouble that a verdict belongs to."""
     trouble = BY_NAME[verdict.fault].trouble
+    if verdict.fault == "host_errors" and verdict.asks == "notify":
+        return f"told:{_who(verdict)}"  # what the kernel says and nothing feels: it neither stops nor heralds anything
     if verdict.asks in ("drain_node", "checkpoint_now") or trouble == "early":
         return f"early:{_who(verdict)}"
     if verdict.fault == "node_unreachable" and "standstill" not in verdict.kinds:
@@ -164,7 +166,7 @@ def _explained_by_the_stop(fused: Fused) -> None:
     stops = {family: finding for family, finding in fused.findings.items() if is_of_a_stop(family)}
     for stop, finding in stops.items():
         for node in finding.verdict.nodes:
-            for family in (f"silence:{node}", f"slow:{node}", f"early:{node}"):
+            for family in (f"silence:{node}", f"slow:{node}", f"early:{node}", f"told:{node}"):
                 _drop(fused, family, stop)
     pace = fused.findings.get("pace")
     if pace is None or not stops:

@@ -16,18 +16,21 @@ from eagle_eye.detectors.signs.progress import QUIET_PHASES
 from eagle_eye.detectors.types import Beginning, Curve, Floats, Happening, Link, Series, Window
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.engine.advance import Advance
 from eagle_eye.server.engine.earlier_attempt import NOTHING, Earlier
 from eagle_eye.server.engine.grid import Columns, Grid
 from eagle_eye.server.engine.pauses import PauseLog
 from eagle_eye.server.engine.roster import Roster
 from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
 from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.records import Job
 
 EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones are dropped and counted
 REPEATS_KEPT = 32  # of one kind about one thing on one device: a node that floods starves nobody
 EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that says which thing
 UNJUDGED = frozenset({"inventory"})  # of a large job's GPUs alone, these would leave no room for what is judged
 GRID_LINES_MIN = 16  # rows kept however long the interval
+GRID_LINES_MAX = 1 << 18  # and however short: a window of 15 minutes at 300 rows a second
 ROW_METRICS = frozenset({"train_step", *STEP_METRICS})
 LATE_S = 1.0  # how long a row may be under way before its line counts as complete without it
 
@@ -39,13 +42,7 @@ class JobTrack:
     """
 
     def __init__(
-        self,
-        job: str,
-        attempt: int,
-        interval_s: float,
-        window_s: float,
-        started_s: float,
-        earlier: Earlier = NOTHING,
+        self, job: str, attempt: int, interval_s: float, window_s: float, started_s: float, earlier: Earlier = NOTHING
     ) -> None:
         self.job = job
         self.attempt = attempt
@@ -65,12 +62,12 @@ class JobTrack:
         self._interval_settled = False
         self._events: deque[Happening] = deque()
         self._repeats: dict[tuple[str, str | None, int, str], int] = {}
-        self.course = PauseLog()
-        self._first_step = math.nan
-        self._highest_step = -1.0
-        self._advanced_s = started_s
+        self.course = PauseLog(earlier.pauses)
+        self._steps_made = Advance(started_s)
         self.touched_s = started_s  # the newest row or word about the job
         self.held_up_by: frozenset[int] = frozenset()  # by the launcher's word
+        self.unreached: tuple[str, ...] = ()  # who alone does not reach the others, as far as is known
+        self.resting = False  # it is over: rows of members that do not name it are not its own
         self.declared = False  # whether a scheduler or launcher named the members
         self.events_dropped_total = 0
 
@@ -79,16 +76,22 @@ class JobTrack:
         settled, self._interval_settled = self._interval_settled, self._interval_settled or for_good
         if not settled and interval_s != self.interval_s:
             self._make_grids(interval_s)
-            self._devices.add_columns(self._roster.series_count)
-            self._node_rows.add_columns(len(self._roster.nodes))
-            self._link_rows.add_columns(len(self._links))
             self.interval_s = interval_s
 
+    def release(self) -> None:
+        """Let go of all rows, and of the steps all but the course: what another attempt inherits."""
+        self._steps = StepGrid(self._steps.curve().copied())
+        self._make_grids(self.interval_s)
+
     def _make_grids(self, interval_s: float) -> None:
-        depth = min(max(math.ceil(self._window_s / interval_s), GRID_LINES_MIN), self._lines_max)
+        asked = math.ceil(min(self._window_s / interval_s, GRID_LINES_MAX))
+        depth = min(max(asked, GRID_LINES_MIN), self._lines_max)
         self._grids_of = {scope: Grid(scope, interval_s, depth) for scope in Scope}
         self._devices, self._node_rows = self._grids_of[Scope.DEVICE], self._grids_of[Scope.NODE]
         self._link_rows = self._grids_of[Scope.LINK]
+        self._devices.add_columns(self._roster.series_count)
+        self._node_rows.add_columns(len(self._roster.nodes))
+        self._link_rows.add_columns(len(self._links))
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -118,17 +121,17 @@ class JobTrack:
     @property
     def last_step(self) -> float | None:
         """The highest step that any rank finished in this attempt; None before the first."""
-        return self._highest_step if self._highest_step >= 0 else None
+        return self._steps_made.highest_step if self._steps_made.highest_step >= 0 else None
 
     @property
     def first_step(self) -> float | None:
         """The first step that was seen to finish in this attempt; None before it."""
-        return None if math.isnan(self._first_step) else self._first_step
+        return None if math.isnan(self._steps_made.first_step) else self._steps_made.first_step
 
     @property
     def advanced_s(self) -> float:
         """The end of the interval in which a step finished last; the start of the attempt before any did."""
-        return self._advanced_s
+        return self._steps_made.advanced_s
 
     @property
     def pace_s(self) -> float | None:
@@ -137,7 +140,7 @@ class JobTrack:
 
     @property
     def bytes_per_line(self) -> int:
-        """How much memory one more line of all that is observed takes."""
+        """How much memory one more line of what is observed takes."""
         return sum(grid.bytes_per_line for grid in self._grids_of.values())
 
     @property
@@ -169,6 +172,11 @@ class JobTrack:
     def curve(self) -> Curve:
         """The job's course by step."""
         return self._steps.curve()
+
+    def take_word(self, job: Job) -> None:
+        """Take the scheduler's or launcher's word on the attempt."""
+        self.held_up_by = frozenset(job.held_up_by)
+        self._steps_made.take_word(job)
 
     def declare(self, ranks: Iterable[MemberRank]) -> None:
         """Take the scheduler's word for who the members are; rows of others are not this job's."""
@@ -262,7 +270,7 @@ class JobTrack:
             now_s=now_s,
             job=self.job,
             attempt=self.attempt,
-            started_s=self.started_s,
+            started_s=self._steps_made.started_s,
             interval_s=self.interval_s,
             times_s=self._devices.times(),
             nodes=self.nodes,
@@ -283,13 +291,13 @@ class JobTrack:
             watching_since_s=watching_since_s,
             phase=tuple(self._roster.phase),
             phase_since_s=self._roster.phase_since_s.copy(),
-            first_step=self._first_step,
-            last_step=self._highest_step if self._highest_step >= 0 else math.nan,
-            advanced_s=self._advanced_s,
+            first_step=self._steps_made.first_step,
+            last_step=self._steps_made.highest_step if self._steps_made.highest_step >= 0 else math.nan,
+            advanced_s=self._steps_made.advanced_s,
             steps=self._steps.steps(),
             curve=self._steps.curve(),
             earlier=self.earlier.curve,
-            beginning=Beginning(self._roster.named.copy(), self.held_up_by, self.earlier.mute_starts),
+            beginning=Beginning(self._roster.named.copy(), self.held_up_by, *self.earlier.starts),
             pauses=self.course.pauses,
             events=tuple(self._events),
         )
@@ -344,38 +352,30 @@ class JobTrack:
         if len(known) == 0:
             return
         highest = float(known.max())
-        if highest <= self._highest_step:
+        if not self._steps_made.is_news(highest):
             return
-        if self._highest_step < 0:
-            self._first_step = float(known.min())
-        else:
-            self._note_gap(time_s, highest - self._highest_step)
-        self._highest_step = highest
-        self._advanced_s = max(self._advanced_s, time_s)  # a clock that was set back tells of earlier moments
+        if self._steps_made.highest_step >= 0:
+            self._note_gap(time_s, highest - self._steps_made.highest_step)
+        self._steps_made.take(time_s, float(known.min()), highest)
 
     def set_clock_forward(self, by_s: float, before_s: float) -> None:
         """The clock was set forward after ``before_s``: a standstill is as long as it was.
 
         A step that was told of since then was told of by the new clock, and stays.
         """
-        if self._advanced_s <= before_s:
-            self._advanced_s += by_s
+        if self._steps_made.advanced_s <= before_s:
+            self._steps_made.advanced_s += by_s
 
     def _note_gap(self, time_s: float, steps: float) -> None:
         """Keep the time to this step as a pause when it was much longer than the job's pace."""
-        gap_s = time_s - max(self._advanced_s, float(np.max(self._roster.phase_since_s, initial=-math.inf)))
+        gap_s = time_s - max(self._steps_made.advanced_s, float(np.max(self._roster.phase_since_s, initial=-math.inf)))
         if gap_s <= 0 or not frozenset(QUIET_PHASES).isdisjoint(self._roster.phase):
             return
         self.course.note_steps(gap_s, steps, self.interval_s)
 
     def _note_phase(self, node: str, event: Happening) -> None:
         """Move a rank, or all ranks of the node where the event names none, to the phase that the event begins."""
-        if event.device >= 0:
-            column = self._roster.column(node, event.device)
-            columns = [] if column is None else [column]
-        else:
-            columns = [i for i, series in enumerate(self.series) if series.node == node]
-        for column in columns:
+        for column in self._roster.columns_of(node, event.device):
             if event.kind == "phase":
                 self._enter_phase(column, str(event.attributes.get("name", "")), event.time_s)
             elif event.kind == "checkpoint_begin":

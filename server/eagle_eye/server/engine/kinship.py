@@ -16,6 +16,8 @@ from eagle_eye.server.records import Incident, is_of_a_stop
 
 OWN_FACTOR, SHARED_SLOWDOWN_MIN = 2.0, 0.02  # times what a rack's trouble costs, beyond which a node has its own
 MERGED_MAX = 100  # ids and families that an incident remembers of those merged into it
+SORTS = ("slow", "early", "silence", "told")  # of what is said of one node, which a stop that it causes explains
+NOT_OF_THE_RACK = ((SHARED_SLOWNESS, "silence"), (SHARED_SLOWNESS, "told"))
 MERGEABLE_STATES = ("suspected", "confirmed")  # what is being acted on keeps its name until that is over
 
 
@@ -40,7 +42,7 @@ def _by_its_node(incident: Incident, fused: Fused) -> str:
     for family in (*filter(is_of_a_stop, fused.findings), SHARED_SLOWNESS):
         found = fused.findings.get(family)
         named = found.verdict.nodes if found is not None else ()
-        if node in named and sort in ("slow", "early", "silence") and (family, sort) != (SHARED_SLOWNESS, "silence"):
+        if node in named and sort in SORTS and (family, sort) not in NOT_OF_THE_RACK:
             return family
     return ""
 

@@ -1,7 +1,9 @@
 """What of an incident's changes is told to subscribers, and what is written into the audit trail. Pure.
 
-Changes of state and escalations are always told. A story that changes again and again (``UPDATES_MAX`` times within
-``reopens_window_s``) is told once more when it has settled, for twice as long each time; what is kept back is counted.
+Changes of state and escalations are always told, unless the incident asks for nothing (a slow node that costs the job
+nothing): that is recorded, and told as opened once it asks for something. A story that changes again and again
+(``UPDATES_MAX`` times within ``reopens_window_s``) is told once more when it has settled, for twice as long each time;
+what is kept back is counted.
 """
 
 from __future__ import annotations
@@ -49,9 +51,12 @@ def news_of(
         detail = f"{new.state}, {_claim(new)}: {new.summary}"
         split = (Note("split", f"from {new.split_from}"),) if new.split_from else ()
         acts = _acts(new, actions) if new.state == "acting" else ()
-        return News(_held(new, ()), "opened", 0, (Note("open", detail), *split, *acts, *_holds(None, new)))
+        event: Event | None = None if _is_silent(new) else "opened"
+        return News(_held(new, ()), event, 0, (Note("open", detail), *split, *acts, *_holds(None, new)))
     notes = tuple(_notes(old, new, actions))
     written = _held(new, old.held_by)
+    if _is_silent(old):
+        return News(written, None if _is_silent(new) else "opened", 0, notes)
     if new.state != old.state:
         return News(replace(written, untold=False), _event(old, new), 0, notes)
     if new.escalation and not old.escalation:
@@ -71,6 +76,11 @@ def news_of(
         return News(replace(written, untold=True), None, 1 + lulls, untold)
     told = replace(written, told_times=[*lately, now_s], untold=False)
     return News(told, "updated", lulls, notes)
+
+
+def _is_silent(incident: Incident) -> bool:
+    """Whether nobody has been told of an incident that asks for nothing."""
+    return incident.asks == "none" and not incident.told_times
 
 
 def is_due(incident: Incident, policy: PolicySettings, now_s: float) -> bool:

@@ -72,6 +72,11 @@ class NodeTracks:
         place = self._places.get(node)
         return None if place is None or self._heard_s[place] == -np.inf else float(self._interval_s[place])
 
+    def longest_interval_s(self, nodes: Iterable[str]) -> float:
+        """Return the longest interval of the nodes' agents, 1 s where none was heard yet."""
+        known = [interval_s for interval_s in map(self.interval_s, nodes) if interval_s is not None]
+        return max(known, default=1.0)
+
     def pace_s(self, node: str) -> float:
         """Return how often a node reports that was heard."""
         return float(self._interval_s[self._places[node]])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from eagle_eye.schema.frame import Block, Frame, check_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.schema.rows import Outline, frame_of
+from eagle_eye.schema.rows import Outline, frame_of, names_none
 
 Numbers = NDArray[np.floating[Any]]
 Matrix = NDArray[np.uint8]
@@ -55,7 +55,8 @@ class Outlined:
     """An outline that was checked, as the engine, the fleet and the journal use it; ``frame`` makes whole frames.
 
     ``hollow`` is a frame of it whose tables have names and no numbers, one for each part of the layout. ``unknown``
-    names what only a newer server knows; such an outline has no layout, and each of its rows is read alone.
+    names what only a newer server knows, or nobody: names that are none. An outline with such rows or columns has no
+    layout, and each of its rows is read alone.
     """
 
     __slots__ = ("hollow", "layout", "node", "outline", "size", "unknown")
@@ -65,7 +66,7 @@ class Outlined:
         self.unknown = unknown
         self.node = outline.node
         self.size = outline.size
-        self.layout = None if unknown else layout_of(outline)
+        self.layout = layout_of(outline) if all(map(names_none, unknown)) else None
         parts = self.layout.parts if self.layout else ()
         blocks = [Block(part.scope, list(part.keys), list(part.metrics), b"") for part in parts if part.keys]
         self.hollow = msgspec.structs.replace(frame_of(outline, 1, 1.0, bytes(outline.size)), blocks=blocks)

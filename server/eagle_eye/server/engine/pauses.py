@@ -15,10 +15,13 @@ STANDSTILLS = frozenset({"hang", "network_hang"})
 
 
 class PauseLog:
-    """Keeps the newest pauses of one attempt, oldest first, and the pace that tells a pause from a step."""
+    """Keeps the newest pauses, oldest first, and the pace of one attempt that tells a pause from a step.
 
-    def __init__(self) -> None:
-        self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
+    ``earlier`` are those of the attempts before.
+    """
+
+    def __init__(self, earlier: Sequence[Pause] = ()) -> None:
+        self._pauses: deque[Pause] = deque(earlier, maxlen=PAUSES_KEPT)
         self._paces: deque[float] = deque(maxlen=PACES_KEPT)
         self._steps_seen = 0
         self._accused = False

@@ -16,6 +16,7 @@ from eagle_eye.server.engine.hold_rules import OBSERVED, maintenance_hold
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.recurrence import recurrences
+from eagle_eye.server.engine.repeated_ends import with_repeated_ends
 from eagle_eye.server.engine.ruling import Plan
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age
@@ -29,13 +30,15 @@ _ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaitin
 class Book:
     """What is on record: incidents that are open or were marked false, the policy window's actions (oldest first).
 
-    ``history`` are all jobs' incidents of the past weeks, ``gathering`` what is known of evidence. ``standing`` and
-    ``neighbours`` are as in ``Situation``.
+    ``history`` are all jobs' incidents of the past weeks, ``earlier`` the job's own in whatever state, where its ranks
+    have ended with an exception; ``gathering`` is what is known of evidence. ``standing`` and ``neighbours`` are as in
+    ``Situation``.
     """
 
     incidents: Sequence[Incident]
     actions: Sequence[Action]
     history: Sequence[Incident] = ()
+    earlier: Sequence[Incident] = ()
     gathering: Gathering = field(default_factory=Gathering)
     standing: Mapping[str, Node] = field(default_factory=dict)
     neighbours: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -77,6 +80,7 @@ def respond(
     now_s = judgement.now_s
     recurrent = recurrences(judgement, book.history, fleet_size)
     judgement = dataclasses.replace(judgement, verdicts=(*judgement.verdicts, *recurrent))
+    judgement = with_repeated_ends(judgement, book.earlier, settings.repeat_window_s)
     actions = {action.id: action for action in book.actions if action.job == judgement.job}
     ended = {a.id: a for a in (_expired(action, now_s) for action in actions.values()) if a is not None}
     actions.update(ended)

@@ -86,6 +86,13 @@ class Roster:
         """Return the column of a device row, None where it is not known."""
         return self._columns.get((node, device))
 
+    def columns_of(self, node: str, device: int) -> list[int]:
+        """Return the column of a device row, those of all of the node's where ``device`` is -1; [] for none known."""
+        if device >= 0:
+            column = self._columns.get((node, device))
+            return [] if column is None else [column]
+        return [column for column, series in enumerate(self._series) if series.node == node]
+
     def __contains__(self, node: str) -> bool:
         """Whether the node takes part."""
         return node in self._nodes

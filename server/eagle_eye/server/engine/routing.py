@@ -20,7 +20,9 @@ TRAINING_PREFIXES = ("train_", "nccl_")  # metrics that only a rank can have sai
 PARTS_MAX = 16  # of a row that is placed with others; agents' have three
 _ROOM = 256
 # Events that no rank is the author of. They are told once.
-NODE_FAILURES = frozenset({"xid", "sxid", "gpu_lost", "link_down", "link_up", "machine_check", "kernel_panic"})
+NODE_FAILURES = frozenset(
+    {"xid", "sxid", "gpu_lost", "link_down", "link_up", "machine_check", "kernel_panic", "host_error"}
+)
 
 Shape = tuple[Scope, list[int | str], list[str]]
 
@@ -44,6 +46,7 @@ class Route:
     job: str | None
     epoch: int
     tracks: list[JobTrack]
+    named: int = 0  # of the tracks, the first: of jobs that the frames themselves name
     shapes: list[Shape] = field(default_factory=list)
     placements: list[list[Placement]] = field(default_factory=list)
     outlined: Outlined | None = None  # whose rows go here

@@ -30,7 +30,7 @@ class DetectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     silent_alone_s: Seconds = 300.0  # a silent node whose job goes on is told of after this
     rank_silent_floor_s: Seconds = 10.0  # how long a living process may say nothing
     hang_typical_steps: Positive = 3.0  # a standstill means something after this many of the job's typical steps...
-    hang_floor_s: Seconds = 60.0  # ...and may be acted on after this, sooner on two kinds of evidence against one node
+    hang_floor_s: Seconds = 60.0  # ...and may be acted on after this, sooner on facts about one node
     start_deadline_s: Seconds = 1800.0  # from the start of an attempt to its first steps
     warmup_steps: Limit = 3  # steps of an attempt before its pace is trusted
     crash_settle_s: Seconds = 1.0  # after a first exit, how long to wait for those of its peers
@@ -53,7 +53,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     expires_s: Positive = 600.0  # an action that nobody carried out by then is void
     window_s: Positive = 86_400.0
     exclusions_per_job: Limit = 4
-    exclusions_fleet_ratio: Ratio = 0.05  # of all known nodes, but always at least exclusions_fleet_floor
+    exclusions_fleet_ratio: Ratio = 0.05  # of vouched nodes, but always at least exclusions_fleet_floor
     exclusions_fleet_floor: Limit = 2
     restarts_per_job: Limit = 10
     restarts_fleet: Limit = 50
@@ -61,6 +61,10 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     breaker_window_s: Positive = 600.0  # ...within this time are no single faults any more: nothing is done...
     breaker_rest_s: Positive = 1800.0  # ...for this long
     confidence_min: Ratio = 0.9  # inferences below it only notify
+    drain_after_s: Seconds = (
+        300.0  # a node that is slow by one kind of evidence is drained once it has lasted so long...
+    )
+    drain_slowdown_min: Ratio = 0.03  # ...and makes steps so much longer; 0: never
     lost_work_s: Seconds = 300.0  # what a restart costs: work since the last checkpoint...
     restart_s: Seconds = 240.0  # ...start-up until the first step...
     queue_s: Seconds = 60.0  # ...and the wait for nodes

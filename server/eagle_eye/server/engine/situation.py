@@ -23,7 +23,7 @@ FRUITLESS_STATES = frozenset({"failed", "refused", "rejected", "expired"})
 class Situation:
     """What policy may know besides the incident.
 
-    ``actions`` are those of the policy's window, in any order; ``fleet_size`` how many nodes were heard of at all;
+    ``actions`` are those of the policy's window, in any order; ``fleet_size`` how many vouched nodes were heard;
     ``members`` how many the job has; ``blind`` why the server cannot judge, "" when it can. ``restart_owner`` is the
     job's own word. ``ranks`` is the job's membership. ``standing`` holds the nodes that are not in service,
     ``neighbours`` the other running jobs on the nodes that incidents accuse. ``crashed``: the scheduler says that the

@@ -42,6 +42,7 @@ CURVE_METRICS = (
 )
 LINES_KEPT = 256  # steps (or groups of steps) of which each rank's values are kept
 CURVE_KEPT, CURVE_MIN = 8_192, 1_024  # and the job's medians; with very many jobs fewer, but always so many
+COURSE_FIRST = 256  # medians that there is room for at first
 CURVE_LINE_BYTES = 8 * (2 + len(CURVE_METRICS))
 CELLS_MAX = 128 * 1024 * 1024  # values in memory that one job begins with: fewer lines for more ranks
 LINES_MIN = 32
@@ -51,9 +52,13 @@ SETTLED_LINES = 1  # the newest line may still lack ranks
 
 
 class StepGrid:
-    """One attempt's steps, fed with rows of the time grid in order; ``steps`` and ``curve`` are what detectors see."""
+    """One attempt's steps, fed with rows of the time grid in order; ``steps`` and ``curve`` are what detectors see.
 
-    def __init__(self) -> None:
+    ``before`` is the course so far of an attempt of which nothing else was kept.
+    """
+
+    def __init__(self, before: Curve | None = None) -> None:
+        self._before = before
         self._columns = 0
         self._depth = self._depth_max = LINES_KEPT
         self._width: float = 0.0  # steps a line covers; 0: not known yet
@@ -66,7 +71,7 @@ class StepGrid:
         self._settled = 0  # lines before this one have gone into the relative values and the curve
         self._last: NDArray[np.float64] = np.zeros(0)  # each rank's newest step
         self._rows_per_step: list[float] = []
-        self._course: NDArray[np.float64] = _course(CURVE_KEPT)
+        self._course: NDArray[np.float64] = np.empty((2 + len(CURVE_METRICS), 0))
         self._course_kept, self._course_lines = CURVE_KEPT, 0
         self._on_course: set[str] = set()
         self._members_of: Integers | None = None
@@ -114,6 +119,8 @@ class StepGrid:
 
     def curve(self) -> Curve:
         """Return the job's course: views."""
+        if self._before is not None and self._course_lines == 0:
+            return self._before
         course = self._course[:, max(self._course_lines - self._course_kept, 0) : self._course_lines]
         return Curve(
             number=course[0],
@@ -140,14 +147,12 @@ class StepGrid:
         kept = min(self._course_kept, max(curve_lines, CURVE_MIN))
         if kept < self._course_kept:
             newest = self._course[:, max(self._course_lines - kept, 0) : self._course_lines]
-            self._course, self._course_kept, self._course_lines = _course(kept), kept, newest.shape[1]
-            self._course[:, : newest.shape[1]] = newest
+            self._course, self._course_kept, self._course_lines = newest.copy(), kept, newest.shape[1]
 
     def _note_course(self, line: int) -> None:
         """Add a line's medians over the ranks to the job's course."""
         if self._course_lines == self._course.shape[1]:
-            kept = self._course[:, -self._course_kept :].copy()
-            self._course[:, : self._course_kept], self._course_lines = kept, self._course_kept
+            self._make_room()
         column = self._course[:, self._course_lines]
         column[:] = np.nan
         column[0], column[1] = self._number[line], self._times_s[line]
@@ -159,6 +164,14 @@ class StepGrid:
                     column[2 + place] = median_of(known)
                     self._on_course.add(name)
         self._course_lines += 1
+
+    def _make_room(self) -> None:
+        """Have room for more of the job's course, twice as much up to all that is kept: most jobs are short."""
+        kept = self._course[:, -self._course_kept :]
+        self._course_lines = kept.shape[1]
+        room = min(max(2 * self._course_lines, COURSE_FIRST), _capacity(self._course_kept))
+        self._course = np.empty((len(kept), room))
+        self._course[:, : self._course_lines] = kept
 
     def _learn_width(self, steps: Floats) -> None:
         """Learn from the first rows how many steps one row covers: a line holds as many, at least one."""
@@ -268,11 +281,6 @@ class StepGrid:
 
 def _capacity(depth: int) -> int:
     return depth + depth // 4
-
-
-def _course(kept: int) -> NDArray[np.float64]:
-    """Return room for a course, which takes memory as it is filled."""
-    return np.empty((2 + len(CURVE_METRICS), _capacity(kept)))
 
 
 def _newest(array: Any, start: int, end: int, capacity: int) -> Any:

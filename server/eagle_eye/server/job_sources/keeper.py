@@ -8,8 +8,9 @@ import functools
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from eagle_eye.schema.names import is_name
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.errors import StoreUnavailable
@@ -133,9 +134,13 @@ class JobSources:
 
     async def _take(self, health: Health, snapshot: Snapshot) -> None:
         """Write down what follows from an answer, and have the detection loop hear of it. Raises StoreUnavailable."""
+        snapshot = _named(snapshot)
         source = health.source.name
         told, reserved = await asyncio.to_thread(self._write, health, snapshot)
         health.reserved = reserved
+        if snapshot.nodes is not None:
+            named = await asyncio.to_thread(NodeNames, [node.name for node in snapshot.nodes])
+            self._fleet.vouchers.use_scheduler(source, named)
         for job in told.jobs:
             self._watcher.observe_job(job)
         self._watcher.observe_scheduler(SchedulerWord(source, snapshot.asked_s, told.speaks_for, self._patience_s))
@@ -201,6 +206,15 @@ class JobSources:
                     nodes.setdefault(rank.job, set()).add(voice.node)
         seen = {job: Seen(attempt, frozenset(nodes.get(job, ()))) for job, attempt in attempts.items()}
         return seen, frozenset(scraped)
+
+
+def _named(snapshot: Snapshot) -> Snapshot:
+    """Return the answer without jobs whose names are none; they are counted as left out."""
+    jobs = tuple([job for job in snapshot.jobs if is_name(job.name)])
+    bad = len(snapshot.jobs) - len(jobs)
+    if not bad:
+        return snapshot
+    return replace(snapshot, jobs=jobs, left_out={**snapshot.left_out, "name": bad})
 
 
 def _jobs_concerned(store: Store, names: set[str]) -> dict[str, Job]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.server.job_sources.settings import KubernetesSettings
 from eagle_eye.server.job_sources.source import TEXT_CHARS_MAX, ScheduledJob, ScheduledNode, ScheduledState
 

@@ -10,9 +10,7 @@ from typing import Literal, Protocol
 from eagle_eye.server.errors import ServerError
 from eagle_eye.server.records import NodeState
 
-# "" where a source has a word for it that is not known here: then what was known before stands.
-ScheduledState = Literal[
-    "",
+KnownState = Literal[
     "pending",
     "running",
     "suspended",
@@ -23,6 +21,8 @@ ScheduledState = Literal[
     "failed",
     "finished",
 ]
+# "" where a source has a word for it that is not known here: then what was known before stands.
+ScheduledState = Literal["", KnownState]
 HELD_STATES = frozenset({"running", "suspended", "completing"})  # in which a job has its nodes
 OVER_STATES = frozenset({"cancelled", "preempted", "timeout", "failed", "finished"})
 

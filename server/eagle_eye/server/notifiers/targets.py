@@ -33,9 +33,12 @@ class Targets:
         self._rates = Rates()
 
     @asynccontextmanager
-    async def turn(self, url: str) -> AsyncIterator[None]:
-        """Wait until there is room at the URL's target and it was not asked too often; first come, first served."""
-        target = target_of(url)
+    async def turn(self, url: str, urgent: bool = False) -> AsyncIterator[None]:
+        """Wait until there is room at the URL's target and it was not asked too often; first come, first served.
+
+        Urgent requests have room and a rate of their own, so that others are never in their way.
+        """
+        target = f"{target_of(url)} urgent" if urgent else target_of(url)
         lane = self._lanes.setdefault(target, _Lane(asyncio.Semaphore(self._settings.target_concurrency)))
         lane.users += 1
         try:

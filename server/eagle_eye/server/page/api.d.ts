@@ -1,6 +1,15 @@
 // What the API answers. Made by `python -m tests.page.api_types` of the server's own types; do not edit.
 // Times are RFC 3339. Nothing of this is served.
 
+export interface Accepted {
+  accepted: number;
+  duplicates: number;
+  watermark: number;
+  spread_seconds?: number;
+  requests?: Array<Record<string, any>>;
+  unknown?: Array<string>;
+}
+
 export interface Account {
   wall: Amount;
   training: Amount;
@@ -116,7 +125,7 @@ export interface AuditEntryPage {
 
 export interface CheckOutcome {
   name: string;
-  state: string;
+  state: "could_not_check" | "passed" | "sick";
   reason?: string;
   duration_s?: number;
   expected?: boolean;
@@ -343,6 +352,11 @@ export interface FleetLoss {
   fault: string;
 }
 
+export interface ForgottenNodes {
+  forgotten: Array<string>;
+  kept: Array<KeptNode>;
+}
+
 export interface Goodput {
   since: string;
   until: string;
@@ -565,6 +579,12 @@ export interface JobTimeline {
   unknown: Array<string>;
 }
 
+export interface KeptNode {
+  node: string;
+  reason: string;
+  detail: string;
+}
+
 export interface Ledger {
   since: string;
   window_seconds: number;
@@ -610,8 +630,10 @@ export interface Node {
   check_id: string;
   watched_until: string | null;
   relapsed: Array<string>;
+  introduced_by: string;
   phase: "checking" | "draining" | "excluded" | "in_service" | "watched";
   agent: Agent | null;
+  vouched: boolean;
   memory: Memory | null;
 }
 
@@ -814,8 +836,10 @@ export interface ReturningNode {
   check_id: string;
   watched_until: string | null;
   relapsed: Array<string>;
+  introduced_by: string;
   phase: "checking" | "draining" | "excluded" | "in_service" | "watched";
   agent: Agent | null;
+  vouched: boolean;
 }
 
 export interface RuleWord {

@@ -34,6 +34,7 @@ _STAND_INS: Mapping[str, str] = MappingProxyType(
         "process_exits": "train_step",
         "oom_kill": "node_memory_used_ratio",
         "machine_check": "train_step",
+        "host_error": "train_step",
         "kernel_panic": "train_step",
         "training_error": "train_step",
         "link_down": "link_up",

@@ -33,6 +33,7 @@ from eagle_eye.server.remote_store.position import HistoryMark, PositionFile, be
 from eagle_eye.server.remote_store.post import Brought, Post, Unwanted
 from eagle_eye.server.remote_store.segment_samples import Heads, Moment, moments
 from eagle_eye.server.segments.facts import FACTS_FILE, RAW_FOLDER
+from eagle_eye.server.segments.processes import end_with_parent
 from eagle_eye.server.segments.reader import OURS
 
 NICENESS = 10  # yields to the server and to everybody else
@@ -177,6 +178,7 @@ def _tell(lock: threading.Lock, told: Told) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Send; 0 when nothing is left, 1 when it failed, with the reason on standard error."""
     data = Path(arguments[0])
+    end_with_parent()
     os.nice(NICENESS)
     pa.set_cpu_count(1)
     server = os.getppid()

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import WHOLE_NODE
-from eagle_eye.schema.frame import KEYS_MAX, is_name
+from eagle_eye.schema.frame import KEYS_MAX
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, MetricSpec, Scope
+from eagle_eye.schema.names import is_name
 
 NAME, JOB, NODE, DEVICE, LINK = "__name__", "job", "node", "device", "link"
 # Where Prometheus scrapes our /metrics, ``job`` is its own word and ours is put aside under this name.

@@ -14,8 +14,8 @@ from eagle_eye.server.remote_write.membership import Membership
 from eagle_eye.server.services import Services
 
 
-def build(services: Services, found: Callable[[str], Awaitable[None]]) -> RemoteWrite:
-    """Return the endpoint; ``found(node)`` is awaited for each node that was never heard of."""
+def build(services: Services, found: Callable[[list[str]], Awaitable[None]]) -> RemoteWrite:
+    """Return the endpoint; ``found(nodes)`` is awaited for nodes that were never heard of."""
     settings, fleet = services.config.remote_write, services.fleet
     table = mapping.load()
 
@@ -24,8 +24,9 @@ def build(services: Services, found: Callable[[str], Awaitable[None]]) -> Remote
         if frame.events:
             services.bookkeeper.note(frame.node, frame.events)
 
-    membership = Membership(services.store, services.clock)
+    membership = Membership(services.store, services.clock, fleet.vouchers)
     codes = CodeMemory(services.store, services.telemetry.failures.labels("last codes").inc)
+    fleet.when_forgotten(codes.forget)
     return RemoteWrite(
         settings,
         services.config.ingest,
@@ -36,7 +37,7 @@ def build(services: Services, found: Callable[[str], Awaitable[None]]) -> Remote
             settings.node_labels,
             settings.job_labels,
             settings.series_max,
-            services.config.ingest.nodes_max,
+            2 * services.config.ingest.nodes_max,
             lambda node: known_interval_s(fleet.last(node)),
             codes.of,
         ),

@@ -9,21 +9,22 @@ as written: Prometheus takes an answer that nothing was written for a failure.
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-from eagle_eye.server.auth import Credentials, Principal
+from eagle_eye.server import methods
+from eagle_eye.server.auth import Credentials, Principal, Writer
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import IngestSettings, RemoteWriteSettings
-from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, Refusal
+from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.raw_http import ASGIMessage, Receive, Send, answer, headers_of, read_body, refuse
 from eagle_eye.server.remote_write import snappy, wire
 from eagle_eye.server.remote_write.intake import Intake, Refused, Taken
 from eagle_eye.server.remote_write.keeper import Keeper, is_ours
 from eagle_eye.server.remote_write.membership import Membership
+from eagle_eye.server.remote_write.sender_clocks import SenderClocks
 from eagle_eye.server.remote_write.wire import Malformed, Written
 from eagle_eye.server.telemetry import Telemetry
 
@@ -31,6 +32,8 @@ PATH = "/api/v1/write"
 MEDIA_TYPE = "application/x-protobuf"
 V1 = "prometheus.WriteRequest"
 V2 = "io.prometheus.write.v2.Request"
+# What an answer of version 2.0 counts.
+WRITTEN = tuple(f"X-Prometheus-Remote-Write-{what}-Written" for what in ("Samples", "Histograms", "Exemplars"))
 DECODING_MAX = 4  # requests being read at a time; each may take decompressed_bytes_max several times over
 WAITING_BYTES_MAX = 128 << 20  # of bodies that wait for it: a thousand of Prometheus' usual size
 SERIES_AT_ONCE = 500  # taken without a pause: some milliseconds, when all are new some twenty
@@ -49,8 +52,8 @@ class Authenticator(Protocol):
         """Return who it is. Raises Refusal 401 or 403."""
         ...
 
-    def authorise_remote_write(self, principal: Principal) -> Sequence[str]:
-        """Return patterns of the nodes that the principal may speak for. Raises Refusal 403."""
+    def authorise_remote_write(self, principal: Principal) -> Writer:
+        """Return what the principal may write. Raises Refusal 403."""
         ...
 
 
@@ -84,6 +87,7 @@ class RemoteWrite:
         self._clock = clock
         self._decoding = asyncio.Semaphore(DECODING_MAX)
         self._waiting_bytes = 0
+        self._senders = SenderClocks()
         self._named: set[str] = set()  # complaints that the log has told of
 
     async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
@@ -94,6 +98,10 @@ class RemoteWrite:
         except Refusal as refusal:
             self._telemetry.remote_write_rejected.labels(refusal.reason).inc()
             await refuse(send, refusal)
+            return
+        except StoreUnavailable as error:  # whose token it is cannot be looked up
+            self._telemetry.remote_write_rejected.labels("storage").inc()
+            await refuse(send, Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}))
             return
         except Exception:  # noqa: BLE001 - nothing stands behind this endpoint that would answer and count it
             _log.exception("a remote write could not be taken for a reason that was not foreseen")
@@ -114,9 +122,9 @@ class RemoteWrite:
     async def _take(self, scope: ASGIMessage, receive: Receive) -> tuple[str, Written, Taken]:
         headers = headers_of(scope)
         if scope["method"] != "POST":
-            raise Refusal(405, "method", f"{PATH} takes POST, not {scope['method'][:20]}", {"Allow": "POST"})
+            raise methods.refusal(scope["method"], ["POST"])
         principal = self._auth.authenticate(Credentials.of(scope["method"], headers, scope.get("state", {})))
-        patterns = self._auth.authorise_remote_write(principal)
+        writer = self._auth.authorise_remote_write(principal)
         self._admit(principal)
         version = _version(headers)
         limit, timeout_s = self._settings.body_bytes_max, self._ingest.body_timeout_s
@@ -124,16 +132,19 @@ class RemoteWrite:
         written = await self._decoded(version, body)
         await self._membership.refresh()
         received_s = self._clock.now_s()
-        admit, taken = self._admission(patterns, received_s), Taken()
-        for start in range(0, len(written.series), SERIES_AT_ONCE):
-            self._intake.take(written.series[start : start + SERIES_AT_ONCE], received_s, admit, taken)
-            await asyncio.sleep(0)  # the event loop answers others meanwhile
+        reserved: list[str] = []
+        admit, taken = self._admission(principal, writer, received_s, reserved), Taken()
         try:
+            for start in range(0, len(written.series), SERIES_AT_ONCE):
+                self._intake.take(written.series[start : start + SERIES_AT_ONCE], received_s, admit, taken)
+                await asyncio.sleep(0)  # the event loop answers others meanwhile
             await self._keeper.keep(taken.moments)
         except HistoryBusy as error:
             raise Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}) from None
         except HistoryUnavailable as error:
             raise Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}) from None
+        finally:
+            self._fleet.room.release(reserved)
         return version, written, taken
 
     async def _decoded(self, version: str, body: bytes) -> Written:
@@ -172,16 +183,26 @@ class RemoteWrite:
         except Malformed as error:
             raise Refusal(413 if error.reason.endswith("_limit") else 400, error.reason, str(error)) from None
 
-    def _admission(self, patterns: Sequence[str], now_s: float) -> Callable[[str], Refused | None]:
+    def _admission(
+        self, principal: Principal, writer: Writer, now_s: float, reserved: list[str]
+    ) -> Callable[[str], Refused | None]:
+        """Return what says why a node is not taken; new nodes that nobody vouches for go to ``reserved``."""
+        nodes_max = self._settings.token_nodes_max if writer.nodes_max is None else writer.nodes_max
+
         def admit(node: str) -> Refused | None:
-            if not any(fnmatch.fnmatchcase(node, pattern) for pattern in patterns):
-                return Refused("node", f"the token speaks for {', '.join(patterns)}; {node!r} is none of them", True)
+            if not writer.may_speak_for(node):
+                named = ", ".join(writer.patterns)[:200]
+                return Refused("node", f"the token speaks for {named}; {node!r} is none of them", True)
             heard = self._fleet.last(node)
             if heard is not None and not is_ours(heard) and now_s - heard.received_s <= AGENT_FRESH_S:
                 return Refused("has_agent", "the node's own agent tells of it", False)
             try:
                 self._ingest.check_name(node)
-                self._fleet.check_room(node)
+                if writer.vouches_for(node):
+                    self._fleet.check_room(node)
+                    self._fleet.vouchers.note_spoken(node)
+                if self._fleet.room.reserve(node, principal.who, nodes_max):
+                    reserved.append(node)
             except Refusal as refusal:
                 return Refused(refusal.reason, refusal.detail, True)
             return None
@@ -202,6 +223,8 @@ class RemoteWrite:
                 if number:
                     count.remote_write_left_out.labels(reason).inc(number)
         count.remote_write_series.set(self._intake.series_count)
+        for node, moved in taken.moved.items():
+            self._fleet.clock_notes.note_moved(node, "sample", moved, self._clock.now_s())
         if taken.moments:
             newest_s = max(moment.time_s for moment in taken.moments)
             count.remote_write_lag.set(self._clock.now_s() - newest_s)
@@ -230,8 +253,5 @@ def _version(headers: dict[str, str]) -> str:
 
 
 def _written_headers(written: Written, refused: int) -> dict[str, str]:
-    return {
-        "X-Prometheus-Remote-Write-Samples-Written": str(written.samples - refused),
-        "X-Prometheus-Remote-Write-Histograms-Written": str(written.beside["histogram"]),
-        "X-Prometheus-Remote-Write-Exemplars-Written": str(written.beside["exemplar"]),
-    }
+    counts = (written.samples - refused, written.beside["histogram"], written.beside["exemplar"])
+    return dict(zip(WRITTEN, map(str, counts), strict=True))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from eagle_eye.schema.frame import TIME_S_MAX, is_name
+from eagle_eye.schema.names import is_name
+from eagle_eye.server.node_clocks import AGE_S_MAX, AHEAD_S_MAX
 from eagle_eye.server.remote_write.cells import Member
 from eagle_eye.server.remote_write.mapping import TARGET_UP, EventRule, Row, Rule, Table, row_of
 from eagle_eye.server.remote_write.records import Watched
@@ -20,7 +21,6 @@ from eagle_eye.server.remote_write.rows import Moment, NodeRows
 from eagle_eye.server.remote_write.wire import Malformed, Sample, Series, labels
 
 FORGET_S = 1800.0
-FUTURE_S_MAX = 300.0  # how far a sample's time may lie ahead of the server's clock
 # DCGM's values for "not known": 0x7ffffffffffffff0 and 2^47 with what follows them, and those of 32 bits.
 BLANK_MIN = 1e14
 BLANKS_32 = (float(0x7FFFFFF0), float(0x7FFFFFFF))
@@ -31,12 +31,14 @@ class Taken:
     """What became of a request's samples.
 
     ``moments`` are those that are not durable yet. ``left_out`` counts samples that say nothing to us, by reason;
-    ``refused`` those that the sender should not have sent, with ``complaint`` about the first of them.
+    ``refused`` those that the sender should not have sent, with ``complaint`` about the first of them. ``moved`` counts
+    those whose times could not be, by node.
     """
 
     moments: dict[Moment, None] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    moved: Counter[str] = field(default_factory=Counter)
     complaint: str = ""
 
     def refuse(self, reason: str, samples: int, detail: str) -> None:
@@ -104,9 +106,17 @@ class Intake:
         return len(self._series) + len(self._older)
 
     def take(
-        self, series: Iterable[Series], now_s: float, admit: Callable[[str], Refused | None], taken: Taken
+        self,
+        series: Iterable[Series],
+        now_s: float,
+        admit: Callable[[str], Refused | None],
+        taken: Taken,
+        offset_s: float = 0.0,
     ) -> None:
-        """Take samples and add to ``taken``; ``admit(node)`` says why a node's may not be taken, None: they may."""
+        """Take samples and add to ``taken``; ``admit(node)`` says why a node's may not be taken, None: they may.
+
+        ``offset_s`` is added to their times. One that cannot be even then is of now.
+        """
         self._turn(now_s)
         answers: dict[str, Refused | None] = {}
 
@@ -129,25 +139,31 @@ class Intake:
                 if known.node is not None:
                     known.node.touched_s = now_s
             else:
-                self._take_series(one, known, known.node, now_s, taken)
+                self._take_series(one, known, known.node, now_s, taken, offset_s)
 
-    def _take_series(self, one: Series, known: _Known, node: NodeRows, now_s: float, taken: Taken) -> None:
+    def _take_series(
+        self, one: Series, known: _Known, node: NodeRows, now_s: float, taken: Taken, offset_s: float
+    ) -> None:
         node.touched_s = now_s
         if known.job is not None:
             node.note_job(known.job, now_s)
+        oldest_s, newest_s = now_s - AGE_S_MAX, now_s + AHEAD_S_MAX
         for sample in one.samples:
-            time_s = sample.time_ms / 1000.0
-            if not 0.0 < time_s < TIME_S_MAX or time_s > now_s + FUTURE_S_MAX:
-                detail = f"a sample of {one.name} is dated {time_s - now_s:.0f} s ahead of the server's clock"
-                taken.refuse("time", 1, f"{detail}; at most {FUTURE_S_MAX:.0f} s are believed")
-                continue
+            time_s = sample.time_ms / 1000.0 + offset_s
+            if offset_s or not oldest_s <= time_s <= newest_s:
+                if sample.time_ms <= 0:
+                    taken.refuse("time", 1, f"a sample of {one.name} is of 1970 or before ({sample.time_ms} ms)")
+                    continue
+                taken.moved[node.name] += 1
+                time_s = time_s if oldest_s <= time_s <= newest_s else now_s
             if known.target:
                 if sample.value is not None:
                     node.note_target(known.target, sample.value != 0.0)
             elif known.event is not None:
                 self._take_code(known, node, sample, time_s, taken)
             else:
-                taken.left_out.update(self._take_value(known, node, sample, time_s, taken))
+                for reason in self._take_value(known, node, sample, time_s, taken):
+                    taken.left_out[reason] += 1
         if node.lost:
             taken.left_out["row_lost"] += node.lost
             node.lost = 0

@@ -26,6 +26,7 @@ from eagle_eye.server.telemetry import Telemetry
 
 # What stands for the agent's version in such frames. Until a node's pace is known its rows are kept and not judged: the
 # loop lays out its window by the first interval that it hears of.
+STREAM_PREFIX = "remote-write-"
 SENDER = "remote write"
 SENDER_UNPACED = "remote write, interval not known yet"
 BOOT_UNKNOWN = "unknown"
@@ -34,6 +35,7 @@ BOOT_UNKNOWN = "unknown"
 LATE_INTERVALS = 4.0
 LATE_S = 60.0
 FRAMES_AT_ONCE = 50  # put together without a pause: some milliseconds
+SUBMITTED_AT_ONCE = 1_000  # frames in one transaction
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Keeper:
         telemetry: Telemetry,
         clock: Clock,
         observe: Callable[[Frame, float, float], None],
-        found: Callable[[str], Awaitable[None]],
+        found: Callable[[list[str]], Awaitable[None]],
         job_of: Callable[[str], str | None],
         codes: CodeMemory,
     ) -> None:
@@ -60,7 +62,7 @@ class Keeper:
         self._found = found
         self._job_of = job_of
         self._codes = codes
-        self._stream = f"remote-write-{secrets.token_hex(8)}"
+        self._stream = f"{STREAM_PREFIX}{secrets.token_hex(8)}"
         self._sequences: dict[str, int] = {}
         self._gathered: dict[Moment, None] = {}
         self._durable: asyncio.Future[None] | None = None
@@ -108,21 +110,24 @@ class Keeper:
             moment.watched = {device: now for device, now in moment.watched.items() if watched.get(device) is not now}
         await self._codes.keep()
         self._telemetry.frames.inc(len(frames))
-        for moment, frame in zip(moments, frames, strict=True):
-            await self._show(moment.node, frame, received_s)
+        await self._show(moments, frames, received_s)
 
     async def _submit(self, frames: list[Frame], received_s: float) -> None:
         """Return once all frames are durable. Raises HistoryUnavailable once it is known what became of each."""
-        futures: list[asyncio.Future[Appended]] = []
+        futures: list[asyncio.Future[list[Appended]]] = []
         failed: BaseException | None = None
-        for frame in frames:
-            entry = Entry(frame.sequence, frame.time_s, encode_frame(frame))
-            try:  # the times are Prometheus' own: nothing is added to them
-                future = self._history.submit(Batch(frame.node, frame.stream, received_s, 0.0, (entry,)))
+        for first in range(0, len(frames), SUBMITTED_AT_ONCE):
+            batches: list[Batch] = []
+            for frame in frames[first : first + SUBMITTED_AT_ONCE]:
+                entry = Entry(frame.sequence, frame.time_s, encode_frame(frame))
+                # The times are Prometheus' own: nothing is added to them.
+                batches.append(Batch(frame.node, frame.stream, received_s, 0.0, (entry,)))
+            try:
+                futures.append(asyncio.wrap_future(self._history.submit_all(batches)))
             except HistoryUnavailable as error:
                 failed = error
                 break
-            futures.append(asyncio.wrap_future(future))
+            await asyncio.sleep(0)
         for outcome in await asyncio.gather(*futures, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 failed = outcome
@@ -147,23 +152,42 @@ class Keeper:
             collectors=dict(_collector(target, up) for target, up in node.targets.items()),
         )
 
-    async def _show(self, node: NodeRows, frame: Frame, received_s: float) -> None:
-        late_s = max(LATE_S, LATE_INTERVALS * (node.interval_s or INTERVAL_UNKNOWN_S))
-        if received_s - frame.time_s > late_s:
-            self._telemetry.late.inc()
-            self._fleet.know(frame.node)
-            newest = self._fleet.last(frame.node)
-            told = belated(frame, newest) if newest is not None else None
-            if newest is not None and told is not None:
-                self._observe(told, newest.received_s, 0.0)
-            return
-        if self._fleet.heard(frame, received_s):
+    async def _show(self, moments: list[Moment], frames: list[Frame], received_s: float) -> None:
+        """Tell fleet and detection of durable frames; nodes that were never heard of are written down before."""
+        fresh: list[Frame] = []
+        unknown: dict[str, None] = {}
+        for moment, frame in zip(moments, frames, strict=True):
+            new, late = not self._fleet.is_known(frame.node), _is_late(moment.node, frame, received_s)
+            if late:
+                self._show_late(frame)
+            else:
+                self._fleet.heard(frame, received_s, vouched=False)
+                fresh.append(frame)
+            if new:
+                unknown[frame.node] = None
+        if unknown:
             try:
-                await self._found(frame.node)
-            except StoreUnavailable:  # the rows are durable, and the node is written down at the next start
-                _log.warning("a node could not be written down", extra={"node": frame.node})
+                await self._found(list(unknown))
+            except StoreUnavailable:  # the rows are durable, and the nodes are written down at the next start
+                _log.warning("nodes could not be written down", extra={"nodes": len(unknown), "first": min(unknown)})
                 self._telemetry.failures.labels("node").inc()
-        self._observe(judged(frame), received_s, 0.0)
+        for place, frame in enumerate(fresh):
+            if place % FRAMES_AT_ONCE == FRAMES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            self._observe(judged(frame), received_s, 0.0)
+
+    def _show_late(self, frame: Frame) -> None:
+        self._telemetry.late.inc()
+        self._fleet.know(frame.node)
+        newest = self._fleet.last(frame.node)
+        told = belated(frame, newest) if newest is not None else None
+        if newest is not None and told is not None:
+            self._observe(told, newest.received_s, 0.0)
+
+
+def _is_late(node: NodeRows, frame: Frame, received_s: float) -> bool:
+    late_s = max(LATE_S, LATE_INTERVALS * (node.interval_s or INTERVAL_UNKNOWN_S))
+    return received_s - frame.time_s > late_s
 
 
 def judged(frame: Frame) -> Frame:
@@ -171,8 +195,8 @@ def judged(frame: Frame) -> Frame:
     return msgspec.structs.replace(frame, blocks=[]) if frame.agent_version == SENDER_UNPACED else frame
 
 
-def is_ours(heard: Heard) -> bool:
-    """Whether a node's last words came by remote write and not from an agent."""
+def is_ours(heard: Heard | Frame) -> bool:
+    """Whether a node's last words, or a frame, came by remote write and not from an agent."""
     return heard.agent_version in (SENDER, SENDER_UNPACED)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.remote_write.records import LastCodes, Watched
@@ -38,6 +38,12 @@ class CodeMemory:
         if devices:
             self._nodes[node] = {**self.of(node), **devices}
             self._unwritten.add(node)
+
+    def forget(self, nodes: Collection[str]) -> None:
+        """Know nothing of the nodes' devices any more; the store has forgotten them already."""
+        for node in nodes:
+            self._nodes.pop(node, None)
+        self._unwritten.difference_update(nodes)
 
     async def keep(self) -> None:
         """Return once what was taken is durable, or the store has failed: then the next call tries again."""

@@ -13,8 +13,9 @@ import tomllib
 
 from eagle_eye.schema import events as event_catalogue
 from eagle_eye.schema import metrics as catalogue
-from eagle_eye.schema.frame import KEYS_MAX, is_name
+from eagle_eye.schema.frame import KEYS_MAX
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.names import is_name
 
 FILE = Path(__file__).with_name("mapping.toml")
 

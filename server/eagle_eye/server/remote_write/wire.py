@@ -230,6 +230,11 @@ def _texts(key: bytes) -> list[bytes]:
     parts: list[bytes] = []
     at, end = 0, len(key)
     while at < end:
+        pair = _short_pair(key, at, end)
+        if pair is not None:
+            name, value, at = pair
+            parts += (name, value)
+            continue
         _, _, start, at = _field(key, at, end)
         name = value = b""
         while start < at:
@@ -240,6 +245,17 @@ def _texts(key: bytes) -> list[bytes]:
                 value = key[inner:start]
         parts += (name, value)
     return parts
+
+
+def _short_pair(key: bytes, at: int, end: int) -> tuple[bytes, bytes, int] | None:
+    """Return a label's name and value and where it ends, in the form that senders write; None: it is another."""
+    name = at + 4
+    if name >= end or key[at] != 0x0A or key[at + 2] != 0x0A or key[at + 1] >= 0x80 or key[at + 3] >= 0x80:
+        return None
+    stop, value = at + 2 + key[at + 1], name + key[at + 3] + 2
+    if stop > end or value > stop or key[value - 2] != 0x12 or key[value - 1] >= 0x80 or value + key[value - 1] != stop:
+        return None
+    return key[name : value - 2], key[value:stop], stop
 
 
 def _add_references(references: list[int], body: bytes, at: int, end: int) -> None:

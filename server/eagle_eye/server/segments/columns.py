@@ -56,6 +56,7 @@ class _Frame(msgspec.Struct, gc=False):
     events: msgspec.Raw = msgspec.Raw(b"\x90")
     collectors: msgspec.Raw = msgspec.Raw(b"\x80")
     dropped: msgspec.Raw = msgspec.Raw(b"\x80")
+    clock_base_s: float | None = None  # has served its purpose, the offset, and has no column
 
 
 class _KnownFrame(_Frame, forbid_unknown_fields=True):

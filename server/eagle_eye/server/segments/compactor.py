@@ -7,7 +7,6 @@ journal: the server does, line by line. Beside the server it shares a core with 
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
@@ -110,19 +109,13 @@ def main(arguments: Sequence[str]) -> int:
     """Compact; 0 when nothing is left, 1 when it failed, with the reason on standard error."""
     journal, folder, through = arguments
     settle(NICENESS)
-    server = os.getppid()
-
-    def while_wanted(_step: str) -> None:
-        # A server that was started anew has swept the folder and looks for nothing more to appear in it.
-        if os.getppid() != server:
-            raise SystemExit(1)
 
     def tell(sealed: Sealed) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(sealed) + b"\n")
         sys.stdout.buffer.flush()
 
     try:
-        compact(Path(journal), Path(folder), int(through), tell, while_wanted)
+        compact(Path(journal), Path(folder), int(through), tell)
     except (OSError, sqlite3.Error, pa.ArrowException) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1

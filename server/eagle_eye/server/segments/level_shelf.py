@@ -161,7 +161,8 @@ class LevelShelf:
             window = Window(*row)
             # Minutes whose frames are gone in part would be made of the rest, and the hours that know better of them.
             again = level is HOURS or not window.partial
-            writer.execute("UPDATE downsampled SET name = NULL, bytes = 0, lost = ? WHERE id = ?", (again, window.id))
+            lost = 1 if again else -1
+            writer.execute("UPDATE downsampled SET name = NULL, bytes = 0, lost = ? WHERE id = ?", (lost, window.id))
             return window
 
         window = self._journal.change(change).result()

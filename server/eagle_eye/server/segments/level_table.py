@@ -16,7 +16,7 @@ from eagle_eye.server.segments.levels import LEVEL_OF_NAME, LEVELS, MINUTES, Lev
 
 # ``partial``: sources of it are gone, so that it cannot be made anew. ``adopted``: another history.db made it. A row
 # without a name was retired while its sources may still be there: they are not downsampled again, unless it was
-# ``lost``, which is when it was found broken.
+# ``lost`` (1), which is when it was found broken. Then -1: it was, and cannot be made again.
 TABLE = """
     CREATE TABLE IF NOT EXISTS downsampled (
         id INTEGER PRIMARY KEY AUTOINCREMENT, level TEXT NOT NULL, shard INTEGER NOT NULL, start_s REAL NOT NULL,
@@ -25,7 +25,9 @@ TABLE = """
         adopted INTEGER NOT NULL, lost INTEGER NOT NULL DEFAULT 0, UNIQUE (level, shard, start_s))
 """
 INDEX = "CREATE INDEX IF NOT EXISTS downsampled_by_time ON downsampled (start_s)"
-COLUMNS = "id, level, shard, start_s, end_s, through_id, partial, name, first_node, last_node, frames, present, adopted"
+COLUMNS = (
+    "id, level, shard, start_s, end_s, through_id, partial, name, first_node, last_node, frames, present, adopted, lost"
+)
 
 
 class Window(NamedTuple):
@@ -44,6 +46,7 @@ class Window(NamedTuple):
     frames: int
     present: int
     adopted: int
+    lost: int
 
     def has(self, begin_s: float) -> bool:
         """Return whether the segment has anything of the bucket that begins then."""
@@ -75,7 +78,7 @@ def window(reader: sqlite3.Connection, level: Level, shard: int, start_s: float)
 
 def lost(reader: sqlite3.Connection, level: Level) -> list[Window]:
     """Return the windows whose segments were found broken and are to be made anew."""
-    rows = reader.execute(f"SELECT {COLUMNS} FROM downsampled WHERE lost AND level = ?", (level.name,))  # noqa: S608
+    rows = reader.execute(f"SELECT {COLUMNS} FROM downsampled WHERE lost = 1 AND level = ?", (level.name,))  # noqa: S608
     return [Window(*row) for row in rows]
 
 

@@ -19,7 +19,7 @@ from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server.errors import HistoryUnavailable
 from eagle_eye.server.history import Recorded, Run, Told, runs_of, speaks_of
-from eagle_eye.server.segments.facts import any_between
+from eagle_eye.server.segments.facts import FACTS_FILE, Facts, any_between
 from eagle_eye.server.segments.frames import frames_of, whole
 from eagle_eye.server.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
 
@@ -47,6 +47,20 @@ class Segment:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def check_tables(self) -> None:
+        """Return if no table is missing or shorter than it was; cheap, and no table says it of another.
+
+        Raises BrokenSegment.
+        """
+        with reading():
+            there = sum(path.stat().st_size for path in self._folder.iterdir() if path.name != FACTS_FILE)
+        try:
+            written = msgspec.json.decode((self._folder / FACTS_FILE).read_bytes(), type=Facts).bytes
+        except (OSError, msgspec.MsgspecError):
+            return  # the tables are read without it
+        if there < written:
+            raise BrokenSegment(f"its tables have {there} bytes, and had {written}")
 
     def frames(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
         """Yield the nodes' frames (all if empty) in the range, by node and then by time. Raises BrokenSegment."""

@@ -22,6 +22,7 @@ from eagle_eye.server.history import Recorded, Run, Told
 from eagle_eye.server.journal import Journal
 from eagle_eye.server.journal_schema import live_bytes
 from eagle_eye.server.segments.facts import FACTS_FILE, FORMAT, PARTIAL, RAW_FOLDER, Facts, any_between, shard_of
+from eagle_eye.server.segments.gaps import Broken
 from eagle_eye.server.segments.leaving import Leaving
 from eagle_eye.server.segments.level_shelf import Kept, LevelShelf
 from eagle_eye.server.segments.level_table import note_gone
@@ -47,6 +48,9 @@ class Shelved(NamedTuple):
     first_s: float
     last_s: float
     frames: int
+
+
+SegmentT = TypeVar("SegmentT", Shelved, Broken)
 
 
 class Shelf:
@@ -87,14 +91,12 @@ class Shelf:
     @staticmethod
     def holding(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Shelved]:
         """Return the segments that may hold frames of the nodes (any if empty) in the range."""
-        rows = reader.execute(
-            "SELECT id, name, first_node, last_node, first_s, last_s, frames FROM segments"
-            " WHERE last_s >= ? AND first_s <= ? AND problem IS NULL",
-            (start_s, end_s),
-        )
-        found = (Shelved(*row) for row in rows)
-        wanted = sorted(nodes)
-        return [one for one in found if not nodes or any_between(wanted, one.first_node, one.last_node)]
+        return _listed(reader, Shelved, "problem IS NULL", nodes, start_s, end_s)
+
+    @staticmethod
+    def broken(reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Broken]:
+        """Return the segments that were set aside and held frames of the nodes (any if empty) in the range."""
+        return _listed(reader, Broken, "problem IS NOT NULL", nodes, start_s, end_s)
 
     def frames(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
         """Yield the segment's frames of the nodes (all if empty) in the range; what is broken is set aside."""
@@ -193,7 +195,9 @@ class Shelf:
         from eagle_eye.server.segments.reader import BrokenSegment, Segment
 
         try:
-            yield from read(Segment(self.folder / one.name))
+            segment = Segment(self.folder / one.name)
+            segment.check_tables()
+            yield from read(segment)
         except BrokenSegment as error:
             if not self.set_aside(one.name, str(error)):
                 self._leaving.check(one.name)
@@ -296,3 +300,22 @@ class Shelf:
             return msgspec.json.decode((self.folder / name / FACTS_FILE).read_bytes(), type=Facts).sources
         except (OSError, msgspec.MsgspecError):
             return ()  # what is broken is found out when it is read
+
+
+def _listed(
+    reader: sqlite3.Connection,
+    kind: type[SegmentT],
+    condition: str,
+    nodes: Sequence[str],
+    start_s: float,
+    end_s: float,
+) -> list[SegmentT]:
+    """Return the manifest's segments of the condition that may hold frames of the nodes (any if empty) in the range."""
+    rows = reader.execute(
+        f"SELECT {', '.join(kind._fields)} FROM segments"  # noqa: S608 - our own fields and conditions
+        f" WHERE last_s >= ? AND first_s <= ? AND {condition}",
+        (start_s, end_s),
+    )
+    found = (kind(*row) for row in rows)
+    wanted = sorted(nodes)
+    return [one for one in found if not nodes or any_between(wanted, one.first_node, one.last_node)]

@@ -6,7 +6,6 @@ the other below the history's FOLDER, and answers on standard output. It changes
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,19 +57,12 @@ def _downsample(folder: Path, task: Downsample, step: Step) -> LevelFacts | None
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what is asked until standard input ends; 1 when the server that asked is gone."""
+    """Do what is asked until standard input ends."""
     (folder,) = arguments
     settle(NICENESS)
-    server = os.getppid()
-
-    def while_wanted(_step: str) -> None:
-        # A server that was started anew has swept the folders and looks for nothing more to appear in them.
-        if os.getppid() != server:
-            raise SystemExit(1)
-
     decoder = msgspec.json.Decoder(Task)
     for line in sys.stdin.buffer:
-        answer = perform(Path(folder), decoder.decode(line), while_wanted)
+        answer = perform(Path(folder), decoder.decode(line))
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
     return 0

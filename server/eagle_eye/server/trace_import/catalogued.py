@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from eagle_eye.schema.frame import is_name
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX
+from eagle_eye.schema.names import is_name
 from eagle_eye.server.remote_store.promql import Labels, any_of, selector
 from eagle_eye.server.remote_store.series_names import JOB, NAME, NODE, SCRAPED_JOB
 from eagle_eye.server.remote_write.intake import node_of

@@ -1,0 +1,50 @@
+"""Nodes of a trace whose clock is off, by the times of their rows: a trace does not say when a row was received."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+from eagle_eye.schema.names import NAME_CHARS_MAX
+
+OFFSET_S_MIN = 30.0  # what is less is left to the detectors, which bear it
+OFFSET_INTERVALS_MIN = 3.0
+NODES_MIN = 3  # that tell; among fewer nobody is the odd one
+
+
+class Span(NamedTuple):
+    """When a node's first and last row ended, Unix seconds."""
+
+    first_s: float
+    last_s: float
+
+
+def clock_offsets(spans: Mapping[str, Span], interval_s: float) -> dict[str, float]:
+    """Return by how many seconds the clocks of nodes are ahead of the others' (behind: less than 0), {} for none.
+
+    A clock that is off moves all rows of a node by the same time, so that they begin and end too late, or too early,
+    by as much. A node that joined late, left early or took another's place does one of the two only. More
+    than half of the nodes set the time. Does not see: offsets below 30 s or three intervals; clocks that are set right
+    in the middle; a node whose first and last rows are missing as well.
+    """
+    if len(spans) < NODES_MIN:
+        return {}
+    usual = Span(median(span.first_s for span in spans.values()), median(span.last_s for span in spans.values()))
+    least_s = max(OFFSET_S_MIN, OFFSET_INTERVALS_MIN * interval_s)
+    found = {}
+    for node, span in spans.items():
+        early, late = span.first_s - usual.first_s, span.last_s - usual.last_s
+        alike = abs(early - late) <= max(least_s / 3.0, 0.01 * abs(early))
+        if alike and min(abs(early), abs(late)) >= least_s and early * late > 0.0:
+            found[node] = (early + late) / 2.0
+    return found if 2 * len(found) < len(spans) else {}
+
+
+def clock_lines(trace: str, offsets_s: Mapping[str, float]) -> list[str]:
+    """Return what to tell people of nodes whose clocks were off."""
+    return [
+        f"{trace}: the clock of node {node[:NAME_CHARS_MAX]!r} is {abs(offset_s):.0f} s"
+        f" {'ahead of' if offset_s > 0.0 else 'behind'} the others'; what it tells is judged at their time"
+        for node, offset_s in sorted(offsets_s.items())
+    ]

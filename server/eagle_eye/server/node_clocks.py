@@ -1,0 +1,193 @@
+"""What the server makes of a node's clock: how far it is off, when it was set, and which of its times cannot be.
+
+Pure: time is an argument. A node's offset is the server's clock minus the node's, to be added to the node's times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from eagle_eye.schema.frame import Frame
+
+OFFSET_APPLIED_S = 2.0  # clocks closer than this are left alone: the network's delay is of that order
+STEP_S = 2.0  # what a network rarely delays a request by; a clock that was set by less is found within two minutes
+SAME_BASE_S = 0.5  # two readings of a clock's base that are closer are of a clock that was not set between them
+AHEAD_S_MAX = 5.0  # how far after its receipt a time may lie: what is not applied, and a tick dated a little early
+AGE_S_MAX = 10 * 365 * 86_400.0  # no spool and no uptime is older
+EARLIER_S_MAX = 86_400.0  # how long frames may come that the clock dated before it was set
+JUST_SET_S = 60.0  # how long events may come that it dated before
+SEEN_S = (
+    10.0  # of a client that does not say so, a clock is called set from here on; less may be requests that were slow
+)
+LASTS_REQUESTS, LASTS_S = 3, 1.0  # so many requests over so long that agree on later times tell of no delay
+_BUCKET_S = 60.0
+
+
+class Moved(NamedTuple):
+    """What is added to each time beside the offset, 0 to those that can be, and how many cannot."""
+
+    by_s: tuple[float, ...]
+    times: int
+
+
+@dataclass(slots=True)
+class NodeClock:
+    """The estimate of one node's offset: the least of received minus sent over one to two minutes.
+
+    The least delayed request tells best: no request arrives before it was sent. The estimate is too high by the
+    network's shortest delay. It begins anew when the clock was set: the node says so (``base_s``, the clock minus one
+    that is never set, has changed), a request is sent before a time that the node has told already, or several
+    requests agree on a higher offset. ``low_s`` to ``high_s``, before ``until_s``: samples that change nothing.
+    """
+
+    base_s: float | None
+    started_s: float
+    low_s: float  # the least of this bucket
+    previous_s: float | None = None  # the least of the bucket before
+    before_s: float | None = None  # what the estimate was before the clock was set
+    set_s: float = float("-inf")  # when that was seen, by the server's clock
+    high_s: float = 0.0
+    until_s: float = 0.0
+    applied_s: float = 0.0
+    _higher: tuple[int, float, float, float] | None = None  # requests that agree, since when, the least and most
+
+    @classmethod
+    def of(cls, sample_s: float, received_s: float, base_s: float | None) -> NodeClock:
+        """Return the estimate by a node's first request."""
+        clock = cls(base_s, received_s, sample_s)
+        clock._note()
+        return clock
+
+    @property
+    def value_s(self) -> float:
+        """The estimated offset."""
+        return self.low_s if self.previous_s is None else min(self.low_s, self.previous_s)
+
+    def take(
+        self, sent_s: float, received_s: float, base_s: float | None, newest_s: float | None, *, live: bool
+    ) -> float | None:
+        """Take one request's times; return by how much the clock was set, None: it was not.
+
+        ``newest_s`` is the latest time that the node has told before, by its clock. A request that is not ``live`` has
+        frames that waited, and may itself have been under way for long.
+        """
+        sample_s, value_s = received_s - sent_s, self.value_s
+        if not is_same_base(base_s, self.base_s):
+            self.base_s = base_s
+            return self._begin(sample_s, received_s)
+        if sample_s < value_s - STEP_S:
+            return self._begin(sample_s, received_s)
+        if sample_s <= value_s + STEP_S:
+            self._higher = None
+        elif live and ((newest_s is not None and newest_s > sent_s + STEP_S) or self._is_lasting(sample_s, received_s)):
+            return self._begin(sample_s, received_s)
+        if received_s - self.started_s >= _BUCKET_S:
+            stale = received_s - self.started_s >= 2 * _BUCKET_S
+            self.previous_s = None if stale else self.low_s
+            self.started_s, self.low_s = received_s, sample_s
+        self.low_s = min(self.low_s, sample_s)
+        self._note()
+        return None
+
+    def moved(self, times_s: Sequence[float], received_s: float) -> Moved | None:
+        """Return where to move those of a request's times that cannot be; None: all can.
+
+        Times after their receipt were dated by the clock before it was set, or else by none: then the latest of them
+        is that of its receipt, and the others as much before it as they were. Likewise times of a decade ago.
+        """
+        least_s, most_s = received_s - AGE_S_MAX - self.applied_s, received_s + AHEAD_S_MAX - self.applied_s
+        if least_s <= min(times_s) and max(times_s) <= most_s:
+            return None
+        earlier_s = None if self.before_s is None else _applied(self.before_s) - self.applied_s
+        by_s = [0.0] * len(times_s)
+        odd: list[list[int]] = [[], []]
+        for at, time_s in enumerate(times_s):
+            if least_s <= time_s <= received_s - self.applied_s:
+                continue
+            if time_s <= most_s:
+                odd[1].append(at)  # in its place among those that are further ahead, if there are any
+            elif earlier_s is not None and received_s - EARLIER_S_MAX <= time_s + earlier_s + self.applied_s <= (
+                received_s + AHEAD_S_MAX
+            ):
+                by_s[at] = earlier_s
+            else:
+                odd[time_s > most_s].append(at)
+        for places in odd:
+            last_s = max((times_s[at] for at in places), default=0.0)
+            for at in places if not least_s <= last_s <= most_s else ():
+                by_s[at] = received_s - last_s - self.applied_s
+        return Moved(tuple(by_s), sum(one != 0.0 for one in by_s))
+
+    def event_s(self, placed_s: float, received_s: float) -> float:
+        """Return when an event was that the offset places there; of one dated before the clock was set, by that."""
+        if self.before_s is None or received_s - self.set_s > JUST_SET_S:
+            return placed_s
+        if self.set_s - STEP_S <= placed_s <= received_s + AHEAD_S_MAX:
+            return placed_s
+        earlier_s = placed_s - self.applied_s + _applied(self.before_s)
+        return earlier_s if self.set_s - JUST_SET_S <= earlier_s <= received_s + STEP_S else placed_s
+
+    def _begin(self, sample_s: float, received_s: float) -> float:
+        before_s = self.value_s
+        self.before_s, self.set_s = before_s, received_s
+        self.started_s, self.low_s, self.previous_s, self._higher = received_s, sample_s, None, None
+        self._note()
+        return before_s - sample_s
+
+    def _is_lasting(self, sample_s: float, received_s: float) -> bool:
+        """Return whether the last requests all say that times are later than thought, by about as much."""
+        if self._higher is None:
+            self._higher = (1, received_s, sample_s, sample_s)
+            return False
+        count, since_s, least_s, most_s = self._higher
+        least_s, most_s = min(least_s, sample_s), max(most_s, sample_s)
+        if most_s - least_s > STEP_S:
+            self._higher = (1, received_s, sample_s, sample_s)
+            return False
+        self._higher = (count + 1, since_s, least_s, most_s)
+        return count + 1 >= LASTS_REQUESTS and received_s - since_s >= LASTS_S
+
+    def _note(self) -> None:
+        value_s = self.value_s
+        self.high_s = value_s + STEP_S
+        self.until_s = self.started_s + _BUCKET_S if self._higher is None else float("-inf")
+        self.applied_s = _applied(value_s)
+
+
+def corrected(
+    frame: Frame, offset_s: float, received_s: float, event_s: Callable[[float, float], float] | None = None
+) -> Frame:
+    """Return the frame with its times by the server's clock: ``offset_s`` later.
+
+    An event of a time that cannot be is of the frame's time: what happened counts. ``event_s(time_s, received_s)`` may
+    know better when an event was that the offset places there.
+    """
+    if offset_s == 0.0 and not frame.events:
+        return frame
+    frame_s = frame.time_s + offset_s
+    events = []
+    for event in frame.events:
+        time_s = event.time_s + offset_s
+        if event_s is not None:
+            time_s = event_s(time_s, received_s)
+        placed_s = time_s if is_possible(time_s, received_s) else frame_s
+        events.append(event if placed_s == event.time_s else msgspec.structs.replace(event, time_s=placed_s))
+    return msgspec.structs.replace(frame, time_s=frame_s, events=events)
+
+
+def is_possible(time_s: float, received_s: float) -> bool:
+    """Return whether something that was received then may be of this time, both by the server's clock."""
+    return received_s - AGE_S_MAX <= time_s <= received_s + AHEAD_S_MAX
+
+
+def _applied(estimate_s: float) -> float:
+    return estimate_s if abs(estimate_s) > OFFSET_APPLIED_S else 0.0
+
+
+def is_same_base(one: float | None, other: float | None) -> bool:
+    """Return whether two bases are of a clock that was not set between them; None: the client does not say."""
+    return one == other or (one is not None and other is not None and abs(one - other) <= SAME_BASE_S)
