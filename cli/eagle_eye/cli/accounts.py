@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.cli.client import ServerSaidNo, connect
-from eagle_eye.cli.operator import LIST_MAX, add_common, print_json, print_list, say_more
+from eagle_eye.cli.operator import LIST_MAX, add_common, add_filter, add_limit, print_json, print_list, say_more
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.cli.times import add_span, span
+from eagle_eye.server.filter_values import FAULT_NAMES
+from eagle_eye.server.store import PAGE_LIMIT_MAX
 
 HOUR_S = 3_600.0
 FILE_BYTES_MAX = 3 << 20  # with JSON's escapes within what the server reads
@@ -70,13 +73,13 @@ class Goodput:
         add_common(parser, None)
         parser.add_argument("--by", choices=("job", "node", "fault"), default="job", help="what the sums are of")
         parser.add_argument("--job", help="only of this job")
-        parser.add_argument("--since", metavar="TIME", help="RFC 3339 or Unix seconds (default: 7 days ago)")
-        parser.add_argument("--until", metavar="TIME", help="RFC 3339 or Unix seconds (default: now)")
-        parser.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+        add_span(parser, since="7 days before", until="now")
+        add_limit(parser, most=PAGE_LIMIT_MAX)
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ServerSaidNo."""
-        query = {name: getattr(args, name) for name in ("by", "job", "since", "until", "limit")}
+        since_s, until_s = span(args)
+        query = {"by": args.by, "job": args.job, "since": since_s, "until": until_s, "limit": args.limit}
         told = connect(args.server, args.token_file).call("GET", "/api/v1/goodput", query)
         if args.json:
             print_json(told)
@@ -108,18 +111,19 @@ class Ledger:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags."""
         add_common(parser, None)
-        for name in ("job", "fault"):
-            parser.add_argument(f"--{name}", help=f"only of this {name}")
+        add_filter(parser, "job")
+        add_filter(parser, "fault", FAULT_NAMES)
         parser.add_argument("--standing", choices=("right", "wrong", "pending", "cannot_tell"), help="only those")
-        parser.add_argument("--since", metavar="TIME", help="RFC 3339 or Unix seconds (default: 90 days ago)")
-        parser.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+        add_span(parser, since="90 days ago")
+        add_limit(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ServerSaidNo."""
         client = connect(args.server, args.token_file)
-        query = {name: getattr(args, name) for name in ("job", "fault", "standing", "since")}
+        since_s, _ = span(args)
+        query = {**{name: getattr(args, name) for name in ("job", "fault", "standing")}, "since": since_s}
         told = client.call("GET", "/api/v1/ledger", {**query, "limit": 1})
-        items, more = client.pages("/api/v1/ledger", query, max(1, args.limit))
+        items, more = client.pages("/api/v1/ledger", query, args.limit)
         if args.json:
             print_json({**told, "items": items, "next": None})
             return 0
@@ -146,7 +150,7 @@ class Tickets:
         verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
         listing = verbs.add_parser("list", parents=[common], help="list them, the last imported first (default)")
         listing.add_argument("--node", help="only those of this node")
-        listing.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+        add_limit(listing)
         bring = verbs.add_parser("import", parents=[common], help="take a file of tickets; known ids are replaced")
         bring.add_argument(
             "file", type=Path, metavar="FILE", help="FILE.csv or FILE.jsonl: id, node, opened, closed, text"
@@ -168,7 +172,7 @@ class Tickets:
                 names = printable(told["unknown_nodes"])
                 sys.stderr.write(f"{told['unknown_nodes_count']} nodes were never heard of, such as {names}\n")
             return 0
-        items, more = client.pages("/api/v1/tickets", {"node": args.node}, max(1, args.limit))
+        items, more = client.pages("/api/v1/tickets", {"node": args.node}, args.limit)
         print_list(args, _TICKETS, items, more)
         return 0
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from eagle_eye.cli.client import connect
-from eagle_eye.cli.operator import LIST_MAX, add_common, print_list
+from eagle_eye.cli.operator import add_common, add_limit, print_list
 from eagle_eye.cli.tables import Column
+from eagle_eye.cli.times import add_span, span
 
 COLUMNS = (
     Column("time", "time"),
@@ -15,22 +16,23 @@ COLUMNS = (
     Column("of", "subject"),
     Column("detail", "detail"),
 )
-FILTERS = ("subject", "who", "verb", "since")
+FILTERS = ("subject", "who", "verb")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     add_common(parser, None)
-    parser.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+    add_limit(parser)
     parser.add_argument("--subject", metavar="ID", help="only what was done to this incident, action, node, token ...")
     parser.add_argument("--who", help="only what this token, local, server or configuration did")
     parser.add_argument("--verb", help="only this: open, confirm, act, approve, resolve, reload ...")
-    parser.add_argument("--since", metavar="TIME", help="RFC 3339 or Unix seconds")
+    add_span(parser, since="the beginning")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the entries, newest first. Raises ServerSaidNo."""
-    query = {name: getattr(args, name) for name in FILTERS}
-    items, more = connect(args.server, args.token_file).pages("/api/v1/audit", query, max(1, args.limit))
+    """Print the entries, newest first. Raises ServerSaidNo, ConfigurationError."""
+    since_s, _ = span(args)
+    query = {**{name: getattr(args, name) for name in FILTERS}, "since": since_s}
+    items, more = connect(args.server, args.token_file).pages("/api/v1/audit", query, args.limit)
     print_list(args, COLUMNS, items, more)
     return 0

@@ -14,9 +14,13 @@ from typing import Any
 
 import msgspec
 
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.environment_names import slip
+
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 64 << 20
+TOKEN_BYTES_MAX = 4_096
 
 
 class ServerSaidNo(Exception):
@@ -94,13 +98,18 @@ class Client:
 
 def connect(server: str | None, token_file: Path | None) -> Client:
     """Return the client for a command's flags; EAGLE_EYE_SERVER and EAGLE_EYE_TOKEN_FILE stand in for them."""
+    if wrong := slip(os.environ, ("EAGLE_EYE_SERVER", "EAGLE_EYE_TOKEN_FILE"), warn=False):
+        raise ConfigurationError(wrong)
     file = token_file or (Path(found) if (found := os.environ.get("EAGLE_EYE_TOKEN_FILE")) else None)
     token = ""
     if file is not None:
         try:
-            token = file.read_text(encoding="ascii").strip()
+            with file.open("rb") as opened:
+                token = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ServerSaidNo(f"--token-file: {file} cannot be read: {type(error).__name__}") from None
+        if len(token) > TOKEN_BYTES_MAX or not token.isprintable():  # it stands in a header
+            raise ServerSaidNo(f"--token-file: {file}: expected one line of ASCII, a token")
     return Client(server or os.environ.get("EAGLE_EYE_SERVER") or DEFAULT_SERVER, token)
 
 

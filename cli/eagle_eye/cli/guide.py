@@ -171,6 +171,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye nodes exclude gpu-17 --reason 'riser card'", "out of service"),
             ("eagle-eye nodes check gpu-17", "is it sick? waits for the answer"),
             ("eagle-eye nodes readmit gpu-17", "back, after a check"),
+            ("eagle-eye nodes forget --unheard-for 30d", "those that are gone for good"),
         ),
         _ANSWERED + " nodes check: 0 healthy, 3 sick, 1 nobody can tell.",
         ("incidents", "probation", "accounts"),
@@ -254,11 +255,11 @@ GUIDES: dict[str, Guide] = {
         ("webhooks", "webhook-receivers"),
     ),
     "tokens": Guide(
-        "Makes, lists and revokes tokens in the server's files, on the server's host and as its user.",
+        "Makes, lists and revokes tokens in the server's files, on the server's host, as its user or as root.",
         (
             (
-                "eagle-eye tokens create --scope admin --expires-days 1 --config /etc/eagle-eye/server.toml",
-                "yours, printed this once",
+                "eagle-eye tokens create --scope admin --config /etc/eagle-eye/server.toml --out token",
+                "yours, in a new file that is yours alone",
             ),
             ("eagle-eye tokens create --scope join --nodes 'gpu-*'", "for a day: hosts get their own with it"),
             ("eagle-eye tokens list", "never their text"),
@@ -267,8 +268,11 @@ GUIDES: dict[str, Guide] = {
         ("security", "install-hosts"),
     ),
     "backup": Guide(
-        "Copies the server's files to a new folder while it runs.",
-        (("eagle-eye backup /backup/monday --config /etc/eagle-eye/server.toml", "all of it"),),
+        "Copies the server's files to a new folder while it runs, and puts them back while it does not.",
+        (
+            ("eagle-eye backup /backup/monday --config /etc/eagle-eye/server.toml", "all of it"),
+            ("eagle-eye backup restore /backup/monday --config /etc/eagle-eye/server.toml", "the way back"),
+        ),
         "0 done; 1 failed; 2 wrong usage or configuration.",
         ("operations",),
     ),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from eagle_eye.cli.record import accept_ages, moment
+from eagle_eye.cli.arguments import number, whole
+from eagle_eye.cli.times import add_span, required_span
 from eagle_eye.schema.configuration import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,13 +24,10 @@ TIMEOUT_S = 120.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    accept_ages(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="the trace folder to write; must not exist")
     parser.add_argument("--prometheus", required=True, metavar="URL", help="what stands before /api/v1/query")
     parser.add_argument("--job", required=True, help="the job that the trace is of")
-    when = "RFC 3339, Unix seconds, or how long ago: -15m"
-    parser.add_argument("--since", required=True, metavar="TIME", help=f"from when on: {when}")
-    parser.add_argument("--until", default="now", metavar="TIME", help=f"until when (default now): {when}")
+    add_span(parser, since="", until="now")
     parser.add_argument(
         "--nodes", action="append", default=[], metavar="GLOB", help="the job's nodes, where no label names the job"
     )
@@ -42,8 +40,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job-label", action="append", default=[], metavar="LABEL", help="a label that names the job, before others"
     )
-    parser.add_argument("--step", type=float, metavar="SECONDS", help="one sample in so many seconds (default all)")
-    parser.add_argument("--samples-max", type=int, default=SAMPLES_MAX, metavar="N", help=f"default {SAMPLES_MAX}")
+    parser.add_argument(
+        "--step", type=number(0.1, 3_600.0), metavar="SECONDS", help="one sample in so many seconds (default all)"
+    )
+    parser.add_argument(
+        "--samples-max", type=whole(1, 1 << 40), default=SAMPLES_MAX, metavar="N", help=f"default {SAMPLES_MAX}"
+    )
     parser.add_argument("--token-file", default="", metavar="FILE", help="file with a bearer token for the Prometheus")
     parser.add_argument("--user", default="", metavar="NAME", help="for basic authentication")
     parser.add_argument("--password-file", default="", metavar="FILE", help="file with its password")
@@ -57,13 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the trace; 1 when the Prometheus says no or has nothing of the job in that time."""
     now_s = time.time()
-    start_s, end_s = moment("--since", args.since, now_s), moment("--until", args.until, now_s)
-    if start_s >= end_s:
-        raise ConfigurationError(f"--since: expected a time before --until, got {args.since!r} and {args.until!r}")
+    start_s, end_s = required_span(args, now_s)
     if not args.prometheus.startswith(("http://", "https://")):
         raise ConfigurationError(f"--prometheus: expected an http:// or https:// URL, got {args.prometheus!r}")
-    if args.step is not None and not 0.1 <= args.step <= 3_600.0:
-        raise ConfigurationError(f"--step: expected 0.1 to 3600 seconds, got {args.step}")
     imported = _import(args, start_s, end_s)
     if args.json:
         sys.stdout.write(msgspec.json.encode(imported).decode() + "\n")

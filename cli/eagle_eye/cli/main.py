@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from eagle_eye.cli import guide
+from eagle_eye.cli.arguments import Parser, one_line, shown
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.near_names import did_you_mean
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -124,7 +126,7 @@ def _run(command: Command, arguments: list[str]) -> int:
 
 def parser_of(command: Command, subcommand: Subcommand) -> argparse.ArgumentParser:
     """Return the command's parser, with all that its ``--help`` says."""
-    parser = argparse.ArgumentParser(prog=f"eagle-eye {command.name}")
+    parser = Parser(prog=f"eagle-eye {command.name}")
     subcommand.configure(parser)
     guide.complete(parser, command.name)
     return parser
@@ -139,7 +141,7 @@ def load(command: Command) -> Subcommand:
 
 
 def _overview(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagle-eye",
         usage="eagle-eye [--version] COMMAND ...",
         description="Finds the faulty node of a distributed training job.",
@@ -152,13 +154,13 @@ def _overview(arguments: Sequence[str]) -> int:
     if known.command is None:
         parser.print_help(sys.stderr)
         return WRONG_USAGE
-    names = ", ".join(command.name for command in COMMANDS)
-    return _fail("", f"command {known.command!r} is unknown; expected one of {names}", WRONG_USAGE)
+    names = [command.name for command in COMMANDS]
+    expected = f"expected one of {', '.join(names)}{did_you_mean(known.command, names)}"
+    return _fail("", f"command {shown(known.command)} is unknown; {expected}", WRONG_USAGE)
 
 
 def _fail(name: str, message: str, code: int) -> int:
-    line = " ".join(message.split())
-    sys.stderr.write(f"eagle-eye {name}".rstrip() + f": {line}\n")
+    sys.stderr.write(f"eagle-eye {name}".rstrip() + f": {one_line(message)}\n")
     return code
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from eagle_eye.cli.client import Client
-from eagle_eye.cli.operator import LIST_MAX, print_json, say_more
+from eagle_eye.cli.operator import add_limit, print_json, say_more
 from eagle_eye.cli.tables import Column, print_table, printable
 
 _CHAPTERS = (
@@ -30,14 +30,14 @@ def add_history(verbs: Any, common: argparse.ArgumentParser) -> None:
     """Add the verb."""
     history = verbs.add_parser("history", parents=[common], help="what happened to it: incidents, repairs, GPUs, ...")
     history.add_argument("id", metavar="NODE", help="the node's name")
-    history.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+    add_limit(history)
 
 
 def show_history(client: Client, args: argparse.Namespace) -> int:
     """Print the node's memory, its GPUs and its chapters. Raises ServerSaidNo."""
     path = f"/api/v1/nodes/{quote(args.id, safe='')}/history"
     first = client.call("GET", path, {"limit": 1})
-    items, more = client.pages(path, {}, max(1, args.limit))
+    items, more = client.pages(path, {}, args.limit)
     if args.json:
         print_json({**first, "items": items, "next": None})
         return 0

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 from eagle_eye.cli.client import Client, ServerSaidNo, connect
 from eagle_eye.cli.node_history import add_history, show_history
-from eagle_eye.cli.operator import LIST_MAX, Noun, Verb, print_json, print_list
+from eagle_eye.cli.operator import LIST_MAX, Noun, Verb, add_limit, print_json, print_list
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.cli.times import moment
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.server.records import NodeState
 
 POLL_S = 1.0
 WAIT_BEYOND_S = 300.0  # the check's own deadline: until it is taken up, and for its end to be told
@@ -54,13 +57,31 @@ class Nodes(Noun):
         add_history(verbs, common)
         checks = verbs.add_parser("checks", parents=[common], help="its active checks, newest first")
         checks.add_argument("id", metavar="NODE", help="the node's name")
-        checks.add_argument("--limit", type=int, default=LIST_MAX, help=f"how many at most (default {LIST_MAX})")
+        add_limit(checks)
+        forget = verbs.add_parser("forget", parents=[common], help="count nodes as never heard of; their past stays")
+        forget.add_argument(
+            "nodes", metavar="NODE", nargs="*", default=[], help="names; none: all that the options name"
+        )
+        forget.add_argument("--unheard-for", metavar="TIME", help="those of which nothing was heard for so long, as 7d")
+        forget.add_argument(
+            "--introduced-by",
+            metavar="TOKEN-ID",
+            default="",
+            help="those that this remote-write token named while nobody vouched for them",
+        )
+        forget.add_argument("--reason", default="", help="reason to keep in the audit trail")
+        forget.add_argument("--dry-run", action="store_true", help="say which it would be, and change nothing")
+        forget.add_argument(
+            "--force", action="store_true", help="also those that are heard, out of service, or in an open incident"
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ServerSaidNo."""
-        if args.verb not in ("readmit", "check", "checks", "history"):
+        if args.verb not in ("readmit", "check", "checks", "history", "forget"):
             return super().run(args)
         client = connect(args.server, args.token_file)
+        if args.verb == "forget":
+            return _forget(client, args)
         if args.verb == "history":
             return show_history(client, args)
         path = f"/api/v1/nodes/{quote(args.id, safe='')}"
@@ -68,9 +89,41 @@ class Nodes(Noun):
             return _readmit(client, path, args)
         if args.verb == "check":
             return _check(client, path, args)
-        items, more = client.pages(f"{path}/checks", {}, max(1, args.limit))
+        items, more = client.pages(f"{path}/checks", {}, args.limit)
         print_list(args, _CHECKS, items, more)
         return 0
+
+
+def _forget(client: Client, args: argparse.Namespace) -> int:
+    if not args.nodes and args.unheard_for is None and not args.introduced_by:
+        raise ConfigurationError("nodes forget: say which: NODE..., --unheard-for TIME or --introduced-by TOKEN-ID")
+    body: dict[str, Any] = {
+        "nodes": args.nodes,
+        "introduced_by": args.introduced_by,
+        "force": args.force,
+        "dry_run": args.dry_run,
+        "reason": args.reason,
+    }
+    if args.unheard_for is not None:
+        now_s = time.time()
+        body["unheard_for_s"] = now_s - moment("--unheard-for", args.unheard_for, now_s)
+        if body["unheard_for_s"] <= 0:
+            raise ConfigurationError(f"--unheard-for: expected a time before now, got {args.unheard_for!r}")
+    told = client.call("POST", "/api/v1/nodes/forget", body=body)
+    named = [kept for kept in told["kept"] if kept["node"] in args.nodes]
+    if args.json:
+        print_json(told)
+        return 1 if named else 0
+    verb = "would be forgotten" if args.dry_run else "forgotten"
+    shown = [printable(node) for node in told["forgotten"][:LIST_MAX]]
+    sys.stdout.write("".join(f"{node} {verb}\n" for node in shown))
+    if len(told["forgotten"]) > len(shown):
+        sys.stdout.write(f"and {len(told['forgotten']) - len(shown)} more\n")
+    for kept in told["kept"][:LIST_MAX]:
+        remedy = "" if kept["reason"] == "not_found" else "; --force forgets it all the same"
+        sys.stderr.write(f"{printable(kept['node'])} is kept: {printable(kept['detail'])}{remedy}\n")
+    sys.stderr.write(f"{len(told['forgotten'])} nodes {verb}, {len(told['kept'])} kept\n")
+    return 1 if named else 0
 
 
 def _readmit(client: Client, path: str, args: argparse.Namespace) -> int:
@@ -140,11 +193,12 @@ NODES = Nodes(
         Column("job", "agent.job", 1),
         Column("heard", "agent.heard"),
         Column("agent", "agent.version", 4),
+        Column("introduced by", "introduced_by", 5),
         Column("incidents (30 days)", "memory.incidents_30_days", 2),
         Column("lemon score", "memory.lemon_score", 3),
         Column("reason", "reason"),
     ),
-    filters=("state",),
+    filters={"state": get_args(NodeState)},
     verbs=(
         Verb("exclude", "count it as out of service until it is readmitted", query=_REASON),
         Verb("drain", "count it as leaving once its job ends or restarts", query=_REASON),

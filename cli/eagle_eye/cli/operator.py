@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from urllib.parse import quote
 
 import msgspec
 
+from eagle_eye.cli.arguments import whole
 from eagle_eye.cli.client import DEFAULT_SERVER, connect
 from eagle_eye.cli.tables import Column, print_table, printable
+from eagle_eye.schema.action import EVENT_TYPES, ActionKind, ReportState
+from eagle_eye.server.filter_values import FAULT_NAMES, ListedIncidentState, ListedJobState
+from eagle_eye.server.records import ActionState, DeliveryState
 
 LIST_MAX = 100
+LIMIT_MAX = 1_000_000
+ANY: tuple[str, ...] = ()  # of a filter that takes any name
 
 
 class Verb(NamedTuple):
@@ -30,12 +36,12 @@ class Verb(NamedTuple):
 
 @dataclass(frozen=True)
 class Noun:
-    """One list of the API with its filters, its columns and its verbs."""
+    """One list of the API with its columns, its verbs and its filters: each with the values it takes, or ANY."""
 
     name: str
     singular: str
     columns: tuple[Column, ...]
-    filters: tuple[str, ...] = ()
+    filters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     verbs: tuple[Verb, ...] = ()
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -54,8 +60,8 @@ class Noun:
             one = verbs.add_parser(verb.name, parents=[common], help=verb.help)
             one.add_argument("id", metavar=self.singular.upper(), help="its id or name, as listed")
             if "state" in verb.body:
-                states = ["accepted", "running", "done", "failed", "refused"]
-                one.add_argument("state", choices=states, help="how far it has come")
+                states = get_args(ReportState)
+                one.add_argument("state", choices=states, metavar="STATE", help=f"how far: {', '.join(states)}")
             for flag in (name for name in (*verb.query, *verb.body) if name != "state"):
                 one.add_argument(f"--{flag}", default="", help=f"{flag} to keep with it")
         self._add_verbs(verbs, common)
@@ -64,9 +70,9 @@ class Noun:
         """Add verbs that are more than a request and its answer; there are none."""
 
     def _add_filters(self, parser: argparse.ArgumentParser, default: Any, limit: Any) -> None:
-        parser.add_argument("--limit", type=int, default=limit, help=f"how many at most (default {LIST_MAX})")
-        for name in self.filters:
-            parser.add_argument(f"--{name}", default=default, help=f"only those of this {name}")
+        add_limit(parser, limit)
+        for name, values in self.filters.items():
+            add_filter(parser, name, values, default)
 
     def run(self, args: argparse.Namespace) -> int:
         """Ask the server and print its answer. Raises ServerSaidNo."""
@@ -74,7 +80,7 @@ class Noun:
         path = f"/api/v1/{self.name}"
         if args.verb in (None, "list"):
             query = {name: getattr(args, name) for name in self.filters}
-            items, more = client.pages(path, query, max(1, args.limit))
+            items, more = client.pages(path, query, args.limit)
             print_list(args, self.columns, items, more)
             return 0
         if args.verb == "show":
@@ -101,6 +107,24 @@ def add_common(parser: argparse.ArgumentParser, default: Any) -> None:
     parser.add_argument("--server", metavar="URL", default=default, help=f"default {DEFAULT_SERVER}")
     parser.add_argument("--token-file", type=Path, metavar="FILE", default=default, help="file with a bearer token")
     parser.add_argument("--json", action="store_true", default=default or False, help="print JSON")
+
+
+def add_limit(parser: argparse.ArgumentParser, default: Any = LIST_MAX, most: int = LIMIT_MAX) -> None:
+    """Add ``--limit``."""
+    text = f"how many at most (default {LIST_MAX})"
+    parser.add_argument("--limit", type=whole(1, most), metavar="N", default=default, help=text)
+
+
+def add_filter(parser: argparse.ArgumentParser, name: str, values: Sequence[str] = ANY, default: Any = None) -> None:
+    """Add a filter; with ``values`` it takes no others."""
+    where = "docs/faults.md has them" if name == "fault" else ", ".join(values)
+    parser.add_argument(
+        f"--{name}",
+        default=default,
+        choices=values or None,
+        metavar=name.upper(),
+        help=f"only those of this {name}" + (f": {where}" if values else ""),
+    )
 
 
 def print_json(value: Any) -> None:
@@ -139,7 +163,7 @@ JOBS = Noun(
         Column("restarted by", "restart_owner", 4),
         Column("conflict", "conflict"),
     ),
-    filters=("state", "node"),
+    filters={"state": get_args(ListedJobState), "node": ANY},
 )
 INCIDENTS = Noun(
     "incidents",
@@ -153,7 +177,7 @@ INCIDENTS = Noun(
         Column("nodes", "nodes"),
         Column("summary", "summary", 1, 36),
     ),
-    filters=("state", "job", "node", "fault"),
+    filters={"state": get_args(ListedIncidentState), "job": ANY, "node": ANY, "fault": FAULT_NAMES},
     verbs=(
         Verb("acknowledge", "note that a person has seen it"),
         Verb("resolve", "close it"),
@@ -173,7 +197,13 @@ ACTIONS = Noun(
         Column("fault", "fault", 3),
         Column("expires", "expires", 4),
     ),
-    filters=("state", "job", "node", "kind", "incident"),
+    filters={
+        "state": get_args(ActionState),
+        "job": ANY,
+        "node": ANY,
+        "kind": get_args(ActionKind),
+        "incident": ANY,
+    },
     verbs=(
         Verb("approve", "have it carried out"),
         Verb("reject", "decide against it"),
@@ -193,6 +223,6 @@ DELIVERIES = Noun(
         Column("error", "last_error", 1),
         Column("updated", "updated"),
     ),
-    filters=("state", "subscription", "event", "type"),
+    filters={"state": get_args(DeliveryState), "subscription": ANY, "event": ANY, "type": EVENT_TYPES},
     verbs=(Verb("redeliver", "deliver it again, now"),),
 )

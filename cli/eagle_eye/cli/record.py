@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from pathlib import Path
@@ -13,37 +12,25 @@ from urllib.parse import quote
 import msgspec
 
 from eagle_eye.cli.client import DEFAULT_SERVER, Client, ServerSaidNo, connect
-from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.cli.times import add_span, required_span
 
-_AGO = re.compile(r"-?(\d+(?:\.\d+)?)(s|m|h|d)")
-_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 JOBS_SHOWN = 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    accept_ages(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="the trace folder to write; must not exist")
     parser.add_argument("--job", required=True, help="the job to record")
-    when = "RFC 3339, Unix seconds, or how long ago: -15m"
-    parser.add_argument("--since", required=True, metavar="TIME", help=f"from when on: {when}")
-    parser.add_argument("--until", default="now", metavar="TIME", help=f"until when (default now): {when}")
+    add_span(parser, since="", until="now")
     parser.add_argument("--server", metavar="URL", help=f"default {DEFAULT_SERVER}")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with a bearer token of scope read")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
-def accept_ages(parser: argparse.ArgumentParser) -> None:
-    """Have the parser take "-15m" for a time; otherwise argparse takes it for an option."""
-    parser._negative_number_matcher = re.compile(rf"^-\d+$|^-\d*\.\d+$|^{_AGO.pattern}$")
-
-
 def run(args: argparse.Namespace) -> int:
     """Write the trace; 1 when the server says no or has nothing of the job in that time."""
     now_s = time.time()
-    start_s, end_s = moment("--since", args.since, now_s), moment("--until", args.until, now_s)
-    if start_s >= end_s:
-        raise ConfigurationError(f"--since: expected a time before --until, got {args.since!r} and {args.until!r}")
+    start_s, end_s = required_span(args, now_s)
     client = connect(args.server, args.token_file)
     written = record(client, args.out, args.job, start_s, end_s)
     if args.json:
@@ -56,23 +43,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def moment(flag: str, text: str, now_s: float) -> float:
-    """Return the Unix seconds of a flag's time. Raises ConfigurationError."""
-    from eagle_eye.server.timestamps import unix_seconds
-
-    if text == "now":
-        return now_s
-    ago = _AGO.fullmatch(text)
-    if ago:
-        return now_s - float(ago[1]) * _UNIT_S[ago[2]]
-    try:
-        return unix_seconds(text)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{flag}: expected RFC 3339, Unix seconds or an age such as -15m, got {text!r} ({error})"
-        ) from None
-
-
 def record(client: Client, out: Path, job: str, start_s: float, end_s: float) -> dict[str, Any]:
     """Write the trace and return figures about it. Raises ServerSaidNo, BadTrace, BrokenStream."""
     from rich.console import Console
@@ -82,6 +52,7 @@ def record(client: Client, out: Path, job: str, start_s: float, end_s: float) ->
     from eagle_eye.server.backtest.recorder import Recorder
     from eagle_eye.server.backtest.writer import TraceWriter
     from eagle_eye.server.recording import Opening, messages
+    from eagle_eye.server.timestamps import rfc3339
 
     progress = Progress(
         TextColumn("{task.description}"),
@@ -98,6 +69,9 @@ def record(client: Client, out: Path, job: str, start_s: float, end_s: float) ->
         parts = messages(read)
         opening = msgspec.msgpack.decode(next(parts), type=Opening)
         recorder = Recorder(writer, opening)
+        for low_s, high_s, problem in opening.gaps:
+            lacking = f"{rfc3339(low_s)} to {rfc3339(high_s)}"
+            sys.stderr.write(f"eagle-eye record: frames are lacking from {lacking}: {problem}\n")
         for raw in parts:
             recorder.take(decode_frame(raw))
             if recorder.frames % 256 == 0:

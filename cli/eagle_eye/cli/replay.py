@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     from eagle_eye.cli.replaying import Replay, figures
     from eagle_eye.server.backtest.trace import Trace
+    from eagle_eye.server.backtest.trace_clocks import clock_lines
     from eagle_eye.simulator.load.target import target
 
     trace = Trace(args.trace)
@@ -68,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise ServerSaidNo(f"{client.server} cannot be reached: {error or type(error).__name__}") from None
     found = client.pages("/api/v1/incidents", {"job": replay.job}, INCIDENTS_MAX)[0]
+    for line in clock_lines(str(args.trace), trace.clock_offsets):
+        sys.stderr.write(f"eagle-eye replay: {line}\n")
     said = figures(replay, pace, found)
     sys.stdout.write(msgspec.json.encode(said).decode() + "\n" if args.json else _summary(args.trace, said))
     return DONE if said["frames_lost"] == 0 else FAILED

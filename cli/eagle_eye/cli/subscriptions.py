@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from eagle_eye.cli.arguments import number
 from eagle_eye.cli.client import ServerSaidNo, connect
 from eagle_eye.cli.operator import Noun, Verb, print_json
 from eagle_eye.cli.tables import Column, printable
+from eagle_eye.cli.times import add_span, span
+from eagle_eye.schema.action import EVENT_TYPES
+from eagle_eye.schema.private_file import private_file
 
 FORMATS = ("cloudevents", "alertmanager", "alertmanager_api")
 _FILTERS = ("types", "jobs", "faults", "matchers")
@@ -28,7 +33,14 @@ class Subscriptions(Noun):
         change.add_argument("--url", help="where they go from now on")
         change.add_argument("--any", action="append", default=[], choices=_FILTERS, help="have no such filter")
         for parser in (add, change):
-            parser.add_argument("--type", action="append", dest="types", help="only events of this type")
+            parser.add_argument(
+                "--type",
+                action="append",
+                dest="types",
+                metavar="TYPE",
+                choices=EVENT_TYPES,
+                help=f"only events of this type: {', '.join(EVENT_TYPES)}",
+            )
             parser.add_argument("--job", action="append", dest="jobs", help="only events of this job, or a glob")
             parser.add_argument("--fault", action="append", dest="faults", help="only of this fault, or a glob")
             parser.add_argument(
@@ -38,12 +50,15 @@ class Subscriptions(Noun):
         self._verb(verbs, common, "resume", "have one go on that was paused, or ended by its target")
         rotate = self._verb(verbs, common, "rotate", "make a new secret; the old one signs too for a time")
         rotate.add_argument(
-            "--overlap", type=float, metavar="SECONDS", help="for so long; 0 if it is no secret any more"
+            "--overlap", type=number(0.0, 1e9), metavar="SECONDS", help="for so long; 0 if it is no secret any more"
         )
         for parser in (add, rotate):
             parser.add_argument("--secret-file", type=Path, metavar="FILE", help="take the secret in it (whsec_...)")
+            parser.add_argument(
+                "--out", type=Path, metavar="FILE", help="write the secret to a new file, not the screen"
+            )
         again = self._verb(verbs, common, "redeliver", "deliver again what failed")
-        again.add_argument("--since", required=True, metavar="TIME", help="of the events from then on (RFC 3339)")
+        add_span(again, since="")
 
     def _verb(self, verbs: Any, common: argparse.ArgumentParser, name: str, text: str) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = verbs.add_parser(name, parents=[common], help=text)
@@ -58,13 +73,12 @@ class Subscriptions(Noun):
         path = "/api/v1/subscriptions"
         if args.verb == "add":
             body = {"url": args.url, "format": args.format, **_filters(args), **_secret(args)}
-            print_json(call("POST", path, body=body))
-            return 0
+            return _made(args.out, lambda: call("POST", path, body=body))
         path = f"{path}/{quote(args.id, safe='')}"
         if args.verb == "rotate":
             overlap = {} if args.overlap is None else {"overlap_seconds": args.overlap}
-            print_json(call("POST", f"{path}/rotate", body={**overlap, **_secret(args)}))
-            return 0
+            body = {**overlap, **_secret(args)}
+            return _made(args.out, lambda: call("POST", f"{path}/rotate", body=body))
         if args.verb == "redeliver":
             return _redeliver(call, f"{path}/redeliver", args)
         answer = call("PATCH", path, body=_change(args))
@@ -73,6 +87,18 @@ class Subscriptions(Noun):
         else:
             sys.stdout.write(f"{args.verb} {printable(args.id)}: done\n")
         return 0
+
+
+def _made(out: Path | None, ask: Callable[[], Any]) -> int:
+    """Print what the server made, and its secret where no file takes it."""
+    if out is None:
+        print_json(ask())
+        return 0
+    with private_file(out, "--out") as file:
+        told = ask()
+        file.write(told.pop("secret") + "\n")
+    print_json(told)
+    return 0
 
 
 def _change(args: argparse.Namespace) -> dict[str, Any]:
@@ -99,7 +125,8 @@ def _secret(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _redeliver(call: Any, path: str, args: argparse.Namespace) -> int:
-    answer = call("POST", path, body={"since": args.since})
+    since_s, _ = span(args)
+    answer = call("POST", path, body={"since": repr(since_s)})
     if args.json:
         print_json(answer)
     else:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from eagle_eye.orchestrators.errors import OrchestratorError
 
+TOKEN_BYTES_MAX = 4_096
+
 
 def seconds(text: str) -> float:
     """Return a time span in seconds, above 0."""
@@ -53,12 +55,13 @@ def token(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        found = file.read_text(encoding="ascii").strip()
+        with file.open("rb") as opened:
+            found = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
     except OSError as error:
         raise OrchestratorError(f"--token-file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         found = "\n"
-    if not found.isprintable():  # it stands in a header
+    if len(found) > TOKEN_BYTES_MAX or not found.isprintable():  # it stands in a header
         raise OrchestratorError(f"--token-file {file}: expected one line of ASCII, a token")
     return found
 

@@ -7,7 +7,7 @@ import logging
 import secrets as random_secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,9 @@ class Subscription:
 
     The secret is made here and sent along, so that not even the first ping arrives before it is known. The
     file keeps it, and lets a later process go on with what an earlier one left at the server, or remove it.
-    ``wanted`` None: somebody else subscribes, and only the jobs' state is told.
+    ``wanted`` None: somebody else subscribes, and only the jobs' state is told. ``changed`` is called once when touch
+    is lost, or not there at the start, with the reason and 0.0, and once when it is back, with "" and for how many
+    seconds it was away; on the subscription's thread.
     """
 
     def __init__(
@@ -70,7 +72,10 @@ class Subscription:
         file: Path,
         check_every_s: float = CHECK_EVERY_S,
         backoff: Backoff | None = None,
+        changed: Callable[[str, float], None] = lambda _reason, _away_s: None,
     ) -> None:
+        self._changed = changed
+        self._lost_at_s: float | None = None  # on the monotonic clock
         self._client = client
         self._wanted = wanted
         self._file = file
@@ -91,6 +96,12 @@ class Subscription:
     def in_touch(self) -> bool:
         """Whether the server knew the subscription, and delivered to it, when last asked."""
         return self._in_touch
+
+    @property
+    def out_of_touch_s(self) -> float:
+        """For how long the server has not delivered here, 0.0 where it does."""
+        lost_at_s = self._lost_at_s
+        return 0.0 if lost_at_s is None else time.monotonic() - lost_at_s
 
     def secrets(self) -> Sequence[str]:
         """Return the secrets whose signatures count."""
@@ -185,6 +196,13 @@ class Subscription:
             else:
                 log.info("server: in touch again")
         self._complained = message
+        away_s = self.out_of_touch_s
+        if message and self._lost_at_s is None:
+            self._lost_at_s = time.monotonic()
+            self._changed(message, 0.0)
+        elif not message and self._lost_at_s is not None:
+            self._lost_at_s = None
+            self._changed("", away_s)
 
     def _keep(self) -> bool:
         """The subscription is there; returns whether the server delivers to it."""

@@ -8,6 +8,7 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import scripts_own
 from eagle_eye.orchestrators.launch.budget import pause_s, settle
+from eagle_eye.orchestrators.launch.failed_start import note_end
 from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 
@@ -55,6 +56,7 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
     """A node's ranks are gone: the attempt has failed, or it has finished once all have ended so."""
     if not ended.success:
         state = replace(state, raised=state.raised.and_also(ended.node, ended.detail))
+        state = note_end(state, ended, now)
         exits = {str(rank): code for rank, code in ended.exits}
         told = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
         if state.phase is not Phase.STARTING and state.phase not in UP:
@@ -103,7 +105,7 @@ def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> St
         state, given_up = abandon(rules, state, dict.fromkeys(state.stuck_again, why), now)
     text = f"{reason}; restart {state.restarts} of {rules.restarts_max} by the launcher itself"
     state, orders = gather(rules, state, text, now)
-    return replace(state, raised_before=raised), given_up + orders
+    return state, given_up + orders
 
 
 def _chosen(rules: Rules, state: State, chosen: on.CheckpointChosen, now: on.Moment) -> Step:

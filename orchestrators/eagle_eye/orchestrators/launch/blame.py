@@ -1,4 +1,4 @@
-"""Whether it is the script that fails and no node: the same exception again, at the same step, on other nodes. Pure."""
+"""Whose failure an attempt's end is, by its ranks' last words: the script's, or that of a connection. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ _KINDS_OF_OTHERS = re.compile(
 _WORDS_OF_OTHERS = re.compile(
     r"nccl|rccl|gloo|cuda|\bhip\b|gpu|device|\becc\b|socket|connect|peer|timed? ?out|network"
     r"|input/output|stale|space|store",
+    re.IGNORECASE,
+)
+# How a rank says that it could not reach a peer or the store, in detectors' words (signs/exits.py)...
+CANNOT_CONNECT = re.compile(
+    r"connectFullMesh|no route to host|network is (?:unreachable|down)|host is (?:unreachable|down)"
+    r"|\bconnect(?:ion|ing|ed)?\b[^\n]{0,200}(?:timed? ?out|refused|unreachable|invalid argument|cannot assign)"
+    r"|socket\w*connect[^\n]{0,200}(?:timed? ?out|refused|failed)|tim(?:ed?|ing) ?out[^\n]{0,60}\bconnect"
+    r"|failed to connect|ibv_modify_qp[^\n]{0,80}(?:timed? ?out|failed)",
+    re.IGNORECASE,
+)
+# ...and that it lost one which it had reached, or waited for one in vain.
+_FOLLOWED = re.compile(
+    r"connection (?:closed|reset)|clos(?:ed|ing)[^\n]{0,40}peer|broken pipe|remote process exited|remote error"
+    r"|waiting for clients|wait timeout|barrier|SIGTERM|signal: 15",
     re.IGNORECASE,
 )
 _PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's, in front of each line
@@ -53,6 +67,24 @@ def exception(log: str) -> str:
         line = _VARIES.sub("#", lines[index])[:LINE_CHARS_MAX]
         return f"{place['file']}:{place['line']}: {line}"
     return ""
+
+
+def cannot_connect(log: str) -> bool:
+    """Whether the log ends with a connection that could not be made."""
+    return CANNOT_CONNECT.search(_last_words(log)) is not None
+
+
+def followed(log: str) -> bool:
+    """Whether the log ends because another rank had gone, or did not come."""
+    words = _last_words(log)
+    return _FOLLOWED.search(words) is not None and not CANNOT_CONNECT.search(words)
+
+
+def _last_words(log: str) -> str:
+    """Return what stands behind the last indented line: of a traceback, the exception."""
+    lines = [_PREFIX.sub("", line, count=1) for line in log.rstrip().splitlines()]
+    first = next((at + 1 for at in range(len(lines) - 1, -1, -1) if lines[at][:1].isspace()), 0)
+    return "\n".join(lines[first:])
 
 
 def scripts_own(before: Raised, now: Raised) -> str:

@@ -45,6 +45,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}\Z")
 REPORTS_WITHIN_S = 3.0
 LAST_STATE_WITHIN_S = 3.0
 LOOK_WITHIN_S = 2.0
+WITHOUT_SERVER = "training goes on; no fault is found, and what fails is restarted by this launcher alone"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -251,7 +252,16 @@ def _parts(arguments: argparse.Namespace) -> Iterator[_Parts]:
 def _run_with_server(arguments: argparse.Namespace, job: Job, rules: Rules, memory: MemoryFile, output: Output) -> int:
     with _parts(arguments) as parts, contextlib.closing(listen_on(*_address(arguments.listen))) as listening:
         url = arguments.webhook_url or url_of(listening)
-        subscription = Subscription(parts.client, Wanted(url, (job.name,)), _state_dir(arguments) / "subscription.json")
+
+        def changed(reason: str, away_s: float) -> None:
+            attempt = coordinator.job_state().attempt
+            if reason:
+                output.say("server_lost", attempt, {"reason": reason, "meanwhile": WITHOUT_SERVER})
+            else:
+                output.say("server_back", attempt, {"away_s": round(away_s, 1)})
+
+        file = _state_dir(arguments) / "subscription.json"
+        subscription = Subscription(parts.client, Wanted(url, (job.name,)), file, changed=changed)
 
         def look() -> Sight | None:
             return _sight(parts.client, job.name)

@@ -65,7 +65,8 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
         attempt=state.attempt + 1, awaiting=state.awaiting | running,
         stopped_due_s=now.monotonic_s + rules.stopped_within_s, up_since_s=NEVER_S, settled_due_s=NEVER_S,
         ready_due_s=now.monotonic_s + rules.ready_within_s, due_s=NEVER_S,
-        raised=Raised(), raised_before=Raised(), stuck_again=frozenset(),
+        raised=Raised(), raised_before=replace(state.raised, step=state.step_max), stuck_again=frozenset(),
+        unreached={}, followed=frozenset(), ended_otherwise=False, unreached_due_s=NEVER_S,
     )  # fmt: skip
     plan = next_nodes(rules, state) or ()
     return consider(rules, state, now, [
@@ -106,7 +107,8 @@ def end(state: State, phase: Phase, reason: str, exit_code: int) -> Step:
     alive = tuple(node for node in state.members if node not in state.lost)
     ended = move(
         state, phase,
-        requests=(), ready_due_s=NEVER_S, stopped_due_s=NEVER_S, settled_due_s=NEVER_S, due_s=NEVER_S,
+        requests=(), ready_due_s=NEVER_S, stopped_due_s=NEVER_S, settled_due_s=NEVER_S, unreached_due_s=NEVER_S,
+        due_s=NEVER_S,
     )  # fmt: skip
     return ended, [
         to.Persist(),

@@ -27,6 +27,7 @@ from eagle_eye.orchestrators.launch.attempt import (
     running_yet,
 )
 from eagle_eye.orchestrators.launch.budget import settle
+from eagle_eye.orchestrators.launch.failed_start import look_at_the_others, others_seen
 from eagle_eye.orchestrators.launch.gathering import abandon, consider, end, next_nodes, not_ready
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, UP, Phase, Rules, State, Step
 from eagle_eye.orchestrators.launch.warm_up import overdue, seen
@@ -54,7 +55,7 @@ def _dispatch(rules: Rules, state: State, happening: on.Happening, now: on.Momen
         case on.CheckpointChosen() | on.StepSeen() | on.CheckpointWritten():
             return progress(rules, state, happening, now)
         case on.RanksSeen():
-            return seen(state, happening)
+            return others_seen(state, happening) if state.phase is Phase.DECIDING else seen(state, happening)
         case on.Cancelled(reason, exit_code):
             return end(state, Phase.CANCELLED, reason, exit_code)
         case on.StartImpossible(attempt, detail):
@@ -173,6 +174,8 @@ def _tick(rules: Rules, state: State, now: on.Moment) -> Step:
         return abandon(rules, state, {node: not_ready(state, node, rules.ready_within_s) for node in late}, now)
     if now.monotonic_s >= state.settled_due_s:
         return settle(rules, state, now)
+    if now.monotonic_s >= state.unreached_due_s:
+        return look_at_the_others(state)
     if now.monotonic_s < state.due_s:
         return state, []
     if state.phase is Phase.STARTING:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.known_starts import KnownStarts
 from eagle_eye.orchestrators.launch.plan import Fleet
@@ -35,6 +36,7 @@ class Memory(msgspec.Struct, frozen=True):
     restarts: int = 0
     step_max: int | None = None
     starts: KnownStarts = KnownStarts()
+    raised_before: Raised = Raised()
     phase: str = Phase.FINISHED.value
     launch: str = ""
 
@@ -54,6 +56,7 @@ def remember(memory: Memory, state: State) -> Memory:
         restarts=state.restarts,
         step_max=state.step_max,
         starts=state.starts,
+        raised_before=state.raised_before,
         phase=state.phase.value,
     )
 
@@ -80,6 +83,7 @@ def resume(memory: Memory, fleet: Fleet, attempts_before: int = 0) -> State:
         restarts=0 if ended else memory.restarts,
         step_max=memory.step_max,
         starts=memory.starts,
+        raised_before=Raised() if ended else memory.raised_before,
     )
 
 

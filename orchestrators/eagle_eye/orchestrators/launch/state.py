@@ -89,10 +89,11 @@ class State:
     a step of it was heard of. ``resumed_s`` is when the checkpoint resumed from was completed, None once the attempt
     has completed one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some
     steps, ``suspected`` those from which they broke at once or again (checkpoints.py). ``raised`` are
-    the exceptions that ended this attempt's ranks, ``raised_before`` those of the last one, if it was restarted from
-    by the launcher itself. ``starts`` is what starts took; while ``looking``, ``sights`` says where ranks are.
-    ``stuck`` are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Dues are
-    monotonic times.
+    the exceptions that ended this attempt's ranks, ``raised_before`` those of the last one. ``starts`` is what starts
+    took; while ``looking``, ``sights`` says where ranks are.
+    ``stuck`` are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt
+    without a step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those
+    whose ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. Dues are monotonic times.
     """
 
     phase: Phase = Phase.GATHERING
@@ -127,6 +128,10 @@ class State:
     sights: tuple[on.RanksSeen, ...] = ()
     stuck: frozenset[str] = frozenset()
     stuck_again: frozenset[str] = frozenset()
+    unreached: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    followed: frozenset[str] = frozenset()
+    ended_otherwise: bool = False
+    unreached_due_s: float = field(default=NEVER_S)
     up_since_s: float = NEVER_S
     ready_due_s: float = field(default=NEVER_S)
     stopped_due_s: float = field(default=NEVER_S)
@@ -156,4 +161,4 @@ def move(state: State, phase: Phase, **changes: Any) -> State:
 
 def due_s(state: State) -> float:
     """Return the monotonic time at which something is to be done although nothing happens."""
-    return min(state.ready_due_s, state.stopped_due_s, state.settled_due_s, state.due_s)
+    return min(state.ready_due_s, state.stopped_due_s, state.settled_due_s, state.unreached_due_s, state.due_s)

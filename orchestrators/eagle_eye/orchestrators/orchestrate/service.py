@@ -74,7 +74,7 @@ class Service:
         secret_file = SecretFile(options.secret_file) if options.secret_file else None
         url = _reachable(options, url_of(listening))
         wanted = None if secret_file else Wanted(url, tuple(options.jobs), lasting=True)
-        self._subscription = Subscription(client, wanted, folder / "subscription.json")
+        self._subscription = Subscription(client, wanted, folder / "subscription.json", changed=_say)
         self._intake = Intake(
             ledger,
             self._state,
@@ -92,6 +92,11 @@ class Service:
         watch("running_actions", "Actions and readmissions in progress.", lambda: lanes.running)
         watch("owed_reports", "Reports that the server has not confirmed.", lambda: len(ledger.owed()))
         watch("in_touch", "1 where the server delivers here.", lambda: float(self._subscription.in_touch))
+        watch(
+            "out_of_touch_seconds",
+            "For how long the server has not delivered here; 0 where it does.",
+            lambda: self._subscription.out_of_touch_s,
+        )
         watch("dry_run", "1 where nothing is changed.", lambda: float(options.dry_run))
         self._ledger = ledger
         self._told: dict[str, JobUpdate] = {}
@@ -226,6 +231,13 @@ class Service:
             "running": lanes.running,
             "owed_reports": len(self._ledger.owed()),
         }
+
+
+def _say(reason: str, away_s: float) -> None:
+    if reason:
+        log.warning("no server: nothing new is excluded, restarted or readmitted; what is in progress is finished")
+    else:
+        log.info("the server is back after %.0f s", away_s)
 
 
 def _own(folder: Path, parts: contextlib.ExitStack) -> None:

@@ -17,7 +17,9 @@ import msgspec
 
 from eagle_eye.orchestrators.option_values import address, seconds
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS, Kind
-from eagle_eye.schema.configuration import ENVIRONMENT_PREFIX, ConfigurationError
+from eagle_eye.schema.configuration import ENVIRONMENT_PREFIX, FILE_BYTES_MAX, ConfigurationError
+from eagle_eye.schema.environment_names import foreign, slip
+from eagle_eye.schema.near_names import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +34,10 @@ class _Parser(argparse.ArgumentParser):
     """Raises instead of leaving the process."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            option = message.partition(": ")[2].split(maxsplit=1)[0].partition("=")[0]
+            known = [name for action in self._actions for name in action.option_strings]
+            message = f"option {option!r} is unknown{did_you_mean(option, known)}"
         raise ConfigurationError(f"{message}; see {self.prog} --help")
 
 
@@ -61,7 +67,7 @@ def read(kind: Kind, arguments: Sequence[str], environ: Mapping[str, str]) -> ar
         **given,
     }
     _refuse_unknown(table, shared, own, kind, str(where_file))
-    _refuse_unknown_variables(environ, f"{ENVIRONMENT_PREFIX}{kind.name.upper()}_", own)
+    _refuse_unknown_variables(environ, f"{ENVIRONMENT_PREFIX}{kind.name.upper()}_", own, shared)
     for name, action in {**shared, **own}.items():
         if name in values:
             continue
@@ -121,7 +127,13 @@ def _flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[st
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as opened:
+            text = opened.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
+            raise ConfigurationError(
+                f"configuration file {path} has more than {FILE_BYTES_MAX >> 20} MiB; is it another?"
+            )
+        return tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise ConfigurationError(f"configuration file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -145,15 +157,21 @@ def _refuse_unknown(table: Mapping[str, Any], shared: Iterable[str], own: Iterab
         unknown = [key for key in keys if key not in known]
         if unknown:
             near = ", ".join(sorted(known)) or "none"
-            raise ConfigurationError(f"unknown key {prefix}{unknown[0]} in {file}; known here are {near}")
+            meant = did_you_mean(unknown[0], known)
+            raise ConfigurationError(f"unknown key {prefix}{unknown[0]} in {file}; known here are {near}{meant}")
 
 
-def _refuse_unknown_variables(environ: Mapping[str, str], prefix: str, own: Iterable[str]) -> None:
+def _refuse_unknown_variables(
+    environ: Mapping[str, str], prefix: str, own: Iterable[str], shared: Iterable[str]
+) -> None:
     known = {prefix + name.upper() for name in own}
-    for variable in environ:
-        if variable.startswith(prefix) and variable not in known:
+    for variable, value in environ.items():
+        if variable.startswith(prefix) and variable not in known and not foreign(variable, value):
             names = ", ".join(sorted(known)) or "none"
-            raise ConfigurationError(f"environment variable {variable} is unknown; known are {names}")
+            meant = did_you_mean(variable, known)
+            raise ConfigurationError(f"environment variable {variable} is unknown; known are {names}{meant}")
+    if wrong := slip(environ, known | {ENVIRONMENT_PREFIX + name.upper() for name in shared}):
+        raise ConfigurationError(wrong)
 
 
 def _from_file(actions: Mapping[str, argparse.Action], table: Mapping[str, Any], where: str) -> dict[str, Any]:

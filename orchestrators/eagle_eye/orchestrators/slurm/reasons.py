@@ -20,6 +20,7 @@ NAME_CHARS_MAX = 64
 # Faults of what the job computes, not of where: its node is out because it would meet the same again there.
 USER_FAULTS = frozenset(
     {
+        "application_error",
         "process_crash",
         "out_of_memory",
         "loss_not_finite",

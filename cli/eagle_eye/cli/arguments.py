@@ -1,0 +1,108 @@
+"""A command line's values: wrong ones are refused in one line that says what was expected."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from eagle_eye.schema.near_names import did_you_mean
+
+WRONG_USAGE = 2
+LINE_CHARS_MAX = 3_000  # of a message: some list all names that are known
+SHOWN_CHARS_MAX = 80  # of a wrong value
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse with errors of one line, near names, and ages such as -2h as values. Subparsers are of its kind."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Otherwise argparse takes "-15m" for an option.
+        self._negative_number_matcher = re.compile(r"^-\d+$|^-\d*\.\d+$|^-\d+(?:\.\d+)?[smhdw]$")
+
+    def error(self, message: str) -> NoReturn:
+        """Write one line and leave with exit code 2."""
+        sys.stderr.write(f"{self.prog}: {one_line(message)}; see {self.prog} --help\n")
+        raise SystemExit(WRONG_USAGE)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return what was given; an option that nobody knows is named with the one that may be meant."""
+        words = sys.argv[1:] if args is None else list(args)
+        # Before argparse takes its value for a verb. What stands at the end of some command lines is not ours.
+        if not any(action.nargs == argparse.REMAINDER for action in self._actions):
+            known = {*options(self)}
+            for word in itertools.takewhile(lambda word: word != "--", words):
+                option = word.partition("=")[0]
+                if option.startswith("--") and not any(one.startswith(option) for one in known):
+                    self._unknown(option)
+        found, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            self._unknown(next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0])
+        return found
+
+    def _unknown(self, word: str) -> NoReturn:
+        kind = "option" if word.startswith("-") else "argument"
+        self.error(f"{kind} {shown(word)} is unknown{did_you_mean(word, options(self))}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            name = action.metavar if isinstance(action.metavar, str) else action.dest
+            where = "/".join(action.option_strings) or str(name)
+            meant = did_you_mean(str(value), known)
+            self.error(f"{where}: {shown(str(value))} is unknown; expected one of {', '.join(known)}{meant}")
+
+
+def one_line(message: str) -> str:
+    """Return an error's message as one line of bounded length that a terminal shows as it stands."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in message).split())
+    return line if len(line) <= LINE_CHARS_MAX else f"{line[: LINE_CHARS_MAX // 2]} ... {line[-LINE_CHARS_MAX // 2 :]}"
+
+
+def shown(text: str) -> str:
+    """Return a wrong value as it may stand in a message."""
+    return repr(text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "...")
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the options of the parser and of its subparsers."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from options(inner)
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Return what reads a whole number between the two."""
+
+    def read(text: str) -> int:
+        try:
+            found = int(text) if len(text) <= 20 else None
+        except ValueError:
+            found = None
+        if found is None or not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {shown(text)}")
+        return found
+
+    return read
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """Return what reads a number between the two."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got {shown(text)}")
+        return found
+
+    return read

@@ -1,0 +1,76 @@
+"""An attempt that ended before its first step because one node's ranks could not reach the others. Pure.
+
+One node alone, whose ranks could not connect while those of every other node have come to the rendezvous: the others do
+without it, and the server hears which ranks keep the attempt from its first step. Else nobody can tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eagle_eye.orchestrators.launch import happenings as on
+from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.blame import cannot_connect, followed
+from eagle_eye.orchestrators.launch.state import NEVER_S, Phase, State, Step
+
+MEMBERS_MIN = 3  # of two nobody can say which one does not reach the other
+SETTLE_S = 2.0  # in which others that could not connect either say so
+
+
+def note_end(state: State, ended: on.RanksEnded, now: on.Moment) -> State:
+    """Return the state with what the end of a node's ranks says of the attempt's start."""
+    before = state.phase is Phase.DECIDING and bool(state.unreached)
+    if state.stepped or not (state.phase is Phase.VERIFYING or before) or len(state.members) < MEMBERS_MIN:
+        return state
+    if cannot_connect(ended.detail):
+        due_s = state.unreached_due_s if state.unreached else now.monotonic_s + SETTLE_S
+        ranks = tuple(sorted(rank for rank, _ in ended.exits))
+        return replace(state, unreached={**state.unreached, ended.node: ranks}, unreached_due_s=due_s)
+    if followed(ended.detail):
+        return replace(state, followed=state.followed | {ended.node})
+    return replace(state, ended_otherwise=True)
+
+
+def look_at_the_others(state: State) -> Step:
+    """Have it looked whether the other nodes' ranks have come to the rendezvous."""
+    state = replace(state, unreached_due_s=NEVER_S, looking=True, sights=())
+    if state.phase is not Phase.DECIDING or not _alone(state):
+        return replace(state, looking=False), []
+    waiting = _others(state) - state.followed
+    if not waiting:
+        return _judged(state)
+    return state, [to.LookAtRanks(state.attempt, tuple(node for node in state.members if node in waiting))]
+
+
+def others_seen(state: State, sight: on.RanksSeen) -> Step:
+    """Where a node's ranks are was noted; once all were, the node that did not reach them is named."""
+    if not state.looking or sight.attempt != state.attempt or sight.node not in _others(state):
+        return state, []
+    state = replace(state, sights=(*state.sights, sight))
+    return _judged(state) if {one.node for one in state.sights} | state.followed >= _others(state) else (state, [])
+
+
+def _others(state: State) -> frozenset[str]:
+    return frozenset(state.members) - state.unreached.keys()
+
+
+def _alone(state: State) -> bool:
+    gone = state.lost & frozenset(state.members)  # what is gone nobody reaches
+    return len(state.unreached) == 1 and any(state.unreached.values()) and not state.ended_otherwise and not gone
+
+
+def _judged(state: State) -> Step:
+    state = replace(state, looking=False)
+    come = all(sight.joined and not sight.absent and not sight.stopped for sight in state.sights)
+    if not (come and _alone(state)):
+        return state, []
+    (node, ranks), *_ = state.unreached.items()
+    before, nodes = state.stuck, frozenset({node})
+    state = replace(state, stuck=nodes, stuck_again=before & nodes)
+    if before and before != nodes:
+        return state, []  # starts in a row that accuse different nodes accuse none
+    said = {"nodes": [node], "stopped": [], "absent": [], "unreached": list(ranks)}
+    return state, [
+        to.TellServer("running", state.attempt, state.members, ranks),
+        to.Say("start_stuck", said),
+    ]
