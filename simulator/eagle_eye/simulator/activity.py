@@ -39,7 +39,10 @@ def account(story: Story, timeline: Timeline, times_s: Floats, dead: Booleans) -
     idle = (np.diff(idle, axis=0) / spans).astype(np.float32)
     for begin_s, end_s, pause in timeline.pauses:
         share = overlap(edges_s[:-1], edges_s[1:], begin_s, end_s)[:, :, None].astype(np.float32)
-        busy += share * pause.busy
+        if pause.alone:
+            busy[:, 0, :1] += share[:, 0] * pause.busy
+        else:
+            busy += share * pause.busy
         if pause.spins:
             idle[:, 0, :1] += share[:, 0] * (1.0 - pause.busy)
         else:

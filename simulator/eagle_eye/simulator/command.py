@@ -7,14 +7,15 @@ import json
 import sys
 from pathlib import Path
 
+from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
 from eagle_eye.simulator.profiles import PROFILES, profile, visible_faults
 from eagle_eye.simulator.recording import Recording
-from eagle_eye.simulator.scenario import STRENGTHS, Scenario, WrongScenario
+from eagle_eye.simulator.scenario import PHYSICS, STRENGTHS, Scenario, WrongScenario
 from eagle_eye.simulator.simulate import simulate
-from eagle_eye.simulator.writer import NotATrace, write
+from eagle_eye.simulator.writer import FolderTaken, check_free, write
 
-DONE, FAILED, WRONG_USAGE = 0, 1, 2
+DONE = 0
 DEFAULT_MINUTES, DEFAULT_ROWS = 8.0, 60  # a trace is long enough for both
 
 
@@ -33,21 +34,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--creeping", action="store_true", help="the fault grows over minutes")
     parser.add_argument("--variant", metavar="V", help="one way in which the fault shows; the seed chooses by default")
     parser.add_argument("--background", metavar="NAME", help="a situation that goes on at the same time")
+    parser.add_argument(
+        "--physics", metavar="P", default="own", help=f"{' or '.join(PHYSICS)}: drawn by the seed (own)"
+    )
     parser.add_argument("--no-habits", action="store_true", help="no checkpoints or packed data by chance of the seed")
+    parser.add_argument("--overwrite", action="store_true", help="replace the trace that OUT holds; nothing else")
     parser.add_argument("--list", action="store_true", help="list faults, situations and profiles, and end")
     parser.add_argument("--json", action="store_true", help="say what was written, or listed, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write one trace; 0 done, 1 failed, 2 wrong usage."""
+    """Write one trace. Raises ConfigurationError for wrong usage, OSError as the disk does."""
     if args.list:
         sys.stdout.write(_listing(as_json=args.json))
         return DONE
     if args.out is None:
-        sys.stderr.write("eagle-eye simulate: OUT is missing; expected a folder to write the trace to, or --list\n")
-        return WRONG_USAGE
+        raise ConfigurationError("OUT is missing; expected a folder to write the trace to, or --list")
     try:
         profile(args.profile)
+        check_free(args.out, overwrite=args.overwrite)
         minutes = args.minutes
         if minutes is None:
             minutes = max(DEFAULT_MINUTES, DEFAULT_ROWS * args.interval / 60.0)
@@ -65,15 +70,14 @@ def run(args: argparse.Namespace) -> int:
                 variant=args.variant,
                 background=args.background,
                 habits=not args.no_habits,
+                physics=args.physics,
             )
         )
-        write(recording, args.out, args.profile)
-    except (WrongScenario, NotATrace) as error:
-        sys.stderr.write(f"eagle-eye simulate: {error}\n")
-        return WRONG_USAGE
+        write(recording, args.out, args.profile, overwrite=args.overwrite)
+    except (WrongScenario, FolderTaken) as error:
+        raise ConfigurationError(str(error)) from None
     except OSError as error:
-        sys.stderr.write(f"eagle-eye simulate: {args.out}: {error.strerror}\n")
-        return FAILED
+        raise OSError(f"{args.out}: {error.strerror}") from None
     sys.stdout.write(_summary(recording, args.out, args.profile, as_json=args.json))
     return DONE
 

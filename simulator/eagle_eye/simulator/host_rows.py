@@ -15,9 +15,7 @@ from eagle_eye.simulator.tracks import Quantity, Tracks
 
 LINE_BYTES_PER_S = 50e9  # one 400 Gb/s port
 LINK_SHARE = 0.75  # of line rate that collectives reach
-CPU_TRAINING, CPU_IDLE = 0.13, 0.02  # busy share of all CPUs with and without training processes
-CONGESTION_PER_S = 6.0  # notifications of a healthy busy fabric
-LINK_ERRORS_PER_DAY = 0.5
+CPU_IDLE = 0.02  # busy share of all CPUs without training processes
 HOST_CELSIUS = 42.0  # the hottest thermal zone of an idle host
 BLOCKED_BY_A_MOUNT = 8.0  # so many tasks at once wait for nothing but shared storage
 
@@ -35,6 +33,7 @@ class HostRows:
         dead: Booleans,
     ) -> None:
         self._story = story
+        self._physics = story.physics
         self._tracks = tracks
         self._timeline = timeline
         self._sampling = sampling
@@ -53,16 +52,18 @@ class HostRows:
 
     def metrics(self) -> Iterator[tuple[str, Floats]]:
         """Yield (name, values) of the node metrics."""
-        rng, shape = self._rng, self._shape
+        rng, shape, physics = self._rng, self._shape, self._physics
         spinning = np.clip(1.0 - self._busy - self._idle, 0.0, 1.0)
         # The training process keeps one core a GPU at full load; data loaders come on top while steps go on.
-        load = CPU_IDLE + self._alive * CPU_TRAINING * (0.45 + 0.55 * np.clip(self._busy + 0.3 * spinning, 0, 1))
-        cpu = load * self._spread(0.06) * normal(rng, shape, 0.04, 1.0) + self._change(Quantity.CPU)
+        load = CPU_IDLE + self._alive * physics.cpu_training * (
+            0.45 + 0.55 * np.clip(self._busy + 0.3 * spinning, 0, 1)
+        )
+        cpu = load * self._spread(0.06) * physics.noise(rng, shape, 0.04, 1.0) + self._change(Quantity.CPU)
         yield "node_cpu_utilization_ratio", np.round(np.clip(cpu, 0.0, 1.0), 4)
         yield "node_cpu_steal_ratio", np.clip(self._change(Quantity.STEAL) + 0.0 * self._busy, 0, 1)
         yield "node_cpu_pressure_ratio", self._ratio(0.004, Quantity.CPU_PRESSURE)
         used = self._rng.uniform(0.2, 0.45) * self._spread(0.04) * (0.3 + 0.7 * self._alive)
-        memory = used + self._change(Quantity.HOST_MEMORY) + normal(rng, shape, 0.001)
+        memory = used + self._change(Quantity.HOST_MEMORY) + physics.noise(rng, shape, 0.001)
         yield "node_memory_used_ratio", np.round(np.clip(memory, 0.0, 0.999), 4)
         yield "node_memory_pressure_ratio", self._ratio(0.0005, Quantity.MEMORY_PRESSURE)
         writing, written = self._checkpoints()
@@ -88,10 +89,10 @@ class HostRows:
         for way in ("tx", "rx"):
             name = f"pfc_{way}_pause_packets_per_second"
             yield f"node_{name}", links[f"link_{name}"].sum(axis=2)
-        rate = CONGESTION_PER_S * np.minimum(self._steps * self._story.job.step_s, 1.5)
+        rate = physics.congestion_per_s * np.minimum(self._steps * self._story.job.step_s, 1.5)
         noted = rng.poisson((rate + self._change(Quantity.CONGESTION_RATE)) * self._story.scenario.interval_s)
         yield "node_congestion_notifications_total", np.cumsum(noted, axis=0) + rng.integers(0, 10**6, (1, shape[1]))
-        retransmits = rng.poisson(0.15, shape) + self._change(Quantity.RETRANSMITS)
+        retransmits = rng.poisson(physics.retransmits_per_s, shape) + self._change(Quantity.RETRANSMITS)
         yield "node_tcp_retransmits_per_second", retransmits
         stuck = np.broadcast_to(self._change(Quantity.BLOCKED), shape) >= BLOCKED_BY_A_MOUNT
         yield "node_mounts_unresponsive", stuck.astype(np.float64)
@@ -99,7 +100,7 @@ class HostRows:
         yield "node_temperature_celsius", np.round(heat)
 
     def _link_metrics(self) -> dict[str, Floats]:
-        rng, tracks, times_s = self._rng, self._tracks, self._times_s
+        rng, tracks, times_s, physics = self._rng, self._tracks, self._times_s, self._physics
         rows, nodes = self._shape
         width = len(self._story.layout.links)
         shape = (rows, nodes, width)
@@ -114,15 +115,18 @@ class HostRows:
         speed = np.minimum(speed, LINE_BYTES_PER_S * 0.97)[:, :, None] * up * np.minimum(change(Quantity.LINK_RATE), 1)
         result: dict[str, Floats] = {"link_up": up}
         for way in ("rx", "tx"):
-            result[f"link_{way}_bytes_per_second"] = speed * normal(rng, shape, 0.01, 1.0) + 1e3 * rng.exponential(
-                1.0, shape
+            idle = 1e3 * rng.exponential(1.0, shape) + change(Quantity.LINK_SENT)
+            result[f"link_{way}_bytes_per_second"] = np.maximum(
+                speed * physics.noise(rng, shape, 0.01, 1.0) + idle, 0.0
             )
         result["link_errors_total"] = self._errors(shape, change(Quantity.LINK_ERROR_RATE))
         downed = rng.poisson(0.2, (1, nodes, width)).astype(np.float64)
         result["link_downed_total"] = downed + np.zeros(shape) + np.floor(change(Quantity.LINK_DOWNED))
         for way, quantity in (("tx", Quantity.PFC_TX), ("rx", Quantity.PFC_RX)):
             # Healthy lossless fabrics pause now and then, in bursts, on whoever receives at the moment.
-            burst = (rng.random(shape, dtype=np.float32) < 0.02) * rng.exponential(30.0, shape).astype(np.float32)
+            burst = (rng.random(shape, dtype=np.float32) < physics.pause_bursts) * rng.exponential(
+                physics.pause_height, shape
+            ).astype(np.float32)
             result[f"link_pfc_{way}_pause_packets_per_second"] = np.round(burst + change(quantity) * (speed > 1e6), 1)
         return result
 
@@ -130,7 +134,7 @@ class HostRows:
         rng, interval_s = self._rng, self._story.scenario.interval_s
         start = rng.poisson(1.0, (1, *shape[1:])).astype(np.float64)
         counts = np.zeros(shape)
-        number = int(rng.poisson(LINK_ERRORS_PER_DAY / 86_400 * interval_s * counts.size))
+        number = int(rng.poisson(self._physics.link_errors_per_day / 86_400 * interval_s * counts.size))
         np.add.at(counts, tuple(rng.integers(0, size, number) for size in shape), 1.0)
         if not isinstance(extra, float):
             places = np.nonzero(extra)
@@ -144,16 +148,18 @@ class HostRows:
         for begin_s, end_s, pause in self._timeline.pauses:
             if pause.disk_bytes_per_s:
                 share = overlap(edges_s[:-1], edges_s[1:], begin_s, end_s)
+                if pause.alone:
+                    share[:, 1:] = 0.0
                 writing += share
                 written += share * pause.disk_bytes_per_s
         return writing, written
 
     def _ratio(self, usual: float, quantity: Quantity, extra: Floats | float = 0.0) -> Floats:
-        noise = self._rng.exponential(usual, self._shape)
+        noise = self._rng.exponential(usual * self._physics.pressure_scale, self._shape)
         return np.round(np.clip(noise + extra + self._change(quantity), 0.0, 1.0), 4)
 
     def _change(self, quantity: Quantity) -> Floats | float:
         return self._tracks.nodewise(quantity, self._times_s)
 
     def _spread(self, deviation: float) -> Floats:
-        return normal(self._rng, (1, self._shape[1]), deviation, 1.0)
+        return self._physics.spread(self._rng, (1, self._shape[1]), deviation)

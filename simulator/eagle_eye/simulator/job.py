@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from eagle_eye.simulator.arrays import stream
 from eagle_eye.simulator.layout import Layout
+from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import Scenario
 
 OVERHEAD_SHARE = 0.015  # of a step: optimizer and host work between steps
@@ -44,13 +45,14 @@ class Job:
     checkpoint_s: float
     checkpoint_announced: bool
     exports_xid: bool
+    expert_spread: float = 0.0  # by how much ranks' loads differ, as a router deals them out anew and anew
 
 
-def hire(scenario: Scenario, layout: Layout) -> Job:
+def hire(scenario: Scenario, layout: Layout, physics: Physics = OWN) -> Job:
     """Return the job that the seed chooses."""
     rng = stream(scenario.seed, "job")
     pp = layout.pp
-    communication = float(rng.uniform(0.05, 0.14))
+    communication = float(rng.uniform(*physics.communication))
     # Public traces have an even pipeline at best within 1% and at worst a last stage of 1.6x (Lin et al., OSDI 2025).
     weights = [1.0] * pp
     uneven = pp > 1 and rng.random() < 0.15
@@ -58,7 +60,7 @@ def hire(scenario: Scenario, layout: Layout) -> Job:
         weights[-1] = float(rng.uniform(1.1, 1.6))
     microbatches = pp * int(rng.choice([4, 8]))
     packed = rng.random() < 0.2
-    checkpoints = rng.random() < 0.3
+    checkpoints = rng.random() < physics.checkpoint_odds
     every_s = float(rng.uniform(0.3, 0.8)) * scenario.duration_s
     habits = scenario.habits
     wide_p = rng.random()
@@ -75,15 +77,16 @@ def hire(scenario: Scenario, layout: Layout) -> Job:
         spread_collectives=spread,
         wide_sequence=pp == 1 or bool(wide_p < 0.85),
         packed_from_s=-math.inf if packed and habits else math.inf,
-        says_work_units=bool(rng.random() < 0.5),
+        # Sequence lengths say nothing of which experts they go to.
+        says_work_units=bool(rng.random() < 0.5) and not physics.uneven_experts,
         says_local_grad=bool(rng.random() < 0.75),
         says_checksum=bool(rng.random() < 0.5),
-        data_wait_s=float(rng.uniform(0.001, 0.008)) * scenario.step_s,
+        data_wait_s=float(rng.uniform(*physics.data_wait)) * scenario.step_s,
         tokens=float(rng.choice([4096, 8192, 16384])),
-        tensor_active=float(rng.uniform(0.38, 0.62)),
+        tensor_active=float(rng.uniform(*physics.tensor_active)),
         checkpoint_every_s=every_s if checkpoints and habits else math.inf,
-        checkpoint_s=float(rng.uniform(3.0, 25.0)),
-        checkpoint_announced=bool(rng.random() < 0.6),
+        checkpoint_s=float(rng.uniform(*physics.checkpoint_s)),
+        checkpoint_announced=bool(rng.random() < physics.announced_odds),
         exports_xid=bool(rng.random() < 0.5),
     )
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.simulator.arrays import Integers, stream
+from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import Scenario
 
 PIPELINES = (1, 2, 4, 8)  # depths in use; the public ByteDance traces have 4 (Lin et al., OSDI 2025)
+TENSOR_PARALLEL = (1, 2, 4, 8)  # where it is not all of a node's GPUs
 MODELS = (
     # name, power limit W, idle W, boost Hz, memory Hz, memory bytes, NVLinks, PCIe generation (NVIDIA data sheets)
     ("NVIDIA H100 80GB HBM3", 700.0, 70.0, 1.980e9, 2.619e9, 80e9, 18, 5),
@@ -79,12 +81,14 @@ class Layout:
         return tuple(n for n in range(self.nodes) if switch == self.switch[n] or switch in self.link_switch[n])
 
 
-def lay_out(scenario: Scenario) -> Layout:
+def lay_out(scenario: Scenario, physics: Physics = OWN) -> Layout:
     """Return the layout that the seed chooses for this many nodes and GPUs."""
     rng = stream(scenario.seed, "layout")
     nodes, gpus = scenario.nodes, scenario.gpus
     # One node alone has no peers across nodes: its ranks are then replicas of each other.
     tp = scenario.tensor_parallel or (gpus if nodes > 1 else 1)
+    if physics.any_tensor_parallel and scenario.tensor_parallel is None:
+        tp = int(stream(scenario.seed, "tensor parallel").choice([t for t in TENSOR_PARALLEL if gpus % t == 0]))
     depths = [p for p in PIPELINES if nodes % p == 0 and (p == 1 or nodes // p >= 2)]
     pp = int(rng.choice(depths))
     leaf = int(rng.choice([8, 12, 16]))

@@ -42,8 +42,8 @@ _ALL = frozenset(spec.name for spec in METRICS)
 _PROFILING = frozenset({"gpu_tensor_active_ratio", "gpu_sm_active_ratio", "gpu_dram_active_ratio"})
 _HOOK = frozenset(name for name in _ALL if name.startswith(("train_", "nccl_")))
 _HOST_EVENTS = frozenset(
-    {"xid", "sxid", "gpu_lost", "machine_check", "kernel_panic", "oom_kill", "link_down", "link_up", "agent_start",
-     "agent_stop", "job_state"}
+    {"xid", "sxid", "gpu_lost", "machine_check", "kernel_panic", "host_error", "oom_kill", "link_down", "link_up",
+     "agent_start", "agent_stop", "job_state"}
 )  # fmt: skip
 _HOOK_EVENTS = frozenset({"phase", "training_error", "checkpoint_begin", "checkpoint_end", "process_exit"})
 # dcgm-exporter's default counters have no throttle reasons, ECC and NVLink error counters, link states or limits.

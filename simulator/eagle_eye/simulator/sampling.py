@@ -10,10 +10,7 @@ from eagle_eye.simulator.arrays import Booleans, Floats, stream
 from eagle_eye.simulator.story import Story
 from eagle_eye.simulator.tracks import Quantity, Tracks
 
-LOST_RATIO = 0.001  # of rows, one by one
-BURSTS_PER_NODE_DAY = 2.0
-CLOCK_SKEW_S = 0.02  # between nodes under NTP
-JITTER_SHARE, JITTER_LIMIT_S = 0.02, 0.05
+JITTER_MAX_SHARE = 0.45  # of the interval: rows stay in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +30,19 @@ class Sampling:
 def sample(story: Story, tracks: Tracks) -> Sampling:
     """Return the moments at which the run of the story is looked at."""
     scenario, layout = story.scenario, story.layout
+    physics = story.physics
     rng = stream(scenario.seed, "sampling")
     rows, nodes = int(scenario.duration_s / scenario.interval_s), layout.nodes
     interval_s = scenario.interval_s
     phase_s = rng.uniform(0.0, interval_s, nodes)
-    jitter_s = np.abs(rng.standard_normal((rows, nodes))) * min(JITTER_SHARE * interval_s, JITTER_LIMIT_S)
+    jitter_s = np.abs(rng.standard_normal((rows, nodes)))
+    jitter_s *= min(physics.jitter_share * interval_s, physics.jitter_limit_s)
+    np.minimum(jitter_s, JITTER_MAX_SHARE * interval_s, out=jitter_s)
     true_s = np.arange(rows)[:, None] * interval_s + phase_s + jitter_s
-    skew_s = rng.standard_normal(nodes) * CLOCK_SKEW_S
+    skew_s = rng.standard_normal(nodes) * physics.clock_skew_s
     offset_s = skew_s + np.asarray(tracks.nodewise(Quantity.CLOCK_OFFSET, true_s)) + np.zeros_like(true_s)
-    arrived = rng.random((rows, nodes)) >= LOST_RATIO
-    for _ in range(int(rng.poisson(BURSTS_PER_NODE_DAY * nodes * scenario.duration_s / 86_400))):
+    arrived = rng.random((rows, nodes)) >= physics.lost_ratio
+    for _ in range(int(rng.poisson(physics.bursts_per_node_day * nodes * scenario.duration_s / 86_400))):
         first, node = int(rng.integers(rows)), int(rng.integers(nodes))
         arrived[first : first + int(rng.integers(2, 8)), node] = False
     device_arrived = np.ones((rows, nodes, layout.gpus), dtype=bool)

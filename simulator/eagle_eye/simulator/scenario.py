@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STRENGTHS = ("faint", "weak", "medium", "strong")
+PHYSICS = ("own", "second")
 MAXIMUM_CELLS = 4e8  # steps x ranks or rows x ranks that fit into a few GiB
 
 
@@ -21,7 +22,8 @@ class Scenario:
     ``creeping`` lets the fault grow over minutes where that makes sense. ``variant`` picks one of the ways in which
     the fault shows, None leaves it to the seed. ``step_s`` is the nominal duration of a step, before noise and
     waits. ``habits`` lets the seed also choose what is normal for this job (checkpoints, packed data); without it
-    the job does nothing but train.
+    the job does nothing but train. ``physics`` second: shapes and parameters are drawn by the seed
+    (physics.py), in place of the simulator's own.
     """
 
     fault: str = "none"
@@ -37,6 +39,7 @@ class Scenario:
     background: str | None = None
     tensor_parallel: int | None = None
     habits: bool = True
+    physics: str = "own"
 
     def __post_init__(self) -> None:
         limits: tuple[tuple[str, float, float, float], ...] = (
@@ -52,6 +55,8 @@ class Scenario:
                 raise WrongScenario(f"{name} is {value:g}; expected {lowest:g} to {highest:g}")
         if self.strength not in STRENGTHS:
             raise WrongScenario(f"strength is {self.strength!r}; expected one of {', '.join(STRENGTHS)}")
+        if self.physics not in PHYSICS:
+            raise WrongScenario(f"physics is {self.physics!r}; expected one of {', '.join(PHYSICS)}")
         if self.tensor_parallel is not None and self.gpus % self.tensor_parallel:
             raise WrongScenario(f"tensor_parallel is {self.tensor_parallel}; it must divide the {self.gpus} GPUs")
         if self.duration_s < 10 * self.interval_s:

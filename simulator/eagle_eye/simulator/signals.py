@@ -13,7 +13,6 @@ from eagle_eye.simulator.timing import Timeline
 from eagle_eye.simulator.tracks import Quantity, Tracks
 
 LOSS_FLOOR, LOSS_START, LOSS_STEPS = 1.75, 9.0, 2500.0  # a language model's curve: floor + power law of steps
-LOSS_NOISE = 0.008  # of the loss, step to step: large batches differ little
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,12 @@ class Signals:
 
 def learn(story: Story, timeline: Timeline, tracks: Tracks) -> Signals:
     """Return the learning signals of all steps."""
-    layout = story.layout
+    layout, physics = story.layout, story.physics
     rng = stream(story.scenario.seed, "learning")
     steps = len(timeline.start_s)
     trend = LOSS_FLOOR + (LOSS_START - LOSS_FLOOR) * (1.0 + timeline.step / LOSS_STEPS) ** -0.7
-    loss = trend * (1.0 + LOSS_NOISE * rng.standard_normal(steps))
-    grad_norm = 0.35 * np.exp(0.12 * rng.standard_normal(steps))
+    loss = trend * (1.0 + physics.loss_noise * rng.standard_normal(steps))
+    grad_norm = 0.35 * np.exp(physics.grad_noise * rng.standard_normal(steps))
     starts_s = np.repeat(timeline.start_s[:, None], layout.nodes, axis=1)
     loss = loss * _jobwide(tracks.devices(Quantity.LOSS, starts_s))
     grad_norm = grad_norm * _jobwide(tracks.devices(Quantity.GRAD_NORM, starts_s))

@@ -12,13 +12,16 @@ from eagle_eye.simulator.announcements import announce
 from eagle_eye.simulator.arrays import Floats, stream
 from eagle_eye.simulator.gpu_rows import GpuRows
 from eagle_eye.simulator.host_rows import HostRows
+from eagle_eye.simulator.instruments import read
 from eagle_eye.simulator.job import hire
 from eagle_eye.simulator.layout import lay_out
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
 from eagle_eye.simulator.recording import Event, Label, Membership, Recording
 from eagle_eye.simulator.sampling import Sampling, sample
 from eagle_eye.simulator.scenario import Scenario, WrongScenario
+from eagle_eye.simulator.second_physics import physics_of
 from eagle_eye.simulator.signals import learn
+from eagle_eye.simulator.spares import beside, idle
 from eagle_eye.simulator.story import Pause, Story
 from eagle_eye.simulator.timing import Clockwork, Timeline
 from eagle_eye.simulator.tracks import Tracks
@@ -34,6 +37,13 @@ ENDING = frozenset({"restart", "scancel", "preempted", "elastic_leave"})
 def simulate(scenario: Scenario) -> Recording:
     """Return the recording of a scenario; the same scenario always gives the same one. Raises WrongScenario."""
     story = tell(scenario)
+    recording = _record(story)
+    spares = story.physics.spare_nodes
+    return beside(recording, _record(idle(story, spares))) if spares else recording
+
+
+def _record(story: Story) -> Recording:
+    scenario = story.scenario
     tracks = Tracks(story.tracks, story.layout.nodes, story.layout.gpus)
     timeline = Clockwork(story, tracks).run(scenario.duration_s)
     slowdown = _slowdown(story, timeline)
@@ -51,6 +61,8 @@ def simulate(scenario: Scenario) -> Recording:
     node = {name: _kept(name, values) for name, values in hosts.metrics()}
     link = {name: _kept(name, values) for name, values in hosts.links().items()}
     _blank(story, sampling, device)
+    if not story.physics.own:
+        device, node, link = (read(values, story.physics, scenario.interval_s) for values in (device, node, link))
     start = EPOCH_S + float(stream(scenario.seed, "start").integers(0, 360 * 24)) * 3600.0
     return Recording(
         scenario=scenario,
@@ -76,9 +88,10 @@ def simulate(scenario: Scenario) -> Recording:
 
 def tell(scenario: Scenario) -> Story:
     """Return the story of a scenario: its causes, before anything follows from them."""
-    layout = lay_out(scenario)
-    job = hire(scenario, layout)
-    story = Story(scenario, layout, job, stream(scenario.seed, f"story {scenario.fault}"))
+    physics = physics_of(scenario)
+    layout = lay_out(scenario, physics)
+    job = hire(scenario, layout, physics)
+    story = Story(scenario, layout, job, stream(scenario.seed, f"story {scenario.fault}"), physics=physics)
     if scenario.background is not None and (scenario.background not in SITUATIONS or scenario.background in ENDING):
         expected = ", ".join(name for name in SITUATIONS if name not in ENDING)
         raise WrongScenario(f"background is {scenario.background!r}; expected one of {expected}")
@@ -95,7 +108,23 @@ def tell(scenario: Scenario) -> Story:
             Pause("checkpoint", moment_s, job.checkpoint_s, announced=job.checkpoint_announced, disk_bytes_per_s=1.5e9)
         )
         moment_s += job.checkpoint_every_s + job.checkpoint_s
+    if physics.other_pauses and scenario.habits:
+        _pause(story)
     return story
+
+
+def _pause(story: Story) -> None:
+    """Add evaluations and other pauses of random length, some unannounced; none in which a fault begins."""
+    physics, length_s = story.physics, story.scenario.duration_s
+    rng = stream(story.scenario.seed, "pauses")
+    for _ in range(int(rng.poisson(physics.other_pauses * length_s / 3600.0))):
+        start_s, seconds = float(rng.uniform(0.0, length_s)), float(rng.uniform(*physics.other_pause_s))
+        announced = bool(rng.random() < physics.announced_odds)
+        kind = "evaluation" if rng.random() < 0.6 else "other"
+        if not any(start_s - 2 * story.job.step_s < label.start_s < start_s + 2 * seconds for label in story.labels):
+            story.pauses.append(
+                Pause(kind, start_s, seconds, physics.other_pause_busy, bool(rng.random() < 0.7), announced)
+            )
 
 
 def _slowdown(story: Story, timeline: Timeline) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from eagle_eye.simulator.job import Job
 from eagle_eye.simulator.layout import Layout
+from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import STRENGTHS, Scenario, WrongScenario
 from eagle_eye.simulator.tracks import Quantity, Track
 
@@ -76,6 +77,7 @@ class Pause:
 
     ``busy``: share of its usual activity that the GPUs keep (evaluation 0.6; a checkpoint 0). ``spins``: ranks but
     the first wait in a collective, which looks like full utilisation. ``announced``: the training code says so.
+    ``alone``: only the first rank does it, ``cpus`` processors' worth; all others have entered the next collective.
     """
 
     kind: str
@@ -85,6 +87,8 @@ class Pause:
     spins: bool = True
     announced: bool = True
     disk_bytes_per_s: float = 0.0
+    alone: bool = False
+    cpus: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class Story:
     labels: list[Label] = field(default_factory=list)
     gone: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # nodes that leave an elastic job
     background_tracks: int = 0  # how many of the tracks are not the fault's
+    physics: Physics = OWN
 
     def onset(self, earliest: float = 0.35, latest: float = 0.55) -> float:
         """Return a random moment between two shares of the trace's length."""
@@ -154,7 +159,12 @@ class Story:
         return asked or drawn
 
     def strength(self, faint: float, weak: float, medium: float, strong: float) -> float:
-        """Return the value for the strength that was asked for, varied by +-10% of its distance from 1."""
+        """Return the value for the strength that was asked for, varied by +-10% of its distance from 1.
+
+        In the second physics any value from weak to strong, unless faint was asked for.
+        """
+        if self.physics.continuous_strength and self.scenario.strength != "faint":
+            return 1.0 + (weak - 1.0) * math.exp(math.log((strong - 1.0) / (weak - 1.0)) * float(self.rng.random()))
         value = (faint, weak, medium, strong)[STRENGTHS.index(self.scenario.strength)]
         return 1.0 + (value - 1.0) * float(self.rng.uniform(0.9, 1.1))
 
@@ -175,13 +185,15 @@ class Story:
     ) -> None:
         """Add a cause: on one GPU (``at``), on nodes, or everywhere."""
         where, device = ((at.node,), at.device) if at is not None else (nodes, None)
-        self.tracks.append(Track(quantity, value, start_s, end_s, rise_s, where, device))
+        self.tracks += self.physics.shown(Track(quantity, value, start_s, end_s, rise_s, where, device))
 
     def say(
         self, time_s: float, kind: str, node: int | None = None, device: int = WHOLE_NODE, **attributes: object
     ) -> None:
         """Add an event."""
-        self.happenings.append(Happening(time_s, kind, node, device, attributes))
+        self.happenings += [
+            Happening(heard_s, kind, node, device, attributes) for heard_s in self.physics.heard_s(kind, time_s)
+        ]
 
     def label(self, start_s: float, nodes: tuple[int, ...], fault: str, expect: str | None) -> None:
         """Add a label that lasts until the trace's end."""

@@ -15,20 +15,17 @@ import numpy as np
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers, stream
 from eagle_eye.simulator.job import OVERHEAD_SHARE, TENSOR_SHARE, Job
 from eagle_eye.simulator.layout import Layout
+from eagle_eye.simulator.physics import Physics
 from eagle_eye.simulator.story import Attempt, Pause, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity, Tracks
 
-# Compute against the stage peers' median is 0.990 (1%) to 1.004 (99%) in healthy workers, a worker's own variation
-# from step to step 0.9% (Lin et al., OSDI 2025); fleets differ by 1-2% from node to node.
-NODE_SPREAD = 0.006
-GPU_SPREAD = 0.003
-RANK_NOISE = 0.004
-STEP_NOISE = 0.005
 # Packed sequences: 0.81 at 1%, 1.39 at 99% of single steps in the same traces, as 1 + a (exp(b z) - 1).
 PACKED_A, PACKED_B = 0.370, 0.309
 # Part of a step's compute that grows with the squared sequence lengths (T = a N + b sum l^2; ResiHP, 2026).
 QUADRATIC_SHARE = 0.6
 RING_JITTER = 0.002
+EXPERTS_KEPT = 0.98  # of an expert's popularity from step to step: routing changes over some fifty steps
+EXPERT_MEMORY = 0.9  # of a rank's load that is left of it in the next step
 BACKWARD_SHARE = 2 / 3  # of a microbatch's compute
 
 
@@ -80,6 +77,38 @@ class _Recorder:
     communication: list[float]
 
 
+class _Roughness:
+    """What the second physics adds to steps: noise with a memory, uneven experts, stumbles, a load that drifts."""
+
+    def __init__(self, physics: Physics, layout: Layout) -> None:
+        self._physics = physics
+        self._rng = stream(physics.seed, "rough")
+        self._shape = (layout.nodes, layout.gpus)
+        self._state: Floats = physics.tail(self._rng, self._shape)
+        self._experts: Floats = self._rng.standard_normal(self._shape)
+
+    def noise(self, rng: np.random.Generator) -> Floats:
+        """Return this step's noise of each rank, deviation 1."""
+        kept = self._physics.step_correlation
+        self._state = kept * self._state + math.sqrt(1.0 - kept**2) * self._physics.tail(rng, self._shape)
+        # Heavy tails go up: work may be late by much, early only by little.
+        return np.asarray(np.clip(self._state, -3.0, None), dtype=np.float32)
+
+    def work(self, now_s: float) -> Floats:
+        """Return the factor on each rank's compute."""
+        physics, rng = self._physics, self._rng
+        factor: Floats = np.full(self._shape, float(physics.load(now_s)))
+        self._experts = EXPERTS_KEPT * self._experts + math.sqrt(1.0 - EXPERTS_KEPT**2) * rng.standard_normal(
+            self._shape
+        )
+        if physics.uneven_experts:
+            factor *= np.exp(physics.uneven_experts * np.clip(self._experts, -3.0, 3.0))
+        stumbles, place = rng.random() < physics.hiccup_probability, rng.integers(0, self._shape)
+        if stumbles:
+            factor[tuple(place)] *= 1.0 + physics.hiccup_steps * float(rng.exponential(1.0))
+        return factor
+
+
 class Clockwork:
     """Runs the steps of a story one after the other."""
 
@@ -88,17 +117,26 @@ class Clockwork:
         self._tracks = tracks
         self._job: Job = story.job
         self._layout: Layout = story.layout
-        layout = self._layout
+        layout, physics = self._layout, story.physics
         rng = stream(story.scenario.seed, "speed")
-        node = 1.0 + NODE_SPREAD * rng.standard_normal((layout.nodes, 1))
-        device = 1.0 + GPU_SPREAD * rng.standard_normal((layout.nodes, layout.gpus))
+        node = 1.0 + physics.node_spread * rng.standard_normal((layout.nodes, 1))
+        device = 1.0 + physics.gpu_spread * rng.standard_normal((layout.nodes, layout.gpus))
         weights = np.array(self._job.stage_weights)[layout.stage()]
-        self._base_s: Floats = self._job.compute_s * weights * np.clip(node, 0.985, 1.015) * device
+        self._base_s: Floats = (
+            self._job.compute_s
+            * weights
+            * np.clip(node, 1.0 - physics.node_spread_limit, 1.0 + physics.node_spread_limit)
+            * device
+        )
         self._model_speed = _model_speed(layout)
         self._base_s = self._base_s * self._model_speed
         self._rng = stream(story.scenario.seed, "steps")
+        self._experts = stream(story.scenario.seed, "experts")
+        self._load = self._experts.standard_normal((layout.nodes, layout.gpus))
         self._parts = (layout.pp, layout.dp, layout.tp)
         self._any_stall = tracks.has(Quantity.STALL)
+        self._physics = physics
+        self._rough = None if physics.own else _Roughness(physics, layout)
 
     def run(self, until_s: float) -> Timeline:
         """Return all steps up to ``until_s``."""
@@ -148,17 +186,23 @@ class Clockwork:
         job, rng, tracks = self._job, self._rng, self._tracks
         pp, dp, tp = self._parts
         shape = self._base_s.shape
-        common = 1.0 + STEP_NOISE * float(rng.standard_normal())
-        noise = rng.standard_normal(shape, dtype=np.float32)
+        common = 1.0 + self._physics.step_noise * float(rng.standard_normal())
+        noise = rng.standard_normal(shape, dtype=np.float32) if self._rough is None else self._rough.noise(rng)
         lengths = rng.standard_normal(dp)
         ring = rng.standard_normal((pp, 1, tp)) * RING_JITTER
-        compute = self._base_s * (1.0 + RANK_NOISE * noise) * (common * slow)
+        compute = self._base_s * (1.0 + self._physics.rank_noise * noise) * (common * slow)
+        if self._rough is not None:
+            compute = compute * self._rough.work(now_s)
         units = np.ones(dp)
         if now_s >= job.packed_from_s:
             work = 1.0 + PACKED_A * (np.exp(PACKED_B * lengths) - 1.0)
             units = np.maximum(1.0 + (work - 1.0) / QUADRATIC_SHARE, 0.2)
             work = 1.0 + (units - 1.0) * QUADRATIC_SHARE
             compute = (compute.reshape(self._parts) * work[None, :, None]).reshape(shape)
+        if job.expert_spread:
+            fresh = self._experts.standard_normal(shape)
+            self._load = EXPERT_MEMORY * self._load + math.sqrt(1.0 - EXPERT_MEMORY**2) * fresh
+            compute = compute * np.exp(job.expert_spread * self._load)
         compute = compute * tracks.now(Quantity.COMPUTE, now_s)
         stall = tracks.now(Quantity.STALL, now_s)
         wait = job.data_wait_s * (0.7 + 0.3 * np.abs(noise)) + tracks.now(Quantity.DATA_WAIT, now_s)
@@ -170,7 +214,11 @@ class Clockwork:
         drain = BACKWARD_SHARE * (np.cumsum(local, axis=0) - local) / job.microbatches
         arrived = replica - drain
         network = np.broadcast_to(np.asarray(tracks.now(Quantity.NETWORK, now_s)), shape).reshape(self._parts)
-        reduction = job.communication_s * network.max(axis=(1, 2)) * (1.0 + 0.01 * abs(float(noise.flat[0])))
+        reduction = (
+            job.communication_s
+            * network.max(axis=(1, 2))
+            * (1.0 + self._physics.network_noise * abs(float(noise.flat[0])))
+        )
         together = arrived.max(axis=1) + reduction
         duration_s = float(together.max()) + OVERHEAD_SHARE * job.step_s * slow
         scatter = (arrived.max(axis=1, keepdims=True) - arrived)[:, :, None] + (

@@ -27,6 +27,8 @@ class Quantity(Enum):
     LOCAL_GRAD = ("local_grad", "times")
     CHECKSUM = ("checksum", "plus")
     TOKENS = ("tokens", "times")
+    CPUS = ("cpus", "times")  # that the rank's process uses
+    HELD = ("held", "plus")  # share of time in which the kernel holds the process
     # Of a GPU.
     UTILIZATION = ("utilization", "times")
     TENSOR = ("tensor", "times")  # tensor activity while busy
@@ -68,6 +70,7 @@ class Quantity(Enum):
     # Of a link (``device`` is the link's position).
     LINK_UP = ("link_up", "times")
     LINK_RATE = ("link_rate", "times")
+    LINK_SENT = ("link_sent", "plus")  # bytes per second beside the steps' traffic
     LINK_ERROR_RATE = ("link_error_rate", "plus")
     LINK_DOWNED = ("link_downed", "plus")
     PFC_TX = ("pfc_tx", "plus")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from eagle_eye.simulator.activity import overlap
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers, normal, stream
 from eagle_eye.simulator.job import OVERHEAD_SHARE
 from eagle_eye.simulator.sampling import Sampling
@@ -18,6 +19,8 @@ from eagle_eye.simulator.timing import Timeline, collectives_done
 from eagle_eye.simulator.tracks import Quantity, Tracks
 
 SQUARED_LENGTHS = 2.0e8  # of a step's sequences, where packing is even
+PROCESS_CPUS = 1.2
+READ_BYTES_PER_S = 4e6  # of a rank's data loaders
 GROUP_OFFSET = 137  # collectives that one stage's group is ahead of the one before it, where they count apart
 
 
@@ -80,6 +83,27 @@ class TrainingRows:
         issued, completed = self._sequences()
         yield "nccl_sequence", issued
         yield "nccl_completed_sequence", completed
+        yield from self._processes(tracks)
+
+    def _processes(self, tracks: Tracks) -> Iterator[tuple[str, Floats]]:
+        """Yield what the kernel says of the ranks' processes: one thread spins for its GPU, the loaders read."""
+        times_s, alive, shape = self._times_s, ~self.dead, self.dead.shape
+        rng = stream(self._story.scenario.seed, "processes")
+        spans_s = np.diff(times_s, axis=0, prepend=times_s[:1] - self._story.scenario.interval_s)
+        cpus = PROCESS_CPUS * normal(rng, shape, 0.05, 1.0) * tracks.devices(Quantity.CPUS, times_s)
+        bytes_per_s = READ_BYTES_PER_S * normal(rng, shape, 0.3, 1.0) * self.known
+        for begin_s, end_s, pause in self._timeline.pauses:
+            share = overlap(times_s - spans_s, times_s, begin_s, end_s)[:, :, None]
+            bytes_per_s *= 1.0 - share
+            if pause.alone:
+                cpus[:, :1, :1] += share[:, :1] * (pause.cpus - cpus[:, :1, :1])
+                bytes_per_s[:, :1, :1] += share[:, :1] * pause.disk_bytes_per_s
+        for stop_s, _, _ in self._timeline.stuck.values():
+            bytes_per_s *= (times_s < stop_s)[:, :, None]
+        for name, rate in (("rank_cpu_seconds_total", cpus), ("rank_io_bytes_total", np.maximum(bytes_per_s, 0.0))):
+            yield name, np.where(alive, np.cumsum(rate * spans_s[:, :, None], axis=0), np.nan)
+        held = np.zeros(shape) + tracks.devices(Quantity.HELD, times_s)
+        yield "rank_blocked_ratio", np.where(alive, np.minimum(held, 1.0), np.nan)
 
     def _windows(self, attempts: Floats) -> tuple[Integers, Integers, Booleans]:
         """Return which finished steps a row speaks of, [low, high) (K, N), and whether there are any."""
@@ -159,6 +183,12 @@ class TrainingRows:
             stopped = (self._times_s >= stop_s)[:, :, None]
             completed = np.where(here, np.where(stopped, at_completed, np.minimum(moving, at_completed)), completed)
             issued = np.where(here, np.where(stopped, at_issued, np.minimum(moving, at_issued)), issued)
+        for begin_s, end_s, pause in timeline.pauses:
+            if pause.alone:
+                inside = ((self._times_s >= begin_s) & (self._times_s < end_s))[:, :, None]
+                others = np.ones((layout.nodes, layout.gpus))
+                others[0, 0] = 0.0
+                issued = np.where(inside, completed + others, issued)
         offset = base[current][:, :, None]
         if not job.wide_sequence:
             offset = offset + layout.stage()[None] * GROUP_OFFSET

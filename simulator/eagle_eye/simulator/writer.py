@@ -24,14 +24,17 @@ SLAB_CELLS = 250_000  # device rows that are in memory as columns at a time
 WHOLE_NODE = -1
 
 
-class NotATrace(ValueError):
-    """The folder holds something else; it is left as it is."""
+class FolderTaken(ValueError):
+    """The folder holds a trace already, or something else; it is left as it is."""
 
 
-def write(recording: Recording, folder: Path, profile_name: str = "full") -> None:
-    """Write the trace. Raises NotATrace where the folder holds anything but a trace, OSError as the disk does."""
+def write(recording: Recording, folder: Path, profile_name: str = "full", *, overwrite: bool = False) -> None:
+    """Write the trace; ``overwrite``: in place of the one there. Raises FolderTaken, OSError as the disk does."""
     site = profile(profile_name)
-    _clear(folder)
+    check_free(folder, overwrite=overwrite)
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     stride = _stride(recording, site)
     view = _View(recording, site, stride)
     view.samples(folder / "samples.parquet")
@@ -52,18 +55,22 @@ def write(recording: Recording, folder: Path, profile_name: str = "full") -> Non
     (folder / "trace.json").write_text(json.dumps(_header(recording, site, stride), indent=1) + "\n", encoding="utf-8")
 
 
-def _clear(folder: Path) -> None:
-    """Make the folder, or empty it of the trace that it holds."""
-    if folder.exists() and not folder.is_dir():
-        raise NotATrace(f"{folder} is a file; expected a folder to write a trace to")
-    if folder.exists() and any(folder.iterdir()):
-        others = sorted(path.name for path in folder.iterdir() if path.name not in FILES)
-        if others or not _is_trace(folder / "trace.json"):
-            found = others[0] if others else "no trace.json of ours"
-            raise NotATrace(f"{folder} is not empty and holds no trace ({found}); name another folder")
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+def check_free(folder: Path, *, overwrite: bool = False) -> None:
+    """Return if a trace may be written to the folder: it is not there, empty or, with ``overwrite``, holds a trace.
+
+    Raises FolderTaken, and OSError where the folder cannot be read.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FolderTaken(f"{folder} is a file; expected a folder to write a trace to")
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if name not in FILES]
+    if names and (others or not _is_trace(folder / "trace.json")):
+        found = others[0] if others else "no trace.json of ours"
+        raise FolderTaken(f"{folder} is not empty and holds no trace ({found}); name another folder")
+    if names and not overwrite:
+        raise FolderTaken(f"{folder} holds a trace; name another folder, or add --overwrite to replace it")
 
 
 def _is_trace(path: Path) -> bool:

@@ -8,10 +8,6 @@ from dataclasses import replace
 from eagle_eye.simulator.story import Story
 from eagle_eye.simulator.tracks import Quantity
 
-# Production systems suspend a job when loss or gradient norm jump fivefold (ByteRobust, SOSP 2025). A language
-# model that knows nothing has a loss of 11, so that late in training the loss itself cannot grow much more than that.
-WORSE_LOSS = (2.5, 4.5)
-
 
 def silent_data_corruption(story: Story) -> None:
     """One rank computes wrongly: its gradient before the reduction (gradient) or its parameters (checksum) deviate."""
@@ -31,7 +27,10 @@ def silent_data_corruption(story: Story) -> None:
     delay_s = max(6 * story.job.step_s, 4 * story.scenario.interval_s)
     if story.rng.random() < 0.5 and factor > 2:
         story.change(
-            Quantity.LOSS, float(story.rng.uniform(*WORSE_LOSS)), onset_s + delay_s, rise_s=8 * story.job.step_s
+            Quantity.LOSS,
+            float(story.rng.uniform(*story.physics.worse_loss)),
+            onset_s + delay_s,
+            rise_s=8 * story.job.step_s,
         )
     elif factor > 2:
         story.change(Quantity.LOSS, math.inf, onset_s + 2 * delay_s)
@@ -48,7 +47,7 @@ def loss_divergence(story: Story) -> None:
     """Loss and gradient norm grow on all ranks and do not come back."""
     onset_s = story.onset(0.3, 0.4)
     rise_s = float(story.rng.uniform(0.1, 0.25)) * story.scenario.duration_s
-    story.change(Quantity.LOSS, float(story.rng.uniform(*WORSE_LOSS)), onset_s, rise_s=rise_s)
+    story.change(Quantity.LOSS, float(story.rng.uniform(*story.physics.worse_loss)), onset_s, rise_s=rise_s)
     story.change(Quantity.GRAD_NORM, float(story.rng.uniform(10.0, 60.0)), onset_s, rise_s=0.4 * rise_s)
     story.label(onset_s, (), "loss_divergence", "restart")
 

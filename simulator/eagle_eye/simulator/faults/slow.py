@@ -10,8 +10,6 @@ from eagle_eye.simulator.story import Place, Story
 from eagle_eye.simulator.tracks import Quantity
 
 HARDWARE_SLOWDOWN, SOFTWARE_THERMAL, HARDWARE_THERMAL, POWER_BRAKE, SOFTWARE_POWER = 0x8, 0x20, 0x40, 0x80, 0x4
-FULL_RISE_C = 32.0  # of a die in training above the air that cools it
-COMPUTE_BOUND = 0.9  # part of a step's compute whose duration is inverse to the clock
 
 
 def straggler(story: Story) -> None:
@@ -35,9 +33,11 @@ def thermal_throttle(story: Story) -> None:
     slower = story.strength(1.004, 1.08, 1.2, 1.8)
     clock = _clock_down(story, at, slower, onset_s, rise_s)
     # Heat comes first; then the clocks give, power falls, and the die stays at its limit.
-    heat_s = float(story.rng.uniform(20.0, 60.0))
-    story.change(Quantity.AMBIENT, float(story.rng.uniform(24.0, 29.0)), onset_s - heat_s, at=at, rise_s=heat_s)
-    story.change(Quantity.AMBIENT, FULL_RISE_C * (1.0 - clock**2), onset_s, at=at, rise_s=max(rise_s, 40.0))
+    heat_s = float(story.rng.uniform(*story.physics.heat_s))
+    story.change(
+        Quantity.AMBIENT, float(story.rng.uniform(*story.physics.heat_c)), onset_s - heat_s, at=at, rise_s=heat_s
+    )
+    story.change(Quantity.AMBIENT, story.physics.lighter_c * (1.0 - clock**2), onset_s, at=at, rise_s=max(rise_s, 40.0))
     bits = SOFTWARE_THERMAL if variant == "software" else HARDWARE_SLOWDOWN | HARDWARE_THERMAL
     story.change(Quantity.THROTTLE_BITS, bits, onset_s, at=at, rise_s=rise_s / 2)
     story.label(onset_s, (at.node,), "thermal_throttle", None)
@@ -130,7 +130,8 @@ def cpu_contention(story: Story) -> None:
 
 def _clock_down(story: Story, at: Place, slower: float, onset_s: float, rise_s: float) -> float:
     """Lower the clock so that compute takes ``slower`` times as long; return the clock's factor."""
-    clock = COMPUTE_BOUND / (slower - 1.0 + COMPUTE_BOUND)
+    bound = story.physics.compute_bound
+    clock = bound / (slower - 1.0 + bound)
     story.change(Quantity.CLOCK, clock, onset_s, at=at, rise_s=rise_s)
     story.change(Quantity.COMPUTE, slower, onset_s, at=at, rise_s=rise_s)
     return clock

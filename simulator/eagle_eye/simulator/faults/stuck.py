@@ -9,6 +9,8 @@ from eagle_eye.simulator.tracks import Quantity
 # Driver and firmware hangs (NVIDIA XID catalogue): PMU halt, context switch timeout, GSP RPC timeout, GSP error.
 HANG_XIDS = {62: "PMU halt error", 109: "CTX SWITCH TIMEOUT", 119: "Timeout waiting for RPC from GSP", 120: "GSP error"}
 
+RETRIED_BYTES_PER_S = 1e6  # a port sends again what is not acknowledged
+
 
 def gpu_hang(story: Story) -> None:
     """The GPU stops working: with a driver error (xid), or NVML does not answer any more (silent)."""
@@ -28,6 +30,8 @@ def gpu_hang(story: Story) -> None:
     else:
         story.blanks.append(Blank(at.node, onset_s + 1.0, device=at.device))
         story.change(Quantity.BLOCKED, 2.0, onset_s + 2.0, nodes=(at.node,))
+    story.change(Quantity.CPUS, 0.0, onset_s, at=at)
+    story.change(Quantity.HELD, 1.0, onset_s, at=at)  # in the driver
     endings.abort_peers(story, (at.node,), onset_s)
 
 
@@ -42,6 +46,7 @@ def hang(story: Story) -> None:
         story.change(Quantity.UTILIZATION, 0.0, onset_s, at=at)
         if story.rng.random() < 0.5:
             story.change(Quantity.CPU, -0.012, onset_s, nodes=(at.node,))
+        story.change(Quantity.CPUS, 0.02, onset_s, at=at)
     else:
         story.stop(onset_s, StopKind.SYMMETRIC)
         story.label(onset_s, (), "hang", "restart")
@@ -49,8 +54,11 @@ def hang(story: Story) -> None:
 
 
 def network_hang(story: Story) -> None:
-    """All issued the collective, the culprit's transfers do not complete: its link is down (link) or errs (errors)."""
-    variant = story.variant("link", "errors")
+    """All issued the collective, the culprit's transfers do not complete: its link is down (link) or errs (errors).
+
+    A dead card (card) sends nothing and counts a burst of errors, while the others still try.
+    """
+    variant = story.variant("link", "errors", "card")
     at, onset_s = story.culprit(), story.onset()
     story.stop(onset_s, StopKind.TRANSFER, *story.places(at.node))
     story.label(onset_s, (at.node,), "network_hang", "exclude")
@@ -61,6 +69,10 @@ def network_hang(story: Story) -> None:
         story.change(Quantity.LINK_RATE, 0.0, onset_s, at=port)
         story.change(Quantity.LINK_DOWNED, 1.0, onset_s, at=port)
         story.say(onset_s + 0.2, "link_down", at.node, link=story.layout.links[port.device])
+    elif variant == "card":
+        story.change(Quantity.LINK_SENT, RETRIED_BYTES_PER_S, onset_s)
+        story.change(Quantity.LINK_SENT, -1e9, onset_s, nodes=(at.node,))
+        story.change(Quantity.LINK_ERROR_RATE, 30.0, onset_s, at=port, end_s=onset_s + 2.0)
     else:
         story.change(Quantity.LINK_ERROR_RATE, 30.0, onset_s, at=port)
         story.change(Quantity.PFC_TX, 500.0, onset_s, at=port)

@@ -24,6 +24,7 @@ from eagle_eye.simulator.load.target import Target, target
 
 DONE, FAILED = 0, 1
 DEFAULT_SERVER = "http://127.0.0.1:8470"
+TOKEN_BYTES_MAX = 4_096
 BUSY_RATIO = 0.9  # of a core: beyond it this program may be what is slow
 
 
@@ -104,9 +105,13 @@ async def _load(server: Target, load: Load, args: argparse.Namespace) -> dict[st
 
 def _text(file: Path, flag: str) -> str:
     try:
-        return file.read_text(encoding="ascii").strip()
+        with file.open("rb") as opened:
+            found = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{flag}: {file} cannot be read: {type(error).__name__}") from None
+    if len(found) > TOKEN_BYTES_MAX or not found.isprintable():  # it stands in a header
+        raise ConfigurationError(f"{flag}: {file}: expected one line of ASCII, a token")
+    return found
 
 
 def _progress(tally: Tally, seconds: float, load: Load) -> Table:

@@ -122,7 +122,7 @@ class Generator:
         for at, (sender, frame) in enumerate(zip(senders, fleet.frames, strict=True)):
             due_s = time_s - offset_s + self._load.interval_s * at / len(senders)
             await self._until(due_s)
-            sender.offer(Waiting(sequence, due_s, 0, rows.wires[at].farewell(frame, sequence, time_s, event)))
+            sender.offer(Waiting(sequence, due_s, 0, rows.wires[at].telling(frame, sequence, time_s, [event])))
 
     async def _check(self, senders: list[Sender], begin_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -20,7 +20,7 @@ from eagle_eye.schema.rows import (
     outline_id,
     outline_of,
 )
-from eagle_eye.simulator.load.values import EXACT, PLAIN, Readings
+from eagle_eye.simulator.load.values import EXACT, PLAIN, Integers, Readings
 
 _ID_AT = 8  # in a row, after version, padding and the tail's size
 
@@ -51,14 +51,14 @@ class RowsWire:
         """See wire.Wire."""
         self._told.clear()
 
-    def farewell(self, frame: Frame, sequence: int, time_s: float, event: Event) -> bytes:
-        """Return a node's last frame: no numbers, one event."""
-        last = msgspec.structs.replace(frame, sequence=sequence, time_s=time_s, blocks=[], events=[event])
-        outline = outline_of(last)
+    def telling(self, frame: Frame, sequence: int, time_s: float, events: Sequence[Event]) -> bytes:
+        """Return a frame that is sent for events alone, without numbers; ``frame`` says the rest."""
+        told = msgspec.structs.replace(frame, sequence=sequence, time_s=time_s, blocks=[], events=list(events))
+        outline = outline_of(told)
         raw = encode_outline(outline)
         id_ = outline_id(raw)
         self.learn(id_, raw)
-        return encode_row(last, outline, id_)
+        return encode_row(told, outline, id_)
 
 
 class FleetRows:
@@ -68,12 +68,9 @@ class FleetRows:
         """``templates`` are the nodes' frames; their sequences, times and numbers do not matter."""
         gpus = len(templates[0].blocks[0].keys)
         self.wires = [RowsWire() for _ in templates]
-        ids: list[bytes] = []
-        for frame, wire in zip(templates, self.wires, strict=True):
-            raw = encode_outline(outline_of(frame))
-            ids.append(outline_id(raw))
-            wire.learn(ids[-1], raw)
-        self._ids = np.frombuffer(b"".join(ids), dtype=f"V{ID_BYTES}")
+        self._ids = np.zeros(len(templates), dtype=f"V{ID_BYTES}")
+        for at, frame in enumerate(templates):
+            self.change(at, frame)
         self._row = np.dtype(
             [
                 ("version", "u1"),
@@ -89,8 +86,20 @@ class FleetRows:
         if self._row.fields is None or self._row.fields["exact"][1] != ROW_HEAD.size:
             raise RuntimeError("the layout of rows is not what the schema says")
 
-    def encode(self, first: int, sequence: int, time_s: float, readings: Readings) -> list[bytes]:
-        """Return the rows of the nodes from ``first`` on whose readings these are."""
+    def change(self, at: int, template: Frame) -> None:
+        """Make the rows of a node from now on those of another template, of the same blocks."""
+        raw = encode_outline(outline_of(template))
+        id_ = outline_id(raw)
+        self.wires[at].learn(id_, raw)
+        self._ids[at] = np.void(id_)
+
+    def renew(self, at: int, template: Frame) -> None:
+        """Begin another stream in a node's place: the server knows none of its outlines."""
+        self.wires[at] = RowsWire()
+        self.change(at, template)
+
+    def encode(self, first: int, sequence: int | Integers, time_s: float, readings: Readings) -> list[bytes]:
+        """Return the rows of the nodes from ``first`` on whose readings these are; ``sequence``: one, or (nodes,)."""
         count = len(readings.exact)
         rows = np.zeros(count, dtype=self._row)
         rows["version"] = VERSION

@@ -58,6 +58,7 @@ class Sender:
         self._failures = 0
         self._frames_max = REQUEST_FRAMES_MAX
         self._closed = False
+        self.watermark = 0  # every frame up to it is acknowledged as durable, but for those refused or dropped
 
     @property
     def waiting(self) -> int:
@@ -108,6 +109,7 @@ class Sender:
                 self._fail("acknowledgement")
                 return
             self._tally.duplicates += said.duplicates
+            self.watermark = max(self.watermark, said.watermark)
             self._settle(said.watermark)
             if self._sent and self._sent[-1].sequence > said.watermark:
                 self._fail("watermark")  # taken, and yet not durable: sent again

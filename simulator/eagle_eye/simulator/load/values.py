@@ -82,6 +82,10 @@ class FleetValues:
         past = self._rng.poisson(np.where(self._rates > 0.0, 2.0, 0.0), self._counters.shape)
         self._counters += past
 
+    def assign(self, node: int, job: int) -> None:
+        """Have a node take part in another job from now on."""
+        self._jobs[node] = job
+
     def read(self, first: int, last: int, time_s: float) -> Readings:
         """Return the next readings of nodes ``first`` to before ``last``, of the interval that ended at ``time_s``."""
         here = slice(first, last)

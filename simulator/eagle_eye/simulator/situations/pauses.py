@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from eagle_eye.simulator.story import Pause, Story
 from eagle_eye.simulator.tracks import Quantity, Track
 
@@ -36,6 +38,21 @@ def evaluation(story: Story) -> None:
     announced = story.variant("announced", "unannounced") == "announced"
     seconds = float(story.rng.uniform(0.1, 0.25)) * story.scenario.duration_s
     story.pauses.append(Pause("evaluation", story.onset(), seconds, busy=0.6, announced=announced))
+
+
+def lone_pause(story: Story) -> None:
+    """Rank 0 saves, evaluates or compiles for 30 s to 10 minutes and says nothing of it; all others wait for it."""
+    doing = story.variant("saves", "evaluates", "compiles")
+    length_s = story.scenario.duration_s
+    seconds = float(np.exp(story.rng.uniform(np.log(30.0), np.log(min(600.0, 0.5 * length_s)))))
+    pause = Pause(doing, story.onset(0.2, 0.4), seconds, announced=False, alone=True, cpus=0.6)
+    if doing == "saves":
+        pause = replace(pause, disk_bytes_per_s=WRITE_BYTES_PER_S)
+    elif doing == "evaluates":
+        pause = replace(pause, busy=0.6, cpus=1.2)
+    else:
+        pause = replace(pause, cpus=float(story.rng.uniform(0.9, 8.0)))
+    story.pauses.append(pause)
 
 
 def short_steps_pause(story: Story) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from eagle_eye.simulator.job import stage_compute_s
 from eagle_eye.simulator.layout import MODELS, Model
-from eagle_eye.simulator.story import Story
+from eagle_eye.simulator.story import Place, Story
 from eagle_eye.simulator.tracks import Quantity
 
 
@@ -25,6 +27,22 @@ def uneven_last_stage(story: Story) -> None:
     weights = [1.0] * (layout.pp - 1) + [float(story.rng.uniform(1.3, 1.65))]
     compute_s = stage_compute_s(job.step_s, job.communication_s / job.step_s, weights, job.microbatches)
     story.job = replace(job, stage_weights=tuple(weights), compute_s=compute_s)
+
+
+def hot_expert(story: Story) -> None:
+    """Mixture of experts: the router gives every rank another load, and one of them lastingly more from a moment on."""
+    onset_s, at = story.onset(), story.culprit()
+    story.job = replace(story.job, expert_spread=float(story.rng.uniform(0.05, 0.12)))
+    story.change(Quantity.COMPUTE, float(story.rng.uniform(1.25, 1.7)), onset_s, at=at)
+
+
+def long_documents(story: Story) -> None:
+    """One replica's shard of packed data has longer documents from a moment on; nobody says how much work that is."""
+    onset_s, layout = story.onset(), story.layout
+    story.job = replace(story.job, packed_from_s=-math.inf, says_work_units=False)
+    longer, replica = float(story.rng.uniform(1.25, 1.7)), layout.replica()
+    for node, device in np.argwhere(replica == story.rng.integers(layout.dp)).tolist():
+        story.change(Quantity.COMPUTE, longer, onset_s, at=Place(node, device))
 
 
 def batch_size_change(story: Story) -> None:
