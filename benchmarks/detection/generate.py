@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -36,8 +37,9 @@ def is_visible(case: Case, profile: str) -> bool:
 
 
 def interval_s(case: Case, profile: str) -> float:
-    """Return at which interval the profile's instruments are read."""
-    return max(case.interval_s, next(known.scrape_s for known in PROFILES if known.name == profile))
+    """Return at which interval the profile's instruments are read: a whole number of the case's."""
+    scrape_s = next(known.scrape_s for known in PROFILES if known.name == profile)
+    return case.interval_s * max(1, math.ceil(scrape_s / case.interval_s))
 
 
 def record(case: Case) -> Recording:
@@ -54,6 +56,7 @@ def record(case: Case) -> Recording:
             strength=case.strength,
             creeping=case.creeping,
             background=case.background,
+            physics=case.physics,
         )
     )
 

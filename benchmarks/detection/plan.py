@@ -11,13 +11,20 @@ import numpy as np
 from benchmarks.detection.mix import draw
 from eagle_eye.simulator.simulate import ENDING
 
-REPORT_SEED, TUNING_SEED = 70_000_000, 9_000_000  # the first seed of either; a plan never has so many cases
+# The first seed of each, reported by physics; a plan never has so many cases.
+REPORT_SEEDS = {"own": 70_000_000, "second": 80_000_000}
+TUNING_SEED = 9_000_000
 FAULT_MINUTES = 10.0  # onset at a third to a half: the fault then lasts longer than Minder's four minutes
 FAULT_NODES = (4, 8, 8, 16, 16, 32)
 STEPS_S = (1.0, 2.0, 2.0, 5.0, 10.0)
 STRENGTHS = ("weak", "medium", "medium", "strong")
 CREEPING_SHARE = 0.15
 BACKGROUND_SHARE = 0.10  # of fault traces in which something harmless goes on as well
+# What jobs of the second physics are like, drawn evenly in the logarithm: nodes 2 to 64; steps from small models' to
+# the 46 s of a public timeline and beyond.
+SECOND_NODES, SECOND_GPUS, SECOND_STEP_S = (2.0, 64.0), (4, 8), (0.3, 60.0)
+SECOND_INTERVALS_S = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0)
+SECOND_STEPS, SECOND_ROWS = 60, 900  # a trace has so many steps at least, and no more rows
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -35,6 +42,7 @@ class Case(msgspec.Struct, frozen=True):
     strength: str
     creeping: bool
     background: str | None
+    physics: str = "own"
 
     @property
     def node_days(self) -> float:
@@ -55,6 +63,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     quiet_nodes: int
     quiet_minutes: float
     quiet_interval_s: float
+    physics: str = "own"
+    first_seed: int | None = None  # of the reported cases
 
     def digest(self) -> str:
         """Return a short name that changes with the plan."""
@@ -62,13 +72,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def reporting(self) -> list[Case]:
         """Return the cases that are reported."""
+        first_seed = REPORT_SEEDS[self.physics] if self.first_seed is None else self.first_seed
         quiet = int(np.ceil(self.node_days / max(self.quiet_nodes * self.quiet_minutes / 1440.0, 1e-9)))
-        cases = self._cases("report", REPORT_SEED, self.faults, quiet)
+        if self.physics == "own":
+            cases = self._cases("report", first_seed, self.faults, quiet)
+        else:
+            # Smaller jobs than quiet_nodes need more traces for the same node-days.
+            whole = [_second(case) for case in self._cases("report", first_seed, self.faults, 8 * quiet)]
+            cases = [case for case in whole if case.kind == "fault"]
+            watched = 0.0
+            for case in whole[len(cases) :]:
+                if watched < self.node_days:
+                    cases.append(case)
+                    watched += case.node_days
         # Mixed, so that a run that was interrupted is still a sample of everything.
-        return [cases[i] for i in np.random.default_rng(REPORT_SEED).permutation(len(cases))]
+        return [cases[i] for i in np.random.default_rng(first_seed).permutation(len(cases))]
 
     def tuning(self) -> list[Case]:
-        """Return the cases on which baselines are fitted and tuned, and nothing is reported."""
+        """Return the cases on which baselines are fitted and tuned, and nothing is reported; of own physics always."""
         return self._cases("tuning", TUNING_SEED, self.tuning_faults, self.tuning_quiet)
 
     def seeds(self) -> dict[str, str]:
@@ -123,3 +144,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Return a situation; ``beside`` a fault none that ends or restarts the job: that would tell of two at once."""
         names = [name for name in self.situations if not beside or name not in ENDING]
         return str(rng.choice(names)) if names else None
+
+
+def _second(case: Case) -> Case:
+    """Return the case as a job of the second physics: its own size, steps and intervals."""
+    rng = np.random.default_rng([case.seed, 2])
+
+    def log(low: float, high: float) -> float:
+        return float(low * (high / low) ** rng.random())
+
+    nodes, step_s = round(log(*SECOND_NODES)), log(*SECOND_STEP_S)
+    minutes = max(case.minutes, SECOND_STEPS * step_s / 60.0)
+    lowest_s = max(case.interval_s, 60.0 * minutes / SECOND_ROWS) if case.kind == "fault" else case.interval_s
+    intervals_s = [interval_s for interval_s in SECOND_INTERVALS_S if interval_s >= lowest_s] or [15.0]
+    return msgspec.structs.replace(
+        case,
+        nodes=nodes,
+        gpus=int(rng.choice(SECOND_GPUS)),
+        step_s=round(step_s, 3),
+        minutes=round(minutes, 2),
+        interval_s=float(rng.choice(intervals_s)),
+        physics="second",
+    )

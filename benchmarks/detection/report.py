@@ -15,7 +15,8 @@ def markdown(results: Mapping[str, Any]) -> str:
     seeds = results["seeds"]
     summary = (
         f"Judged: {results['judged']} of {results['planned']} traces and profiles; {plan['faults']} faults,"
-        f" {plan['node_days']:g} node-days without a fault. Seeds: reported {seeds.get('report', '-')},"
+        f" {plan['node_days']:g} node-days without a fault. Physics: {plan.get('physics', 'own')}."
+        f" Seeds: reported {seeds.get('report', '-')},"
         f" tuned on {seeds.get('tuning', '-')}.\n"
     )
     parts = [summary]
@@ -26,7 +27,38 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts.append(_promptness(results["promptness"][profile]))
         parts.append(_nodes(figures, results["tuned"].get(profile, {})))
         parts.append(_recall_of_each(figures["nodes"]))
+    parts += _findings(results.get("findings", {}))
     return "\n".join(parts)
+
+
+def _findings(found: Mapping[str, Any]) -> list[str]:
+    """Return what was missed and what was wrong, a line for each."""
+    parts = []
+    for title, told in (("Missed", found.get("missed", ())), ("Wrong actions", found.get("wrong", ()))):
+        rows = [
+            (
+                one["profile"],
+                one["seed"],
+                f"`{one['fault']}`",
+                one["nodes"],
+                one["step_s"],
+                one["interval_s"],
+                _said(one),
+            )
+            for one in told
+        ]
+        head = ("profile", "seed", "trace of", "nodes", "step s", "interval s", "said")
+        parts += [f"\n### {title}\n", table(head, rows) if rows else "None.\n"]
+    return parts
+
+
+def _said(one: Mapping[str, Any]) -> str:
+    told = one["said"] if isinstance(one["said"], list) else [one]
+    places = {True: "right node", False: "wrong node", None: "no node to name"}
+    return (
+        "; ".join(f"`{t['said']}` {t['action']}, {places[t['right_nodes']]}, {_text(t['after_s'])} s" for t in told)
+        or "nothing"
+    )
 
 
 def _actions(figures: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.detection import generate, judge
+from benchmarks.detection.findings import findings
 from benchmarks.detection.matrix import TraceMatrix
 from benchmarks.detection.mix import MIX
 from benchmarks.detection.panel import Panel, assemble
@@ -31,6 +32,7 @@ from benchmarks.detection.plan import Case, Plan
 from benchmarks.detection.promptness import promptness
 from benchmarks.detection.report import markdown
 from benchmarks.detection.score import Outcome, figures
+from eagle_eye.simulator.scenario import PHYSICS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 console = Console(stderr=True, highlight=False)
@@ -50,6 +52,8 @@ def main() -> int:
         quiet_nodes=args.quiet_nodes,
         quiet_minutes=args.quiet_minutes,
         quiet_interval_s=args.quiet_interval,
+        physics=args.physics,
+        first_seed=args.first_seed,
     )
     who = "alone" if args.alone else "all"
     folder = f"eagle-eye-detection-{who}-{plan.digest()}-{_code_digest()}"
@@ -64,8 +68,11 @@ def main() -> int:
         interrupted = True
         found = _read(work / "outcomes.jsonl")
     results = _results(plan, panels, found)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    out = args.out or Path("benchmarks/results") / (
+        "detection.json" if plan.physics == "own" else "detection-second.json"
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(markdown(results))
     return 130 if interrupted else 0
 
@@ -77,7 +84,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profiles", nargs="+", choices=generate.profiles(), default=generate.profiles())
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default 2)")
     parser.add_argument("--alone", action="store_true", help="without the baselines, which take longest")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/detection.json"))
+    parser.add_argument("--out", type=Path, help="default benchmarks/results/detection.json, -second.json of the other")
+    parser.add_argument(
+        "--physics", choices=PHYSICS, default="own", help="the simulator's own, or drawn for each trace"
+    )
+    parser.add_argument(
+        "--first-seed", type=int, help="of the reported traces: new ones, once these have been looked at"
+    )
     parser.add_argument("--work", type=Path, help="where to keep what was measured (default: the temporary folder)")
     parser.add_argument("--tuning-faults", type=int, default=69, help="tuning traces with a fault (default 69)")
     parser.add_argument("--tuning-quiet", type=int, default=30, help="tuning traces without (default 30)")
@@ -191,6 +204,7 @@ def _results(plan: Plan, panels: dict[str, Path], found: Sequence[Outcome]) -> d
         },
         "tuned": tuned,
         # In a fixed order, so that sums of floats do not depend on which worker was faster.
+        "findings": findings(plan.reporting(), sorted(found, key=lambda o: (o.key, o.profile))),
         "promptness": {
             profile: promptness(plan.reporting(), [outcome for outcome in found if outcome.profile == profile])
             for profile in plan.profiles

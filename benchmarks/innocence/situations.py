@@ -16,6 +16,11 @@ FROZEN = {"node_iowait_ratio": 0.6, "node_io_pressure_ratio": 0.9, "node_blocked
           "node_disk_read_bytes_per_second": 0.0, "node_disk_write_bytes_per_second": 0.0}  # fmt: skip
 WRITING = {"node_iowait_ratio": 0.3, "node_io_pressure_ratio": 0.5, "node_blocked_tasks": 4.0,
            "node_disk_write_bytes_per_second": 4e7}  # fmt: skip
+# What GPUs show that train, that wait in a collective, that evaluate, and that have nothing to do.
+TRAINING = {"gpu_utilization_ratio": 0.99, "gpu_tensor_active_ratio": 0.45, "gpu_power_watts": 650.0}
+SPINNING = {"gpu_utilization_ratio": 1.0, "gpu_tensor_active_ratio": 0.0, "gpu_power_watts": 280.0}
+COMPUTING = {"gpu_utilization_ratio": 0.95, "gpu_tensor_active_ratio": 0.25, "gpu_power_watts": 500.0}
+IDLE = {"gpu_utilization_ratio": 0.0, "gpu_tensor_active_ratio": 0.0, "gpu_power_watts": 110.0}
 # What ranks show whose peers died a moment before them, of SIGTERM; by it alone everybody knows that it was meant.
 LOST_PEER_EXIT, SIGKILL_EXIT = 1, -9
 
@@ -165,6 +170,26 @@ def slow_checkpoint_on_rank_0(world: World) -> None:
     world.hosts["n0"].behind, world.hosts["n0"].row = 0.0, {}
 
 
+def lone_save(world: World) -> None:
+    """Rank 0 saves for half a minute, for minutes, for ten, and says nothing of it; the others wait for it."""
+    _lone_pauses(world, IDLE, 0.3, WRITING | {"node_disk_write_bytes_per_second": 1.5e9})
+
+
+def lone_evaluation(world: World) -> None:
+    """Rank 0 evaluates alone, as long, and says nothing of it."""
+    _lone_pauses(world, COMPUTING, 1.1, {})
+
+
+def lone_compilation(world: World) -> None:
+    """Rank 0 compiles or tunes kernels alone, as long: its GPU runs nothing, a processor works."""
+    _lone_pauses(world, IDLE, 1.0, {})
+
+
+def lone_pause_unseen(world: World) -> None:
+    """Rank 0 does something of which nothing is seen, for less than the site's floor, in a job without a pause yet."""
+    _pause_alone(world, int(0.8 * world.pace.settings.hang_floor_s), IDLE, 0.02, {})
+
+
 def cancelled(world: World) -> None:
     """The user cancels the job: its ranks die a moment before the scheduler is asked again."""
     _ended(world, "cancelled", LOST_PEER_EXIT)
@@ -237,6 +262,14 @@ def control_hang(world: World) -> None:
         world.run(1)
 
 
+def control_hang_after_a_pause(world: World) -> None:
+    """Control: rank 0 lags behind, its GPU runs nothing, its process does nothing, and longer than the job's pauses."""
+    seconds = world.pace.lone_s[0]
+    _pause_alone(world, seconds, IDLE, 1.0, {})
+    world.run(world.pace.calm_s)
+    _pause_alone(world, 2 * seconds, IDLE, 0.02, {})
+
+
 def control_unreachable(world: World) -> None:
     """Control: a node is silent, and the job stands still because of it."""
     world.hosts["n1"].silent = True
@@ -247,6 +280,35 @@ def control_unreachable(world: World) -> None:
 def control_crash(world: World) -> None:
     """Control: the ranks die as by scancel, but the scheduler says that nobody stopped the job."""
     _ended(world, "running", LOST_PEER_EXIT)
+
+
+def _lone_pauses(world: World, gpu: dict[str, float], cpus: float, row: dict[str, float]) -> None:
+    """Let rank 0 pause for ever longer, in the first attempt and in the next one."""
+    for attempt in range(2):
+        if attempt:
+            world.attempt = attempt
+            world.declare()
+            world.run(world.pace.calm_s)
+        for seconds in world.pace.lone_s:
+            _pause_alone(world, seconds, gpu, cpus, row)
+            world.run(world.pace.calm_s)
+
+
+def _pause_alone(world: World, seconds: int, gpu: dict[str, float], cpus: float, row: dict[str, float]) -> None:
+    """Let rank 0 do something alone while all others wait for it in the next collective."""
+    for host in world.hosts.values():
+        host.gpu, host.cpus = TRAINING, 1.2
+    world.run(5)
+    first, *others = world.hosts.values()
+    for host in others:
+        host.gpu = SPINNING
+    first.gpu, first.cpus, first.row, first.behind = gpu, cpus, row, 1.0
+    world.stepping, world.waiting = False, True
+    world.run(seconds)
+    world.stepping, world.waiting = True, False
+    for host in world.hosts.values():
+        host.gpu, host.cpus = TRAINING, 1.2
+    first.row, first.behind = {}, 0.0
 
 
 def _ended(world: World, state: str, exit_code: int) -> None:
@@ -265,11 +327,12 @@ SITUATIONS = tuple(
     for play in (
         rolling_restart, agents_restart_together, server_killed, server_killed_twice, management_network_away,
         management_network_away_for_some, tokens_expired, server_clock_steps, node_clock_steps, storage_frozen,
-        storage_frozen_in_a_collective, slow_checkpoint_on_rank_0, long_start, cancelled, preempted, time_limit,
+        storage_frozen_in_a_collective, slow_checkpoint_on_rank_0, lone_save, lone_evaluation, lone_compilation,
+        lone_pause_unseen, long_start, cancelled, preempted, time_limit,
         neighbour_cancelled, administrators_drain,
     )
 )  # fmt: skip
 CONTROLS = tuple(
     Situation(play.__name__, play, guilty=True)
-    for play in (control_gpu_lost, control_hang, control_unreachable, control_crash)
+    for play in (control_gpu_lost, control_hang, control_hang_after_a_pause, control_unreachable, control_crash)
 )

@@ -58,18 +58,19 @@ class Pace:
     storage_s: int
     start_s: int
     checkpoint_s: int
+    lone_s: tuple[int, ...]  # pauses of one rank, one after the other
 
 
 WHOLE = Pace(
     settings=DetectionSettings(), nodes=8, calm_s=180,
-    away_s=20, network_s=60, storage_s=600, start_s=1200, checkpoint_s=1200,
+    away_s=20, network_s=60, storage_s=600, start_s=1200, checkpoint_s=1200, lone_s=(30, 120, 600),
 )  # fmt: skip
 QUICK = Pace(
     settings=DetectionSettings(
         silent_floor_s=5, silent_alone_s=15, rank_silent_floor_s=5, hang_floor_s=8, straggler_floor_s=10,
         straggler_ripe_s=20, start_deadline_s=150, window_s=300,
     ),
-    nodes=4, calm_s=30, away_s=8, network_s=25, storage_s=80, start_s=100, checkpoint_s=100,
+    nodes=4, calm_s=30, away_s=8, network_s=25, storage_s=80, start_s=100, checkpoint_s=100, lone_s=(12, 30, 60),
 )  # fmt: skip
 
 
@@ -85,6 +86,9 @@ class Host:
     offset_s: float = 0.0  # of its clock, as far as the server does not know it
     rank_silent_s: float = 0.0
     row: dict[str, float] = field(default_factory=dict)  # what its node row shows instead
+    gpu: dict[str, float] = field(default_factory=dict)  # what its GPU shows instead
+    cpus: float | None = None  # that its rank's process uses; None: its agent does not say
+    cpu_s: float = 0.0
     behind: float = 0.0  # collectives that its rank has not entered
     spool: list[Frame] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -246,6 +250,10 @@ class World:
         ranks = []
         if self.alive or dying:
             ranks.append(Rank(JOB, rank, len(self.hosts), 0, self.attempt, 100 + rank, "", host.rank_silent_s))
+        if self.alive and host.cpus is not None:
+            host.cpu_s += host.cpus
+            row |= {"rank_cpu_seconds_total": host.cpu_s, "rank_io_bytes_total": 0.0, "rank_blocked_ratio": 0.0}
+        row |= host.gpu
         if self.alive and self.step is not None:
             step = float(int(self.step))
             done = step * COLLECTIVES_PER_STEP

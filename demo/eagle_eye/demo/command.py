@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import shutil
 import signal
 import sys
@@ -17,6 +18,18 @@ from eagle_eye.demo.stack import Stack, StageFailed
 from eagle_eye.demo.story import play
 from eagle_eye.demo.timeline import Timeline
 
+HEALTHY_S_MAX = 86_400.0
+
+
+def _healthy_s(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 1.0 <= found <= HEALTHY_S_MAX:
+        raise argparse.ArgumentTypeError(f"expected seconds from 1 to {HEALTHY_S_MAX:g}, got {text[:80]!r}")
+    return found
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -29,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--healthy-seconds",
-        type=float,
+        type=_healthy_s,
         default=45.0,
         metavar="S",
         help="how long --fault none watches a healthy job (default 45)",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from eagle_eye.server.timestamps import SHORT_FORMS
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
@@ -14,8 +16,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", type=Path, metavar="MODEL", help="print what a model was learned from, and end")
     parser.add_argument("--server", metavar="URL", help="learn from a server's history instead of traces")
     parser.add_argument("--job", help="the job to take from the server's history")
-    parser.add_argument("--since", help="RFC 3339, or 12h, 7d: so long ago (default 7d)")
-    parser.add_argument("--until", help="RFC 3339, or so long ago (default: now)")
+    parser.add_argument("--since", metavar="TIME", help=f"from when on (default 7d): {SHORT_FORMS}")
+    parser.add_argument("--until", metavar="TIME", help="until when (default now), written likewise")
     parser.add_argument("--token-file", metavar="FILE", help="bearer token for the server")
     parser.add_argument("--config", metavar="FILE", help="the server's configuration file")
     parser.add_argument("--seed", type=int, help="of everything random (default 0)")

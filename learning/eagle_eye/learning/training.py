@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,20 +20,16 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.learning.calibration import TooShort
-from eagle_eye.learning.features import History, NoHistory, read
+from eagle_eye.learning.features import History, read
 from eagle_eye.learning.model import CHECK, Check, check, make, no_worse, parts
 from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.backtest.trace import BadTrace
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.model_file import BadModel, Metadata, write
+from eagle_eye.server.model_file import Metadata, write
 from eagle_eye.server.model_file import read as read_model
+from eagle_eye.server.timestamps import option_time
 
 SINCE = "7d"  # also in the command's help, which does not wait for this module
-
-AGO = re.compile(r"(\d+(?:\.\d+)?)([hd])")
-SECONDS = {"h": 3_600.0, "d": 86_400.0}
 
 
 class Failed(Exception):
@@ -50,7 +45,7 @@ class Options:
     token_file: str = ""
     job: str = ""
     since: str = SINCE
-    until: str = ""
+    until: str = "now"
     config: str = ""
     seed: int = 0
 
@@ -60,15 +55,9 @@ class Options:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Learn and write; 0 done, 1 when no model was made or may replace the old one. Raises ConfigurationError."""
-    try:
-        if args.show is not None:
-            _tell(_description(*read_model(args.show)), as_json=args.json)
-            return 0
-        _tell(_train(args), as_json=args.json)
-    except (BadTrace, BadModel, NoHistory, TooShort, Failed, OSError) as error:
-        sys.stderr.write(f"eagle-eye train: {error}\n")
-        return 1
+    """Learn and write. Raises ConfigurationError, and what says why no model was made."""
+    told = _description(*read_model(args.show)) if args.show is not None else _train(args)
+    _tell(told, as_json=args.json)
     return 0
 
 
@@ -142,6 +131,11 @@ def _options(args: argparse.Namespace, kept: dict[str, Any]) -> Options:
         raise ConfigurationError("TRACE… or --server URL: expected one of them to learn from")
     if options.server and not options.job:
         raise ConfigurationError("--job: expected the job whose history is to be learned from")
+    for flag, text in (("--since", options.since), ("--until", options.until)):
+        try:
+            option_time(text, time.time())
+        except ValueError as error:
+            raise ConfigurationError(f"{flag}: {error}") from None
     return options
 
 
@@ -155,25 +149,13 @@ def _traces(options: Options, bar: Progress) -> Iterator[list[Path]]:
         out = Path(folder) / "trace"
         bar.add_task(f"fetching the history of {options.job} from {options.server}", total=None)
         command = [sys.executable, "-m", "eagle_eye.cli.main", "record", str(out), "--server", options.server]
-        command += ["--job", options.job, "--since", moment(options.since), "--until", moment(options.until or "0h")]
+        command += ["--job", options.job, "--since", options.since, "--until", options.until]
         command += ["--token-file", options.token_file] if options.token_file else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             said = done.stderr.strip().splitlines()
             raise Failed(said[-1] if said else f"eagle-eye record ended with {done.returncode}")
         yield [out]
-
-
-def moment(text: str) -> str:
-    """Return a moment as RFC 3339; "7d" is seven days ago. Raises ConfigurationError."""
-    ago = AGO.fullmatch(text)
-    if ago:
-        then = datetime.now(UTC).timestamp() - float(ago[1]) * SECONDS[ago[2]]
-        return datetime.fromtimestamp(then, UTC).isoformat(timespec="seconds")
-    try:
-        return datetime.fromisoformat(text).isoformat()
-    except ValueError:
-        raise ConfigurationError(f"--since, --until: expected RFC 3339 or 12h, 7d, got {text[:40]!r}") from None
 
 
 def _description(model: LearnedModel, metadata: Metadata) -> dict[str, Any]:
