@@ -11,10 +11,13 @@ KUBERNETES ?= $(HOME)/.cache/eagle-eye/kubernetes
 # Tests run in so many processes, each file of them in one. To run a file alone: .venv/bin/python -m pytest tests/x.py
 TEST_WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+# Asks nothing, starts no service, waits for another that holds the lock, and tries a mirror again.
+APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 \
+  -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
-.PHONY: help venv demo test test-full test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images dashboards docs dist clean
+.PHONY: help venv demo test test-full test-again test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images dashboards docs dist clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -38,10 +41,13 @@ test: venv  ## all tests that this machine can run
 	$(PYTEST)
 
 test-full: venv  ## installs the components that tests ask for (Debian, as root), then runs all tests
-	apt-get update --quiet
-	RUNLEVEL=1 apt-get install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
+	$(APT) update
+	$(APT) install --yes --no-install-recommends $$(cat tests/debian-packages.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
-	EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
+	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
+
+test-again: venv  ## the tests of test-full that failed last, one after the other
+	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-kubernetes: venv  ## builds a Kubernetes control plane (Debian, as root, once), then runs the tests that need one
 	sh tests/orchestrators/kubernetes/build.sh $(KUBERNETES)

@@ -30,8 +30,14 @@ subscribed() { # subscribed NAME URL FORMAT TYPE...; the same secret again makes
     name=$1 url=$2 format=$3
     shift 3
     made "$tokens/admin/secret-$name" secret
-    eagle-eye subscriptions add "$url" --format "$format" "$@" --secret-file "$tokens/admin/secret-$name" \
-        --server "$server" --token-file "$tokens/admin/token" > /dev/null
+    # A container's name is known some seconds after it has started, and a name that nobody knows is refused.
+    tries=30
+    until eagle-eye subscriptions add "$url" --format "$format" "$@" --secret-file "$tokens/admin/secret-$name" \
+        --server "$server" --token-file "$tokens/admin/token" > /dev/null; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || exit 1
+        sleep 2
+    done
     echo "$name is told at $url"
 }
 
