@@ -5,9 +5,7 @@ It takes half a minute, so that these tests run with make test-full alone, which
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import secrets
 import shutil
 import signal
@@ -18,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.loopback import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmrestd", "squeue", "sinfo", "sbatch", "scontrol", "scancel")
 CONF = """
@@ -95,7 +95,7 @@ def running(cluster: Slurm, names: Sequence[str], more: str = "") -> Iterator[No
     """The cluster runs, with these nodes, all idle; ``more`` are further lines of its slurm.conf."""
     folder = cluster.folder
     host = socket.gethostname().partition(".")[0]
-    ctld, rest, *ports = _ports(2 + len(names))
+    ctld, rest, *ports = (free_port() for _ in range(2 + len(names)))
     (folder / "state").mkdir()
     (folder / "spool").mkdir()
     for key in ("munge.key", "jwt.key"):
@@ -141,18 +141,6 @@ def running(cluster: Slurm, names: Sequence[str], more: str = "") -> Iterator[No
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-
-
-def _ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, below those that the kernel gives to outgoing connections meanwhile."""
-    found: list[int] = []
-    for port in random.sample(range(20_000, 32_000), 1_000):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
 
 
 @contextmanager

@@ -32,6 +32,9 @@ class FakeClock:
     def monotonic_s(self) -> float:
         return self.passed_s
 
+    def since_boot_s(self) -> float:
+        return self.passed_s
+
     def wait(self, event: Waitable, timeout_s: float) -> bool:
         self.on_wait(timeout_s)
         if event.is_set():

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from eagle_eye.agent.nccl.process_environment import Environments
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.flight_node import Node
 from tests.agent.nccl_fakes import flight_dump, process
+from tests.loopback import free_port
 
 
 @pytest.fixture
@@ -259,8 +259,7 @@ os._exit(0)
 @pytest.mark.slow
 def test_what_torch_itself_dumps_is_read(node: Node) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     job = subprocess.Popen(
         [sys.executable, "-c", GLOO, str(node.proc.folder), port], cwd=REPOSITORY, start_new_session=True
     )

@@ -101,9 +101,23 @@ def test_an_xid_of_the_program_or_of_elsewhere_is_not(code: int) -> None:
     assert judge(host(xid(code))).state == "healthy"
 
 
+@pytest.mark.parametrize(("device", "state"), [(-1, "sick"), (1, "healthy")])
+def test_a_gpu_that_the_driver_could_not_bring_up_is_unless_it_is_up_by_now(device: int, state: str) -> None:
+    said = {"what": "gpu_unusable", "device": "0000:3b:00.0", "text": "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed!"}
+    found = judge(
+        host(Event(BOOT_S + 9.0, "host_error", device, said), Event(BOOT_S + 9.5, "host_error", device, said))
+    )
+    assert (found.state, len(found.reasons)) == (state, int(device < 0))
+
+
+@pytest.mark.parametrize("action", ["0x1 (PF FLR)", "0x2 (OS Reboot)", "0x4 (Drain and Reset)"])
+def test_the_driver_s_word_is_read_by_its_number(action: str) -> None:
+    assert judge(host(recovery(action, 100.0))).state == "sick"
+
+
 def test_the_repairs_are_those_of_the_server_s_table() -> None:
     asked = {known.code for known in xids.XIDS if known.immediate in ("RESET_GPU", "RESTART_BM", "WORKFLOW_XID_48")}
-    assert set(XID_REPAIRS) == asked
+    assert set(XID_REPAIRS) == asked - {155}  # that a reset takes links down so is no reason for the next one
 
 
 def test_a_counter_at_zero_says_that_the_gpu_was_reset_since() -> None:

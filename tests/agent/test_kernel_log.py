@@ -206,6 +206,63 @@ def test_links_have_the_names_of_their_rows(kernel: Kernel) -> None:
     assert [event.attributes["link"] for event in collect(agent, kernel)] == ["mlx5_1", "ens3"]
 
 
+def test_a_failed_adapter_has_the_name_of_its_row(kernel: Kernel) -> None:
+    (kernel.sys / "bus/pci/devices/0000:41:00.0/infiniband/mlx5_3").mkdir(parents=True)
+    (kernel.sys / "bus/pci/devices/0000:42:00.0/net/ens7").mkdir(parents=True)
+    agent = kernel.agent()
+    agent.collect(kernel.clock.now_s())
+    for address in ("0000:41:00.0", "0000:42:00.0", "0000:43:00.0"):
+        kernel.logs(f"mlx5_core {address}: poll_health:852:(pid 0): device's health compromised - reached miss count")
+    events = agent.collect(kernel.clock.now_s()).events
+    assert [event.attributes["link"] for event in events] == ["mlx5_3", "ens7", "0000:43:00.0"]
+    assert {event.attributes["what"] for event in events} == {"nic_failed"}
+
+
+def test_a_fatal_pcie_error_of_a_gpu_names_the_gpu(kernel: Kernel) -> None:
+    kernel.logs("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible")
+    (event,) = kernel.agent().collect(kernel.clock.now_s()).events
+    assert (event.kind, event.device, event.attributes["what"]) == ("host_error", 2, "pcie_fatal")
+
+
+def test_a_blocked_task_is_told_of_with_what_it_waits_in(kernel: Kernel) -> None:
+    agent = kernel.agent()
+    agent.collect(kernel.clock.now_s())
+    for line in (
+        "INFO: task python3:4711 blocked for more than 120 seconds.",
+        "task:python3         state:D stack:    0 pid: 4711 ppid:  4700 flags:0x00000002",
+        " __schedule+0x2cd/0x890",
+        " nfs_wait_bit_killable+0x1c/0x90 [nfs]",
+        " ? rpc_execute.part.0+0xb1/0x120 [sunrpc]",
+        " nfs_file_read+0x1c/0x90 [nfs]",
+    ):
+        kernel.logs(line)
+    assert agent.collect(kernel.clock.now_s()).events == []
+    kernel.clock.advance(2.0)
+    (event,) = agent.collect(kernel.clock.now_s()).events
+    assert event.attributes["device"] == "python3"
+    assert event.attributes["text"].endswith("seconds. in __schedule, nfs, sunrpc")
+
+
+def test_a_blocked_task_is_not_lost_with_the_agent(kernel: Kernel) -> None:
+    agent = kernel.agent()
+    agent.collect(kernel.clock.now_s())
+    kernel.logs("INFO: task python3:4711 blocked for more than 120 seconds.")
+    assert agent.collect(kernel.clock.now_s()).events == []
+    agent.close()
+    again = kernel.agent()
+    again.collect(kernel.clock.now_s())
+    kernel.clock.advance(2.0)
+    assert [event.kind for event in again.collect(kernel.clock.now_s()).events] == ["host_error"]
+
+
+def test_at_the_very_first_start_a_gpu_that_did_not_come_up_is_told_and_an_old_io_error_is_not(kernel: Kernel) -> None:
+    kernel.logs("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2477)", 50_000.0)
+    kernel.logs("blk_update_request: I/O error, dev nvme0n1, sector 8 op 0x0:(READ)", 50_000.0)
+    kernel.logs("INFO: task python3:4711 blocked for more than 120 seconds.", 50_000.0)
+    events = kernel.agent().collect(kernel.clock.now_s()).events
+    assert [(event.attributes["what"], event.device) for event in events] == [("gpu_unusable", 2)]
+
+
 def test_at_the_very_first_start_old_errors_are_told_and_old_news_is_not(kernel: Kernel) -> None:
     for ago_s in (50_000.0, 200.0):
         kernel.logs(KILLED, ago_s)

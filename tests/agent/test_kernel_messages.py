@@ -10,21 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.kernel_messages import (
-    BRING_UP_S,
-    CHANGES_MAX,
-    FOLD_S,
-    KEYS_MAX,
-    LinkChanges,
-    Message,
-    News,
-    Repeats,
-    bus_address,
-    message,
-    panic,
-    record,
-    whole_machine_check,
-)
+from eagle_eye.agent.kernel_messages import Message, bus_address, message, panic, record, whole_machine_check
+from eagle_eye.agent.kernel_news import BRING_UP_S, CHANGES_MAX, FOLD_S, KEYS_MAX, LinkChanges, News, Repeats
 from eagle_eye.detectors.host_errors import CORRECTED, UNCORRECTED
 from eagle_eye.detectors.signs.gpu_errors import BURST_S
 from eagle_eye.detectors.signs.memory_kills import RANK_NEAR_S
@@ -89,7 +76,9 @@ def test_an_xid_is_read_with_its_code_gpu_and_text(line: str, code: int, address
         "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000}",
         "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Severity 1 Engine instance 62 Sub-engine instance 00",
         "ata8: SATA link down (SStatus 0 SControl 300)",
-        "pcieport 0000:00:07.0: pciehp: Slot(0): Link Down",
+        "pcieport 0000:00:07.0: pciehp: Slot(0): Link Up",
+        "pcieport 0000:03:04.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer",
+        "NVRM: (PCI ID: 10de:2330) installed in this system has",
         "IPv6: ADDRCONF(NETDEV_CHANGE): enp65s0f0np0: link becomes ready",
         "IPv6: ADDRCONF(NETDEV_UP): eth0: link is not ready",
         "bond0: (slave eth0): link status down, disabling it in 200 ms",
@@ -231,7 +220,7 @@ def test_a_link_change_names_the_port(line: str, kind: str, link: str) -> None:
             "uncorrected",
         ),
         (
-            ["{3}[Hardware Error]: event severity: fatal", "{3}[Hardware Error]:   section_type: PCIe error"],
+            ["{3}[Hardware Error]: event severity: recoverable", "{3}[Hardware Error]:   section_type: PCIe error"],
             None,
         ),
         (
@@ -250,6 +239,53 @@ def test_the_lines_of_a_machine_check_say_together_whether_it_was_corrected(
     if whole is not None:
         assert bool(UNCORRECTED.search(whole.text)) == (severity == "uncorrected")
         assert bool(CORRECTED.search(whole.text)) or severity == "uncorrected"
+
+
+@pytest.mark.parametrize(
+    ("line", "subject", "address"),
+    [
+        (
+            "mlx5_core 0000:41:00.1: poll_health:852:(pid 0): device's health compromised - reached miss count",
+            "nic_failed 0000:41:00.1",
+            "0000:41:00",
+        ),
+        ("NETDEV WATCHDOG: ens1f0np0 (mlx5_core): transmit queue 3 timed out", "nic_stalled ens1f0np0", ""),
+        (
+            "pcieport 0000:00:1b.2: AER: Uncorrectable (Fatal) error message received from 0000:03:04.0",
+            "pcie_fatal 0000:03:04.0",
+            "0000:03:04",
+        ),
+        (
+            "pcieport 0000:00:1b.2: AER: Uncorrected (Fatal) error received: id=0304",
+            "pcie_fatal id=0304",
+            "",
+        ),
+        (
+            "NVRM: The NVIDIA GPU 0000:3b:00.0\\x0aNVRM: fallen off the bus and is not responding to commands.",
+            "gpu_unusable 0000:3b:00",
+            "0000:3b:00",
+        ),
+        ("watchdog: BUG: soft lockup - CPU#12 stuck for 26s! [python3:4711]", "cpu_stuck CPU#12", ""),
+        ("INFO: task kworker/u8:3:931 blocked for more than 122 seconds.", "task_blocked kworker/u8:3", ""),
+        ("blk_update_request: I/O error, dev nvme0n1, sector 8 op 0x0:(READ)", "disk_errors nvme0n1", ""),
+        ("nfs: server fs1.example not responding, still trying", "storage_silent fs1.example", ""),
+    ],
+)
+def test_a_host_error_says_what_fails_and_which_device(line: str, subject: str, address: str) -> None:
+    found = told(line)
+    assert (found.kind, found.subject, found.address) == ("host_error", subject, address)
+    assert found.text
+
+
+def test_a_fatal_pcie_error_that_firmware_reports_is_one_with_its_device() -> None:
+    lines = [
+        "{3}[Hardware Error]: event severity: fatal",
+        "{3}[Hardware Error]:   section_type: PCIe error",
+        "{3}[Hardware Error]:   device_id: 0000:17:00.0",
+    ]
+    whole = whole_machine_check([told(line) for line in lines])
+    assert whole is not None
+    assert (whole.kind, whole.subject, whole.address) == ("host_error", "pcie_fatal 0000:17:00.0", "0000:17:00")
 
 
 def test_a_record_is_read_as_the_kernel_writes_it() -> None:
@@ -348,16 +384,16 @@ def test_an_ordinary_record_costs_microseconds() -> None:
         b"6,4006,15519938051,-;perf: interrupt took too long (7156 > 3926), lowering kernel.perf_event_max_sample_rate"
     )
     best_s = min(_time_of(raw) for _ in range(5))
-    assert best_s < 20e-6  # 1 to 2 microseconds on a machine with nothing else to do
+    assert best_s < 20e-6  # 1 to 2 microseconds
 
 
 def _time_of(raw: bytes) -> float:
-    begin_s = time.perf_counter()
+    begin_s = time.thread_time()
     for _ in range(2_000):
         found = record(raw)
         assert found is not None
         message(found.text)
-    return (time.perf_counter() - begin_s) / 2_000
+    return (time.thread_time() - begin_s) / 2_000
 
 
 XID = Message("xid", "79", "text", 79, "0000:3b:00")

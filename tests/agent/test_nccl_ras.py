@@ -21,6 +21,7 @@ from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, Member, Reply
 from eagle_eye.agent.training_processes import TrainingProcess
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, process, published
+from tests.loopback import free_port
 
 DATA = Path(__file__).parent / "data/nccl"
 JSON, TEXT = (DATA / "ras_2.28.9.json").read_bytes(), (DATA / "ras_verbose.txt").read_bytes()
@@ -106,10 +107,8 @@ def test_text_is_asked_for_where_it_is_wanted(serve: Callable[..., Service]) -> 
 
 
 def test_a_port_where_nobody_listens_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
     with pytest.raises(NoAnswer, match="nobody listens") as caught:
-        ask(port, 5.0)
+        ask(free_port(), 5.0)
     assert caught.value.refused
 
 

@@ -12,6 +12,7 @@ from eagle_eye.agent.collectors.processes import (
     SETTLE_WITH_GPUS_S,
 )
 from eagle_eye.agent.placement.process_files import ProcessFiles
+from eagle_eye.agent.placement.rank_work import FAMILY_MAX
 from eagle_eye.agent.placement.ranks import Ranks
 from eagle_eye.agent.training_processes import TrainingProcess
 from eagle_eye.schema.events import Event
@@ -283,3 +284,27 @@ def test_a_child_between_fork_and_exec_is_looked_at_again_soon(node: Node) -> No
     (node.tree.root / "900" / "environ").write_bytes(b"RANK=0\0")
     node.look()
     assert list(node.collector._census.members) == [900]
+
+
+def test_a_rank_s_work_is_that_of_its_process_and_of_all_that_descends_from_it(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    node.tree.starts(11, rank(0), parent=10)  # compiles for it
+    node.tree.starts(12, rank(0), parent=11)
+    node.tree.starts(20, rank(1))
+    node.on_gpu = {10: 3, 20: 4}
+    for pid, cpu_s in ((10, 5.0), (11, 2.0), (12, 1.5), (20, 7.0)):
+        node.tree.works(pid, cpu_s=cpu_s, io_bytes=100 * pid, state="D" if pid == 20 else "S")
+    seen = node.look()
+    assert seen.devices == {
+        3: {"rank_blocked_ratio": 0.0, "rank_cpu_seconds_total": 8.5, "rank_io_bytes_total": 3300.0},
+        4: {"rank_blocked_ratio": 1.0, "rank_cpu_seconds_total": 7.0, "rank_io_bytes_total": 2000.0},
+    }
+    assert node.collector.collect(node.clock.now_s()).devices == {}
+
+
+def test_of_a_family_too_large_to_be_read_nothing_is_told(node: Node) -> None:
+    node.tree.starts(10, rank(0))
+    for pid in range(11, 11 + FAMILY_MAX):
+        node.tree.starts(pid, rank(0), parent=10)
+    node.on_gpu = {10: 3}
+    assert node.look().devices == {}

@@ -52,7 +52,9 @@ def test_a_real_process_that_writes_to_a_file_is_read(site: Site) -> None:
         running.stdin.flush()
         running.wait()
         (event,) = site.collect(agent).events
-        assert event.attributes["text"] == "RuntimeError: the disk is full"
+        *place, error = event.attributes["text"].splitlines()
+        assert error == "RuntimeError: the disk is full"
+        assert place[0].endswith("in <module>")
         agent.close()
 
 
@@ -82,10 +84,24 @@ def test_the_error_that_ended_a_process_is_told_with_its_rank(site: Site) -> Non
     assert site.collect(agent).events == []
     site.ends()
     (event,) = site.collect(agent).events
-    text = "torch.OutOfMemoryError: CUDA out of memory. api_key=[redacted]"
+    text = FRAME + "torch.OutOfMemoryError: CUDA out of memory. api_key=[redacted]"
     assert event.attributes == {"text": text, "rank": 3, "job": "j", "attempt": 0}
     assert (event.kind, event.device) == ("training_error", 3)
     assert site.collect(agent).events == []
+
+
+def test_an_error_is_told_with_what_it_was_raised_for(site: Site) -> None:
+    site.runs(0, size=1)
+    log = site.log()
+    site.writes_to(0, log)
+    agent = site.agent()
+    site.collect(agent)
+    handling = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    append(log, HEADER + FRAME + "ConnectionError: gone\n" + handling + HEADER + FRAME + "ValueError: no batch\n")
+    site.collect(agent)
+    site.ends()
+    (event,) = site.collect(agent).events
+    assert event.attributes["text"] == FRAME + "ConnectionError: gone\n" + HEADER + FRAME + "ValueError: no batch"
 
 
 def test_an_error_before_the_next_step_was_caught(site: Site) -> None:
@@ -144,7 +160,9 @@ def test_what_pytorch_and_torchrun_really_write_is_understood(tmp_path: Path) ->
     reader = Tracebacks()
     told = [reader.take(without_prefixes(line)) for line in done.stdout.splitlines()]
     found = {header.rank: text for header, text in filter(None, told)}
-    assert found[1] == "RuntimeError: of rank 1"
+    place, *_, error = found[1].splitlines()
+    assert place.endswith('train.py", line 5, in <module>')
+    assert error == "RuntimeError: of rank 1"
     assert None not in found
     (own,) = (tmp_path / "logs").glob("*/attempt_0/1/stderr.log")
     assert "RuntimeError: of rank 1" in own.read_text()

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import gzip
 import math
+import os
+import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser
+from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser, expected
+from eagle_eye.agent.training_logs.line_patterns import BadLinePattern
 from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.progress_bars import bar
@@ -17,7 +22,9 @@ from eagle_eye.agent.training_logs.torchtitan import Parser
 from eagle_eye.agent.training_logs.traceback_lines import Tracebacks
 from tests.agent.fakes import REPOSITORY
 
+DATA = Path(os.environ["EAGLE_EYE_DATA"]) if os.environ.get("EAGLE_EYE_DATA") else None
 SAMPLES = REPOSITORY / "tests/data/training_logs"
+NO = (None, None, None, None)
 # What every sample says: framework, then (step, seconds a step, loss, gradient norm, tokens/s) of each line with any.
 EXPECTED: dict[str, tuple[str, list[tuple[object, ...]]]] = {
     "megatron_lm_core_0.14.log": (
@@ -79,6 +86,90 @@ EXPECTED: dict[str, tuple[str, list[tuple[object, ...]]]] = {
             (None, None, math.nan, None, None),
         ],
     ),
+    "mllog_llm.log": (
+        "mllog",
+        [
+            (None, None, None, None, None),
+            (None, None, None, None, None),
+            (1, 12.75, 7.6975, None, None),
+            (2, 12.8, math.nan, None, None),
+            (None, *NO),
+        ],
+    ),
+    "mllog_bert.log": (
+        "mllog",
+        [(None, None, None, None, None), *((step, None, None, None, None) for step in (196, 391))],
+    ),
+    "maxtext_2026.log": (
+        "maxtext",
+        [
+            (4, 2.341, 10.877, None, 5249.031),
+            (5, 2.339, 10.869, None, 5253.519),
+            (6, 2.34, math.nan, None, 5251.274),
+        ],
+    ),
+    "olmo_1.log": (
+        "olmo",
+        [
+            (10, None, None, None, None),
+            (None, None, None, 0.9712, None),
+            (None, None, 11.27, None, None),
+            (None, None, None, None, 9012.0),
+            (None, 4.0, None, None, None),
+            (20, None, None, None, None),
+            (None, None, math.nan, None, None),
+        ],
+    ),
+    "olmo_core_2.log": (
+        "olmo",
+        [
+            (100, None, None, None, None),
+            (None, None, None, 0.412, None),
+            (None, 2.0, None, None, None),
+            (None, None, None, None, 8190.0),
+            (None, None, 6.104, None, None),
+        ],
+    ),
+    "nanogpt.log": (
+        "nanogpt",
+        [
+            (0, 31.20411, 10.9886, None, None),
+            (10, 0.13512, 9.8031, None, None),
+            (20, 0.1353, math.nan, None, None),
+        ],
+    ),
+    "nanogpt_build.log": (
+        "nanogpt",
+        [(10, 0.33825, 7.412331, 2.884, None), (11, 0.338, 7.290114, 2.6104, None)],
+    ),
+    "nanogpt_llmc.log": (
+        "nanogpt",
+        [(10, 0.33825, 7.412331, 2.884, None), (900, 0.3375, 4.290114, 0.6104, None)],
+    ),
+    "nanogpt_modded.log": ("nanogpt", [(1, None, None, None, None), (2, None, 10.221, None, None)]),
+    "litgpt_0.5.log": ("litgpt", [(4, None, 10.523, None, None), (5, None, 10.311, None, None)]),
+    "fairseq_json.log": ("fairseq", [(200, 4.0, 12.318, 1.412, None), (400, 4.0, math.nan, math.nan, None)]),
+    "fairseq_simple.log": ("fairseq", [(100, 0.4, 14.521, 4.812, None), (200, 0.4, 12.903, 2.201, None)]),
+    "verl_0.6.log": ("verl", [(1, 120.5, -0.0021, 0.2514, 1410.2), (2, 119.9, 0.0102, 0.2611, 1417.8)]),
+    "verl_sft_0.6.log": ("verl", [(1, None, 1.8123, 2.4101, None), (2, None, 1.7811, 2.2207, None)]),
+    "llama_factory_0.9.log": (
+        "hugging_face",
+        [(None, None, 0.8123, None, None), (None, None, 0.7911, None, None)],
+    ),
+    "llama_factory_trainer_log.jsonl": ("", [(10, None, 0.7911, None, None), (15, None, 0.7702, None, None)]),
+    "trl_grpo_0.24.log": ("hugging_face", [(None, None, 0.0021, 0.3121, None)]),
+    "trl_ppo_0.24.log": ("hugging_face", [(None, None, -0.0123, None, None)]),
+    "lightning_metrics.csv": (
+        "lightning_csv",
+        [
+            (None, None, None, None, None),
+            (49, None, 2.3111, None, None),
+            (99, None, 2.1054, None, None),
+            (149, None, math.nan, None, None),
+        ],
+    ),
+    "general.log": ("", [(200, None, 3.3007, 0.79, None), (300, None, math.nan, math.nan, None)]),
+    "general.jsonl": ("", [(200, 0.401, 3.3007, 0.79, None)]),
 }
 # Beginnings that regular expressions might go on from in too many ways.
 SLOW = ["step: " * 9_000, "[" * 65_536, "|" * 65_536, " 1%|" + "#" * 65_536, "iteration " * 7_000, "{'a': " * 11_000]
@@ -89,7 +180,18 @@ SLOW += [
     "Saving model checkpoint to " * 3,
 ]
 SLOW += ["elapsed time per iteration (" + " | : " * 13_000, "A." * 32_768, " tps: step: " * 6_000, "1," * 32_768]
-SLOW += ['{"more": ' + "[" * 65_536]
+SLOW += [
+    '{"more": ' + "[" * 65_536,
+    "step:1 - " + "actor/pg_loss:" * 4_000,
+    "| train_inner | epoch " + "loss=1," * 9_000,
+]
+SLOW += [
+    "step 1 | loss 1 (" * 4_000,
+    "loss: step: " * 5_000,
+    "completed step: 1, seconds: 1, " * 2_000,
+    ":::MLLOG {" * 6_000,
+]
+SLOW += ["step," * 12_000, '| train_inner | {"loss": "1", "wps": "1", ' * 1_500, "1." * 32_768 + "loss: 1.1.1.1"]
 
 
 def lines_of(name: str) -> list[str]:
@@ -104,7 +206,7 @@ def readings(lines: list[str]) -> list[Reading]:
 
 def test_every_sample_is_expected_and_every_framework_has_one() -> None:
     assert {path.name for path in SAMPLES.iterdir()} == set(EXPECTED)
-    named = {name for name, _ in EXPECTED.values()} | {"deepspeed"}
+    named = {name for name, _ in EXPECTED.values()} | {"deepspeed", "general"}
     assert {framework.name for framework in FRAMEWORKS} <= named
 
 
@@ -126,6 +228,8 @@ def test_a_sample_is_recognised_and_says_what_it_says(name: str) -> None:
 def test_no_line_that_says_something_is_missed_by_the_search(name: str) -> None:
     raw = (SAMPLES / name).read_bytes().replace(b"\r", b"\n")
     parser = LogParser()
+    if name == "lightning_metrics.csv":  # whose rows hold nothing but numbers: they are found once the header was read
+        parser.parse(lines_of(name)[0])
     found = [line_at(raw, start)[0] for start in starts_of(raw, parser.needles)]
     assert [str(item) for item in readings(found)] == [str(item) for item in readings(lines_of(name))]
 
@@ -156,9 +260,87 @@ def test_deepspeed_below_another_framework_is_read_beside_it() -> None:
 
 
 def test_a_framework_that_is_given_is_the_only_one_read() -> None:
-    parser = LogParser("nemo")
+    parser = LogParser(expected("nemo"))
     assert [parser.parse(line) for line in lines_of("megatron_lm_2.7.log")] == [None, None]
     assert parser.parse(lines_of("nemo_2.4.log")[0]) is not None
+
+
+def test_an_mlperf_log_that_evaluates_is_not_taken_for_hugging_face() -> None:
+    parser = LogParser()
+    assert parser.parse("{'global_steps': 196, 'eval_loss': 4.041, 'eval_mlm_accuracy': 0.38}") is None
+    assert parser.framework == ""
+
+
+def test_of_an_mlperf_log_without_its_batch_size_no_step_is_told() -> None:
+    (said,) = readings([lines_of("mllog_llm.log")[2]])
+    assert (said.step, said.step_s, said.loss) == (None, 12.75, 7.6975)
+
+
+@pytest.mark.parametrize("name", ["nanogpt.log", "fairseq_json.log", "mllog_llm.log"])
+def test_an_evaluations_end_is_told(name: str) -> None:
+    assert Quiet.EVAL_END in [said.quiet for said in readings(lines_of(name))]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["step: 100, val_loss: 3.1", "step: 200, val_loss: 3.0"],
+        ["validation: step=100 loss=3.1", "validation: step=200 loss=3.0"],
+        ["timestep 100 closs=3.1", "timestep 200 closs=3.1"],
+        ["step_size: 0.1 loss_scale: 65536", "step_size: 0.2 loss_scale: 32768"],
+        ["max iter: 100, weight decay 0.1, loss: cross_entropy", "max iter: 200, loss: cross_entropy"],
+        ["step=7 loss=3.1", "step=7 loss=3.1", "step=3 loss=3.1"],
+        ['{"step": 100, "eval_loss": 3.1}', '{"step": 200, "eval_loss": 3.0}'],
+        ['{"step": 1.5, "loss": 3.1}', '{"step": 2.5, "loss": 3.0}'],
+    ],
+)
+def test_what_is_no_training_step_is_not_read_by_the_general_reader(lines: list[str]) -> None:
+    assert readings(lines) == []
+
+
+@pytest.mark.parametrize(
+    "wording",
+    [
+        "step={} loss={}",
+        "iter: {}  train_loss: {}",
+        "global_step {} | loss {}",
+        "'step': '{}', 'loss': '{}'",
+        "iteration {} lr=1e-4 Loss: {}",
+    ],
+)
+def test_the_general_reader_knows_several_ways_of_saying_it(wording: str) -> None:
+    found = readings([wording.format(step, 3.5) for step in (10, 20, 30)])
+    assert [(said.step, said.loss) for said in found] == [(20, 3.5), (30, 3.5)]
+
+
+def test_a_framework_that_is_recognised_ends_the_general_reading() -> None:
+    lines = ["step: 1 loss: 9.0", "step: 2 loss: 8.0", *lines_of("nemo_2.4.log"), "step: 9 loss: 1.0"]
+    assert [said.step for said in readings(lines)] == [2, 7, 8]
+
+
+def test_a_sites_own_pattern_is_read_before_all_others() -> None:
+    pattern = r"^\[(?P<step>\d+)\] cost=(?P<loss>\S+) dt=(?P<step_ms>\S+)ms"
+    parser = LogParser(expected("", [pattern]))
+    said = parser.parse("[120] cost=2.5 dt=400ms")
+    assert said is not None
+    assert (said.step, said.loss, said.step_s, parser.framework) == (120, 2.5, 0.4, "site")
+    raw = b"nothing\n[121] cost=2.4 dt=400ms\n"
+    assert [line_at(raw, start)[0] for start in starts_of(raw, parser.needles)][:2] == raw.decode().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (["("], "no regular expression"),
+        (["step (.*)"], "names no group"),
+        ([r"(?P<speed>\d+)"], "'speed' is not known"),
+        (["x" * 1_001], "1001 characters"),
+        ([r"(?P<step>\d+)"] * 17, "17 patterns"),
+    ],
+)
+def test_a_pattern_that_cannot_be_used_is_refused_with_the_reason(patterns: list[str], said: str) -> None:
+    with pytest.raises(BadLinePattern, match=re.escape(said)):
+        expected("", patterns)
 
 
 def test_a_pipeline_stage_without_loss_says_none() -> None:
@@ -280,7 +462,8 @@ def test_any_text_has_a_line_without_prefixes(text: str) -> None:
 
 def tracebacks(*lines: str) -> list[str]:
     reader = Tracebacks()
-    return [said[1] for said in (reader.take(without_prefixes(line)) for line in lines) if said is not None]
+    said = [reader.take(without_prefixes(line)) for line in lines]
+    return [one[1].splitlines()[-1] for one in said if one is not None]
 
 
 HEADER = "Traceback (most recent call last):"
@@ -310,7 +493,15 @@ def test_a_tracebacks_first_line_tells_rank_and_local_rank_apart(
     told = [reader.take(without_prefixes(prefix + line)) for line in (HEADER, *FRAME, "ValueError: x")]
     assert told[-1] is not None
     header, text = told[-1]
-    assert ((header.rank, header.local_rank), text) == (expected, "ValueError: x")
+    assert ((header.rank, header.local_rank), text.splitlines()[-1]) == (expected, "ValueError: x")
+
+
+def test_a_traceback_is_told_with_its_innermost_frame() -> None:
+    reader = Tracebacks()
+    outer = ('  File "train.py", line 90, in main', "    step()")
+    told = [reader.take(without_prefixes(f"[rank2]: {line}")) for line in (HEADER, *outer, *FRAME, "ValueError: x")]
+    assert told[-1] is not None
+    assert told[-1][1] == "\n".join((*FRAME[:2], "ValueError: x"))
 
 
 @pytest.mark.parametrize(
@@ -341,3 +532,19 @@ def test_a_traceback_that_never_ends_is_given_up() -> None:
     for _ in range(2_000):
         reader.take(Line("    frame"))
     assert not reader.under_way
+
+
+@pytest.mark.skipif(DATA is None, reason="EAGLE_EYE_DATA does not name the folder with the MLPerf logs")
+@pytest.mark.parametrize(
+    ("name", "steps", "losses"),
+    [("nvidia_eos_n304_llama31_405b_result_1", 266, 266), ("dell_2xH200_bert_result_0", 16, 0)],
+)
+def test_real_mlperf_logs_are_read(name: str, steps: int, losses: int) -> None:
+    assert DATA is not None
+    lines = gzip.decompress((DATA / f"real/mlperf_v5_llm/rawlogs/{name}.txt.gz").read_bytes()).decode().splitlines()
+    parser = LogParser()
+    found = [said for line in lines if (said := parser.parse(without_prefixes(line).text)) is not None]
+    told = [said.step for said in found if said.step is not None]
+    assert parser.framework == "mllog"
+    assert (len(told), len([said for said in found if said.loss is not None])) == (steps, losses)
+    assert told == sorted(set(told))

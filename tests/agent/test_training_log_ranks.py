@@ -241,7 +241,7 @@ def test_an_error_is_told_once_and_only_when_it_has_ended_the_program() -> None:
     errors, rank = EndedByError(lambda pid: pid in alive), process(0)
     errors.note(rank, "ValueError: first", 5.0, 0.0, uncaught=False)
     assert errors.ended([rank], SETTLED_S + 1.0) == []
-    errors.note(rank, "RuntimeError: token=abcdef " + "x" * 5_000, 6.0, 1.0, uncaught=False)
+    errors.note(rank, "RuntimeError: token=abcdef " + "x" * 5_000, 6.0, 1.5, uncaught=False)
     alive.clear()
     (event,) = errors.ended([rank], 2.0)
     assert (event.time_s, event.kind, event.device) == (6.0, "training_error", 0)
@@ -249,6 +249,16 @@ def test_an_error_is_told_once_and_only_when_it_has_ended_the_program() -> None:
     assert len(event.attributes["text"]) == 2_048
     errors.note(rank, "another", 7.0, 3.0, uncaught=False)
     assert errors.ended([rank], 4.0) == []
+
+
+def test_an_error_and_what_it_was_raised_for_fit_together() -> None:
+    errors, rank = EndedByError(lambda _pid: False), process(0)
+    errors.note(rank, "ConnectionError: " + "x" * 5_000, 5.0, 0.0, uncaught=False)
+    errors.note(rank, "ValueError: " + "y" * 5_000, 5.0, 0.0, uncaught=False)
+    (event,) = errors.ended([rank], 1.0)
+    before, after = event.attributes["text"].split("\nTraceback (most recent call last):\n")
+    assert (set(before), after[:12]) == ({"x"}, "ValueError: ")
+    assert len(event.attributes["text"]) <= 2_048
 
 
 def test_an_error_that_was_caught_is_not_told() -> None:

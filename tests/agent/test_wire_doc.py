@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from eagle_eye.schema import frame as wire
-from eagle_eye.schema import rows
+from eagle_eye.schema import metrics, rows
 from eagle_eye.schema.events import EVENTS, Event
+from eagle_eye.schema.names import NAME_CHARS_MAX
 from tests.agent.fakes import REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "wire.md").read_text(encoding="utf-8")
@@ -69,7 +70,7 @@ def test_the_page_has_every_event_with_its_attributes() -> None:
         f"{wire.FRAME_BYTES_MAX >> 20} MiB, {wire.BLOCKS_MAX} blocks, {wire.EVENTS_MAX:,} events",
         f"{wire.EVENTS_MAX:,} events, {wire.RANKS_MAX:,} ranks",
         f"{wire.KEYS_MAX:,} rows",
-        f"1 to {wire.NAME_CHARS_MAX} printable characters",
+        f"1 to {NAME_CHARS_MAX} printable characters",
         f"{wire.TEXT_CHARS_MAX:,} characters",
     ],
 )
@@ -83,3 +84,10 @@ def test_the_page_has_every_reason_of_a_bad_frame() -> None:
     assert len(reasons) >= 8
     for reason in reasons:
         assert f"`{reason}`" in TEXT, reason
+
+
+def test_the_page_has_every_metric_with_its_scope_kind_and_unit_and_no_other() -> None:
+    table = TEXT.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    said = re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| ([^|]+) \| [^|]+ \|$", table, re.MULTILINE)
+    known = [(spec.name, spec.scope.value, spec.kind.value, spec.unit) for spec in metrics.BY_NAME.values()]
+    assert said == known

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.store import DELIVERIES, Change
+from eagle_eye.server.store import DELIVERIES, SUBSCRIPTIONS, Change
 from tests.server.builders import NOW, Running, event, running
 
 URL = "http://127.0.0.1:1/"
@@ -82,3 +83,20 @@ def test_one_is_paused_resumed_and_repaired(server: Running, capsys: pytest.Capt
     table = capsys.readouterr().out
     assert name in table
     assert "waiting" in table
+
+
+def test_a_secret_is_written_to_a_new_file_and_not_printed(
+    server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    made = said(capsys, "add", URL, "--out", str(first))
+    assert "secret" not in made
+    assert "secret" not in said(capsys, "rotate", made["id"], "--out", str(second))
+    for file in (first, second):
+        assert file.read_text().startswith("whsec_")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert main(["subscriptions", "rotate", made["id"], "--out", str(first)]) == 2
+    assert "--out" in capsys.readouterr().err
+    kept = server.front.services.store.get(SUBSCRIPTIONS, made["id"])
+    assert kept is not None
+    assert kept.secrets == [second.read_text().strip()]

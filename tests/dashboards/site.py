@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+
+from tests.loopback import free_port
 
 PROGRAM = (sys.executable, "-m", "eagle_eye.cli.main")
 WITHIN_S = 30.0
@@ -64,17 +65,10 @@ class Site(NamedTuple):
         return answer.json()["data"]["result"]
 
 
-def free() -> str:
-    """Return an address of loopback on which nobody listens."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{bound.getsockname()[1]}"
-
-
 @contextmanager
 def watched(folder: Path) -> Iterator[Site]:
     """Run server and Prometheus until the trace of a lost GPU is told and scraped."""
-    server, prometheus = free(), free()
+    server, prometheus = (f"127.0.0.1:{free_port()}" for _ in range(2))
     (folder / "server.toml").write_text(SERVER, encoding="utf-8")
     (folder / "prometheus.yml").write_text(PROMETHEUS.format(server=server), encoding="utf-8")
     trace = folder / "trace"

@@ -53,7 +53,8 @@ def test_each_alert_is_tested_with_a_time_at_which_it_is_quiet_and_one_at_which_
 
 def test_no_rule_asks_for_a_metric_that_does_not_exist() -> None:
     documented = "".join(
-        (REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("metrics.md", "remote-store.md")
+        (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
+        for name in ("metrics.md", "orchestrators.md", "remote-store.md")
     )
     known = set(re.findall(r"`(eagle_eye_\w+)`", documented)) | {PROMETHEUS_PREFIX + spec.name for spec in METRICS}
     known |= {f"eagle_eye_remote_store_{name}" for name in re.findall(r"`(lag_seconds)`", documented)}

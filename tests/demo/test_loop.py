@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
 from eagle_eye.demo.faults import inject
-from eagle_eye.demo.site import LoopbackSite, Site
+from eagle_eye.demo.site import LoopbackSite, NamespaceSite, Site
 from eagle_eye.demo.stack import AGENT_INTERVAL_S, Stack
 from eagle_eye.demo.story import CULPRIT, STARTED_WITHIN_S, VERDICT_WITHIN_S, play
 from eagle_eye.demo.timeline import Timeline
@@ -25,6 +27,7 @@ from eagle_eye.demo.timeline import Timeline
 pytestmark = pytest.mark.slow
 DEMO_WITHIN_S = 300
 CHEAP = {"batch": "16"}  # steps that leave the machine to others; a culprit that is not slow is found in them as well
+EXCLUDED_WITHIN_S = 5.0  # of the second failed start
 SERVER_AWAY_S = 4.0  # much longer than any gap that a busy machine alone makes in an agent's rows
 
 
@@ -85,6 +88,69 @@ def test_a_server_killed_in_the_middle_loses_nothing_and_repeats_nothing(make_st
     assert {step["attempt"] for step in stack.steps()} == {first_attempt, first_attempt + 1}
     for node in stack.site.nodes:
         assert longest_gap_s(stack, node.name, began_s) < SERVER_AWAY_S - AGENT_INTERVAL_S
+
+
+SCRIPT_WITH_A_BUG = """
+from eagle_eye.demo import train
+
+class Text(train.Text):
+    batches = 0
+
+    def batch(self):
+        self.batches += 1
+        return super().batch() if self.batches <= 12 else {}[f"rank {train.dist.get_rank()}"]
+
+train.Text = Text
+train.main()
+"""
+
+
+def test_a_script_that_fails_by_itself_is_restarted_once_and_its_owner_is_told(
+    make_stack: Callable[[Site], Stack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train_with_a_bug.py"
+    script.write_text(SCRIPT_WITH_A_BUG)
+    monkeypatch.setattr("eagle_eye.demo.stack.SCRIPT", script)
+    stack = make_stack(LoopbackSite())
+    stack._job_arguments = {**CHEAP, "checkpoint-every": "1000"}
+    stack._launch_flags = ("--verdict-wait", "10", "--backoff", "1", "--restarts-max", "10", "--check", "off")
+    stack.start()
+    stack.wait("the launcher gives up", lambda: stack.ended("launcher") is not None or None, DEMO_WITHIN_S)
+    assert "it is the script's, and no restart helps" in (stack.folder / "logs" / "launcher.log").read_text()
+    assert [action["kind"] for action in stack.items("actions")] == ["restart_job"]
+    told = sorted(stack.items("incidents"), key=lambda incident: incident["attempt"])
+    assert [incident["fault"] for incident in told] == ["process_crash", "application_error"]
+    (traceback,) = [item["value"] for item in told[-1]["evidence"] if item["metric"] == "traceback"]
+    assert "KeyError: 'rank " in traceback
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="namespaces need root and iproute2")
+def test_a_node_whose_training_network_alone_is_cut_goes_after_its_second_failed_start(
+    make_stack: Callable[[Site], Stack],
+) -> None:
+    site = NamespaceSite()
+    stack = make_stack(site)
+    stack._launch_flags = ("--check", "off", "--backoff", "1")
+    stack.start()
+    stack.wait("the job trains", lambda: len(stack.steps()) > 12 or None, STARTED_WITHIN_S)
+    prefix = next(node.prefix for node in site.nodes if node.name == CULPRIT)
+    for peer in (node.address for node in site.nodes if node.name != CULPRIT):
+        subprocess.run([*prefix, "ip", "route", "add", "blackhole", f"{peer}/32"], check=True)  # the server is reached
+    cut_s, first = time.time(), stack.steps()[0]["attempt"]
+    stack.wait(
+        "the job goes on",
+        lambda: any(step["attempt"] > first and step["time_s"] > cut_s for step in stack.steps()) or None,
+        STARTED_WITHIN_S,
+    )
+    actions = sorted(stack.items("actions"), key=lambda action: action["attempt"])
+    assert [(action["kind"], action["exclude"]) for action in actions[-2:]] == [
+        ("restart_job", []),
+        ("exclude_node", [CULPRIT]),
+    ]
+    told = [json.loads(line) for line in (stack.folder / "logs" / "launcher.log").read_text().splitlines()]
+    when = {(line["event"], line["attempt"]): line["time"] for line in told if "event" in line}
+    attempt = actions[-1]["attempt"]
+    assert when["excluded", attempt] - when["attempt_failed", attempt] <= EXCLUDED_WITHIN_S
 
 
 def longest_gap_s(stack: Stack, node: str, since_s: float) -> float:

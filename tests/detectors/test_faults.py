@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,26 @@ class TestNodeSilent:
         story = Story().hardware().standstill(20).waiting(19)
         story.heard_s[2] = NOW_S - 20
         assert only(detect("node_silent", story.window())).kinds == {"silence", "standstill"}
+
+    @pytest.mark.parametrize("interval_s", [1.0, 10.0])
+    def test_nor_does_memory_that_the_others_poll_while_they_wait(self, interval_s: float) -> None:
+        story = Story().hardware().standstill(20).waiting(19)
+        story.device["gpu_dram_active_ratio"] = np.full(story.device["gpu_power_watts"].shape, 0.4)
+        story.device["gpu_dram_active_ratio"][-19:] = 0.12
+        story.heard_s[2] = NOW_S - 20 * interval_s
+        window = story.window()
+        times_s = NOW_S + interval_s * (window.times_s - NOW_S)
+        slower = dataclasses.replace(
+            window,
+            interval_s=interval_s,
+            times_s=times_s,
+            node_times_s=times_s,
+            advanced_s=NOW_S - 20 * interval_s,
+            started_s=float(times_s[0]),
+        )
+        verdict = only(detect("node_silent", slower))
+        assert verdict.node == "n2"
+        assert verdict.kinds == {"silence", "standstill"}
 
     def test_a_silence_that_may_pass_by_itself_is_not_told_of_while_the_job_goes_on(self) -> None:
         story = Story()
@@ -233,16 +255,16 @@ class TestStraggler:
     def test_names_a_node_that_computes_longer_and_arrives_last(self) -> None:
         verdict = only(detect("straggler", self.slow(1.5, 20).window()))
         assert verdict.node == "n1"
-        assert verdict.kinds == {"compute_time", "collective_arrival", "step_time"}
+        assert verdict.kinds == {"compute_time", "collective_arrival", "step_time", "own_history"}
         assert verdict.slowdown_ratio == pytest.approx(0.3, rel=0.2)
 
     def test_knows_when_it_began(self) -> None:
         verdict = only(detect("straggler", self.slow(2.0, 20).window()))
         assert abs(verdict.onset_s - (NOW_S - 20)) <= 1.0
 
-    def test_without_late_arrival_it_is_only_told_of(self) -> None:
+    def test_without_late_arrival_it_must_last_longer(self) -> None:
         verdict = only(detect("straggler", self.slow(1.5, 20, late=False).window()))
-        assert verdict.kinds == {"compute_time", "step_time"}
+        assert verdict.kinds == {"compute_time", "step_time", "own_history"}
         assert verdict.confidence < 0.9
 
     def test_a_few_slow_rows_are_no_straggler(self) -> None:

@@ -64,6 +64,14 @@ class TestXids:
             ({"text": "0x4 (Drain and Reset) to 0x2 (Node Reboot Required)"}, "reboot"),
             ({"recovery_action": "Drain P2P"}, "drain_p2p"),
             ({"action": 1}, "reset"),
+            ({"text": "GPU recovery action changed from 0x0 (None) to 0x1 (PF FLR)"}, "reset"),
+            ({"text": "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)"}, "reboot"),
+            ({"text": "GPU recovery action changed from 0x0 (None) to 0x5 (Recover IMEX Domain)"}, None),
+            (
+                {"text": "GPU recovery action changed from 0x0 (None) to 0x4 (None of the names known here)"},
+                "drain_and_reset",
+            ),
+            ({"text": "GPU recovery action changed from None to a name that is new"}, None),
             ({"text": "something else"}, None),
             ({}, None),
         ],
@@ -257,6 +265,26 @@ class TestGpuMemory:
         assert only(MEMORY.detect(other.window())).asks is None
         later = logged(95, 50.0).happened("xid", "n1", 5, 0, code=154, text=NONE)
         assert only(MEMORY.detect(later.window())).asks is None
+
+
+class TestTheWordingOfNewerDrivers:
+    """XID 154 of drivers 595 and 610; what is asked for beside it must not be cancelled by it."""
+
+    @pytest.mark.parametrize("code", [79, 119, 120, 62, 95])
+    @pytest.mark.parametrize("asked", ["0x1 (PF FLR)", "0x2 (OS Reboot)"])
+    def test_a_reset_or_reboot_excludes_the_node_of_the_error_beside_it(self, code: int, asked: str) -> None:
+        said = f"GPU recovery action changed from 0x0 (None) to {asked}"
+        story = logged(code, 3.0, rows=3).happened("xid", "n1", 3, 0, code=154, text=said)
+        verdict = only(every(story.window()))
+        assert (verdict.node, verdict.asks, verdict.fact) == ("n1", None, True)
+
+    @pytest.mark.parametrize("asked", ["0x5 (Recover IMEX Domain)", "0x9 (Something New)"])
+    def test_an_unknown_action_neither_cancels_the_error_beside_it_nor_acts_alone(self, asked: str) -> None:
+        said = f"GPU recovery action changed from 0x0 (None) to {asked}"
+        story = logged(79).happened("xid", "n1", 1, 0, code=154, text=said)
+        assert only(LOST.detect(story.window())).asks is None
+        alone = Story().complete().standstill(3).happened("xid", "n1", 3, 0, code=154, text=said)
+        assert every(alone.window()) == []
 
 
 class TestGpuHang:

@@ -33,8 +33,10 @@ def said(story: Story) -> list[Verdict]:
     return DETECTOR.detect(story.window())
 
 
-def test_a_lagging_rank_is_the_culprit_and_its_hosts_quiet_makes_it_sure() -> None:
+def test_a_lagging_rank_is_the_culprit_at_the_floor_and_may_be_pausing_before() -> None:
     (verdict,) = said(lagging(job(), [3]))
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_EARLY)
+    (verdict,) = said(lagging(job(standstill=70), [3], 70))
     assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_RIPE)
     assert verdict.kinds == {"standstill", "collective_sequence"}
 
@@ -152,10 +154,77 @@ def test_a_rank_that_ended_well_while_its_peers_wait_is_the_programs_fault() -> 
 
 def stuck(standstill: int) -> Story:
     """Return a job that a node holds up which neither launches nor writes, while its peers' GPUs wait."""
-    story = lagging(job(standstill=standstill), [3], standstill)
+    story = lagging(job(rows=standstill + 100, standstill=standstill), [3], standstill)
     story.device["gpu_utilization_ratio"][-standstill + 1 :, 3] = 0.0
     story.device["gpu_power_watts"][-standstill + 1 :, 3] = 90.0
     return story
+
+
+def processes(story: Story, standstill: int, cpus: float, bytes_per_s: float = 0.0, held: float = 0.0) -> Story:
+    """Every rank's process spins for its GPU; since the standstill that of n3 uses so many processors."""
+    rates = np.full(story.device["train_step"].shape, 1.2)
+    rates[-standstill:, 3] = cpus
+    story.device["rank_cpu_seconds_total"] = np.cumsum(rates, axis=0)
+    moved = np.full(rates.shape, 4e6)
+    moved[-standstill:] = 0.0
+    moved[-standstill:, 3] = bytes_per_s
+    story.device["rank_io_bytes_total"] = np.cumsum(moved, axis=0)
+    story.device["rank_blocked_ratio"] = np.zeros(rates.shape)
+    story.device["rank_blocked_ratio"][-standstill:, 3] = held
+    return story
+
+
+def test_a_process_that_does_nothing_is_acted_on_once_the_job_has_never_paused_so_long() -> None:
+    story = processes(stuck(45), 45, 0.01)
+    story.pauses = [Pause("", 30.0)]
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_RIPE)
+    assert verdict.kinds == {"standstill", "collective_sequence", "gpu_activity", "rank_process"}
+
+
+@pytest.mark.parametrize("pauses", [[], [Pause("", 4.0)], [Pause("", 45.0)], [Pause("eval", 45.0)]])
+def test_within_the_jobs_own_pauses_and_without_any_the_floor_stays(pauses: list[Pause]) -> None:
+    story = processes(stuck(45), 45, 0.01)
+    story.pauses = pauses
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_EARLY)
+
+
+@pytest.mark.parametrize("doing", [{"cpus": 0.9}, {"cpus": 0.1, "bytes_per_s": 5e8}])
+def test_a_process_that_compiles_or_writes_is_no_hang_for_half_an_hour(doing: dict[str, float]) -> None:
+    story = processes(stuck(400), 400, **doing)
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_EARLY)
+
+
+def test_a_gpu_that_evaluates_for_the_others_is_no_hang() -> None:
+    story = stuck(400)
+    story.device["gpu_utilization_ratio"][-399:, 3] = 0.95
+    story.device["gpu_tensor_active_ratio"][-399:, 3] = 0.3
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_EARLY)
+
+
+def test_a_process_that_the_kernel_holds_waits_for_the_floor() -> None:
+    story = processes(stuck(45), 45, 0.0, held=1.0)
+    story.pauses = [Pause("", 30.0)]
+    (verdict,) = said(story)
+    assert verdict.confidence == CONFIDENCE_EARLY
+
+
+def test_a_processor_that_spins_for_a_kernel_is_no_work() -> None:
+    story = processes(stuck(70), 70, 1.0)
+    story.device["gpu_utilization_ratio"][-69:, 3] = 1.0
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_RIPE)
+
+
+@pytest.mark.parametrize(("cpus", "confidence"), [(0.0, CONFIDENCE_RIPE), (1.0, CONFIDENCE_EARLY)])
+def test_a_process_that_says_nothing_may_be_too_busy_to(cpus: float, confidence: float) -> None:
+    story = processes(stuck(30), 30, cpus)
+    story.silent_s[3] = 28.0
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n3", confidence)
 
 
 @pytest.mark.parametrize("accused", [False, True])

@@ -13,7 +13,7 @@ from eagle_eye.detectors.out_of_memory import OutOfMemory
 from eagle_eye.detectors.process_exit import ProcessExit
 from eagle_eye.detectors.process_gone import ProcessGone
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.types import Blind, Verdict
+from eagle_eye.detectors.types import Blind, Happening, Verdict
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
@@ -77,6 +77,102 @@ class TestHostErrors:
 
     def test_errors_of_other_nodes_are_not_ours(self) -> None:
         assert HOSTS.detect(Story().complete().happened("kernel_panic", "n9", 1).window()) == []
+
+
+def says(what: str, before_s: float, node: str = "n1", text: str = "", rows: int = 0, **attributes: Any) -> Story:
+    """A job on whose node the kernel said something, and that has stood still for ``rows`` rows."""
+    story = Story(gpus=2).complete()
+    if rows:
+        story.standstill(rows)
+    return heard(story, what, before_s, node, text, **attributes)
+
+
+def heard(story: Story, what: str, before_s: float, node: str, text: str = "", **attributes: Any) -> Story:
+    story.events.append(Happening(NOW_S - before_s, node, -1, "host_error", {"what": what, "text": text, **attributes}))
+    return story
+
+
+def died(story: Story, before_s: float, *nodes: str) -> Story:
+    for node in nodes or story.nodes:
+        story.exit(node, 1, before_s, ECHO)
+    return story
+
+
+STOPPING = ["pcie_fatal", "device_gone", "gpu_unusable", "cpu_stuck"]
+
+
+class TestWhatTheKernelSaysOfAHost:
+    @pytest.mark.parametrize("what", [*STOPPING, "nic_failed", "nic_stalled"])
+    def test_what_stops_a_job_excludes_its_node_beside_a_standstill(self, what: str) -> None:
+        verdict = only(HOSTS.detect(says(what, 20.5, rows=20).window()))
+        assert (verdict.node, verdict.fact, verdict.asks) == ("n1", True, None)
+        assert verdict.fault == ("network_hang" if what.startswith("nic") else "host_errors")
+        assert verdict.kinds == {"host_error", "standstill"}
+
+    @pytest.mark.parametrize("what", [*STOPPING, "nic_failed", "disk_failed"])
+    def test_so_it_does_beside_the_end_of_the_ranks(self, what: str) -> None:
+        verdict = only(HOSTS.detect(died(says(what, 8), 3).window()))
+        assert (verdict.node, verdict.asks) == ("n1", None)
+
+    @pytest.mark.parametrize("what", [*STOPPING, "nic_failed", "disk_failed", "disk_errors", "task_blocked", "newer"])
+    def test_without_cost_to_the_job_it_is_told_of(self, what: str) -> None:
+        verdict = only(HOSTS.detect(says(what, 30).window()))
+        assert (verdict.node, verdict.fact, verdict.asks) == ("n1", False, "notify")
+        assert verdict.fault == ("nic_degraded" if what.startswith("nic") else "host_errors")
+
+    @pytest.mark.parametrize("what", ["disk_errors", "task_blocked", "storage_silent", "newer"])
+    def test_what_healthy_nodes_say_too_excludes_nobody(self, what: str) -> None:
+        assert only(HOSTS.detect(died(says(what, 8), 3).window())).asks == "notify"
+        assert only(HOSTS.detect(says(what, 20.5, rows=20).window())).asks == "notify"
+
+    def test_a_machine_check_beside_a_crash_excludes(self) -> None:
+        story = died(Story(gpus=2).complete().happened("machine_check", "n1", 8, text="UE row 3"), 3)
+        verdict = only(HOSTS.detect(story.window()))
+        assert (verdict.fault, verdict.node, verdict.asks) == ("host_errors", "n1", None)
+
+    def test_of_two_nodes_the_first_is_the_cause(self) -> None:
+        story = heard(says("pcie_fatal", 20.2, "n3", rows=20), "pcie_fatal", 21, "n2")
+        verdicts = HOSTS.detect(story.window())
+        assert [(verdict.node, verdict.asks) for verdict in verdicts] == [("n2", None), ("n3", "notify")]
+
+    def test_what_a_fourth_of_the_job_says_at_one_moment_accuses_nobody(self) -> None:
+        story = heard(heard(says("pcie_fatal", 21, rows=20), "pcie_fatal", 21, "n2"), "pcie_fatal", 21, "n3")
+        assert {verdict.asks for verdict in HOSTS.detect(story.window())} == {"notify"}
+
+    @pytest.mark.parametrize(("rate", "asks"), [(1e3, "notify"), (2e10, None)])
+    def test_an_adapter_that_the_job_does_not_use_accuses_nobody(self, rate: float, asks: str | None) -> None:
+        story = died(says("nic_failed", 8, link="mlx5_1"), 3)
+        for name in ("link_rx_bytes_per_second", "link_tx_bytes_per_second"):
+            story.link[name][:, [link.node == "n1" and link.link == "mlx5_1" for link in story.links]] = rate
+        assert only(HOSTS.detect(story.window())).asks == asks
+
+    def test_a_cpu_was_stuck_before_its_watchdog_spoke(self) -> None:
+        text = "watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [python3:7]"
+        verdict = only(HOSTS.detect(died(says("cpu_stuck", 3, text=text), 5).window()))
+        assert (verdict.asks, verdict.onset_s) == (None, NOW_S - 25)
+
+    def test_a_cpu_that_the_end_of_the_ranks_kept_busy_is_no_cause(self) -> None:
+        text = "watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [python3:7]"
+        assert only(HOSTS.detect(died(says("cpu_stuck", 3, text=text), 30).window())).asks == "notify"
+
+    def test_a_dead_disk_of_another_node_than_the_one_whose_rank_failed_is_no_cause(self) -> None:
+        story = died(says("disk_failed", 8), 3, "n0", "n2").exit("n3", 1, 3.5, "OSError: [Errno 5] Input/output error")
+        assert only(HOSTS.detect(story.window())).asks == "notify"
+
+    @pytest.mark.parametrize("text", ["blocked in __schedule, nfs, sunrpc", "blocked in io_schedule, ext4"])
+    def test_a_task_that_waits_in_a_filesystem_waits_for_storage(self, text: str) -> None:
+        verdict = only(HOSTS.detect(says("task_blocked", 30, text=text).window()))
+        assert (verdict.fault, verdict.node) == ("storage_stall", "n1")
+
+    def test_storage_that_half_of_the_nodes_miss_at_a_standstill_explains_it(self) -> None:
+        story = heard(says("storage_silent", 10, rows=40), "storage_silent", 12, "n2")
+        verdict = only(HOSTS.detect(story.window()))
+        assert (verdict.fault, verdict.node, verdict.nodes) == ("storage_stall", None, ("n1", "n2"))
+        assert "standstill" in verdict.kinds
+
+    def test_storage_that_was_missed_long_before_does_not(self) -> None:
+        story = heard(says("storage_silent", 55, rows=20), "storage_silent", 55, "n2")
+        assert "standstill" not in only(HOSTS.detect(story.window())).kinds
 
 
 class TestOutOfMemory:

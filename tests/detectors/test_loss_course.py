@@ -29,9 +29,25 @@ def sure(course: Curve, since: int = AT) -> int | None:
     for reports in range(1, len(course.number) - since + 1):
         end = since + reports
         seen = Curve(course.number[:end], course.times_s[:end], {m: v[:end] for m, v in course.values.items()})
-        if any(fault == "loss_divergence" and confidence >= 0.9 for fault, confidence in said(seen)):
+        found = DETECTOR.detect(window(seen))
+        if any(v.fault == "loss_divergence" and v.confidence >= 0.9 and v.asks is None for v in found):
             return reports
     return None
+
+
+def told(course: Curve, since: int = AT) -> tuple[int, str | None] | None:
+    """Return after how many steps a divergence is told of, and what it asks for instead of a restart."""
+    for reports in range(1, len(course.number) - since + 1):
+        end = since + reports
+        seen = Curve(course.number[:end], course.times_s[:end], {m: v[:end] for m, v in course.values.items()})
+        for verdict in DETECTOR.detect(window(seen)):
+            if verdict.fault == "loss_divergence":
+                return reports, verdict.asks
+    return None
+
+
+def noisy(values: Floats, noise: float, seed: int = 3) -> Floats:
+    return np.asarray(values * np.exp(noise * np.random.default_rng(seed).normal(size=len(values))))
 
 
 @pytest.mark.parametrize(("factor", "steps"), [(1.5, 5), (2.0, 3), (4.0, 10)])
@@ -71,8 +87,8 @@ def test_a_spike_of_twenty_steps_on_one_level_never_restarts_the_job() -> None:
     assert sure(course) is None
 
 
-@pytest.mark.parametrize(("rate", "steps"), [(0.1, 25), (0.03, 26), (0.01, 40)])
-def test_a_loss_that_rises_and_rises_has_diverged(rate: float, steps: int) -> None:
+@pytest.mark.parametrize(("rate", "steps"), [(0.1, 25), (0.03, 30), (0.01, 100)])
+def test_a_loss_that_rises_beyond_twice_its_level_has_diverged(rate: float, steps: int) -> None:
     rising = np.minimum(np.exp(rate * np.arange(LENGTH - AT)), 5.0)
     found = sure(curve(train_loss=spoilt(learning(), rising)))
     assert found is not None
@@ -89,6 +105,36 @@ def test_a_loss_that_stays_far_up_with_its_gradient_norm_has_diverged_sooner() -
     found = sure(curve(train_loss=spoilt(learning(), 2.5), train_grad_norm=spoilt(norms(), 6.0)))
     assert found is not None
     assert found <= 32
+
+
+@pytest.mark.parametrize(("noise", "before"), [(0.005, 40), (0.02, 100), (0.05, 300)])
+def test_a_slow_rise_is_told_of_and_restarts_nothing(noise: float, before: int) -> None:
+    rise = np.concatenate([np.linspace(7.5, 6.4, before), np.linspace(6.4, 10.2, 50), np.full(10, 10.2)])
+    course = curve(train_loss=noisy(rise, noise))
+    assert (found := told(course, before)) is not None
+    assert found[0] <= 50
+    assert found[1] == "notify"
+    assert sure(course, before) is None
+
+
+@pytest.mark.parametrize(("noise", "before"), [(0.005, 100), (0.02, 100), (0.05, 300)])
+def test_a_lasting_jump_by_a_third_is_told_of_and_restarts_nothing(noise: float, before: int) -> None:
+    jump = np.concatenate([np.linspace(2.5, 2.2, before), np.full(300, 3.0)])
+    course = curve(train_loss=noisy(jump, noise))
+    assert (found := told(course, before)) is not None
+    assert found[0] <= 70
+    assert found[1] == "notify"
+    assert sure(course, before) is None
+
+
+def test_a_slow_rise_with_its_gradient_norm_has_diverged() -> None:
+    rise = noisy(np.concatenate([np.linspace(7.5, 6.4, AT), np.linspace(6.4, 10.2, 50)]), 0.02)
+    assert sure(curve(train_loss=rise, train_grad_norm=spoilt(norms(AT + 50), 6.0))) is not None
+
+
+def test_a_loss_that_has_always_swung_as_far_is_quiet() -> None:
+    swings = np.where(np.arange(600) // 60 % 3 == 2, 1.4, 1.0)
+    assert told(curve(train_loss=noisy(2.2 * swings, 0.1)), 400) is None
 
 
 def test_a_loss_that_stays_a_half_up_on_one_level_may_be_other_data_and_restarts_nothing() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from eagle_eye.detectors.loss_not_finite import LossNotFinite
-from eagle_eye.detectors.types import Blind, Verdict
+from eagle_eye.detectors.types import Blind, Floats, Verdict
+from tests.detectors.courses import learning
 from tests.detectors.windows import Story
 
 DETECTOR = LossNotFinite()
@@ -90,6 +91,66 @@ def test_only_ranks_that_report_a_loss_count() -> None:
     story.device["train_loss"][:, :3] = np.nan  # only the last pipeline stage has one
     story.device["train_loss"][-5:, 3] = np.inf
     assert detect(story)[0].fact
+
+
+def falling_to_zero(rows: int, norm: float = 1.0, before: Floats | None = None) -> Story:
+    """One step a row; in the last ``rows`` of them the loss is exactly zero."""
+    story = Story()
+    length = len(story.times_s)
+    course = learning(length, start=300) if before is None else before
+    story.device["train_step"] /= 2
+    story.device["train_loss"][:] = np.asarray(course)[:, None]
+    story.device["train_loss"][length - rows :] = 0.0
+    story.device["train_grad_norm"][length - rows :] = norm
+    return story
+
+
+def test_a_loss_that_falls_to_exactly_zero_is_told_of_after_two_steps() -> None:
+    assert detect(falling_to_zero(1)) == []
+    (verdict,) = detect(falling_to_zero(2))
+    assert (verdict.fault, verdict.node, verdict.asks) == ("loss_not_finite", None, "notify")
+    assert verdict.onset_s == 1_000.0 - 2
+
+
+def test_with_a_gradient_norm_that_is_not_finite_it_restarts_the_job() -> None:
+    (verdict,) = detect(falling_to_zero(2, norm=np.inf))
+    assert verdict.kinds == {"loss", "gradient_norm"}
+    assert verdict.asks is None
+    assert verdict.confidence >= 0.9
+
+
+LEARNT = {
+    "bit_by_bit": 2.0 * np.exp(-0.3 * np.arange(60.0)),
+    "to_less_than_is_printed": np.round(1e-4 * np.random.default_rng(0).uniform(1, 6, 60), 4),
+    "zero_now_and_then": np.where(np.arange(60) % 9 == 0, 0.0, learning(60)),
+    "around_zero": 0.1 * np.random.default_rng(0).normal(size=60),
+    "one_value_repeated": np.full(60, 1.7),
+    "nothing_before": np.zeros(60),
+}
+
+
+@pytest.mark.parametrize("norm", [1.0, np.inf])
+@pytest.mark.parametrize("name", LEARNT)
+def test_a_loss_that_has_come_down_to_zero_is_no_fault(name: str, norm: float) -> None:
+    assert detect(falling_to_zero(3, norm, LEARNT[name])) == []
+
+
+def test_one_zero_repeated_until_the_loss_is_next_reported_is_one_zero() -> None:
+    said_now_and_then = learning(60)[np.arange(60) // 10 * 10]
+    assert detect(falling_to_zero(10, before=said_now_and_then)) == []
+    assert detect(falling_to_zero(11, before=said_now_and_then))
+
+
+def test_ranks_that_have_always_said_zero_say_nothing() -> None:
+    story = falling_to_zero(0)
+    story.device["train_loss"][:, :3] = 0.0  # only the last pipeline stage has a loss
+    assert detect(story) == []
+
+
+def test_the_zero_of_one_rank_is_its_batch() -> None:
+    story = falling_to_zero(0)
+    story.device["train_loss"][-5:, 1] = 0.0
+    assert detect(story) == []
 
 
 def test_is_blind_where_nobody_reports_a_loss() -> None:

@@ -51,7 +51,7 @@ def slower_by_network(story: Story, ratio: float = 0.3, rows: int = SINCE) -> St
 
 
 def count_up(counter: np.ndarray, per_row: float, rows: int = SINCE) -> None:
-    counter[-rows:] += per_row * np.arange(1, rows + 1)
+    counter[-rows:] += per_row * np.arange(1, rows + 1).reshape(-1, *[1] * (counter.ndim - 1))
 
 
 class TestNicDegraded:
@@ -65,6 +65,16 @@ class TestNicDegraded:
         assert verdict.confidence >= 0.9
         assert verdict.slowdown_ratio == pytest.approx(0.3, abs=0.01)
         assert verdict.onset_s == pytest.approx(NOW_S - 65, abs=3)
+
+    def test_pauses_on_a_leaf_whose_nodes_are_all_congested_are_not_one_nodes_card(self) -> None:
+        """The same pauses accuse a card where whoever sends to it is notified, on whichever switch."""
+        confidence = []
+        for notified in (slice(0, 4), slice(None)):
+            story = racks(slower_by_network(job(), rows=65))
+            story.node["node_pfc_tx_pause_packets_per_second"][-65:, 3] = 5_000
+            count_up(story.node["node_congestion_notifications_total"][:, notified], 500, rows=65)
+            confidence.append(only("nic_degraded", story.window()).confidence)
+        assert confidence[0] < 0.9 <= confidence[1]
 
     def test_pauses_alone_may_pass_by_themselves(self) -> None:
         story = slower_by_network(job())
@@ -227,6 +237,31 @@ class TestNetworkHang:
         story.events.append(Happening(NOW_S - 71, "n2", -1, "link_down", {"link": "mlx5_0"}))
         assert only("network_hang", story.window()).node == "n2"
 
+    def test_of_a_link_that_only_the_kernels_log_knows_nobody_can_say_whether_the_job_uses_it(self) -> None:
+        story = job().standstill(70)
+        story.events.append(Happening(NOW_S - 71, "n2", -1, "link_down", {"link": "eth2"}))
+        verdict = only("network_hang", story.window())
+        assert verdict.asks == "restart_job"
+        assert "not known" in verdict.summary
+
+    def test_a_link_down_accuses_nobody_while_the_ports_of_its_node_that_tell_are_up(self) -> None:
+        story = job().ports()
+        for node in story.nodes:
+            story.exit(node, -6, 4)
+        story.events.append(Happening(NOW_S - 5, "n2", -1, "link_down", {"link": "eth2"}))
+        quiet(story, "network_hang")
+
+    def test_a_port_that_has_carried_nothing_accuses_nobody(self) -> None:
+        found = []
+        for used in (True, False):
+            story = job().ports().standstill(70)
+            story.link["link_up"][-70:, 4] = 0
+            if not used:
+                for way in ("rx", "tx"):
+                    story.link[f"link_{way}_bytes_per_second"][:, 4] = 200.0
+            found.append(detect("network_hang", story.window()))
+        assert [[verdict.asks for verdict in one] for one in found] == [[None], []]
+
     def test_says_so_early_and_less_surely(self) -> None:
         story = job().ports().standstill(5)
         story.link["link_up"][-5:, 4:6] = 0
@@ -242,6 +277,23 @@ class TestNetworkHang:
     def test_errors_on_one_node_alone_ask_for_a_restart(self) -> None:
         story = job().standstill(70)
         count_up(story.node["node_rdma_errors_total"][:, 2], 5, rows=60)
+        verdict = only("network_hang", story.window())
+        assert (verdict.node, verdict.asks) == ("n2", "restart_job")
+
+    def test_errors_on_the_node_that_alone_sends_nothing_name_it_before_the_floor(self) -> None:
+        story = job().standstill(30)
+        count_up(story.node["node_rdma_errors_total"][:, 2], 1)
+        story.node["node_rdma_tx_bytes_per_second"][-30:] = 5e6
+        story.node["node_rdma_tx_bytes_per_second"][-30:, 2] = 0.0
+        verdict = only("network_hang", story.window())
+        assert (verdict.node, verdict.asks) == ("n2", None)
+        assert verdict.kinds == {"standstill", "nic_errors", "traffic"}
+
+    def test_errors_on_one_node_while_another_sends_nothing_are_not_its_own_alone(self) -> None:
+        story = job().standstill(70)
+        count_up(story.node["node_rdma_errors_total"][:, 2], 5, rows=60)
+        story.node["node_rdma_tx_bytes_per_second"][-70:] = 5e6
+        story.node["node_rdma_tx_bytes_per_second"][-70:, 5] = 0.0
         verdict = only("network_hang", story.window())
         assert (verdict.node, verdict.asks) == ("n2", "restart_job")
 

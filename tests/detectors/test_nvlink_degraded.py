@@ -126,6 +126,11 @@ class TestStaysQuiet:
     def test_a_few_errors_are_replayed(self) -> None:
         assert DETECTOR.detect(errors(job(), each=0.5).window()) == []
 
+    def test_counts_that_no_other_row_shows_are_misreadings(self) -> None:
+        story = job()
+        story.device["gpu_nvlinks_active"][-30, 5] = story.device["gpu_nvlinks_active"][-2, 12] = 90.0
+        assert DETECTOR.detect(story.window()) == []
+
     def test_errors_alone_are_no_fault(self) -> None:
         assert DETECTOR.detect(errors(job()).window()) == []
 

@@ -27,16 +27,38 @@ def said(story: Story) -> list[Verdict]:
     return DETECTOR.detect(story.window())
 
 
-def test_one_node_that_waits_for_its_data_is_named_with_two_kinds_of_evidence() -> None:
+def blocked(story: Story, node: int, rows: int, tasks: float = 6.0) -> Story:
+    """Add tasks of the node's host that wait for its disk in the newest rows."""
+    story.hardware()
+    story.node["node_blocked_tasks"] = np.zeros((len(story.times_s), len(story.nodes)))
+    story.node["node_blocked_tasks"][-rows:, node] = tasks
+    return story
+
+
+def test_one_node_that_waits_for_its_data_is_told_of_and_how_to_know_more() -> None:
     (verdict,) = said(waiting([2], 40))
     assert verdict.node == "n2"
-    assert verdict.kinds == {"data_wait", "collective_arrival"}
+    assert verdict.kinds == {"data_wait"}
+    assert verdict.confidence < 0.9
+    assert "its part of the data" in verdict.summary
+
+
+def test_its_host_that_waits_for_its_disk_is_the_second_kind_of_evidence() -> None:
+    (verdict,) = said(blocked(waiting([2], 40), 2, 40))
+    assert verdict.kinds == {"data_wait", "host_wait"}
     assert verdict.confidence >= 0.9
+    assert verdict.evidence[-1].metric == "node_blocked_tasks"
 
 
 def test_it_is_not_sure_before_it_has_lasted() -> None:
-    (verdict,) = said(waiting([2], 15))
+    (verdict,) = said(blocked(waiting([2], 15), 2, 15))
     assert verdict.confidence < 0.9
+
+
+@pytest.mark.parametrize(("node", "rows"), [(3, 40), (2, 90)], ids=["another's", "as ever"])
+def test_a_wait_of_another_host_or_one_that_was_always_there_is_no_evidence(node: int, rows: int) -> None:
+    (verdict,) = said(blocked(waiting([2], 40), node, rows))
+    assert verdict.kinds == {"data_wait"}
 
 
 def test_a_hiccup_is_nothing() -> None:

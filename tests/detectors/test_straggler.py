@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.straggler import CONFIDENCE_EARLY, CONFIDENCE_RIPE, CONFIDENCE_TOLD, Straggler
+from eagle_eye.detectors.straggler import (
+    CONFIDENCE_EARLY,
+    CONFIDENCE_LONE,
+    CONFIDENCE_RIPE,
+    CONFIDENCE_TOLD,
+    Straggler,
+)
 from eagle_eye.detectors.types import Blind, Verdict
 from tests.detectors.windows import Story
 
@@ -52,7 +58,7 @@ def said(story: Story, **changes: Any) -> list[Verdict]:
 def test_ten_percent_on_fixed_length_data_is_told_of_after_three_steps() -> None:
     (verdict,) = said(slow(job(), 1.13, 4))
     assert verdict.node == "n2"
-    assert verdict.kinds == {"compute_time", "collective_arrival", "step_time"}
+    assert verdict.kinds == {"compute_time", "collective_arrival", "step_time", "own_history"}
     assert verdict.confidence == CONFIDENCE_EARLY
 
 
@@ -66,7 +72,33 @@ def test_slowness_that_makes_no_step_longer_costs_nothing() -> None:
     story = slow(job(), 1.3, 20)
     story.device["train_step_seconds"][:] = STEP_S
     (verdict,) = said(story)
-    assert verdict.slowdown_ratio == 0.0
+    assert (verdict.slowdown_ratio, verdict.asks) == (0.0, "none")
+    assert "not longer" in verdict.summary
+
+
+def test_what_the_pace_is_too_uneven_to_show_is_recorded_and_its_cost_is_not_known() -> None:
+    story = slow(job(), 1.3, 20)
+    uneven = np.repeat(np.exp(0.5 * np.random.default_rng(4).normal(size=40)), int(STEP_S))
+    story.device["train_step_seconds"] = STEP_S * uneven[:, None] * np.ones(8)
+    (verdict,) = said(story)
+    assert (verdict.slowdown_ratio, verdict.asks) == (0.0, "none")
+    assert "not known" in verdict.summary
+
+
+def test_whom_nobody_waits_for_because_others_are_as_late_in_each_step_is_none() -> None:
+    story = job(rows=400)
+    compute = story.device["train_compute_seconds"]
+    late = np.arange(400) // int(STEP_S) % 7
+    late += late >= 2  # another node in each step
+    compute[np.arange(400), late] *= 1.5
+    story.device["train_compute_seconds"][-200:, 2] *= 1.15
+    assert said(waits(story)) == []
+
+
+def test_computing_that_is_a_small_part_of_a_step_makes_no_straggler() -> None:
+    story = slow(job(), 1.3, 20)
+    story.device["train_step_seconds"] += 500.0
+    assert said(story) == []
 
 
 def test_the_onset_is_when_it_became_slow() -> None:
@@ -117,7 +149,7 @@ def test_what_is_told_of_early_claims_no_cost_that_no_step_shows() -> None:
     story = slow(job(), 1.2, 2)
     story.device["train_step_seconds"][:] = STEP_S
     (verdict,) = said(story)
-    assert verdict.slowdown_ratio == 0.0
+    assert (verdict.slowdown_ratio, verdict.asks) == (0.0, "none")
 
 
 def test_nothing_is_told_of_early_before_the_jobs_pace_is_known() -> None:
@@ -192,13 +224,102 @@ def test_a_long_stage_is_nobodys_fault() -> None:
     assert said(waits(story), role_of=np.array([0, 0, 0, 0, 1, 1, 1, 1])) == []
 
 
-def test_a_rank_that_does_not_arrive_late_is_only_one_kind_of_evidence() -> None:
-    story = job()
-    story.device["train_compute_seconds"][-60:, 2] *= 1.3
-    story.device["nccl_collective_seconds"][:] = 1.0
+def lone(story: Story, ratio: float = 1.3, steps: int = 24, node: int = 2) -> Story:
+    """A rank is slow, all steps are longer for it, and nobody times collectives."""
+    slow(story, ratio, steps, node)
+    del story.device["nccl_collective_seconds"]
+    return story
+
+
+def test_what_began_with_the_window_is_one_kind_of_evidence() -> None:
+    story = lone(job(rows=120))
     (verdict,) = said(story)
     assert verdict.kinds == {"compute_time"}
+    assert verdict.confidence == CONFIDENCE_LONE
+    assert "would" in verdict.summary
+
+
+def test_a_rank_that_was_as_fast_as_its_peers_before_and_costs_time_is_slow() -> None:
+    (verdict,) = said(lone(job()))
+    assert verdict.kinds == {"compute_time", "own_history", "step_time"}
+    assert verdict.confidence == CONFIDENCE_RIPE
+
+
+def test_what_the_hook_alone_says_must_last_longer() -> None:
+    story = lone(job(), steps=8)
+    (verdict,) = said(story)
+    assert verdict.confidence == CONFIDENCE_EARLY
+    (verdict,) = said(working(lone(job(), steps=8), 40))
+    assert verdict.kinds == {"compute_time", "own_history", "step_time", "gpu_activity"}
+    assert verdict.confidence == CONFIDENCE_RIPE
+
+
+def test_a_rank_that_always_was_the_slowest_has_not_changed() -> None:
+    story = job()
+    story.device["train_compute_seconds"][:, 2] *= 1.15
+    (verdict,) = said(lone(story, 1.05))
+    assert "own_history" not in verdict.kinds
+    assert verdict.confidence == CONFIDENCE_LONE
+
+
+def test_what_makes_no_step_longer_is_not_sure() -> None:
+    story = lone(job())
+    story.device["train_step_seconds"][:] = STEP_S
+    assert all(verdict.confidence == CONFIDENCE_LONE for verdict in said(story))
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_rank_whose_work_may_have_grown_is_told_of(timed: bool) -> None:
+    story = slow(job(16, 600, noise=0.11), 1.4, 40)
+    if not timed:
+        del story.device["nccl_collective_seconds"]
+    (verdict,) = said(story)
     assert verdict.confidence < 0.9
+    assert "train_work_units" in verdict.summary
+
+
+def test_more_tokens_a_step_explain_more_time() -> None:
+    story = lone(job())
+    tokens = np.full(story.device["train_step"].shape, 4096.0)
+    tokens[-120:, 2] *= 1.3
+    story.device["train_tokens_per_second"] = tokens / story.device["train_step_seconds"]
+    (verdict,) = said(story)
+    assert verdict.confidence < 0.9
+
+
+def packed_in_pairs(ratio: float = 1.0) -> Story:
+    """Two ranks of each node get the same packed data; one of them, or both where ``ratio`` says so, becomes slow."""
+    story = job(16, 600, noise=0.004)
+    data = np.exp(0.12 * np.random.default_rng(8).normal(size=(120, 8)))
+    story.device["train_compute_seconds"] *= np.repeat(np.repeat(data, 2, axis=1), 5, axis=0)
+    story.series = tuple(replace(one, node=f"n{i // 2}", device=i % 2) for i, one in enumerate(story.series))
+    story.nodes = story.nodes[:8]
+    story.heard_s, story.farewell = story.heard_s[:8], story.farewell[:8]
+    return slow(slow(story, 1.4, 40, node=4), ratio, 40, node=5)
+
+
+def test_packed_data_do_not_explain_a_rank_whose_mate_has_the_same_and_is_not_slower() -> None:
+    (verdict,) = said(packed_in_pairs())
+    assert verdict.node == "n2"
+    assert verdict.confidence == CONFIDENCE_RIPE
+    (verdict,) = said(packed_in_pairs(1.4))
+    assert verdict.confidence < 0.9
+
+
+def working(story: Story, rows: int, node: int = 2, ratio: float = 0.8) -> Story:
+    """For the newest rows all GPUs but one wait more than before."""
+    story.hardware()
+    for name in ("gpu_power_watts", "gpu_tensor_active_ratio"):
+        others = np.arange(len(story.series)) != node
+        story.device[name][-rows:, others] *= ratio
+    return story
+
+
+def test_a_gpu_that_idles_more_than_its_peers_is_not_at_work() -> None:
+    story = working(lone(job(), steps=8), 40)
+    story.device["gpu_utilization_ratio"][-40:, 2] = 0.6
+    (verdict,) = said(story)
+    assert "gpu_activity" not in verdict.kinds
 
 
 def test_lateness_counts_beside_long_collectives() -> None:

@@ -39,6 +39,14 @@ def slower(story: Story, ratio: float, rows: int) -> Story:
     return story
 
 
+def polling(story: Story, rows: int) -> Story:
+    """Kernels that wait keep SMs and memory busy: a third of what training did."""
+    for name, usual in (("gpu_dram_active_ratio", 0.4), ("gpu_sm_active_ratio", 0.8)):
+        story.device[name] = np.full(story.device["gpu_power_watts"].shape, usual)
+        story.device[name][-rows:] = 0.3 * usual
+    return story.waiting(rows)
+
+
 def said(name: str, story: Story) -> list[Verdict]:
     return DETECTORS[name].detect(story.window())
 
@@ -70,6 +78,34 @@ class TestWork:
         assert seen is not None
         assert seen.idle_s == 0
 
+    def test_memory_that_kernels_poll_while_they_wait_is_no_work(self) -> None:
+        seen = work(polling(job(), 30).window())
+        assert seen is not None
+        assert seen.idle_s == 30.0
+
+    def test_memory_alone_says_that_a_job_goes_on(self) -> None:
+        story = polling(job(), 30)
+        for values in (story.device, story.node):
+            for name in [name for name in values if name == "gpu_tensor_active_ratio" or name.endswith(TRAFFIC)]:
+                del values[name]
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 0
+
+    def test_power_that_hardly_falls_is_outvoted_by_tensor_cores_at_rest(self) -> None:
+        story = job().waiting(30)
+        story.device["gpu_power_watts"][-30:] = 450.0
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 30.0
+
+    def test_a_job_that_never_used_tensor_cores_is_told_by_its_power(self) -> None:
+        story = job().waiting(30)
+        story.device["gpu_tensor_active_ratio"][:] = 0.0
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 30.0
+
     def test_less_power_alone_is_no_standstill(self) -> None:
         story = job().waiting(30)
         story.device = {name: story.device[name] for name in ("gpu_power_watts", "gpu_utilization_ratio")}
@@ -88,8 +124,19 @@ class TestProgress:
     def test_earlier_pauses_of_the_job_make_one_due_later(self) -> None:
         story = job()
         story.device["gpu_power_watts"][100:160] = 230.0
+        story.device["gpu_tensor_active_ratio"][100:160] = 0.0
         story.waiting(30)
         assert progress(story.window(), PATIENCE).due_s == pytest.approx(1.5 * 61)
+
+    def test_two_rows_without_work_between_scrapes_are_no_pause_of_old(self) -> None:
+        story = job()
+        story.device["gpu_tensor_active_ratio"][100] = 0.0
+        rare = dataclasses.replace(
+            story.waiting(60).window(), interval_s=15.0, times_s=1_000.0 - 15.0 * np.arange(ROWS - 1, -1, -1)
+        )
+        rare = dataclasses.replace(rare, node={}, node_times_s=rare.times_s)
+        state = progress(rare, PATIENCE)
+        assert (state.ripe, state.known_pause_s) == (True, 0.0)
 
     def test_a_job_that_has_hardly_worked_may_be_starting(self) -> None:
         with pytest.raises(Blind, match="may be starting"):
@@ -114,18 +161,47 @@ class TestHang:
         story.device["gpu_utilization_ratio"][-rows:, 4] = 0.0
         return story
 
-    def test_the_gpu_that_runs_nothing_while_all_others_wait_is_the_culprit_after_two_floors(self) -> None:
-        (verdict,) = said("hang", self.culprit(130))
+    @pytest.mark.parametrize("rows", [70, 300])
+    def test_the_gpu_that_runs_nothing_while_all_others_wait_is_only_told_of(self, rows: int) -> None:
+        (verdict,) = said("hang", self.culprit(rows))
         assert verdict.node == "n2"
         assert verdict.kinds == {"standstill", "gpu_activity"}
+        assert verdict.confidence < 0.9
+
+    def test_with_a_process_that_does_nothing_it_is_the_culprit_at_the_floor(self) -> None:
+        story = self.culprit(70)
+        story.device["rank_cpu_seconds_total"] = 1.2 * np.cumsum(np.ones((ROWS, 16)), axis=0)
+        story.device["rank_cpu_seconds_total"][-70:, 4] = story.device["rank_cpu_seconds_total"][-70, 4]
+        (verdict,) = said("hang", story)
+        assert verdict.node == "n2"
+        assert verdict.kinds == {"standstill", "gpu_activity", "rank_process"}
         assert verdict.confidence >= 0.9
 
-    def test_after_one_floor_it_is_only_told_of(self) -> None:
-        (verdict,) = said("hang", self.culprit(70))
-        assert verdict.confidence < 0.9
+    def test_gpus_of_many_nodes_that_run_nothing_are_no_hang_while_nobody_sees_their_processes(self) -> None:
+        story = job().waiting(130)
+        story.device["gpu_utilization_ratio"][-130:, :6] = 0.0
+        assert said("hang", story) == []
 
     def test_before_the_floor_it_may_be_a_checkpoint(self) -> None:
         assert said("hang", self.culprit(40)) == []
+
+    def resting(self, rows: int, cpus: float) -> Story:
+        """As above, in a job that once paused for 20 s; since the standstill the process uses so many processors."""
+        story = self.culprit(rows)
+        for name, value in (("gpu_power_watts", 230.0), ("gpu_tensor_active_ratio", 0.0)):
+            story.device[name][100:120] = value
+        rates = np.full(story.device["gpu_power_watts"].shape, 1.2)
+        rates[-rows:, 4] = cpus
+        story.device["rank_cpu_seconds_total"] = np.cumsum(rates, axis=0)
+        return story
+
+    def test_a_process_that_does_nothing_needs_no_floor_in_a_job_that_never_paused_so_long(self) -> None:
+        (verdict,) = said("hang", self.resting(45, 0.01))
+        assert (verdict.node, verdict.confidence >= 0.9) == ("n2", True)
+        assert said("hang", self.resting(28, 0.01)) == []
+
+    def test_one_that_compiles_while_all_others_wait_is_not_told_of(self) -> None:
+        assert said("hang", self.resting(130, 0.9)) == []
 
     def test_a_process_that_is_gone_does_not_hang(self) -> None:
         story = self.culprit(130)

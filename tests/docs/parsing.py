@@ -13,6 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 from unittest import mock
 
+from eagle_eye.cli.arguments import Parser
 from eagle_eye.cli.main import COMMANDS, load
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS
@@ -23,7 +24,9 @@ from tests.docs.pages import ROOT
 PLACEHOLDERS = {
     **dict.fromkeys(("N", "S", "M", "T", "P", "PORT"), "4"),
     **dict.fromkeys(("JOB", "J", "NODE", "INCIDENT", "ACTION", "ID", "ID_OF_A", "NAME", "WHO", "W", "VERB", "V"), "x1"),
-    **dict.fromkeys(("DIR", "FILE", "FOLDER", "OUT", "TRACE", "DUMPS", "F", "R", "TEXT", "REASON", "MODEL"), "x1"),
+    **dict.fromkeys(
+        ("BACKUP", "DIR", "FILE", "FOLDER", "OUT", "TRACE", "DUMPS", "F", "R", "TEXT", "REASON", "MODEL"), "x1"
+    ),
     **dict.fromkeys(("URL", "SERVER"), "http://127.0.0.1:8470"),
     "TIME": "2026-01-31T12:00:00Z",
     "GLOB": "gpu-*",
@@ -44,7 +47,7 @@ class _Read(Exception):
     """A program's parser has read its arguments: nothing of the program need run any more."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **{**more, "allow_abbrev": False})  # a document names a flag in full
 

@@ -6,6 +6,7 @@ and node names become those of this site, and the system's folders become folder
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -27,10 +28,12 @@ import httpx
 from tests.docs.commands import Line, simple_commands
 from tests.docs.pages import ROOT
 from tests.docs.parsing import PLACEHOLDERS, filled
+from tests.loopback import free_port
 from tests.server.test_flight_recorder import dump, entry, write
 
 BIN = Path(sys.executable).parent
 WITHIN_S = 60.0
+DEFAULT_PORTS = (8470, 8471, 8472)  # of server, agent and orchestrator; somebody may use them on this machine
 SETTLED_S = 0.2  # what has said its first line and is to fail, fails within it
 # What only a production host has. Each stands in the PATH as a program that writes its words down and succeeds.
 STAND_INS = {
@@ -56,6 +59,7 @@ TYPED = {
         "chmod",
         "grep",
         "head",
+        "umask",
         "tail",
         "sort",
         "test",
@@ -185,6 +189,8 @@ class Site:
         """Type the line in its page's folder, after the variables that were exported before it."""
         folder = self.folder(line.block.page)
         typed = self.typed(line.text)
+        if made := re.search(r"tokens create .*--out (\S+)", typed):
+            (folder / made[1]).unlink(missing_ok=True)  # the site has one already, which no reader has
         script = "\n".join([*exported, typed])
         environ = {
             "PATH": f"{self.root / 'stand-ins'}:{BIN}:{os.environ['PATH']}",
@@ -201,6 +207,8 @@ class Site:
                 "EAGLE_EYE_HOOK_SOCKET": str(self.root / "hook.sock"),
                 "EAGLE_EYE_METRICS_LISTEN": f"127.0.0.1:{free_port()}",
             }
+        if re.search(r"eagle-eye (server|orchestrate)\b", line.text):
+            environ["EAGLE_EYE_LISTEN"] = f"127.0.0.1:{free_port()}"
         if "eagle-eye orchestrate" in line.text:
             environ["EAGLE_EYE_STATE_DIR"] = str(folder / "state")
         if _SERVES.match(line.text):
@@ -251,13 +259,6 @@ def _served(script: str, folder: Path, environ: dict[str, str]) -> Done:
     return Done(code if early is None else early or 1, said, "" if early is None else f"it ended by itself: {said}")
 
 
-def free_port() -> int:
-    """Return a port of loopback that is free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _ours(*words: str) -> str:
     done = subprocess.run(
         [str(BIN / "eagle-eye"), *words], check=True, capture_output=True, text=True, timeout=WITHIN_S
@@ -272,6 +273,16 @@ def _start(*words: str) -> subprocess.Popen[bytes]:
 def two(found: list[Any]) -> list[Any]:
     """Return them once there are two."""
     return found if len(found) == 2 else []
+
+
+@contextmanager
+def default_ports_taken() -> Iterator[None]:
+    """Listen where nobody may: a command that is typed here with a default port fails on every machine."""
+    with contextlib.ExitStack() as taken:
+        for port in DEFAULT_PORTS:
+            with contextlib.suppress(OSError):  # it is taken already
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        yield
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from tests.docs.commands import Line, is_synopsis, lines, spelled_out
 from tests.docs.elsewhere import elsewhere, slow
 from tests.docs.pages import PAGES, Block, blocks
-from tests.docs.site import Site, opened
+from tests.docs.site import Site, default_ports_taken, opened
 
 ALL = os.environ.get("EAGLE_EYE_TEST_DOCS") == "1"
 # Exit codes beside 0 that the documents give a meaning: a host without GPUs, a clock that nobody keeps.
@@ -36,7 +36,7 @@ def typed_here(page: str) -> list[Line]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with opened(tmp_path_factory.mktemp("site")) as site:
+    with default_ports_taken(), opened(tmp_path_factory.mktemp("site")) as site:
         yield site
 
 

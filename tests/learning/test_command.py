@@ -18,7 +18,6 @@ from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.learning import training
 from eagle_eye.learning.features import read as read_history
 from eagle_eye.learning.model import make
-from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.model_file import BadModel, Document, Metadata, ModelFile, read, write
 from tests.detectors.tiny_model import tiny_model
@@ -109,11 +108,13 @@ class TestTrain:
         assert main(["train", *arguments]) == 1
         assert "cannot be reached" in capsys.readouterr().err
 
-    def test_moments(self) -> None:
-        assert training.moment("2026-01-02T03:04:05+00:00") == "2026-01-02T03:04:05+00:00"
-        assert training.moment("7d") < training.moment("1h")
-        with pytest.raises(ConfigurationError, match="RFC 3339"):
-            training.moment("yesterday")
+    @pytest.mark.parametrize("flag", ["--since", "--until"])
+    def test_a_wrong_time_is_wrong_usage_before_anybody_is_asked(
+        self, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["--server", "http://127.0.0.1:1", "--job", "j", "--out", str(tmp_path / "m"), flag, "yesterday"]
+        assert main(["train", *arguments]) == 2
+        assert f"{flag}: expected RFC 3339" in capsys.readouterr().err
 
     def test_what_was_labelled_a_fault_is_left_out(self, tmp_path: Path) -> None:
         label = {

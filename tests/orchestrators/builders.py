@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,13 +63,6 @@ def signed_headers(body: bytes, now_s: float, event_id: str = "evt-1", secret: s
         "webhook-timestamp": str(int(now_s)),
         "webhook-signature": signature,
     }
-
-
-def free_port() -> int:
-    """A port that nothing listens on: for processes that have to come back to where they were."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 def deliver(url: str, body: bytes, headers: dict[str, str]) -> httpx.Response:

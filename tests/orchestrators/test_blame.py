@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from eagle_eye.detectors.signs import exits
+from eagle_eye.orchestrators.launch import blame
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised, exception, scripts_own
-from tests.orchestrators.test_machine import Story, failed
+from tests.orchestrators.test_machine import Story, failed, restart
 
 KEY = """rank 1: Traceback (most recent call last):
   File "/shared/train.py", line 12, in <module>
@@ -74,6 +76,37 @@ def test_the_launcher_does_not_restart_a_script_that_fails_in_the_same_way_again
     assert story.ordered(to.End)[0].reason.startswith("the same exception again, on n1, n2, n3: /shared/train.py:7")
 
 
+def test_it_counts_the_end_that_eagle_eye_restarted_for() -> None:
+    story = Story().running()
+    story.happens(*(failed(node, detail=KEY) for node in ("n1", "n2")), restart())
+    story.stopped("n1", "n2", "n3")
+    story.starts()
+    fails(story, "n2")
+    assert story.state.phase == "failed"
+
+
+def test_it_counts_the_end_that_a_killed_launcher_restarted_for() -> None:
+    story = Story().running()
+    fails(story, "n1", "n2")
+    story.stopped("n1", "n2", "n3")
+    story.is_killed_and_started_again()
+    story.running()
+    fails(story, "n2")
+    assert story.state.phase == "failed"
+
+
+def test_who_starts_the_job_again_by_hand_has_changed_something() -> None:
+    story = Story().running()
+    fails(story, "n1", "n2")
+    story.stopped("n1", "n2", "n3")
+    story.starts()
+    fails(story, "n1", "n2")
+    story.is_killed_and_started_again()
+    story.running()
+    fails(story, "n1", "n2")
+    assert story.state.phase != "failed"
+
+
 def test_it_does_where_the_node_may_be_the_cause() -> None:
     story = Story().running()
     for _ in range(3):
@@ -83,3 +116,7 @@ def test_it_does_where_the_node_may_be_the_cause() -> None:
         story.starts()
     fails(story, "n1")
     assert "restarts are used up" in story.ordered(to.End)[0].reason
+
+
+def test_the_launcher_and_the_detectors_know_the_same_words_for_a_connection_that_could_not_be_made() -> None:
+    assert blame.CANNOT_CONNECT.pattern == exits.CANNOT_CONNECT.pattern

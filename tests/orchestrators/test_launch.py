@@ -173,6 +173,22 @@ def test_a_node_with_a_stopped_rank_is_excluded_and_the_job_finishes_without_it(
 
 
 @pytest.mark.slow
+def test_training_goes_on_without_its_server_and_the_launcher_says_so_once_and_when_it_is_back(tmp_path: Path) -> None:
+    with stub_server() as server:
+        server.answer = lambda *_: (503, None)
+        words = ("--nnodes", "2", "--server", server.url)
+        with launched(tmp_path, "n1,n2", *words, steps=80) as launcher:
+            lost = launcher.wait("server_lost")
+            assert "503" in lost["reason"]
+            assert "training goes on" in lost["meanwhile"]
+            launcher.reaches(1, 2)
+            server.answer = StubServer.agreeable
+            assert launcher.wait("server_back")["away_s"] > 0.0
+            assert launcher.ends() == 0
+        assert [said["event"] for said in launcher.events].count("server_lost") == 1
+
+
+@pytest.mark.slow
 def test_without_a_server_a_failed_job_is_restarted_from_its_checkpoint(tmp_path: Path) -> None:
     words = ("--nnodes", "2", "--without-server")
     with launched(tmp_path, "n1,n2", *words, steps=15, env={"FAIL_AT": "7"}) as launcher:

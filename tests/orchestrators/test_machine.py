@@ -522,6 +522,79 @@ def test_a_node_that_holds_two_starts_in_a_row_up_is_left_out() -> None:
     assert members == ("n1", "n4", "n3")
 
 
+CANNOT_CONNECT = "rank 1: Traceback:\n  File\nRuntimeError: gloo/transport/tcp/socket.cc:142] connect: Invalid argument"
+LOST_A_PEER = "rank 0: Traceback:\n  File\nRuntimeError: Connection closed by peer [10.0.0.2]:4711"
+
+
+def start_fails(story: Story, *ends: tuple[str, str], absent: Collection[str] = ()) -> list[to.TellServer]:
+    """Ranks end before a step, each node's with its words; returns what the server hears of who holds the start up."""
+    attempt = story.state.attempt
+    for node, words in ends:
+        exits = ((story.state.members.index(node), 1),)
+        story.happens(on.RanksEnded(node, attempt, success=False, exits=exits, detail=words))
+    told = story.ordered(to.TellServer)
+    story.passes(2.0)
+    asked = [node for order in story.ordered(to.LookAtRanks) for node in order.nodes]
+    told += story.ordered(to.TellServer)
+    story.happens(*(on.RanksSeen(node, attempt, node not in absent, (0,) * (node in absent)) for node in asked))
+    return [word for word in (*told, *story.ordered(to.TellServer)) if word.held_up_by]
+
+
+def test_the_server_hears_which_ranks_alone_could_not_reach_the_others() -> None:
+    for ends in ([("n2", CANNOT_CONNECT)], [("n2", CANNOT_CONNECT), ("n1", LOST_A_PEER)]):
+        story = Story().running()
+        assert start_fails(story, *ends) == [to.TellServer("running", 1, ("n1", "n2", "n3"), (1,))]
+        (stuck,) = story.ordered(to.Say)
+        assert (stuck.event, stuck.fields["unreached"]) == ("start_stuck", [1])
+        assert story.state.phase is Phase.DECIDING
+
+
+def test_where_others_did_not_reach_anybody_either_or_have_not_come_it_hears_of_none() -> None:
+    both = Story().running()
+    assert start_fails(both, ("n2", CANNOT_CONNECT), ("n3", CANNOT_CONNECT)) == []
+    other = Story().running()
+    assert start_fails(other, ("n2", CANNOT_CONNECT), ("n3", "rank 2: KeyError: 3")) == []
+    absent = Story().running()
+    assert start_fails(absent, ("n2", CANNOT_CONNECT), absent={"n3"}) == []
+    gone = Story().running()
+    gone.happens(on.RunnerLost("n3", "ended with -9"))
+    assert start_fails(gone, ("n2", CANNOT_CONNECT)) == []
+
+
+def test_of_two_nodes_or_after_a_step_nobody_can_say_who_did_not_reach_whom() -> None:
+    two = Story(least=2)
+    two.happens(on.RunnerLost("n3", ""), on.RunnerLost("n4", ""), on.RunnerReady("n1"), on.RunnerReady("n2"))
+    two.starts()
+    assert two.state.members == ("n1", "n2")
+    assert start_fails(two, ("n2", CANNOT_CONNECT)) == []
+    later = Story().running()
+    later.happens(on.StepSeen(1, 1, 60))
+    assert start_fails(later, ("n2", CANNOT_CONNECT)) == []
+
+
+def test_without_a_word_from_eagle_eye_the_node_that_fails_two_starts_alone_is_left_out() -> None:
+    story = Story(verdict_wait_s=5.0, backoff_s=0.0).running()
+    for _ in range(2):
+        assert start_fails(story, ("n2", CANNOT_CONNECT))
+        story.passes(5.0)
+        story.stopped("n1", "n2", "n3")
+        members = story.state.members
+        story.starts()
+    assert members == ("n1", "n4", "n3")
+
+
+def test_starts_in_a_row_that_fail_at_different_nodes_accuse_none() -> None:
+    story = Story(verdict_wait_s=5.0, backoff_s=0.0, restarts_max=9).running()
+    told = []
+    for node in ("n2", "n3", "n2", "n3"):
+        told += start_fails(story, (node, CANNOT_CONNECT))
+        story.passes(60.0)
+        story.stopped("n1", "n2", "n3")
+        story.starts()
+    assert [word.attempt for word in told] == [1]
+    assert story.state.members == ("n1", "n2", "n3")
+
+
 def test_a_slow_start_in_which_nobody_stands_out_is_left_alone() -> None:
     story = warm()
     story.passes(300.0)

@@ -23,13 +23,13 @@ from eagle_eye.orchestrators.orchestrate.kinds import KINDS
 from eagle_eye.orchestrators.orchestrate.service import Service
 from eagle_eye.orchestrators.secret_file import SecretFile
 from eagle_eye.schema.action import NODE_READMITTED
+from tests.loopback import free_port
 from tests.orchestrators.builders import (
     SECRET,
     StubServer,
     action,
     deliver,
     event_body,
-    free_port,
     signed_headers,
     stub_server,
 )

@@ -120,8 +120,16 @@ def test_origins() -> None:
 class Subscribing:
     def __init__(self, server: StubServer, folder: Path) -> None:
         self.client = ServerClient(server.url, "")
+        self.changes: list[tuple[str, float]] = []
         wanted = Wanted("http://127.0.0.1:9/", ("j",))
-        self.subscription = Subscription(self.client, wanted, folder / "subscription.json", 0.05, quick())
+        self.subscription = Subscription(
+            self.client,
+            wanted,
+            folder / "subscription.json",
+            0.05,
+            quick(),
+            lambda reason, away_s: self.changes.append((reason, away_s)),
+        )
 
     def __enter__(self) -> Subscription:
         self.subscription.start()
@@ -165,6 +173,27 @@ def test_a_server_that_lost_the_subscription_gets_it_and_the_job_again(tmp_path:
         assert server.wait("PUT", "/api/v1/jobs/j", 2)[1]["ranks"] == [
             {"rank": 0, "node": "n1", "device": 0, "role": ""}
         ]
+
+
+def test_a_server_that_goes_away_is_told_of_once_and_so_is_its_return(tmp_path: Path) -> None:
+    with stub_server() as server:
+        subscribing = Subscribing(server, tmp_path)
+        with subscribing as subscription:
+            wait_for(lambda: subscription.in_touch)
+            assert (subscribing.changes, subscription.out_of_touch_s) == ([], 0.0)
+            server.answer = lambda *_: (503, None)
+            wait_for(lambda: bool(subscribing.changes))
+            asked = len(server.requests)
+            wait_for(lambda: len(server.requests) > asked + 3)
+            ((reason, away_s),) = subscribing.changes
+            assert "503" in reason
+            assert away_s == 0.0
+            assert subscription.out_of_touch_s > 0.0
+            server.answer = StubServer.agreeable
+            wait_for(lambda: len(subscribing.changes) == 2)
+            assert subscribing.changes[1][0] == ""
+            assert subscribing.changes[1][1] > 0.0
+            assert subscription.out_of_touch_s == 0.0
 
 
 def test_the_latest_word_on_a_job_arrives_once_the_server_is_back(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from eagle_eye.orchestrators.protocol import Exclusion, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
 from eagle_eye.orchestrators.torchft.memory import Memory
 from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from tests.orchestrators.builders import free_port
+from tests.loopback import free_port
 from tests.orchestrators.contract import cause
 
 HOW = "is not installed: python -m pip install --no-deps -r tests/full.lock (make test-full does it)"

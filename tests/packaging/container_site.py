@@ -122,10 +122,11 @@ def version() -> str:
 
 
 def documented(name: str) -> list[list[str]]:
-    """Return the words of each command that docs/containers.md gives in its blocks that mention ``name``."""
+    """Return the words of podman's commands that docs/containers.md gives in its blocks that mention ``name``."""
     text = (REPOSITORY / "docs/containers.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if f"--name {name}" in block]
-    return [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))[:1] == ["podman"]]
 
 
 def get(url: str, token: str = "") -> Any:

@@ -60,6 +60,19 @@ def test_nothing_that_goes_on_is_root_or_has_a_capability(services: dict[str, An
             assert "cap_add" not in service, name
 
 
+def test_who_is_subscribed_runs_before_the_server_is_asked_to_find_its_name(services: dict[str, Any]) -> None:
+    start = (REPOSITORY / "packaging/compose/start.sh").read_text(encoding="utf-8")
+    always = set(re.findall(r"subscribed \w+ http://([\w-]+):", start))
+    commands = {name: service.get("command") or [] for name, service in services.items()}
+    asked = {name: command for name, command in commands.items() if command[:1] == ["subscribe"]}
+    assert always == {"alertmanager"}
+    assert asked.keys() == {"subscribe", "demo-subscribe"}
+    for name, (_, *urls) in asked.items():
+        before = {*services[name]["depends_on"]}
+        before |= {*services["subscribe"]["depends_on"]} if "subscribe" in before else set()
+        assert always | {re.findall(r"//([\w-]+):", url)[0] for url in urls} <= before, name
+
+
 def test_everything_is_published_on_loopback_unless_somebody_says_otherwise(services: dict[str, Any]) -> None:
     ports = [port for service in services.values() for port in service.get("ports", [])]
     assert ports

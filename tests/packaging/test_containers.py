@@ -20,6 +20,7 @@ import yaml
 
 from eagle_eye.agent.hook_message import encode
 from tests.agent.fakes import message, until
+from tests.loopback import free_port
 from tests.orchestrators.kubernetes.rights import MANIFEST
 from tests.packaging.compose_site import Composed, composed, missing, wait
 from tests.packaging.container_site import NEEDED, READY_S, REPOSITORY, Podman, Site, answers, build, get, version
@@ -131,12 +132,6 @@ def test_the_servers_image_judges_traces_without_writing_anywhere_but_in_tmp(pod
     confined = ("--network=none", "--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--cap-drop=ALL")
     said = podman.run("run", "--rm", *confined, "--entrypoint=sh", tag("server"), "-c", program).stdout
     assert "thermal_throttle" in said
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

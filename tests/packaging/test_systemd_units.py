@@ -113,3 +113,27 @@ def test_the_packages_configuration_of_the_server_holds_and_so_does_what_it_sugg
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.read(REPOSITORY / "packaging/systemd/eagle-eye-server.service")
     assert f"/var/lib/{unit['Service']['StateDirectory']}" == plain.data_dir
+
+
+def when_it_ends(tmp_path: Path, result: str) -> str:
+    """Run what systemd runs when the server has ended; return what it prints."""
+    (command,) = options(REPOSITORY / "packaging/systemd/eagle-eye-server.service", "ExecStopPost")
+    words = shlex.split(command.replace("/etc/eagle-eye", str(tmp_path)))
+    told = {"SERVICE_RESULT": result, "EXIT_CODE": "killed", "EXIT_STATUS": "KILL", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(words, env=told, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_server_that_was_told_to_end_says_nothing(tmp_path: Path) -> None:
+    assert when_it_ends(tmp_path, "success") == ""
+
+
+def test_a_server_that_died_is_critical_in_the_journal_and_a_program_of_the_sites_hears_why(tmp_path: Path) -> None:
+    said = "<2>Eagle Eye is down (signal, killed KILL): no fault is found and nobody is told until it runs again\n"
+    assert when_it_ends(tmp_path, "signal") == said
+    program = tmp_path / "server-failed"
+    program.write_text('#!/bin/sh\necho "told: $*"\n')
+    assert when_it_ends(tmp_path, "signal") == said  # it is not to be run
+    program.chmod(0o755)
+    assert when_it_ends(tmp_path, "signal") == said + "told: signal killed KILL\n"

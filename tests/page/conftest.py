@@ -33,7 +33,7 @@ class Complaints:
         return [text for text in self.heard if not any(part in text for part in self.allowed)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright's event loop runs in this thread until then: no asyncio.run beside it
 def browser() -> Iterator[Browser]:
     api = pytest.importorskip(
         "playwright.sync_api", reason="needs playwright: pip install --no-deps -r tests/full.lock, or make test-full"

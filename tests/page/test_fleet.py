@@ -12,12 +12,13 @@ from tests.page.site import replayed
 from tests.server.builders import Running, incident
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Running]:
     """A server that has just watched a GPU throttle, and asks a person before it acts."""
+    assert browser.is_connected()  # first: while one starts, what was replayed grows old
     folder = tmp_path_factory.mktemp("site")
     with replayed(folder, "thermal_throttle", strength="strong", policy__mode="approve") as server:
         yield server

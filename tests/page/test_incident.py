@@ -17,13 +17,14 @@ from tests.page.site import replayed, until
 from tests.server.builders import Running, action, incident
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 SCRIPT = "<script>window.harmed = true</script><img src=x onerror='window.harmed = true'>"
 
 
 @pytest.fixture(scope="module")
-def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def hung(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Running]:
+    assert browser.is_connected()  # first: while one starts, what was replayed grows old
     with replayed(
         tmp_path_factory.mktemp("hung"), "hang", nodes=4, gpus=2, minutes=4.0, seed=5, policy__mode="approve"
     ) as server:

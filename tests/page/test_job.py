@@ -14,13 +14,14 @@ from tests.page.site import LaggingClock, replayed, until
 from tests.server.builders import Running, incident, running
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 NODES = 12_500
 
 
 @pytest.fixture(scope="module")
-def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def hung(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Running]:
+    assert browser.is_connected()  # first: while one starts, what was replayed grows old
     with replayed(tmp_path_factory.mktemp("hung"), "hang", nodes=4, gpus=2, minutes=4.0, seed=5) as server:
         # What the accounts write at their next look, in ten seconds.
         services = server.front.services

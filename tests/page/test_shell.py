@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_eye.server.auth import mint
 from eagle_eye.server.store import Change
+from tests.loopback import free_port
 from tests.page.conftest import Complaints
 from tests.page.site import LaggingClock, until
 from tests.server.builders import incident, running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def test_after_a_restart_of_the_server_the_page_goes_on_and_has_missed_nothing(

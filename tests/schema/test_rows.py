@@ -13,6 +13,7 @@ from eagle_eye.schema import rows
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import BadFrame, Block, Frame, Rank, block, encode_frame, read_frame, values_of
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.outline_keys import unknown_outline_keys
 
 NAMES = {scope: catalogue.names(scope) for scope in Scope}
 PLAIN = st.one_of(st.floats(width=32, allow_nan=False), st.just(math.inf))
@@ -100,8 +101,8 @@ def test_new_keys_of_an_outline_can_be_named_and_are_passed_over() -> None:
     for item in (plain, plain["ranks"][0], plain["blocks"][0]):
         item["mood"] = {"deep": [1, {}]}
     newer = msgspec.msgpack.encode(plain)
-    assert rows.unknown_outline_keys(raw) == ()
-    assert rows.unknown_outline_keys(newer) == ("key block.mood", "key frame.mood", "key rank.mood")
+    assert unknown_outline_keys(raw) == ()
+    assert unknown_outline_keys(newer) == ("key block.mood", "key frame.mood", "key rank.mood")
     assert rows.decode_outline(newer)[0] == rows.outline_of(whole)
 
 
@@ -144,7 +145,7 @@ def test_a_row_that_is_cut_or_longer_is_refused(frame: Frame, data: st.DataObjec
         ({"sequence": 1 << 53}, "shape"),
         ({"time_s": 0.0}, "time"),
         ({"time_s": math.nan}, "time"),
-        ({"time_s": 4_102_444_800.0}, "time"),
+        ({"time_s": 253_402_300_800.0}, "time"),
     ],
 )
 def test_the_beginning_of_a_row_is_refused_before_its_outline_is_known(changed: dict[str, Any], reason: str) -> None:

@@ -20,6 +20,7 @@ import uvicorn
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_frame, encode_request
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.rows import decode_outline, outline_of_row, read_row
 from eagle_eye.server import config as configuration
 from eagle_eye.server import logs
 from eagle_eye.server.app import build_watcher, create_app
@@ -32,6 +33,7 @@ from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.front import Front
+from eagle_eye.server.history import Recorded, RecordedRow
 from eagle_eye.server.latencies import Latencies
 from eagle_eye.server.records import Action, Incident, Job, OutboundEvent, Subscription
 from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
@@ -67,6 +69,7 @@ class FakeWatcher:
     recovered: list[tuple[Frame, float]] = field(default_factory=list)
     words: list[SchedulerWord] = field(default_factory=list)
     ask_schedulers: Callable[[], None] = lambda: None
+    fleet_size: Callable[[], int] = lambda: 0
     models: list[LearnedModel | str] = field(default_factory=list)
     policies: list[PolicySettings] = field(default_factory=list)
     course: list[Course] = field(default_factory=list)
@@ -79,8 +82,7 @@ class FakeWatcher:
 
     def observe_rows(self, groups: Sequence[RowGroup]) -> None:
         for group in groups:
-            for outlined, time_s, received_s, numbers in zip(*group[1:], strict=True):
-                self.frames.append((outlined.frame(1, time_s, numbers.tobytes()), received_s, 0.0))
+            self.frames.extend((frame, received_s, 0.0) for frame, received_s in frames_of(group))
 
     def observe_job(self, job: Job) -> None:
         self.jobs.append(job)
@@ -91,8 +93,12 @@ class FakeWatcher:
     def call_schedulers(self, ask: Callable[[], None]) -> None:
         self.ask_schedulers = ask
 
-    def recover(self, frames: Iterable[tuple[Frame, float]]) -> None:
-        self.recovered.extend(frames)
+    def count_fleet(self, count: Callable[[], int]) -> None:
+        self.fleet_size = count
+
+    def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
+        for one in past:
+            self.recovered.extend(frames_of(one) if isinstance(one, RowGroup) else [one])
 
     def use_model(self, model: LearnedModel | str) -> None:
         self.models.append(model)
@@ -133,6 +139,26 @@ class FakeWatcher:
 
     def progress(self, job: str) -> Progress | None:
         return Progress(7.0, NOW, 1.5) if job == "job" else None
+
+
+def frames_of(group: RowGroup) -> list[tuple[Frame, float]]:
+    return [
+        (outlined.frame(1, time_s, numbers.tobytes()), received_s)
+        for outlined, time_s, received_s, numbers in zip(*group[1:], strict=True)
+    ]
+
+
+def replayed(history: Any, since_s: float = 0.0, most: int = 100) -> list[Recorded]:
+    """Return what a restart reads back, rows as frames."""
+
+    def whole(row: RecordedRow) -> Frame:
+        outline, _ = decode_outline(history.outline(outline_of_row(row.raw)))
+        return read_row(outline, row.raw).frame
+
+    return [
+        Recorded(whole(one), one.received_s, one.offset_s) if isinstance(one, RecordedRow) else one
+        for one in history.replay(since_s, most)
+    ]
 
 
 def frame(sequence: int = 1, node: str = "n1", time_s: float = NOW, **more: Any) -> Frame:

@@ -47,6 +47,8 @@ def receiver() -> Iterator[Receiver]:
         state.url = f"http://127.0.0.1:{server.server_port}/hook?x=1"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield state
-        server.shutdown()
-        thread.join()
+        try:
+            yield state
+        finally:
+            server.shutdown()
+            thread.join()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from eagle_eye.server.notifiers.webhook import Webhook
 from eagle_eye.server.outbound import heartbeat, incident_opened, incident_resolved, incident_updated, ping
 from eagle_eye.server.records import Incident, OutboundEvent
 from eagle_eye.server.timestamps import unix_seconds
+from tests.loopback import free_port
 from tests.server.builders import incident, subscription
 from tests.server.receiver import Receiver, receiver
 
@@ -86,10 +86,8 @@ def process(*command: str) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmanager]:
     folder: Path = tmp_path_factory.mktemp("alertmanager")
-    with receiver() as target, socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        bound.close()
+    port = free_port()
+    with receiver() as target:
         config = folder / "alertmanager.yml"
         config.write_text(CONFIG.format(url=target.url), encoding="utf-8")
         with process(

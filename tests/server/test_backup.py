@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -13,6 +14,7 @@ import pytest
 from eagle_eye.cli.main import main
 from eagle_eye.server import auth, backup
 from eagle_eye.server.backup import SUMS_FILE, back_up
+from eagle_eye.server.data_folder import held
 from eagle_eye.server.errors import BackupFailed
 from eagle_eye.server.records import Evidence
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
@@ -186,3 +188,69 @@ def test_the_command_says_what_it_copied(tmp_path: Path, capsys: pytest.CaptureF
     subprocess.run(["sha256sum", "--check", "--quiet", SUMS_FILE], cwd=tmp_path / "copy", check=True)
     assert main(words) == 1
     assert "not an empty folder" in capsys.readouterr().err
+
+
+def restored_from(tmp_path: Path, *options: str) -> int:
+    return main(["backup", "restore", str(tmp_path / "copy"), "--data", str(tmp_path / "data"), *options])
+
+
+def test_a_backup_is_put_back_what_was_there_is_set_aside_and_what_came_later_stays(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    filled(data)
+    (data / "history" / "raw" / "old").mkdir(parents=True)
+    (data / "history" / "raw" / "old" / "frames.parquet").write_bytes(b"rows")
+    back_up(data, tmp_path / "copy")
+    (data / RECORDS_FILE).write_bytes(b"damaged")
+    (data / f"{RECORDS_FILE}-wal").write_bytes(b"of the damaged one")
+    (data / "history" / "raw" / "old" / "frames.parquet").write_bytes(b"ruws")
+    (data / "history" / "raw" / "new").mkdir()
+    (data / "history" / "raw" / "new" / "frames.parquet").write_bytes(b"newer rows")
+    assert restored_from(tmp_path) == 0
+    (aside,) = data.glob("set-aside-*")
+    assert {"history/raw/old/frames.parquet", RECORDS_FILE, f"{RECORDS_FILE}-wal"} <= set(names(aside))
+    assert (aside / RECORDS_FILE).read_bytes() == b"damaged"
+    assert (data / "history" / "raw" / "old" / "frames.parquet").read_bytes() == b"rows"
+    assert (data / "history" / "raw" / "new" / "frames.parquet").read_bytes() == b"newer rows"
+    store = SqliteStore(data / RECORDS_FILE)
+    assert store.get(INCIDENTS, "inc_1") is not None
+    store.close()
+    assert not [path for path in names(data) if backup.PARTIAL in path]
+
+
+def test_one_database_is_put_back_without_the_other(tmp_path: Path) -> None:
+    filled(tmp_path / "data")
+    shutil.copy(tmp_path / "data" / RECORDS_FILE, tmp_path / "data" / HISTORY_FILE)
+    back_up(tmp_path / "data", tmp_path / "copy")
+    for name in (RECORDS_FILE, HISTORY_FILE):
+        (tmp_path / "data" / name).write_bytes(b"later")
+    assert restored_from(tmp_path, "--history-only") == 0
+    assert (tmp_path / "data" / RECORDS_FILE).read_bytes() == b"later"
+    assert restored_from(tmp_path, "--records-only") == 0
+    copied = (tmp_path / "copy" / RECORDS_FILE).read_bytes()
+    assert (tmp_path / "data" / RECORDS_FILE).read_bytes() == copied
+
+
+def test_nothing_is_put_back_under_a_server_or_from_a_backup_that_is_not_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(tmp_path / "data")
+    back_up(tmp_path / "data", tmp_path / "copy")
+    (tmp_path / "data" / RECORDS_FILE).write_bytes(b"later")
+    with held(tmp_path / "data", "127.0.0.1:8470"):
+        assert restored_from(tmp_path) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"process {os.getpid()}" in said
+    assert "127.0.0.1:8470" in said
+    (tmp_path / "copy" / RECORDS_FILE).write_bytes(b"rotten")
+    assert restored_from(tmp_path) == 1
+    assert f"{RECORDS_FILE} is missing or not as SHA256SUMS says" in capsys.readouterr().err
+    (tmp_path / "copy" / SUMS_FILE).unlink()
+    assert restored_from(tmp_path) == 1
+    assert "no whole backup" in capsys.readouterr().err
+    assert (tmp_path / "data" / RECORDS_FILE).read_bytes() == b"later"
+
+
+def test_words_that_are_neither_a_folder_nor_a_restore_are_refused(tmp_path: Path) -> None:
+    for words in (["restore"], ["a", "b"], ["restore", "a", "b"], ["a", "--history-only"]):
+        assert main(["backup", *words, "--data", str(tmp_path)]) == 2

@@ -5,9 +5,12 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -16,7 +19,10 @@ import tomllib
 
 from eagle_eye.cli.main import main
 from eagle_eye.server import tokens_command
+from eagle_eye.server.auth import sha256
 from eagle_eye.server.command import as_toml
+from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
+from tests.loopback import free_port
 from tests.server.builders import FakeClock, logging_put_back
 
 WITHIN_S = 30.0
@@ -105,9 +111,7 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line(
 def test_the_server_reloads_on_a_hangup_and_serves_until_it_is_asked_to_stop(
     tmp_path: Path, stop: signal.Signals
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "eagle_eye.cli.main", "server", "--listen", f"127.0.0.1:{port}"]
     with subprocess.Popen([*command, "--data", str(tmp_path)], stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -148,7 +152,8 @@ def test_a_token_is_printed_once_listed_without_its_text_and_revoked(
     assert "revoked" in capsys.readouterr().out.split()[3]
     assert tokens("revoke", listed.split()[0], "--json", *data) == 0
     assert json.loads(capsys.readouterr().out)["revoked"] is True
-    assert tokens("revoke", "tok-none", *data) == 1
+    with pytest.raises(LookupError, match="no token is called 'tok-none'"):
+        tokens("revoke", "tok-none", *data)
 
 
 def test_a_join_token_lasts_a_day_and_is_listed_with_the_nodes_that_it_enrols(
@@ -160,6 +165,67 @@ def test_a_join_token_lasts_a_day_and_is_listed_with_the_nodes_that_it_enrols(
     assert tokens("list", *data) == 0
     assert "gpu*, login1, anew" in (listed := capsys.readouterr().out)
     assert "2023-11-15T22:13:20.000Z" in listed
+
+
+def test_a_token_is_written_to_a_new_file_of_its_owner_and_told_nowhere_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for scope, more in (("admin", ()), ("join", ()), ("agent", ("--node", "n1")), ("remote_write", ("--nodes", "*"))):
+        file = tmp_path / scope
+        before = os.umask(0)
+        try:
+            assert tokens("create", "--scope", scope, *more, "--out", str(file), "--data", str(tmp_path)) == 0
+        finally:
+            os.umask(before)
+        text = file.read_text().strip()
+        assert text.startswith("ee_")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert text not in said.err
+        with closing(SqliteStore(tmp_path / RECORDS_FILE)) as store:
+            found = store.token_by_sha256(sha256(text))
+        assert found is not None
+        assert found.scope == scope
+
+
+def test_a_token_in_a_file_is_not_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--scope", "read", "--out", str(tmp_path / "token"), "--json", "--data", str(tmp_path))
+    assert tokens("create", *words) == 0
+    assert "token" not in json.loads(capsys.readouterr().out)
+
+
+def test_no_file_is_overwritten_and_no_token_made_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, link = tmp_path / "known", tmp_path / "link"
+    file.write_text("in use\n")
+    link.symlink_to(tmp_path / "elsewhere")
+    for path in (file, link, tmp_path / "no" / "folder"):
+        words = ["--scope", "read", "--out", str(path), "--data", str(tmp_path)]
+        assert main(["tokens", "create", *words]) == 2
+        assert f"--out: {path}" in capsys.readouterr().err
+    assert file.read_text() == "in use\n"
+    assert not (tmp_path / "elsewhere").exists()
+    assert tokens("list", "--data", str(tmp_path)) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_of_a_token_that_could_not_be_made_is_removed(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    assert main(["tokens", "create", "--scope", "agent", "--out", str(file), "--data", str(tmp_path)]) == 2
+    assert not file.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user")
+def test_what_root_makes_is_the_folders_owners() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        outer = Path(name)
+        outer.chmod(0o755)
+        folder = outer / "data"
+        folder.mkdir()
+        os.chown(folder, 65_534, 65_534)
+        assert tokens("create", "--scope", "read", "--out", str(outer / "token"), "--data", str(folder)) == 0
+        assert {path.stat().st_uid for path in folder.iterdir()} == {65_534}
+        assert (outer / "token").stat().st_uid == os.geteuid() == 0
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import standardwebhooks
@@ -15,6 +17,7 @@ from tests.server.builders import Running, action, event, running
 from tests.server.receiver import Receiver, receiver
 
 WITHIN_S = 10.0
+AT_ONCE = 24
 
 
 def eventually(claim: Callable[[], bool]) -> None:
@@ -49,6 +52,28 @@ def test_an_approved_action_reaches_a_subscriber_who_reports_on_it(tmp_path: Pat
         reported = server.client.post(told["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
         assert reported.json()["state"] == "done"
         eventually(lambda: state(server) == ["delivered"])
+
+
+def test_however_many_approve_an_action_at_once_it_is_asked_for_once(tmp_path: Path) -> None:
+    clock = SystemClock()
+    with receiver() as target, running(tmp_path, clock, webhooks__allow_private=True) as server:
+        subscribe(server, target)
+        waiting = action(state="awaiting", expires_s=clock.now_s() + 60)
+        server.front.services.store.commit(Change(actions=(waiting,)))
+        ready = threading.Barrier(AT_ONCE)
+
+        def approve() -> int:
+            ready.wait()
+            return server.client.post("/api/v1/actions/act_1/approve").status_code
+
+        with ThreadPoolExecutor(AT_ONCE) as people:
+            answers = [people.submit(approve) for _ in range(AT_ONCE)]
+        assert {one.result() for one in answers} == {200}
+        eventually(lambda: state(server) == ["delivered"])
+        told = [json.loads(content) for _, content in target.got]
+        assert [(one["type"], one["data"]["action_id"]) for one in told] == [("eagle_eye.action.requested", "act_1")]
+        approved = [one for one in server.client.get("/api/v1/audit").json()["items"] if one["verb"] == "approve"]
+        assert len(approved) == 1
 
 
 def test_what_could_not_be_delivered_is_delivered_by_the_next_server(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from eagle_eye.server.store import TOKENS, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, running
 
 DAY_S = 86_400.0
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -129,3 +131,29 @@ def test_a_join_token_must_end_soon() -> None:
     for lifetime_s in (None, 31 * DAY_S):
         with pytest.raises(ValueError, match="--expires-days"):
             mint("join", None, NOW, lifetime_s)
+
+
+def test_the_wires_document_names_what_enrolling_may_be_answered(server: Running) -> None:
+    section = (
+        (ROOT / "docs" / "wire.md").read_text(encoding="utf-8").partition("\n## Enrolment\n")[2].partition("\n## ")[0]
+    )
+    text, store = join(server), server.front.services.store
+    reader, record = mint("read", None, NOW, None)
+    store.commit(Change(tokens=(record,)))
+    enrol(server, text)
+    answers = [
+        refused(server, text),
+        refused(server, "ee_none"),
+        refused(server, reader, "n2"),
+        refused(server, text, 3),
+    ]
+    answers += [refused(server, text, ""), refused(server, text, "x1")]
+    for node in ("n2", "n3"):
+        server.send(body(frame(node=node)), authorization=f"Bearer {enrol(server, text, node)[1]['token']}")
+    server.send(
+        body(frame(node="n1")), authorization=f"Bearer {enrol(server, join(server, replaces=True))[1]['token']}"
+    )
+    answers.append(refused(server, text, "n4"))
+    assert {reason for _, reason in answers} == {"enrolled", "token", "scope", "body", "name", "node", "too_many_nodes"}
+    for status, reason in answers:
+        assert re.search(rf"^\| {status} \| [^|]*`{reason}`", section, re.MULTILINE), (status, reason)

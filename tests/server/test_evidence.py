@@ -229,7 +229,7 @@ def test_agents_read_nothing_and_readers_ask_for_nothing(server: Running) -> Non
     assert status("GET", "/api/v1/evidence", "own") == 403
     assert status("GET", "/api/v1/evidence", "read") == 200
     assert status("POST", "/api/v1/incidents/inc_1/evidence", "read") == 403
-    assert status("POST", "/api/v1/incidents/inc_1/evidence", "operate") == 400  # allowed, but n1 was never heard
+    assert status("POST", "/api/v1/incidents/inc_1/evidence", "operate") == 404  # allowed, but n1 was never heard
 
 
 def test_a_person_asks_by_hand_and_is_on_record(server: Running, clock: FakeClock) -> None:
@@ -257,12 +257,12 @@ def test_who_was_asked_and_has_not_answered_is_not_asked_twice(server: Running) 
     assert len(items) == 1
 
 
-@pytest.mark.parametrize("nodes", [["nobody"], ["n1", "n1", "n1", "n1"], ["../n1"]])
-def test_nodes_that_were_never_heard_and_too_many_are_refused(server: Running, nodes: list[str]) -> None:
+@pytest.mark.parametrize(("nodes", "status"), [(["nobody"], 404), (["n1", "n1", "n1", "n1"], 400), (["../n1"], 404)])
+def test_nodes_that_were_never_heard_and_too_many_are_refused(server: Running, nodes: list[str], status: int) -> None:
     server.send(body(frame(1)))
     ask(server)
     answer = server.client.post("/api/v1/incidents/inc_1/evidence", json={"nodes": nodes})
-    assert (answer.status_code, answer.json()["reason"]) == (400, "nodes")
+    assert (answer.status_code, answer.json()["reason"]) == (status, "nodes")
 
 
 def test_an_incident_without_nodes_asks_those_of_its_job(server: Running) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.server.errors import TargetRefused
-from eagle_eye.server.notifiers.guard import BAD_PORTS, Guard, Target, not_public, system_resolver
+from eagle_eye.server.notifiers.guard import BAD_PORTS, Guard, Target, parse, system_resolver
+from eagle_eye.server.notifiers.special_addresses import SPECIAL, not_public
 
 
 def check(url: str, *addresses: str, allow_private: bool = False) -> Target:
@@ -56,6 +57,17 @@ def test_addresses_that_are_not_public_are_refused(address: str) -> None:
         "169.254.169.254",
         "169.254.170.2",
         "fd00:ec2::254",
+        "fd20:ce::254",
+        "168.63.129.16",
+        "192.0.0.192",
+        "100.100.100.200",
+        "::ffff:168.63.129.16",
+        "64:ff9b::a83f:8110",
+        "2002:a83f:8110::1",
+        "2001:0:4136:e378:8000:63bf:57c0:7eef",
+        "2001:470::5efe:168.63.129.16",
+        "::168.63.129.16",
+        "4000::1",
         "::ffff:169.254.169.254",
         "64:ff9b::a9fe:a9fe",
         "0.0.0.0",
@@ -180,3 +192,72 @@ def test_a_dead_name_holds_one_thread_however_many_ask_and_nobody_else() -> None
 
     asyncio.run(story())
     assert asked == ["dead.example", "alive.example", "dead.example"]
+
+
+@pytest.mark.parametrize(
+    "address", [str(network[0]) for network, _ in SPECIAL] + [str(network[-1]) for network, _ in SPECIAL]
+)
+def test_the_ends_of_every_special_range_are_refused(address: str) -> None:
+    with pytest.raises(TargetRefused):
+        check("https://hook.example/", address)
+
+
+@pytest.mark.parametrize("address", ["168.63.129.15", "168.63.129.17", "192.0.1.0", "100.128.0.0", "2001:4860::1"])
+def test_the_neighbours_of_special_ranges_are_public(address: str) -> None:
+    assert check("https://hook.example/", address).addresses == (address,)
+
+
+@pytest.mark.parametrize(
+    ("url", "wrong"),
+    [
+        ("https://hook.example:99999/", "port 99999 does not exist; expected 1 to 65535"),
+        ("https://hook.example:0/", "port 0 does not exist"),
+        ("https://hook.example/a b", "' ' at position 22; write it as %20"),
+        ("https://hook.example /", "' ' at position 20"),
+        ("https://hook.example/\t", "'\\\\t' at position"),
+        ("https://hook.example/\n", "'\\\\n' at position"),
+        ("https://hook.example/\x00", "'\\\\x00' at position"),
+        ("https://hook.example/\u2003", "at position"),
+        ("https://hook.example\\@other.example/", "at position"),
+        ("https:///path", "no host"),
+        ("https://user@hook.example/", "user name or password"),
+        ("https://@hook.example/", "user name or password"),
+        ("https://a..b/", "no name and no address"),
+        ("https://a%20b/", "no name and no address"),
+        (f"https://{'a' * 64}.example/", "no name and no address"),
+        (f"https://{'a.' * 127}example/", "no name and no address"),
+        ("ws://hook.example/", "scheme is 'ws'"),
+        ("https://hook.example/" + "x" * 2_048, "2069 characters; at most 2048"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_refused_with_what_is_wrong(url: str, wrong: str) -> None:
+    with pytest.raises(TargetRefused, match=wrong):
+        parse(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hook.example",
+        "http://h",
+        "https://hook.example.:65535/a%20b?q=1#f",
+        "https://under_score.example/",
+        "https://b\u00fccher.example/",
+        "http://[2001:4860::1]:8080/",
+        "http://10.0.0.1:1/",
+    ],
+)
+def test_urls_of_subscribers_pass(url: str) -> None:
+    assert parse(url).host
+
+
+def test_a_name_that_is_bound_anew_is_refused_at_the_next_delivery() -> None:
+    answers = [["8.8.8.8"], ["169.254.169.254"]]
+
+    async def resolve(_host: str, _port: int) -> list[str]:
+        return answers.pop(0)
+
+    guard = Guard(True, resolve)
+    assert asyncio.run(guard.check("https://hook.example/")).addresses == ("8.8.8.8",)
+    with pytest.raises(TargetRefused, match="metadata"):
+        asyncio.run(guard.check("https://hook.example/"))

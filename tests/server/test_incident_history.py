@@ -16,7 +16,7 @@ from eagle_eye.cli.main import main
 from eagle_eye.schema import action as schema
 from eagle_eye.server.auth import mint
 from eagle_eye.server.closing import closed
-from eagle_eye.server.engine.engine import FORGET_JOB_S
+from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ledger import report_action

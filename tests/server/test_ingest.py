@@ -18,7 +18,7 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.embedded_history import HISTORY_FILE, EmbeddedHistory
 from eagle_eye.server.journal import Journal
-from tests.server.builders import NOW, FakeClock, Running, body, frame, running
+from tests.server.builders import NOW, FakeClock, Running, body, frame, replayed, running
 from tests.server.test_journal import fill_the_disk
 
 
@@ -88,7 +88,8 @@ BAD: list[tuple[str, bytes, int, str]] = [
     ("infinite time", raw(time_s=math.inf), 400, "time"),
     ("negative time", raw(time_s=-1.0), 400, "time"),
     ("NaN as interval", raw(interval_s=math.nan), 400, "time"),
-    ("a time from the future", raw(time_s=NOW + 3600), 400, "time"),
+    ("a time beyond the year 10000", raw(time_s=253_402_300_800.0), 400, "time"),
+    ("a clock's base that is no number", raw(clock_base_s=math.nan), 400, "time"),
     ("NaN as an event's time", body(frame(events=[Event(math.nan, "agent_start")])), 400, "time"),
     ("sequence 0", raw(sequence=0), 400, "shape"),
     ("empty node", raw(node=""), 400, "name"),
@@ -147,7 +148,7 @@ def test_a_compressed_body_is_refused(server: Running) -> None:
 
 def test_other_methods_are_refused(server: Running) -> None:
     answer = server.client.get("/api/v1/frames")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST")
 
 
 def test_a_body_without_announced_length_is_limited_while_it_is_read(server: Running) -> None:
@@ -273,6 +274,6 @@ def test_the_history_keeps_the_bytes_as_they_came(tmp_path: Path) -> None:
     clock = FakeClock()
     with running(tmp_path, clock) as server:
         server.send(body(frame(1, time_s=NOW - 50), sent_s=NOW - 50))
-    (recorded,) = open_journal(tmp_path, clock, lambda journal: list(journal.reader.replay(0.0, 10)))
+    (recorded,) = open_journal(tmp_path, clock, lambda journal: replayed(journal.reader, 0.0, 10))
     assert recorded.frame == frame(1, time_s=NOW - 50)
     assert recorded.offset_s == pytest.approx(50.0)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from eagle_eye.schema.frame import encode_frame
-from eagle_eye.server import journal_retention
+from eagle_eye.server import journal_refusals, journal_retention
 from eagle_eye.server.config import HistorySettings
 from eagle_eye.server.embedded_history import EmbeddedHistory
 from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable
 from eagle_eye.server.history import Batch, Entry
 from eagle_eye.server.journal import Journal
 from eagle_eye.server.journal_retention import Retention
-from tests.server.builders import NOW, FakeClock, frame
+from tests.server.builders import NOW, FakeClock, frame, replayed
 
 WITHIN_S = 10.0
 WINDOW_S = 900.0
@@ -57,7 +57,7 @@ def test_frames_are_there_after_their_future_is_done(tmp_path: Path) -> None:
         appended = journal.submit(batch(1, 2, 3)).result(WITHIN_S)
         assert (appended.accepted, appended.duplicates, appended.watermark) == (3, 0, 3)
     with opened(tmp_path) as again:
-        assert [recorded.frame.sequence for recorded in again.replay(0.0, 100)] == [1, 2, 3]
+        assert [recorded.frame.sequence for recorded in replayed(again, 0.0, 100)] == [1, 2, 3]
 
 
 def test_a_duplicate_changes_nothing_and_is_counted(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_duplicate_changes_nothing_and_is_counted(tmp_path: Path) -> None:
         appended = journal.submit(batch(2, 3)).result(WITHIN_S)
         assert appended.new == (False, True)
         assert (appended.duplicates, appended.watermark) == (1, 3)
-        assert [recorded.frame.sequence for recorded in journal.replay(0.0, 100)] == [1, 2, 3]
+        assert [recorded.frame.sequence for recorded in replayed(journal, 0.0, 100)] == [1, 2, 3]
 
 
 def test_duplicates_are_known_after_a_restart(tmp_path: Path) -> None:
@@ -88,10 +88,20 @@ def test_replay_is_in_order_of_receipt_from_a_moment_on_and_of_too_many_the_newe
     with opened(tmp_path) as journal:
         for sequence, node in ((1, "n1"), (1, "n2"), (2, "n1"), (2, "n2")):
             journal.submit(batch(sequence, node=node, received_s=NOW + sequence, offset_s=4.0)).result(WITHIN_S)
-        told = [(r.frame.sequence, r.frame.node, r.offset_s) for r in journal.replay(NOW + 2, 100)]
+        told = [(r.frame.sequence, r.frame.node, r.offset_s) for r in replayed(journal, NOW + 2, 100)]
         assert told == [(2, "n1", 4.0), (2, "n2", 4.0)]
-        assert [(r.frame.sequence, r.frame.node) for r in journal.replay(0.0, 1)] == [(2, "n2")]
-        assert list(journal.replay(NOW + 9, 100)) == []
+        assert [(r.frame.sequence, r.frame.node) for r in replayed(journal, 0.0, 1)] == [(2, "n2")]
+        assert replayed(journal, NOW + 9, 100) == []
+
+
+def test_a_chunk_that_is_shorter_than_its_directory_says_is_damage(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.submit(batch(1, 2)).result(WITHIN_S)
+        with sqlite3.connect(tmp_path / "history.db") as other:
+            other.execute("UPDATE chunks SET raw = x''")
+        other.close()
+        with pytest.raises(HistoryUnavailable, match=r"history\.db is damaged"):
+            replayed(journal, 0.0, 100)
 
 
 def test_a_query_reads_the_nodes_and_times_asked_for(tmp_path: Path) -> None:
@@ -110,7 +120,7 @@ def test_replay_leaves_out_what_came_after_newer_frames_of_its_node(tmp_path: Pa
         journal.submit(batch(50, received_s=NOW + 100)).result(WITHIN_S)
         journal.submit(batch(50, node="n2", received_s=NOW + 100)).result(WITHIN_S)
         journal.submit(batch(95, received_s=NOW + 100)).result(WITHIN_S)  # overtaken by little
-        told = [(recorded.frame.node, recorded.frame.sequence) for recorded in journal.replay(0.0, 100)]
+        told = [(recorded.frame.node, recorded.frame.sequence) for recorded in replayed(journal, 0.0, 100)]
         assert told == [("n1", 1), ("n1", 100), ("n2", 50), ("n1", 95)]
 
 
@@ -132,7 +142,7 @@ def test_a_stream_that_was_not_heard_of_for_long_is_still_known(
                 watermark = journal.submit(batch(1, 2, node=node)).result(WITHIN_S).watermark
                 assert watermark == 2
         eventually(lambda: len(journal.journal._streams) == 2)
-        assert len(list(journal.replay(0.0, 100))) == 8
+        assert len(replayed(journal, 0.0, 100)) == 8
         assert len(journal.streams()) == 4
 
 
@@ -149,7 +159,7 @@ def test_more_than_may_wait_is_refused_and_nothing_of_it_kept(tmp_path: Path) ->
         blocker.close()
         assert first.result(WITHIN_S).accepted == 1
         assert second.result(WITHIN_S).accepted == 1
-        assert [recorded.frame.sequence for recorded in journal.replay(0.0, 100)] == [1, 2]
+        assert [recorded.frame.sequence for recorded in replayed(journal, 0.0, 100)] == [1, 2]
 
 
 def fill_the_disk(journal: Journal) -> None:
@@ -171,6 +181,32 @@ def test_a_full_disk_is_reported_and_recovered_from_without_a_hand(tmp_path: Pat
         assert (appended.accepted, appended.watermark) == (198, 199)
 
 
+def test_the_log_says_once_that_frames_are_refused_and_once_that_it_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    with opened(tmp_path, clock) as journal:
+        journal.submit(batch(1)).result(WITHIN_S)
+        for _ in range(2):  # one that is over for a moment only is the same
+            fill_the_disk(journal.journal)
+            for _ in range(3):
+                with pytest.raises(HistoryUnavailable, match="full"):
+                    journal.submit(batch(*range(2, 1200))).result(WITHIN_S)
+                clock.advance(2.0)
+            journal.journal._writer.execute("PRAGMA max_page_count = 1000000")
+            eventually(lambda: journal.problem() is None)
+        assert _said(caplog) == [f"frames are refused, and agents keep them: {tmp_path}"]
+        clock.advance(journal_refusals.OVER_S)
+        eventually(lambda: len(_said(caplog)) == 2)
+        journal.submit(batch(*range(2, 1200))).result(WITHIN_S)
+    assert "frames are taken again: 7188 were refused within 10.0 s" in _said(caplog)[1]
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records if record.name == journal_refusals.__name__]
+    return [line.replace("frames cannot be written to ", "").partition("/history.db")[0] for line in lines]
+
+
 def test_a_failed_commit_raises_no_watermark(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill_the_disk(journal.journal)
@@ -188,7 +224,7 @@ def test_old_frames_go_and_their_watermark_stays(tmp_path: Path) -> None:
         journal.submit(batch(1200, received_s=clock.now_s())).result(WITHIN_S)
         clock.advance(90)
         eventually(lambda: journal.dropped_by_retention == 1199)
-        assert [recorded.frame.sequence for recorded in journal.replay(0.0, 10_000)] == [1200]
+        assert [recorded.frame.sequence for recorded in replayed(journal, 0.0, 10_000)] == [1200]
         assert journal.submit(batch(1201, received_s=clock.now_s())).result(WITHIN_S).watermark == 1201
 
 
@@ -226,7 +262,7 @@ def test_too_big_a_file_loses_its_oldest_frames(tmp_path: Path) -> None:
             journal.submit(batch(*range(first, min(first + 500, 6_000)))).result(WITHIN_S)
         clock.advance(60)
         eventually(lambda: journal.dropped_by_retention >= 500)
-        kept = [recorded.frame.sequence for recorded in journal.replay(0.0, 10_000)]
+        kept = [recorded.frame.sequence for recorded in replayed(journal, 0.0, 10_000)]
         assert kept == list(range(kept[0], 6_000))
 
 
@@ -287,7 +323,7 @@ def test_a_killed_server_has_everything_that_it_acknowledged(tmp_path: Path) -> 
     writer.stdout.close()
     writer.wait(WITHIN_S)
     with opened(tmp_path) as journal:
-        kept = {recorded.frame.sequence for recorded in journal.replay(0.0, 1_000_000)}
+        kept = {recorded.frame.sequence for recorded in replayed(journal, 0.0, 1_000_000)}
         assert set(acknowledged) <= kept
         # What was in flight may be there or not; what the agent sends again is recognised either way.
         again = journal.submit(batch(*range(1, max(acknowledged) + 100))).result(WITHIN_S)

@@ -71,3 +71,34 @@ def test_the_columns_of_a_list_of_nodes_come_only_when_asked_for(server: Running
     assert [heard is None for heard in found["heard"]] == [True, False]
     assert len(found["lemon_score"]) == 2
     assert found["reasons"] == {"n1": "fan"}
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "meant"),
+    [
+        ("jobs", "state", "runing", "running"),
+        ("incidents", "state", "bogus", ""),
+        ("incidents", "fault", "hangs", "hang"),
+        ("actions", "state", "requestd", "requested"),
+        ("actions", "kind", "exclude", "exclude_node"),
+        ("deliveries", "state", "faild", "failed"),
+        ("deliveries", "type", "eagle_eye.pong", "eagle_eye.ping"),
+        ("nodes", "state", "exclude", "excluded"),
+        ("evidence", "state", "recieved", "received"),
+        ("ledger", "fault", "hangs", "hang"),
+    ],
+)
+def test_a_filter_of_an_unknown_value_is_refused_and_its_values_stand_in_openapi(
+    server: Running, path: str, name: str, value: str, meant: str
+) -> None:
+    answer = server.client.get(f"/api/v1/{path}", params={name: value})
+    assert answer.status_code == 400
+    detail = answer.json()["detail"]
+    assert f"{name}: {value!r} is unknown; expected one of " in detail
+    assert not meant or detail.endswith(f"did you mean {meant}?")
+    parameters = server.client.get("/openapi.json").json()["paths"][f"/api/v1/{path}"]["get"]["parameters"]
+    (shape,) = [one["schema"] for one in parameters if one["name"] == name]
+    known = shape.get("enum") or shape["anyOf"][0]["enum"]
+    assert value not in known
+    for one in known:
+        assert server.client.get(f"/api/v1/{path}", params={name: one}).status_code == 200, one

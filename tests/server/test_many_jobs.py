@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ JOBS = CHANGED_AT_ONCE + 2
 class AllHung(Engine):
     """Judges that a node of each job holds it up."""
 
-    def judging(self, now_s: float) -> Iterator[Judgement]:
+    def judging(self, now_s: float, _concerned: Callable[[str], bool] = lambda _: False) -> Iterator[Judgement]:
         for job in range(JOBS):
             yield hung(f"job{job}", now_s)
 

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server import auth
 from eagle_eye.server.accounts.records import DriverError, Gpu, Ticket
 from eagle_eye.server.api.answers import ANSWERS
 from eagle_eye.server.api.description import CONTENT_TYPES
@@ -18,21 +14,6 @@ from eagle_eye.server.records import Delivery, Evidence, Job, Node, NodeCheck
 from eagle_eye.server.store import Change
 from tests.server.builders import NOW, Running, action, body, event, frame, incident, running, subscription
 from tests.server.described import check_answer
-
-WITHIN_S = 900.0
-EXAMPLES = 5  # of each endpoint, beside what the coverage of each parameter asks for
-CHECKS = (
-    "not_a_server_error",
-    "status_code_conformance",
-    "content_type_conformance",
-    "response_schema_conformance",
-    "unsupported_method",
-    "ignored_auth",
-)
-FREE: dict[str, Any] = {
-    f"limits__{name}_{kind}": 1_000_000 for name, kind in (("token", "burst"), ("address", "burst"))
-}
-
 
 TIMES: dict[str, Any] = {"created_s": NOW, "updated_s": NOW, "expires_s": NOW + 60}
 DELIVERY = Delivery(
@@ -173,24 +154,3 @@ def test_an_answer_with_a_field_that_nobody_described_is_told(filled: Running) -
         answered = httpx.Response(200, json=other, request=known.request)
         with pytest.raises(AssertionError, match="is not answered as described"):
             check_answer(answered)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed (make test-full)"
-)
-def test_generated_requests_get_what_the_description_says(tmp_path: Path) -> None:
-    text, token = auth.mint("admin", None, NOW, None)
-    with running(tmp_path, **FREE) as server:
-        server.front.services.store.commit(Change(tokens=(token,)))
-        one_of_each(server)
-        server.send(body(frame()), authorization=f"Bearer {text}")
-        lines = [f'"path.{name}" = "{value}"\n' for name, value in KNOWN.items()]
-        (tmp_path / "schemathesis.toml").write_text("[parameters]\n" + "".join(lines))
-        words = ["--header", f"Authorization: Bearer {text}", "--exclude-path", "/api/v1/events"]  # which never ends
-        words += ["--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--max-examples", str(EXAMPLES)]
-        words += ["--seed", "1", "--no-shrink", "--continue-on-failure", "--request-timeout", "30"]
-        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, cwd=tmp_path, check=False)
-        assert done.returncode == 0, done.stdout[-20_000:]
-        assert server.metric("internal_errors_total", place="api") == 0

@@ -5,21 +5,26 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eagle_eye.server.alert_refresh import AlertRefresh
 from eagle_eye.server.changes import Signal
 from eagle_eye.server.clock import Clock, SystemClock
 from eagle_eye.server.config import WebhookSettings
+from eagle_eye.server.delivery_states import after, again
 from eagle_eye.server.errors import IllegalTransition
+from eagle_eye.server.in_flight import ACTION_PLACES
 from eagle_eye.server.notifiers.alertmanager_api import AlertmanagerApi
 from eagle_eye.server.notifiers.message import Message
 from eagle_eye.server.notifiers.receipts import Outcome, Receipt
 from eagle_eye.server.notifiers.targets import Targets
-from eagle_eye.server.outbox import Outbox, after, again
-from eagle_eye.server.records import Delivery, OutboundEvent, Retiring, Subscription
+from eagle_eye.server.outbox import Outbox
+from eagle_eye.server.records import Delivery, OutboundEvent, Retiring, Subscription, SubscriptionHealth
 from eagle_eye.server.sqlite_store import SqliteStore
 from eagle_eye.server.store import DELIVERIES, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change
 from eagle_eye.server.telemetry import Telemetry
@@ -37,6 +42,8 @@ class FakeNotifier:
     got: list[tuple[str, str, float]] = field(default_factory=list)
     posted: list[tuple[str, list[Any]]] = field(default_factory=list)
     before: Callable[[Subscription], Awaitable[None]] | None = None
+    hangs: Callable[[str], bool] = lambda _: False  # by the event's id, or "refresh": unanswered until ``release``
+    release: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def deliver(
         self, subscription: Subscription, event: OutboundEvent, now_s: float, timeout_s: float
@@ -44,9 +51,13 @@ class FakeNotifier:
         self.got.append((subscription.id, event.id, timeout_s))
         if self.before is not None:
             await self.before(subscription)
+        if self.hangs(event.id):
+            await self.release.wait()
         return self.answer(subscription)
 
     async def post(self, subscription: Subscription, message: Message, now_s: float, timeout_s: float) -> Receipt:
+        if self.hangs("refresh"):
+            await self.release.wait()
         self.posted.append((subscription.id, json.loads(message.body)))
         return self.answer(subscription)
 
@@ -91,7 +102,7 @@ def bench_of(store: SqliteStore, settings: WebhookSettings, clock: Clock) -> Ben
     notifier, telemetry, signal = FakeNotifier(), Telemetry(), Signal()
     targets = Targets(settings, clock)
     form = AlertmanagerApi("http://eagle.example", "", settings.alert_refresh_s)
-    refresh = AlertRefresh(store, notifier, form, targets, settings, clock, telemetry)
+    refresh = AlertRefresh(store, notifier, form, targets, settings, clock, telemetry, jitter=lambda: 0.5)
     outbox = Outbox(store, notifier, settings, clock, telemetry, signal, 3600.0, targets, refresh, jitter=lambda: 0.5)
     return Bench(store, clock, notifier, outbox, refresh, telemetry, signal)
 
@@ -387,7 +398,7 @@ def test_an_alertmanager_is_told_again_what_fires_and_of_nothing_that_is_over(be
     bench.store.commit(Change(incidents=(incident(ended_s=NOW + 61, state="closed"),)))
     bench.clock.advance(60)
     bench.serve()
-    assert told(bench) == [["inc_1"]] * 2
+    assert told(bench) == [["inc_1"]] * 2 + [[]]  # whether it is there is known before something is to be told
 
 
 def test_many_alerts_are_told_in_requests_of_a_hundred(bench: Bench) -> None:
@@ -446,3 +457,230 @@ def test_an_end_is_never_undone_by_a_refresh_that_was_under_way(bench: Bench) ->
         assert order == ["refresh", "resolved"]
 
     asyncio.run(story())
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    for _ in range(2_000):
+        if claim():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("it never came true")
+
+
+def beside(bench: Bench, hangs: Callable[[str], bool], claim: Callable[[], bool]) -> None:
+    """Serve while the answers to some requests hang; return once the claim holds, and all has been let go."""
+
+    async def story() -> None:
+        bench.notifier.hangs = hangs
+        serving = asyncio.create_task(bench.outbox.serve("sub-1"))
+        await until(claim)
+        bench.notifier.release.set()
+        await asyncio.wait_for(serving, 10.0)
+
+    asyncio.run(story())
+
+
+def arrived(bench: Bench, *event_ids: str) -> bool:
+    return all(bench.delivery(event_id).state == "delivered" for event_id in event_ids)
+
+
+def test_an_answer_that_hangs_holds_up_its_own_incident_and_no_other(bench: Bench) -> None:
+    bench.store.commit(Change(subscriptions=(subscription(),)))
+    others = [event(f"{name}{number}", group=name) for name in "bcdef" for number in range(3)]
+    bench.store.commit(Change(events=(event("a1"), event("a2"), *others)))
+    beside(bench, lambda id_: id_ == "a1", lambda: arrived(bench, *(one.id for one in others)))
+    got = [id_ for _, id_, _ in bench.notifier.got]
+    assert got.index("a1") < len(got) - 1 == got.index("a2")
+    assert arrived(bench, "a1", "a2")
+
+
+def test_incidents_that_hang_leave_places_to_an_incident_that_an_action_is_asked_for(bench: Bench) -> None:
+    bench = bench_of(bench.store, WebhookSettings(concurrency_per_subscription=2), FakeClock())
+    bench.store.commit(Change(subscriptions=(subscription(),)))
+    many = [event(f"hangs{number}", group=f"inc_h{number}") for number in range(20)]
+    bench.store.commit(Change(events=(*many, event("opened", group="inc_a"), event("plain", group="inc_b"))))
+    asked = event("asked", type="eagle_eye.action.requested", subject="act_1", group="inc_a")
+    bench.store.commit(Change(events=(asked,)))
+    beside(bench, lambda id_: id_.startswith("hangs"), lambda: arrived(bench, "opened", "asked"))
+    before = [id_ for _, id_, _ in bench.notifier.got][:4]
+    assert before.index("opened") < before.index("asked")
+    assert sum(id_.startswith("hangs") for id_ in before) == 2
+
+
+def test_actions_that_hang_leave_places_to_what_is_not_urgent(bench: Bench) -> None:
+    bench = bench_of(bench.store, WebhookSettings(concurrency_per_subscription=2), FakeClock())
+    bench.store.commit(Change(subscriptions=(subscription(),)))
+    asked = [event(f"asked{n}", type="eagle_eye.action.requested", group=f"inc_{n}") for n in range(4)]
+    bench.store.commit(Change(events=(*asked, *(event(f"e{n}", group=f"g{n}") for n in range(9)))))
+    beside(bench, lambda id_: id_.startswith("asked"), lambda: arrived(bench, *(f"e{n}" for n in range(9))))
+
+
+def test_a_retry_that_comes_due_beside_an_answer_that_hangs_is_made_then(bench: Bench) -> None:
+    bench = bench_of(bench.store, WebhookSettings(backoff_base_s=0.05), SystemClock())
+    bench.notifier.answers["sub-1"] = [BUSY]
+
+    async def story() -> None:
+        bench.signal.attach()
+        bench.store.listen(bench.signal.notify)
+        task = asyncio.create_task(bench.outbox.run())
+        bench.notifier.hangs = lambda id_: id_ == "hangs"
+        bench.store.commit(Change(subscriptions=(subscription(),)))
+        bench.store.commit(Change(events=(event("hangs"), event("busy", group="inc_2"))))
+        await until(lambda: arrived(bench, "busy"))
+        assert bench.delivery("hangs").state == "pending"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(story())
+    assert [id_ for _, id_, _ in bench.notifier.got].count("busy") == 2
+
+
+def test_an_error_that_nobody_foresaw_is_its_subscriptions_and_pauses_no_other(bench: Bench) -> None:
+    bench.store.commit(Change(subscriptions=(subscription("odd"), subscription())))
+    bench.store.commit(Change(events=(event(),)))
+
+    async def fail(target: Subscription) -> None:
+        if target.id == "odd":
+            raise OverflowError("port must be 0-65535")
+
+    bench.notifier.before = fail
+    bench.serve("odd")
+    bench.serve("sub-1")
+    assert (bench.delivery(name="odd").state, bench.delivery(name="odd").last_error) == ("pending", "OverflowError")
+    assert bench.delivery().state == "delivered"
+    assert bench.telemetry.registry.get_sample_value("eagle_eye_internal_errors_total", {"place": "outbox"}) == 1
+
+
+_STEPS = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from(["opened", "action"]), st.integers(0, 3), st.booleans()),
+    min_size=1,
+    max_size=24,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps=_STEPS, usual=st.integers(1, 3))
+def test_whatever_fails_and_lingers_each_incident_is_told_in_order_one_at_a_time(
+    steps: list[tuple[str, str, int, bool]], usual: int
+) -> None:
+    """Each step is an event of an incident: what kind, how often it fails first, whether its answer lingers."""
+    events = [
+        event(f"{number}", group=group, type=f"eagle_eye.{'incident.opened' if kind == 'opened' else 'action.expired'}")
+        for number, (group, kind, _, _) in enumerate(steps)
+    ]
+    with TemporaryDirectory() as folder:
+        store = SqliteStore(Path(folder) / "r.db")
+        webhooks = WebhookSettings(concurrency_per_subscription=usual, attempts_max=9)
+        bench = bench_of(store, webhooks, FakeClock())
+        store.commit(Change(subscriptions=(subscription(),)))
+        store.commit(Change(events=tuple(events)))
+        left = {str(number): failures for number, (_, _, failures, _) in enumerate(steps)}
+        under_way: list[str] = []
+        arrived_in: dict[str, list[int]] = {}
+
+        async def deliver(_target: Subscription, what: OutboundEvent, _now_s: float, _timeout_s: float) -> Receipt:
+            under_way.append(what.group)
+            assert under_way.count(what.group) == 1, "two events of one incident are under way"
+            assert len(under_way) <= usual + ACTION_PLACES
+            for _ in range(7 if steps[int(what.id)][3] else 0):
+                await asyncio.sleep(0)
+            under_way.remove(what.group)
+            left[what.id] -= 1
+            if left[what.id] >= 0:
+                return BUSY
+            arrived_in.setdefault(what.group, []).append(int(what.id))
+            return OK
+
+        bench.notifier.deliver = deliver  # type: ignore[assignment, method-assign]
+        for _ in range(200):
+            bench.serve()
+            if not store.backlog():
+                break
+            bench.clock.advance(300.0)
+        store.close()
+    for group in {step[0] for step in steps}:
+        assert arrived_in[group] == [number for number, step in enumerate(steps) if step[0] == group]
+
+
+def health(bench: Bench) -> SubscriptionHealth:
+    found = bench.store.get(SUBSCRIPTION_HEALTH, "sub-1")
+    assert found is not None
+    return found
+
+
+def test_an_alertmanager_that_is_down_shows_within_one_refresh_and_when_it_is_back(bench: Bench) -> None:
+    refreshing(bench)
+    bench.store.commit(Change(incidents=(incident(),)))
+    bench.serve()
+    assert (health(bench).delivered_s, health(bench).failures, health(bench).last_status) == (NOW, 0, 200)
+    bench.notifier.answers["sub-1"] = [Receipt(Outcome.RETRY, error="ConnectError")] * 2
+    bench.clock.advance(60)
+    bench.serve()
+    down = health(bench)
+    assert (down.failures, down.failing_since_s, down.last_status) == (1, NOW + 60, None)
+    assert (down.last_error, down.delivered_s) == ("ConnectError", NOW)
+    assert bench.refresh.waits_s() == {"sub-1": 1.0}  # the backoff's base, halved by the jitter
+    bench.clock.advance(1)
+    bench.serve()
+    assert (health(bench).failures, bench.refresh.waits_s()) == (2, {"sub-1": 2.0})
+    bench.clock.advance(2)
+    bench.serve()
+    back = health(bench)
+    assert (back.failures, back.failing_since_s, back.last_error, back.last_status) == (0, None, "", 200)
+    assert (back.delivered_s, bench.refresh.waits_s()) == (NOW + 63, {"sub-1": 60.0})
+
+
+def test_an_alertmanager_with_nothing_to_hear_is_known_to_be_down_all_the_same(bench: Bench) -> None:
+    refreshing(bench)
+    bench.notifier.answers["sub-1"] = [BUSY]
+    bench.serve()
+    assert (told(bench), health(bench).failures) == ([[]], 1)
+
+
+def test_a_refresh_that_fails_waits_no_longer_than_one_that_succeeds(bench: Bench) -> None:
+    refreshing(bench)
+    bench.notifier.answers["sub-1"] = [BUSY] * 30
+    waited = []
+    for _ in range(30):
+        bench.serve()
+        waited.append(bench.refresh.waits_s()["sub-1"])
+        bench.clock.advance(waited[-1])
+    assert waited[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert set(waited[5:]) == {30.0}
+
+
+def test_an_alertmanager_that_is_gone_for_good_ends_its_subscription(bench: Bench) -> None:
+    refreshing(bench)
+    bench.notifier.answers["sub-1"] = [Receipt(Outcome.GONE, 410, "the target answered 410 Gone")]
+    bench.serve()
+    ended = bench.store.get(SUBSCRIPTIONS, "sub-1")
+    assert ended is not None
+    assert (ended.active, ended.ended_reason) == (False, "the target answered 410 Gone")
+
+
+def test_a_refresh_that_hangs_holds_up_the_incidents_that_it_tells_of_and_no_new_one(bench: Bench) -> None:
+    refreshing(bench)
+    bench.store.commit(Change(incidents=(incident(),)))
+    bench.store.commit(Change(events=(event("a2", type="eagle_eye.incident.resolved"), event("b1", group="inc_2"))))
+    beside(bench, lambda id_: id_ == "refresh", lambda: arrived(bench, "b1"))
+    assert [id_ for _, id_, _ in bench.notifier.got] == ["b1", "a2"]
+
+
+def test_a_refresh_leaves_out_an_incident_that_is_being_told_of(bench: Bench) -> None:
+    refreshing(bench)
+    bench.serve()
+    bench.store.commit(Change(incidents=(incident(),), events=(event("a1"),)))
+
+    async def story() -> None:
+        bench.notifier.hangs = lambda id_: id_ == "a1"
+        serving = asyncio.create_task(bench.outbox.serve("sub-1"))
+        await until(lambda: bool(bench.notifier.got))
+        bench.clock.advance(60)
+        bench.store.commit(Change(incidents=(incident("inc_2"),)))
+        bench.outbox.wake("sub-1")
+        await until(lambda: len(bench.notifier.posted) == 2)
+        bench.notifier.release.set()
+        await asyncio.wait_for(serving, 10.0)
+
+    asyncio.run(story())
+    assert told(bench) == [[], ["inc_2"]]

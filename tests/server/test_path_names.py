@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.schema.frame import NAME_CHARS_MAX
+from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.server.path_names import routed
 from eagle_eye.server.records import Node
 from eagle_eye.server.store import Change

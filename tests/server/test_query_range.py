@@ -34,8 +34,8 @@ def values(answer: dict[str, Any]) -> list[float]:
 
 
 def test_statistics_of_a_step(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
-        server.send(body(*(sample(n, NOW + n) for n in range(1, 7)), sent_s=NOW))
+    with running(tmp_path, FakeClock(NOW + 6)) as server:
+        server.send(body(*(sample(n, NOW + n) for n in range(1, 7)), sent_s=NOW + 6))
         assert values(asked(server)) == [103.0, 106.0]
         assert values(asked(server, statistic="min")) == [101.0, 104.0]
         assert values(asked(server, statistic="max")) == [103.0, 106.0]

@@ -15,6 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from eagle_eye.server.service_manager import ServiceManager
+from tests.loopback import free_port
 
 URL = "http://127.0.0.1:8470"
 SERVING = ["READY=1", f"STATUS=serving {URL}"]
@@ -58,9 +59,7 @@ def systemd(tmp_path: Path) -> Iterator[Systemd]:
 def test_a_server_is_ready_once_it_answers_lives_while_its_loop_does_and_says_that_it_ends(
     systemd: Systemd, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    listen = f"127.0.0.1:{free_port()}"
     child = subprocess.Popen(
         [sys.executable, "-m", "eagle_eye.cli.main", "server", "--listen", listen, "--data", str(tmp_path / "data")],
         env={**os.environ, "NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": "600000"},

@@ -225,7 +225,7 @@ def test_a_newer_servers_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "records.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreUnavailable, match=r"put a backup's in its place \(docs/operations.md\)"):
+    with pytest.raises(StoreUnavailable, match=r"put a backup.s in its place \(eagle-eye backup restore\)"):
         SqliteStore(tmp_path / "records.db")
 
 

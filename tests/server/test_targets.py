@@ -72,6 +72,24 @@ def test_who_waits_for_a_slow_target_is_in_nobodys_way_who_goes_elsewhere() -> N
     assert len(slow.done) == 9
 
 
+def test_urgent_requests_have_room_and_a_rate_of_their_own() -> None:
+    load, clock = Load(), FakeClock()
+
+    async def story() -> None:
+        webhooks = WebhookSettings(target_concurrency=1, target_requests_per_s=1.0, target_burst=1)
+        targets = Targets(webhooks, clock)
+        release = asyncio.Event()
+        stuck = [asyncio.create_task(load.visit(targets, "https://hook.example/", release)) for _ in range(5)]
+        async with asyncio.timeout(5.0):
+            async with targets.turn("https://hook.example/", urgent=True):
+                pass
+        for one in stuck:
+            one.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+
+    asyncio.run(story())
+
+
 def test_a_target_is_asked_no_more_often_than_allowed() -> None:
     clock, slept = FakeClock(), []
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from eagle_eye.agent.server_connection import Trust, connect
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import CONTENT_TYPE
 from eagle_eye.server import auth
+from eagle_eye.server.app import create_app
 from eagle_eye.server.certificate_dates import first_to_end
+from eagle_eye.server.command import refuse_open_door
 from eagle_eye.server.config import TlsSettings
+from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store import Change
-from eagle_eye.server.tls import Certificates, names
+from eagle_eye.server.tls import Certificates, names, plain_text
 from tests.server.builders import NOW, FakeClock, body, frame, running, settings
 
 pytestmark = pytest.mark.skipif(
@@ -313,3 +317,37 @@ def test_an_agent_needs_the_certificate_of_its_node_beside_its_token(pki: Path, 
             assert (send("n2").status_code, send("n2").json()["reason"]) == (403, "certificate")
             assert enrol("n1.site").status_code == 201
             assert (enrol("n3").status_code, enrol("n3").json()["reason"]) == (403, "certificate")
+
+
+OPEN = {"listen": "192.0.2.1:8470"}  # documentation's: nobody listens there
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (OPEN, True),
+        ({"listen": "0.0.0.0:8470", "public_url": "http://localhost:8470"}, True),
+        ({"listen": "127.0.0.1:8470"}, False),
+        ({"listen": "[::1]:8470"}, False),
+        ({**OPEN, "public_url": "https://eagle-eye.example"}, False),
+        ({**OPEN, "tls__certificate_file": "/certificate.pem"}, False),
+    ],
+)
+def test_an_address_that_others_reach_without_tls_is_told_of(tmp_path: Path, flags: dict[str, str], told: bool) -> None:
+    text = plain_text(settings(tmp_path, **flags))
+    assert (flags["listen"] in text, "tls.certificate_file" in text) == (told, told)
+
+
+def test_it_is_among_the_notes_that_the_page_and_readyz_show(tmp_path: Path) -> None:
+    front = create_app(settings(tmp_path, **OPEN), FakeClock())
+    assert front.services.doctor.check().notes == {"tls": plain_text(front.services.config)}
+
+
+def test_it_is_in_the_log_once_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for listen in (OPEN["listen"], "127.0.0.1:8470"):
+        with closing(SqliteStore(tmp_path / RECORDS_FILE)) as store:
+            store.commit(Change(tokens=(auth.mint("admin", None, NOW, None)[1],)))
+        refuse_open_door(settings(tmp_path, listen=listen))
+    (said,) = caplog.records
+    assert (said.levelname, said.getMessage()) == ("WARNING", "the server's address has no TLS")
+    assert OPEN["listen"] in vars(said)["why"]

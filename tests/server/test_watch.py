@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.outlined import groups_of
 from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.ledger import mark_false, report_action
 from eagle_eye.server.records import Subscription
 from eagle_eye.server.sqlite_store import SqliteStore
@@ -274,7 +276,7 @@ def test_the_longer_a_look_took_the_later_is_the_next(
         return iter(())
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(Engine, "judging", lambda _, now_s: judging(now_s))
+    monkeypatch.setattr(Engine, "judging", lambda _, now_s, _concerned: judging(now_s))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(site.watch.run())
     assert rests_s == [pytest.approx(rest_s)]
@@ -329,3 +331,32 @@ def test_a_standstill_is_as_long_as_it_was_when_the_clock_is_set(site: Site) -> 
     assert site.store.all(INCIDENTS) == []
     site.run(8)
     assert [i.fault for i in site.store.all(INCIDENTS)] == ["hang"]
+
+
+def test_records_that_cannot_be_used_are_said_once_and_once_that_they_can(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = 0
+    page = site.store.page
+
+    def read(*words: Any, **named: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        if refused <= 5:
+            raise StoreUnavailable("records.db is damaged")
+        return page(*words, **named)
+
+    monkeypatch.setattr(site.store, "page", read)
+    monkeypatch.setattr(site.watch._engine, "settings", msgspec.structs.replace(SETTINGS, tick_s=0.005))
+
+    async def loop() -> None:
+        task = asyncio.create_task(site.watch.run())
+        while site.watch.ticked_s() is None:  # noqa: ASYNC110 - the loop announces nothing
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(loop())
+    said = [record for record in caplog.records if record.name == "eagle_eye.server.watch"]
+    assert [record.levelname for record in said] == ["ERROR", "WARNING"]
+    assert "records.db is damaged" in said[0].getMessage()
+    assert not any(record.exc_info for record in said)

@@ -40,6 +40,7 @@ def test_list_names_faults_situations_and_profiles(capsys: pytest.CaptureFixture
         ["OUT", "--profile", "psychic"],
         ["OUT", "--nodes", "0"],
         ["OUT", "--strength", "mighty"],
+        ["OUT", "--physics", "vulgar"],
         ["OUT", "--minutes", "0"],
     ],
 )
@@ -64,3 +65,25 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest
 def test_a_disk_that_refuses_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "/proc/nowhere/trace", *FEW]) == 1
     assert "/proc/nowhere/trace" in capsys.readouterr().err
+
+
+def test_an_existing_trace_is_replaced_only_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t"
+    assert main(["simulate", str(out), "--fault", "hang", *FEW]) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    capsys.readouterr()
+    assert main(["simulate", str(out), *FEW]) == 2
+    assert capsys.readouterr().err == (
+        f"eagle-eye simulate: {out} holds a trace; name another folder, or add --overwrite to replace it\n"
+    )
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert main(["simulate", str(out), "--overwrite", *FEW]) == 0
+    assert (out / "faults.jsonl").read_bytes() == b""
+
+
+def test_overwrite_leaves_a_folder_of_something_else_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["simulate", str(tmp_path), "--overwrite", *FEW]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

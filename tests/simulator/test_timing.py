@@ -117,6 +117,39 @@ def test_in_a_network_hang_all_issued_and_the_culprit_did_not_complete() -> None
     assert set(np.flatnonzero((completed == completed.min()).all(axis=1)).tolist()) == {node}
 
 
+def test_a_dead_card_alone_sends_nothing_and_counts_a_burst_of_errors() -> None:
+    recording = recorded("network_hang", variant="card")
+    row, node = row_at(recording, onset_s(recording) + 20), culprit(recording)
+    sent = recording.node["node_rdma_tx_bytes_per_second"][row]
+    assert set(np.flatnonzero(sent == 0.0).tolist()) == {node}
+    assert sent[sent > 0].min() > 1e5
+    errors = recording.node["node_rdma_errors_total"][row] - recording.node["node_rdma_errors_total"][0]
+    assert 20 < errors[node] < 100
+    assert np.delete(errors, node).max() < 5
+
+
+@pytest.mark.parametrize("doing", ["saves", "evaluates", "compiles"])
+def test_in_a_lone_pause_all_but_the_first_rank_wait_in_a_collective(doing: str) -> None:
+    recording = recorded("lone_pause", variant=doing)
+    issued, completed = recording.device["nccl_sequence"], recording.device["nccl_completed_sequence"]
+    behind = ((issued > completed).sum(axis=(1, 2)) == recording.layout.world - 1) & (issued == completed)[:, 0, 0]
+    steps = recording.device["train_step"][:, 0, 0]
+    paused = behind & np.concatenate([[False], steps[1:] == steps[:-1]])
+    assert paused.sum() >= 25
+    used = np.diff(recording.device["rank_cpu_seconds_total"][:, 0, 0])[np.flatnonzero(paused)[5:20]]
+    assert (used > 0.5).all()
+    tensor = recording.device["gpu_tensor_active_ratio"][np.flatnonzero(paused)[5:20]]
+    assert (tensor[:, 0, 0] > 0.05).all() == (doing == "evaluates")
+    assert tensor[:, 1:].max() < 0.02
+
+
+def test_the_process_of_a_rank_that_hangs_does_nothing() -> None:
+    recording = recorded("hang", variant="late")
+    first = row_at(recording, onset_s(recording) + 5)
+    used = np.diff(recording.device["rank_cpu_seconds_total"][first:], axis=0).mean(axis=0)
+    assert (used < 0.2).sum() == 1
+
+
 def test_every_rank_has_one_place() -> None:
     layout = lay_out(Scenario(nodes=16, seed=11))
     places = {

@@ -15,7 +15,7 @@ from eagle_eye.simulator.names import FAULTS, SITUATIONS
 from eagle_eye.simulator.profiles import PROFILES, profile, visible_faults
 from eagle_eye.simulator.scenario import Scenario, WrongScenario
 from eagle_eye.simulator.simulate import simulate
-from eagle_eye.simulator.writer import NotATrace, write
+from eagle_eye.simulator.writer import FolderTaken, write
 from tests.simulator.builders import SMALL, recorded
 
 # The action table of the contract; slowness is excluded where it costs more than a restart.
@@ -156,14 +156,17 @@ def test_another_attempt_is_in_the_membership(tmp_path: Path) -> None:
     assert labels[0].nodes == labels[1].nodes
 
 
-def test_a_trace_may_be_written_over_a_trace_and_over_nothing_else(tmp_path: Path) -> None:
+def test_a_trace_is_written_over_a_trace_if_that_is_asked_for_and_over_nothing_else(tmp_path: Path) -> None:
     write(recorded("recurrent_node"), tmp_path / "trace")
-    write(recorded("none"), tmp_path / "trace")
+    with pytest.raises(FolderTaken, match=r"holds a trace; .* --overwrite"):
+        write(recorded("none"), tmp_path / "trace")
+    assert (tmp_path / "trace" / "membership.jsonl").exists()
+    write(recorded("none"), tmp_path / "trace", overwrite=True)
     assert not (tmp_path / "trace" / "membership.jsonl").exists()
     (tmp_path / "trace" / "thesis.tex").write_text("years of work")
-    with pytest.raises(NotATrace, match=r"thesis\.tex"):
-        write(recorded("none"), tmp_path / "trace")
-    with pytest.raises(NotATrace, match="is a file"):
+    with pytest.raises(FolderTaken, match=r"thesis\.tex"):
+        write(recorded("none"), tmp_path / "trace", overwrite=True)
+    with pytest.raises(FolderTaken, match="is a file"):
         write(recorded("none"), tmp_path / "trace" / "thesis.tex")
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.loopback import free_port
 
 CONTROLLERS = (
     "namespace", "serviceaccount", "job", "disruption", "garbagecollector", "podgc", "replicaset", "deployment",
@@ -39,11 +40,6 @@ def missing(environ: Any = os.environ) -> str:
     if lacking or shutil.which("etcd") is None:
         return f"{', '.join(lacking) or 'etcd'} is missing: make test-kubernetes builds it"
     return ""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def until(true: Callable[[], Any], limit_s: float = 60.0, what: str = "it") -> Any:

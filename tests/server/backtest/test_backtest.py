@@ -127,7 +127,7 @@ def restate(folder: Path, **header: Any) -> None:
     ("spoil", "complaint"),
     [
         (lambda f: (f / "trace.json").unlink(), "trace is a folder with trace.json"),
-        (lambda f: restate(f, interval_s=0.0), "interval_s is 0.0; it has to be more than 0"),
+        (lambda f: restate(f, interval_s=0.0), "interval_s is 0.0; expected 0.01 to 86400 seconds"),
         (lambda f: restate(f, end=START_S - 1), "end is 1699999999.0, before start, 1700000000.0"),
         (lambda f: (f / "trace.json").write_text("{}"), "format"),
         (lambda f: (f / "samples.parquet").write_bytes(b"PAR1"), "samples.parquet"),

@@ -27,12 +27,13 @@ SETTINGS = DetectionSettings(
 
 
 class Fleet:
-    """Nodes n0..nN-1 of job "j", one rank each, one step and one frame a second."""
+    """Nodes n0..nN-1 of one job, one rank each, one step and one frame a second."""
 
     def __init__(self, nodes: int = 3, settings: DetectionSettings = SETTINGS) -> None:
         self.now_s = START_S
         self.engine = Engine(settings, watching_since_s=START_S)
         self.nodes = [f"n{i}" for i in range(nodes)]
+        self.job = "j"
         self.attempt = 0
         self.step = 0.0
         self.stopped = False  # the job makes no step
@@ -70,7 +71,9 @@ class Fleet:
             time_s=self.now_s,
             interval_s=1.0,
             agent_version="0",
-            ranks=[Rank("j", rank, len(self.nodes), 0, self.attempt, 100 + rank, "", self.silent_s.get(node, 0.0))],
+            ranks=[
+                Rank(self.job, rank, len(self.nodes), 0, self.attempt, 100 + rank, "", self.silent_s.get(node, 0.0))
+            ],
             blocks=[block(Scope.DEVICE, {0: row}), block(Scope.NODE, {-1: {"node_cpu_utilization_ratio": 0.5}})],
             events=events,
         )
@@ -88,7 +91,7 @@ class Fleet:
         self.attempt = attempt
         ranks = [MemberRank(i, node, 0) for i, node in enumerate(self.nodes)]
         job = Job(
-            job="j",
+            job=self.job,
             attempt=attempt,
             state=state,
             ranks=ranks,

@@ -13,7 +13,7 @@ from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
-from eagle_eye.server.engine.engine import FORGET_JOB_S
+from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.records import Job
 from tests.server.engine.frames import START_S, Fleet
@@ -283,3 +283,31 @@ def test_pauses_of_a_phase_are_learned() -> None:
     fleet.run(2)
     window = fleet.engine.window(next(fleet.engine.tracks()), fleet.now_s, 0.0)
     assert [pause.phase for pause in window.pauses] == ["eval"]
+
+
+@pytest.mark.parametrize("state", ["completing", "suspended"])
+def test_a_job_that_its_scheduler_stops_is_no_hang_until_it_runs_again_and_has_made_a_step(state: str) -> None:
+    fleet = Fleet()
+    fleet.run(30)
+    fleet.declare(0)
+    fleet.run(30)
+    fleet.declare(0, state=state)
+    fleet.stopped = True
+    assert faults(fleet.run(60)) == []
+    fleet.declare(0)
+    assert faults(fleet.run(60)) == []  # it starts, and its rows repeat the last step
+    fleet.stopped, fleet.step = False, 20.0  # from a checkpoint
+    assert faults(fleet.run(30)) == []
+    fleet.stopped, fleet.silent_s = True, {"n1": 9.0}
+    assert "hang" in {fault for fault, _ in faults(fleet.run(15))}
+
+
+def test_a_job_that_runs_again_and_never_makes_a_step_hangs_after_the_starts_deadline() -> None:
+    fleet = Fleet()
+    fleet.declare(0)
+    fleet.run(60)
+    fleet.declare(0, state="completing")
+    fleet.stopped = True
+    fleet.run(5)
+    fleet.declare(0)
+    assert "hang" in {fault for fault, _ in faults(fleet.run(140))}

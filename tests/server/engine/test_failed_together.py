@@ -165,3 +165,19 @@ def test_a_second_failure_that_is_known_later_waits_for_the_restart_that_is_unde
     office.take(fleet.run(2))
     assert [a.exclude for a in office.actions.values()] == [["n1"]]
     assert [(i.node, i.hold_rule) for i in office.incidents.values()] == [("n1", ""), ("n2", "under_way")]
+
+
+SLOW = {"fault": "straggler", "kinds": ["compute_time", "own_history"], "confidence": 0.95, "slowdown_ratio": 0.3}
+SLOW_FIRST = incident(**SLOW, family="slow:n1")
+
+
+def slow_second(**changes: Any) -> Incident:
+    return incident(**{**SLOW, "id": "other", "node": "n2", "nodes": ["n2"], "family": "slow:n2", **changes})
+
+
+def test_two_nodes_that_are_surely_slow_leave_together() -> None:
+    settings = PolicySettings(mode="act")
+    known = situation(settings=settings, incidents=[SLOW_FIRST, slow_second()])
+    assert decide(SLOW_FIRST, known).exclude == ("n1", "n2")
+    doubtful = situation(settings=settings, incidents=[SLOW_FIRST, slow_second(confidence=0.6)])
+    assert decide(SLOW_FIRST, doubtful).exclude == ("n1",)

@@ -299,3 +299,23 @@ def test_what_names_one_node_and_then_another_comes_back_with_either() -> None:
         case.say(after_s=GONE_S + 2)
     (incident,) = case.incidents.values()
     assert incident.flapping
+
+
+def test_what_asks_for_nothing_is_recorded_and_told_of_once_it_asks_for_something() -> None:
+    case = Case()
+    idle = replace(slow("straggler", 0.0, "n1"), asks="none")
+    case.say(idle)
+    case.say(idle)
+    assert [i.asks for i in case.open] == ["none"]
+    assert case.events == []
+    case.say(slow("straggler", 0.2, "n1"))
+    case.say(slow("straggler", 0.2, "n1"))
+    assert [event for _, event in case.events] == ["opened"]
+
+
+def test_what_asked_for_nothing_ends_as_quietly() -> None:
+    case = Case()
+    case.say(replace(slow("straggler", 0.0, "n1"), asks="none"))
+    case.say(after_s=GONE_S + 2)
+    assert case.open == []
+    assert case.events == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from eagle_eye.detectors.types import Pause, Verdict
+from eagle_eye.server.engine.earlier_attempt import inherited
+from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.pauses import PAUSES_KEPT, STEPS_FOR_PACE, PauseLog
 
 
@@ -71,3 +73,12 @@ def test_only_the_newest_pauses_are_kept() -> None:
     for seconds in range(PAUSES_KEPT + 5):
         log.note_phase("eval", float(seconds))
     assert [pause.seconds for pause in log.pauses] == [float(s) for s in range(5, PAUSES_KEPT + 5)]
+
+
+def test_a_restart_does_not_change_how_long_a_job_pauses() -> None:
+    first = JobTrack("j", 0, 1.0, 120.0, 0.0)
+    first.course.note_phase("eval", 30.0)
+    second = JobTrack("j", 1, 1.0, 120.0, 100.0, inherited(first, 100.0, 1800.0))
+    second.course.note_phase("eval", 40.0)
+    third = JobTrack("j", 2, 1.0, 120.0, 200.0, inherited(second, 200.0, 1800.0))
+    assert third.course.pauses == (Pause("eval", 30.0), Pause("eval", 40.0))

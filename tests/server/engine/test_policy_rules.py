@@ -220,3 +220,29 @@ def test_every_rule_speaks_in_its_order_and_reasons_end_nowhere_empty() -> None:
     assert [word.rule for word in holds] == ["blind", "nodes_min"]
     assert all(word.reason for word in holds)
     assert weighing.decision.rule == "blind"
+
+
+ONE_KIND = {"fault": "straggler", "family": "slow:n1", "kinds": ["compute_time", "step_time"], "confidence": 0.6}
+
+
+def test_slow_by_one_strong_kind_is_drained_once_it_has_lasted_and_costs_something() -> None:
+    lasting = incident(**ONE_KIND, slowdown_ratio=0.2, onset_s=NOW_S - 400)
+    assert decide(lasting, situation(settings=act())).kind == "drain_node"
+    assert decide(lasting, situation(settings=act(drain_slowdown_min=0))).kind == "notify"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"onset_s": NOW_S - 100},
+        {"since_s": NOW_S - 100},
+        {"slowdown_ratio": 0.01},
+        {"confidence": 0.5},
+        {"kinds": ["data_wait"]},
+        {"asks": "notify"},
+        {"node": None},
+    ],
+)
+def test_what_is_new_cheap_doubtful_or_perhaps_its_work_drains_nobody(changes: dict[str, Any]) -> None:
+    told = incident(**{**ONE_KIND, "slowdown_ratio": 0.2, "onset_s": NOW_S - 400, **changes})
+    assert decide(told, situation(settings=act())).kind == "notify"

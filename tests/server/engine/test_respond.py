@@ -31,7 +31,7 @@ class Office:
         responses = []
         for judgement in judgements:
             known = [i for i in self.incidents.values() if i.state in ("suspected", "confirmed", "acting", "recovered")]
-            book = Book(known, list(self.actions.values()))
+            book = Book(known, list(self.actions.values()), earlier=list(self.incidents.values()))
             response = respond(judgement, book, self.settings, 10, blind, lambda p: f"{p}{next(self._ids)}")
             self.incidents.update({i.id: i for i in response.incidents})
             self.actions.update({a.id: a for a in response.actions})

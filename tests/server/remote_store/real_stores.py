@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.loopback import free_port
 
 WITHIN_S = 20.0
 PROMETHEUS = pytest.param(
@@ -32,9 +33,7 @@ VICTORIA_METRICS = pytest.param(
 @contextmanager
 def listening(store: str, folder: Path) -> Iterator[str]:
     """Give the URL of a store that keeps its files below ``folder``."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{bound.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     config = folder / "prometheus.yml"
     config.write_text("global: {}\n", encoding="utf-8")
     command = {

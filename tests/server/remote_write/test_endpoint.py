@@ -141,7 +141,7 @@ def test_a_bad_request_is_refused_whole_counted_and_changes_nothing(
 
 def test_other_methods_are_refused(refusing: Running) -> None:
     answer = refusing.client.get(PATH)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST")
 
 
 def test_of_a_request_with_a_bad_series_the_rest_is_kept_and_the_bad_named(server: Running) -> None:
@@ -204,7 +204,7 @@ def test_what_the_history_does_not_take_is_asked_for_again_and_then_kept(
         raise HistoryUnavailable("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.front.services.history, "submit", full)
+        patched.setattr(server.front.services.history, "submit_all", full)
         answer = write(server, temperature(50.0, NOW))
         assert (answer.status_code, answer.json()["reason"]) == (503, "storage")
         assert int(answer.headers["retry-after"]) > 0
@@ -266,7 +266,8 @@ def test_a_code_is_not_remembered_before_the_event_that_tells_of_it_is_durable(
         def full(_batch: object) -> None:
             raise HistoryUnavailable("the disk is full")
 
-        monkeypatch.setattr(server.front.services.history, "submit", full)
+        monkeypatch.setattr(server.front.services.history, "submit_all", full)
+        clock.advance(15.0)
         assert write(server, *scraped(NOW + 15, 79.0)).status_code == 503
     with running(tmp_path, clock) as server:
         assert write(server, *scraped(NOW + 15, 79.0)).status_code == 204
@@ -291,11 +292,13 @@ def test_codes_that_could_not_be_written_down_are_with_the_next_samples(
         assert write(server, *scraped(NOW, 0.0)).status_code == 204
         assert store.all(LAST_CODES) == []
         assert server.metric("internal_errors_total", place="last codes") == 1
+        clock.advance(15.0)
         write(server, *scraped(NOW + 15, 0.0))
         assert [one.devices[0].code for one in store.all(LAST_CODES)] == [0.0]
 
 
 def test_an_xid_counts_in_its_nodes_past(server: Running, clock: FakeClock) -> None:
+    clock.advance(15.0)
     write(server, *scraped(NOW, 0.0), *scraped(NOW + 15, 79.0))
     server.front.services.bookkeeper.look([], clock.now_s())
     (error,) = server.front.services.store.all(DRIVER_ERRORS)
@@ -357,3 +360,17 @@ def test_a_scrape_that_comes_in_many_requests_ends_as_whole_rows(server: Running
     assert {tuple(block.metrics): block.keys for block in newest.blocks} == {
         ("gpu_temperature_celsius", "gpu_sm_clock_hertz"): list(range(8))
     }
+
+
+def test_of_a_prometheus_that_is_ahead_the_rows_are_of_now_and_the_troubles_say_so(
+    server: Running, clock: FakeClock
+) -> None:
+    for at in (0.0, 15.0, 30.0, 45.0):
+        clock.time_s = NOW + at + 1.0
+        assert write(server, temperature(50.0, NOW + at + 3_600.0)).status_code == 204
+    assert [round(seen.time_s - NOW - received_s + NOW, 3) for seen, received_s, _ in server.watcher.frames] == [
+        0.0
+    ] * 4
+    assert server.metric("ingest_moved_times_total", of="sample") == 4
+    troubles = server.client.get("/api/v1/nodes/n1").json()["agent"]["troubles"]
+    assert troubles["clock"] == "4 times that it sent cannot be and were moved to when they came"

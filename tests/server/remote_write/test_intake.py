@@ -384,10 +384,27 @@ def test_a_series_that_names_no_node_is_refused_with_the_labels_that_would() -> 
     assert "eagle_eye_node" in taken.complaint
 
 
-@pytest.mark.parametrize("at", [-T, 3_600.0])
-def test_a_time_that_cannot_be_is_refused(at: float) -> None:
-    taken = Site().send(dcgm("DEV_GPU_TEMP", 50.0, at), now_s=T)
+def test_a_time_that_is_none_is_refused() -> None:
+    taken = Site().send(dcgm("DEV_GPU_TEMP", 50.0, -T), now_s=T)
     assert (taken.refused, taken.moments) == ({"time": 1}, {})
+
+
+@pytest.mark.parametrize("at", [6.0, 3_600.0, 1e9, 1e12, 1.0 - T])
+def test_a_time_that_cannot_be_is_of_its_receipt_and_counted(at: float) -> None:
+    site = Site()
+    taken = site.send(dcgm("DEV_GPU_TEMP", 50.0, at), now_s=T)
+    assert site.row("gpu_temperature_celsius", key=0) == [(0.0, 50.0)]
+    assert (taken.refused, taken.moved) == ({}, {"n1": 1})
+    site.send(dcgm("DEV_GPU_TEMP", 51.0, 15.0))  # its series is not left out until that time has come
+    assert site.row("gpu_temperature_celsius", key=0)[-1] == (15.0, 51.0)
+
+
+def test_the_samples_of_a_sender_that_is_ahead_are_moved_by_as_much() -> None:
+    site, taken = Site(), Taken()
+    read = wire.read_v1(v1(dcgm("DEV_GPU_TEMP", 50.0, 60.0)), TABLE.wanted, 1_000)
+    site.intake.take(read.series, T, site.refused.get, taken, -61.0)
+    assert [moment.time_s for moment in taken.moments] == [T - 1.0]
+    assert taken.moved == {"n1": 1}
 
 
 def test_beyond_the_limit_new_series_are_refused_until_others_are_forgotten() -> None:

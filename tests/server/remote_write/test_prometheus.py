@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.loopback import served
+from tests.loopback import free_port, served
 
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed: apt-get install prometheus"
@@ -113,13 +112,6 @@ def process(*command: str) -> Iterator[None]:
                 started.wait(10.0)
             except subprocess.TimeoutExpired:
                 started.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def token(data: Path, *flags: str) -> str:

@@ -17,7 +17,7 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import encode_outline, encode_row, outline_id, outline_of, whole_frame
 from eagle_eye.server.embedded_history import EmbeddedHistory
 from eagle_eye.server.history import Batch, Entry
-from tests.server.builders import NOW, FakeClock, frame
+from tests.server.builders import NOW, FakeClock, frame, replayed
 from tests.server.segments.kept import FOREVER_S, WITHIN_S, compact, opened, retain, rich, told
 
 TWICE = block(Scope.DEVICE, {0: {"gpu_power_watts": 5.0}}).values * 2
@@ -139,4 +139,4 @@ def test_a_restart_replays_rows(tmp_path: Path) -> None:
     with opened(tmp_path) as history:
         history.submit(as_rows(frames)).result(WITHIN_S)
     with opened(tmp_path) as history:
-        assert [one.frame.ranks for one in history.replay(0.0, 10)] == [one.ranks for one in frames]
+        assert [one.frame.ranks for one in replayed(history, 0.0, 10)] == [one.ranks for one in frames]
