@@ -86,7 +86,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the agent until it is told to stop; return the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="eagle-eye agent: %(message)s")
-    faulthandler.enable()  # a service manager that finds us hung ends us with SIGABRT: its journal shows where
+    # A service manager that finds us hung ends us with SIGABRT: its journal shows where the main loop stands. Of the
+    # other threads nothing, for they may be running: to read their stacks then can end the process half-way through.
+    faulthandler.enable(all_threads=False)
     share_heap()  # before there are threads
     flags = {
         "server": args.server,

@@ -76,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
         return trial.run(config.job_sources)
     # Until the server can do something about it, a wish for a reload is no reason to end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    faulthandler.enable(2)  # a service manager that finds us hung ends us with SIGABRT: its journal shows where
+    # A service manager that finds us hung ends us with SIGABRT: its journal shows where the event loop stands. Of the
+    # other threads nothing, for they may be running: to read their stacks then can end the process half-way through.
+    faulthandler.enable(2, all_threads=False)
     raise_file_limit()
     logs.configure(config.log)
     try:

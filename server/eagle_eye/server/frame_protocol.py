@@ -246,8 +246,11 @@ class FrameProtocol(GuardedProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
+        last = is_bad(status) and self.visit.bad()
+        if last:
+            headers = {**headers, "Connection": "close"}
         self.transport.write(_head(status, self.server_state.default_headers, headers, PROBLEM_TYPE, body))
-        if is_bad(status) and self.visit.bad():
+        if last:
             self.turn_away("rate")
             return
         self._go_on_soon()
