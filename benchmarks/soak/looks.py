@@ -13,6 +13,8 @@ from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.simulator.load.tally import Latencies
 
 PAGE = "/api/v1/fleet"
+LEVELS = ("1m", "1h")  # folders of the downsampled history
+ACTIONS = f"{PROMETHEUS_PREFIX}action_asked_timestamp_seconds{{".encode()
 LOOKS = PROMETHEUS_PREFIX + "detection_seconds"
 
 
@@ -20,7 +22,9 @@ class Look(NamedTuple):
     """The server at one moment; NaN: not seen. ``life`` counts its starts.
 
     Latencies are of the time since the last look: of acknowledgements as agents see them, of the page's question
-    to the API, of a scrape, and of one round of detection (the mean).
+    to the API, of a scrape, and of one round of detection (the mean). ``data_bytes`` is all but ``levels_bytes``,
+    what is downsampled: it comes and goes by hours of the clock. ``scrape_bytes`` is without the actions of the last
+    hour, which become more for an hour.
     """
 
     time_s: float
@@ -32,6 +36,7 @@ class Look(NamedTuple):
     threads: float
     wal_bytes: float
     data_bytes: float
+    levels_bytes: float
     acknowledged_p50_s: float
     acknowledged_p99_s: float
     detection_s: float
@@ -57,6 +62,7 @@ class Looks:
         process = _process(pid) if pid is not None else {}
         page = await site.timed(PAGE)
         scrape = await site.timed("/metrics")
+        levels_bytes = float(bytes_in(*(site.data / "history" / level for level in LEVELS)))
         return Look(
             time_s=time_s,
             life=life,
@@ -66,13 +72,14 @@ class Looks:
             files=process.get("files", math.nan),
             threads=process.get("threads", math.nan),
             wal_bytes=float(bytes_in(*site.data.glob("*-wal"))),
-            data_bytes=float(bytes_in(site.data)),
+            data_bytes=bytes_in(site.data) - levels_bytes,
+            levels_bytes=levels_bytes,
             acknowledged_p50_s=_or_nan(latencies.quantile_s(0.5)),
             acknowledged_p99_s=_or_nan(latencies.quantile_s(0.99)),
             detection_s=self._detection_s(life, scrape[1]) if scrape else math.nan,
             api_s=page[0] if page else math.nan,
             scrape_s=scrape[0] if scrape else math.nan,
-            scrape_bytes=float(len(scrape[1])) if scrape else math.nan,
+            scrape_bytes=_bytes_without_actions(scrape[1]) if scrape else math.nan,
         )
 
     def _detection_s(self, life: int, scrape: bytes) -> float:
@@ -105,6 +112,10 @@ def _process(pid: int) -> dict[str, float]:
             "threads": float(status["Threads"]),
         }
     return found
+
+
+def _bytes_without_actions(scrape: bytes) -> float:
+    return float(sum(len(line) for line in scrape.splitlines(keepends=True) if not line.startswith(ACTIONS)))
 
 
 def _or_nan(value: float | None) -> float:

@@ -250,6 +250,23 @@ def test_commits_are_durable_by_configuration(tmp_path: Path) -> None:
     connection.close()
 
 
+def test_the_log_that_a_large_transaction_made_long_is_short_again(tmp_path: Path) -> None:
+    connection, log = database.connect(tmp_path / "any.db"), tmp_path / "any.db-wal"
+    connection.execute("CREATE TABLE t (one BLOB)")
+    usual_bytes = 1_000 * 4_096
+
+    def commit(size: int, times: int) -> None:
+        for _ in range(times):
+            with database.transaction(connection):
+                connection.execute("INSERT INTO t VALUES (randomblob(?))", (size,))
+
+    commit(4 * usual_bytes, 1)
+    assert log.stat().st_size > 4 * usual_bytes
+    commit(4_096, 10)
+    assert log.stat().st_size <= usual_bytes
+    connection.close()
+
+
 def test_prune_forgets_settled_events_and_keeps_pending_ones(store: SqliteStore) -> None:
     store.commit(Change(subscriptions=(subscription(),)))
     store.commit(Change(events=(event("old"), event("pending"))))

@@ -77,7 +77,10 @@ def connect(path: Path, page_bytes: int | None = None) -> Connection:
             connection.execute(f"PRAGMA page_size = {page_bytes}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_size_limit = 67108864")
+        # What a large transaction or a long read made of the log goes when it is begun anew: it does not grow for ever.
+        (pages,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
+        (size_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA journal_size_limit = {pages * size_bytes}")
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # the log is there from the first look on
         connection.files = {one: _identity(one) for one in (path, path.with_name(f"{path.name}-wal"))}
     except (OSError, sqlite3.Error) as error:
