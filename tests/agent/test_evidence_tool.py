@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -57,3 +61,26 @@ def test_a_tool_that_is_not_there_is_not_found() -> None:
     assert find("no-such-tool-of-anybody") is None
     with pytest.raises(FileNotFoundError):
         run(["/no/such/tool"], time.monotonic() + 1.0, 10)
+
+
+def test_a_signal_that_comes_while_a_tool_is_started_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            begun.append(self.pid)
+            signal.raise_signal(signal.SIGTERM)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            shell("sleep 100")
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    until(lambda: not is_running(begun[0]))

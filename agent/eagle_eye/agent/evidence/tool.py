@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,27 +47,50 @@ def run(
 
     It gets none of our environment but PATH: nothing that we know is its business. Raises OSError when it cannot start.
     """
-    process = subprocess.Popen(
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=folder,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
-        start_new_session=True,
-    )
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+    process: subprocess.Popen[bytes] | None = None
     output, complaint = bytearray(), bytearray()
     ended = False
     try:
+        with _handlers_wait():
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=folder,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
+                start_new_session=True,
+            )
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         _read(process, (output, output_bytes_max), (complaint, COMPLAINT_BYTES_MAX), until_s, monotonic_s)
         ended = len(output) <= output_bytes_max and _ends(process.pid, until_s, monotonic_s)
     finally:
-        _end(process)
+        if process is not None:
+            _end(process)
     said = bytes(complaint[:COMPLAINT_BYTES_MAX]).decode("utf-8", "replace").strip()
     cut = len(output) > output_bytes_max
     return Ran(process.returncode if ended else None, bytes(output[:output_bytes_max]), said, cut)
+
+
+@contextlib.contextmanager
+def _handlers_wait() -> Iterator[None]:
+    """Have signals handled after the block: what a handler raises while a program starts would leave it behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread alone
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    waiting = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in waiting:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in waiting.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
 
 
 def _read(
