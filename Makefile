@@ -46,7 +46,7 @@ test-full: venv  ## installs the components that tests ask for (Debian, as root)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/full.lock
 	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(PYTEST)
 
-test-again: venv  ## the tests of test-full that failed last, one after the other
+test-again: venv  ## the tests that failed last, one after the other
 	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-kubernetes: venv  ## builds a Kubernetes control plane (Debian, as root, once), then runs the tests that need one

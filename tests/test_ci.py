@@ -49,17 +49,28 @@ def test_continuous_integration_runs_the_full_set_last_with_nobody_at_the_keyboa
     assert set((tmp_path / "input").read_text().split()) == {"/dev/null"}
 
 
-def test_only_what_failed_in_the_full_set_is_tried_again_with_the_same_gates(tmp_path: Path) -> None:
+def test_only_what_failed_is_tried_again_with_the_same_gates(tmp_path: Path) -> None:
     make = tmp_path / "make"
     make.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n[ "$*" != "$FAILS" ]\n')
     make.chmod(0o755)
-    for fails, code in (("test-full", 0), ("test", 1)):
+    again = {"check": [], "test": ["test-again", "test-full"], "test-full": ["test-again"]}
+    for fails, follows in again.items():
         (tmp_path / "calls").unlink(missing_ok=True)
         environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "FAILS": fails}
         done = subprocess.run([str(ROOT / ".ci/run")], env=environ, check=False, capture_output=True, timeout=60.0)
-        assert done.returncode == code
-        assert (tmp_path / "calls").read_text().split()[-1] == ("test-again" if fails == "test-full" else "test")
+        assert done.returncode == (0 if follows else 1)
+        calls = (tmp_path / "calls").read_text().split()
+        assert calls[calls.index(fails) + 1 :] == follows
     assert re.findall(r"EAGLE_EYE\w+=1", recipe("test-again")) == re.findall(r"EAGLE_EYE\w+=1", recipe("test-full"))
+
+
+def test_what_fails_again_fails(tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text('#!/bin/sh\ncase "$*" in test*) exit 1 ;; esac\n')
+    make.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run([str(ROOT / ".ci/run")], env=environ, check=False, capture_output=True, timeout=60.0)
+    assert done.returncode != 0
 
 
 def test_packages_are_installed_without_a_question() -> None:
