@@ -8,6 +8,8 @@ CONTAINER ?= podman
 IMAGE_FLAGS ?=
 # Where test-kubernetes keeps the control plane that it builds.
 KUBERNETES ?= $(HOME)/.cache/eagle-eye/kubernetes
+# For test-gpu: a Python whose torch sees the GPU, if neither ours nor one on the PATH does.
+TORCH_PYTHON ?=
 # Tests run in so many processes, each file of them in one. To run a file alone: .venv/bin/python -m pytest tests/x.py
 TEST_WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
@@ -17,7 +19,7 @@ APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::T
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks
 
-.PHONY: help venv demo test test-full test-again test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images dashboards docs dist clean
+.PHONY: help venv demo test test-full test-again test-gpu test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images dashboards docs dist clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,6 +50,9 @@ test-full: venv  ## installs the components that tests ask for (Debian, as root)
 
 test-again: venv  ## the tests that failed last, one after the other
 	EAGLE_EYE_TEST_ATTACK=1 EAGLE_EYE_TEST_CONTAINERS=1 EAGLE_EYE_TEST_DASHBOARDS=1 EAGLE_EYE_TEST_DOCS=1 EAGLE_EYE_TEST_PACKAGES=1 EAGLE_EYE_TEST_SLURM=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
+test-gpu: venv  ## what only a GPU shows, kept in benchmarks/results/gpu; TORCH_PYTHON: one with torch for CUDA
+	$(if $(TORCH_PYTHON),EAGLE_EYE_TEST_TORCH_PYTHON=$(TORCH_PYTHON) )$(BIN)/python -m benchmarks.gpu
 
 test-kubernetes: venv  ## builds a Kubernetes control plane (Debian, as root, once), then runs the tests that need one
 	sh tests/orchestrators/kubernetes/build.sh $(KUBERNETES)

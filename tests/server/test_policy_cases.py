@@ -28,7 +28,7 @@ def written(folder: Path, expect: str, more: str = "") -> str:
 
 def test_the_shipped_example_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy", "test", str(EXAMPLE)]) == 0
-    assert capsys.readouterr().out.endswith("25 of 25 cases passed\n")
+    assert capsys.readouterr().out.endswith("29 of 29 cases passed\n")
 
 
 def test_a_case_that_fails_says_what_differs_and_which_rule_said_what(
@@ -40,6 +40,15 @@ def test_a_case_that_fails_says_what_differs_and_which_rule_said_what(
     assert "kind: expected 'notify', got 'exclude_node'" in told
     assert "rule: expected 'blind', got ''" in told
     assert "kinds one, two" in told
+
+
+def test_a_case_says_which_terms_of_nodes_held(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["policy", "test", str(EXAMPLE)])
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("passed  NVLinks of a tray in an NVL72 rack ask for a drain")
+    assert "drain_node in place of exclude_node for nvlink_degraded on n1 (policy.nodes[0])" in lines[at + 1]
+    at = next(place for place, line in enumerate(lines) if "a lent host" in line)
+    assert "confidence_min 0.99 (policy.nodes[1])" in lines[at + 1]
 
 
 def test_cases_can_be_read_by_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +72,7 @@ def test_a_sites_own_settings_are_tried_before_they_are_used(
     ("expect", "more", "said"),
     [
         ("", "", "case[0].expect: expects nothing"),
-        ('rule = "blnid"', "", "unknown rule 'blnid'; expected one of fault, accused"),
+        ('rule = "blnid"', "", "unknown rule 'blnid'; expected one of fault, node_terms, accused"),
         ('kind = "reboot"', "", "'exclude_node'"),
         ('rule = ""', "polcy = {}", "`polcy`, known here are name, incident, expect"),
         ('rule = ""', 'policy = { mode = "dare" }', "case[0].policy: Invalid enum value 'dare'"),

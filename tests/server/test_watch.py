@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from eagle_eye.detectors.types import Series
 from eagle_eye.schema import action as schema
+from eagle_eye.server.accounts.records import Gpu
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.outlined import groups_of
@@ -245,6 +247,19 @@ def test_after_a_restart_no_value_of_before_is_shown_as_one_of_now(site: Site) -
     again = site.new_watch()
     again.recover((frame, received_s) for frame, received_s in site.sent)  # type: ignore[misc]
     assert list(again.latest()) == []
+
+
+def test_what_gpus_are_called_is_known_after_a_restart(site: Site) -> None:
+    site.run(5)
+    seats = [("GPU-old", "H100", 1.0), ("GPU-new", "GB200", 2.0)]
+    cards = (
+        Gpu(uuid=uuid, node="n1", device=0, model=model, since_s=seen_s, first_seen_s=seen_s, seen_s=seen_s)
+        for uuid, model, seen_s in reversed(seats)
+    )
+    site.store.commit(Change(gpus=tuple(cards)))
+    engine = Engine(SETTINGS, watching_since_s=site.clock.now_s())
+    Watch(engine, site.store, site.clock, PolicySettings(), "").recover(())
+    assert engine.gpu_models.named([Series("n1", 0)]).models == ("GB200",)
 
 
 def test_how_long_a_look_took_is_counted(site: Site) -> None:

@@ -15,6 +15,7 @@ from eagle_eye.cli.operator import print_json
 from eagle_eye.cli.tables import printable
 
 ACT: Mapping[str, Any] = {"mode": "act"}  # what cases begin with, unless --config says otherwise
+NODE_TERMS = "node_terms"  # the rule that says which settings of single nodes held, told of each case
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +87,9 @@ def _test(args: argparse.Namespace) -> int:
     lines: list[str] = []
     for one in tested:
         lines.append(f"{'FAILED' if one.differs else 'passed'}  {one.case.name}")
-        if one.differs:
-            lines += [f"        {difference}" for difference in one.differs]
-            lines += rule_lines(msgspec.to_builtins(one.weighing.words), every=False)
+        lines += [f"        {difference}" for difference in one.differs]
+        shown = [word for word in one.weighing.words if one.differs or word.rule == NODE_TERMS]
+        lines += rule_lines(msgspec.to_builtins(shown), every=False)
     lines.append(f"{len(tested) - len(failed)} of {len(tested)} cases passed")
     sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
     return 1 if failed else 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.documented import nvlink_bytes_per_second, type_at
 from eagle_eye.detectors.signs.peers import growth
 from eagle_eye.detectors.signs.recent_rows import grown
 from eagle_eye.detectors.signs.role_medians import medians, window_roles
@@ -37,7 +38,6 @@ TRAFFIC_LASTS_S = 60.0  # where less traffic and longer steps since the same mom
 NVLINK_XIDS = frozenset({74}) | NVLINK5_XIDS
 REPEATED_S = 10.0  # two of them so far apart are two errors, not one told twice
 STANDSTILL_S = 60.0  # an XID with the job standing still since is left to the detectors of stops
-LINK_BYTES_PER_SECOND = 25e9  # each way, NVLink 3 and 4
 SPARE_STEPS = 16  # newest steps that tell how long each role computes
 COLLECTIVE_SHARE = 0.1  # of a step within a node, where nobody reports traffic: tensor parallel jobs have more
 SUSPECTS_MAX = 64
@@ -122,7 +122,7 @@ class NvlinkDegraded:
         cost = slowness_by_pace(paced, _reckoned(window, columns, rows, share))
         whole = len(columns) >= WHOLE_NODE_SHARE * int((window.node_of == node).sum()) and len(columns) > 2
         who = window.nodes[node]
-        where = f"all NVLinks of {who}, likely its NVSwitch," if whole else _where(window, node, columns)
+        where = f"all NVLinks of {who}, likely {_switch(window, columns)}," if whole else _where(window, node, columns)
         signs = "; ".join(_said(item) for item in evidence[:2])
         return Verdict(
             detector=self.name,
@@ -326,7 +326,7 @@ def _reckoned(window: Window, columns: list[int], rows: Rows, lost_share: float)
     links = compare(window, "gpu_nvlinks_active", columns[0], peers, rows)
     busy = COLLECTIVE_SHARE
     if moved and links is not None and links.peers > 0:
-        busy = min(max(moved) / (links.peers * LINK_BYTES_PER_SECOND), 1.0)
+        busy = min(max(moved) / (links.peers * nvlink_bytes_per_second(window, columns[0])), 1.0)
     cost = busy * lost_share / max(1 - lost_share, 0.1)
     return 0.0 if cost < _spare(window, columns[0]) else cost
 
@@ -355,6 +355,11 @@ def _columns_of(window: Window, node: int, told: list[Happening]) -> list[int]:
 def _device(told: list[Happening]) -> int | None:
     devices = {event.device for event in told}
     return devices.pop() if len(devices) == 1 and min(devices) >= 0 else None
+
+
+def _switch(window: Window, columns: list[int]) -> str:
+    kind = type_at(window, columns[0])
+    return "its NVSwitch" if kind is None or kind.rack is None else "what joins it to its rack's NVLink switches"
 
 
 def _where(window: Window, node: int, columns: list[int]) -> str:

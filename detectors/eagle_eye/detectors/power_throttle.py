@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.documented import braking_from_c
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.shared_cause import ALIKE_FACTOR, Struck, partition
 from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
@@ -34,7 +35,6 @@ LIMIT_RATIO = 0.97  # of the peers' power limit, below which it is another limit
 POWER_DOWN_RATIO = 0.95  # of the peers' power: a GPU that is slow because it works more draws as much or more
 DISTANCE_MIN = 5.0  # robust standard deviations of clock and of power, where no bit or limit tells
 POWER_SIGMA_FLOOR = 0.01  # of the peers' power
-COOL_C = 82.0  # at and beyond it the heat may be the reason
 HOTTER_C = 8.0
 MEMORY_CLOCK_RATIO = 0.05  # with another memory clock and another limit all along, it is another model of GPU
 LIMIT_ROWS = 3
@@ -242,7 +242,7 @@ def _heat(window: Window, slow: SlowClock) -> bool:
     if math.isfinite(thermal) and thermal >= BIT_SHARE_MIN:
         return True
     heat = compare(window, "gpu_temperature_celsius", slow.index, slow.peers, slow.rows)
-    return heat is not None and (heat.own >= COOL_C or heat.own - heat.peers >= HOTTER_C)
+    return heat is not None and (heat.own >= braking_from_c(window, slow.index) or heat.own - heat.peers >= HOTTER_C)
 
 
 def _another_model(window: Window, slow: SlowClock) -> bool:

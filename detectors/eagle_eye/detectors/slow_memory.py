@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.documented import memory_limits_c
 from eagle_eye.detectors.signs.shared_cause import Struck, partition
 from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, slow_clocks
 from eagle_eye.detectors.signs.slow_share import Slowness, compute_excess, slowness_by_clock
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
+    Comparison,
     compare,
     lines_within,
     loaded_rows,
@@ -20,7 +22,6 @@ from eagle_eye.detectors.signs.under_load import (
 )
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
-HOT_C = 95.0  # HBM2e and HBM3 are specified to 95 C; beyond it they refresh more often and slow down
 HOTTER_C = 8.0  # than the peers' memory
 EXCESS_MIN = 0.05  # of a step, that a rank with hot memory computes longer: then it is no coincidence
 HOT_LASTS_S = 30.0
@@ -33,11 +34,12 @@ CONFIDENCE_CLEAR, CONFIDENCE_LIKELY, CONFIDENCE_HOT = 0.93, 0.8, 0.8
 class SlowMemory:
     """Names the node with a GPU whose memory is slow.
 
-    A memory clock below the peers' (``SlowClock``: under load, lasting) is one kind of evidence, memory at 95 C
-    and well above its peers' another: both together are ``thermal_throttle``, the clock alone a ``straggler`` with
-    this as evidence. Hot memory whose clock nobody reports counts when its rank computes longer than its peers
-    as well; it then only adds to what Straggler says. Blind where neither memory clock nor memory temperature is
-    reported. Cannot see: memory that is slow from retries at a normal clock and temperature.
+    A memory clock below the peers' (``SlowClock``: under load, lasting) is one kind of evidence, memory at the limit
+    of its type (95 C where none is documented) and well above its peers' another: both together are
+    ``thermal_throttle``, the clock alone a ``straggler`` with this as evidence. Hot memory whose clock nobody reports
+    counts when its rank computes longer than its peers as well; it then only adds to what Straggler says. Blind where
+    neither memory clock nor memory temperature is reported. Cannot see: memory that is slow from retries at a normal
+    clock and temperature.
     """
 
     name: str = "slow_memory"
@@ -108,7 +110,8 @@ class SlowMemory:
         if temperature is None or len(temperature) < ROWS_MIN:
             return []
         held = np.fmin.reduce(temperature[-ROWS_MIN:], axis=0)
-        suspects = np.flatnonzero(held >= HOT_C)
+        limits_c = memory_limits_c(window)
+        suspects = np.flatnonzero(held >= limits_c)
         if len(suspects) == 0:
             return []
         require_training(window)
@@ -120,7 +123,7 @@ class SlowMemory:
             node = int(window.node_of[index])
             peers = peers_of(window, index, window.role_of)
             heat = compare(window, "gpu_memory_temperature_celsius", index, peers, rows)
-            if node in known or node in found or heat is None or heat.own < HOT_C or heat.own - heat.peers < HOTTER_C:
+            if node in known or node in found or heat is None or not _too_hot(heat, float(limits_c[index])):
                 continue
             since_s = float(window.times_s[rows[0]]) - window.interval_s
             excess = compute_excess(window, [index], since_s)
@@ -171,9 +174,13 @@ class SlowMemory:
 
 def _is_hot(window: Window, slow: SlowClock) -> bool:
     heat = compare(window, "gpu_memory_temperature_celsius", slow.index, slow.peers, slow.rows)
-    return heat is not None and heat.own >= HOT_C and heat.own - heat.peers >= HOTTER_C
+    return heat is not None and _too_hot(heat, float(memory_limits_c(window)[slow.index]))
+
+
+def _too_hot(heat: Comparison, limit_c: float) -> bool:
+    return heat.own >= limit_c and heat.own - heat.peers >= HOTTER_C
 
 
 def _heat_evidence(window: Window, index: int, own_c: float, peers_c: float) -> Evidence:
-    series = window.series[index]
-    return Evidence("gpu_memory_temperature_celsius", series.node, series.device, own_c, peers_c, HOT_C, "celsius")
+    series, limit_c = window.series[index], float(memory_limits_c(window)[index])
+    return Evidence("gpu_memory_temperature_celsius", series.node, series.device, own_c, peers_c, limit_c, "celsius")

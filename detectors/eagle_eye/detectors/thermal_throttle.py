@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eagle_eye.detectors.signs.documented import braking_from_c
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.shared_cause import Struck, partition
 from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
@@ -20,7 +21,6 @@ THERMAL_BITS = 0x20 | 0x40
 HARDWARE_SLOWDOWN_BIT = 0x08  # ...and this one, which a power brake sets as well
 BIT_SHARE_MIN = 0.5  # of the rows: a bit that flickers means nothing
 BIT_SHARE_MORE = 0.3  # than the peers
-LIMIT_C = 82.0  # H100 and A100 begin to slow down between 83 and 87 C (vendor notes disagree)
 WARM_C = 75.0  # some cards and some firmwares slow down earlier
 HOTTER_C = 8.0  # than the peers
 POWER_DOWN_RATIO = 0.97  # of the peers' power: who works more is hotter too, but draws more
@@ -142,20 +142,22 @@ def _hot(window: Window, slow: SlowClock) -> _Hot | None:
     own_c = heat.own if heat is not None else math.nan
     hotter = heat is not None and heat.own - heat.peers >= HOTTER_C
     down = power if power is not None and power.ratio <= POWER_DOWN_RATIO else None
-    confidence = _confidence(own_c, hotter, down is not None, power is not None, _thermal(window, slow, own_c))
+    at_limit = own_c >= (limit_c := braking_from_c(window, slow.index))
+    thermal = _thermal(window, slow, at_limit)
+    confidence = _confidence(own_c, at_limit, hotter, down is not None, power is not None, thermal)
     if confidence is None:
         return None
     who = window.series[slow.index].node, window.series[slow.index].device
     kinds = {"sm_clock"}
     line_hz = slow.peers_hz * (1 - CLEAR_DEFICIT)
     evidence = [Evidence("gpu_sm_clock_hertz", *who, slow.clock_hz, slow.peers_hz, line_hz, "hertz")]
-    if _thermal(window, slow, own_c):
+    if thermal:
         kinds.add("throttle_reason")
         bits = seen_bits(window, slow.index, slow.rows)
         evidence.append(Evidence("gpu_throttle_reasons", *who, bits, None, float(THERMAL_BITS), "bitmask"))
     if heat is not None:
-        evidence.append(Evidence("gpu_temperature_celsius", *who, heat.own, heat.peers, LIMIT_C, "celsius"))
-        if own_c >= LIMIT_C or hotter:
+        evidence.append(Evidence("gpu_temperature_celsius", *who, heat.own, heat.peers, limit_c, "celsius"))
+        if at_limit or hotter:
             kinds.add("temperature")
     if down is not None:
         kinds.add("power")
@@ -164,21 +166,23 @@ def _hot(window: Window, slow: SlowClock) -> _Hot | None:
     return _Hot(slow, confidence, frozenset(kinds), tuple(evidence), own_c)
 
 
-def _confidence(own_c: float, hotter: bool, down: bool, metered: bool, thermal: bool | None) -> float | None:
+def _confidence(
+    own_c: float, at_limit: bool, hotter: bool, down: bool, metered: bool, thermal: bool | None
+) -> float | None:
     """Return how likely heat is the reason: ``thermal`` is NVML's word on it, None where it says nothing."""
     if thermal:
-        return CONFIDENCE_SURE if own_c >= LIMIT_C or hotter else CONFIDENCE_CLEAR
+        return CONFIDENCE_SURE if at_limit or hotter else CONFIDENCE_CLEAR
     if not hotter or not own_c >= WARM_C or (metered and not down):
         return None  # a GPU that is hotter because it works more draws more
-    if own_c >= LIMIT_C and thermal is None:
+    if at_limit and thermal is None:
         return CONFIDENCE_CLEAR if down else CONFIDENCE_LIKELY
     return CONFIDENCE_LIKELY if down else None  # hot enough for some cards, but NVML does not say so
 
 
-def _thermal(window: Window, slow: SlowClock, own_c: float) -> bool | None:
+def _thermal(window: Window, slow: SlowClock, at_limit: bool) -> bool | None:
     """Return whether NVML says that the GPU throttles for heat; None where it says nothing."""
     # At the limit the hardware slowdown bit alone means heat, too.
-    mask = THERMAL_BITS | HARDWARE_SLOWDOWN_BIT if own_c >= LIMIT_C else THERMAL_BITS
+    mask = THERMAL_BITS | HARDWARE_SLOWDOWN_BIT if at_limit else THERMAL_BITS
     own = bit_share(window, mask, np.array([slow.index]), slow.rows)
     peers = bit_share(window, THERMAL_BITS, slow.peers, slow.rows)
     if not math.isfinite(own):

@@ -124,6 +124,8 @@ class Window:
     nothing was observed; a metric that nobody sent is absent. +inf means that the quantity really was not
     finite. ``role_of`` (S,) maps a series to its group of comparable peers (same pipeline stage, same hardware),
     ``node_of`` (S,) to its node's index, ``switches`` (N,) name the switch that each node hangs on ("" unknown).
+    ``models`` are the names that NVML has for the job's GPUs, each once ("" unknown), ``model_of`` (S,) maps a series
+    to its own; both are empty where nobody has named any.
     ``steps`` and ``curve`` are the same reports by training step; ``earlier`` is the curve of the attempt before.
     ``first_step`` and ``last_step`` are the lowest and highest step that any rank finished in this attempt (NaN: none),
     ``advanced_s`` the end of the interval in which the last one finished (the attempt's start before).
@@ -163,6 +165,8 @@ class Window:
     curve: Curve
     earlier: Curve | None = None
     switches: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    model_of: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     links: tuple[Link, ...] = ()
     link: Mapping[str, Floats] = field(default_factory=dict)
     link_times_s: Floats = field(default_factory=lambda: np.zeros(0))

@@ -75,12 +75,16 @@ class JobCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class FleetCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The fleet: how many ``nodes``, why the server is ``blind``, other jobs on nodes, nodes that are out."""
+    """The fleet: how many ``nodes``, why the server is ``blind``, other jobs on nodes, nodes that are out.
+
+    ``gpu_models`` is what NVML calls the GPUs of a node; of a node that is not there nobody knows it.
+    """
 
     nodes: Limit = 100
     blind: str = ""
     neighbours: Mapping[str, Names] = {}
     standing: Mapping[str, NodeState] = {}
+    gpu_models: Mapping[str, Name] = {}
 
 
 class ActionCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -229,6 +233,7 @@ def _situation(case: Case, settings: PolicySettings) -> Situation:
         hearing=_hearing(case),
         ends_s=None if case.job.ends_in_s is None else case.now + case.job.ends_in_s,
         incidents=[_incident(case, said, f"other_{place}") for place, said in enumerate(failed)],
+        gpu_models={node: (name,) for node, name in case.fleet.gpu_models.items()},
     )
 
 

@@ -21,7 +21,7 @@ from eagle_eye.server.errors import HistoryMoved
 from eagle_eye.server.history import Gap, Recorded
 from eagle_eye.server.node_clocks import corrected
 from eagle_eye.server.services import Services
-from eagle_eye.server.store import JOBS
+from eagle_eye.server.store import GPUS, JOBS
 from eagle_eye.server.topology_file import read_topology
 
 CONTENT_TYPE = "application/x-eagle-eye-recording"
@@ -47,7 +47,8 @@ class Opening(msgspec.Struct, frozen=True):
 
     ``states`` are those within the time and the last before it, oldest first; ``ranks`` the members that the
     scheduler named last, for attempt ``attempt``. ``gaps`` are times of which frames are lost, from when until when and
-    why. Times are Unix seconds, ``now_s`` the server's.
+    why. ``gpu_models`` are NVML's names of the nodes' GPUs, where all of a node's are one model. Times are Unix
+    seconds, ``now_s`` the server's.
     """
 
     version: int
@@ -59,6 +60,7 @@ class Opening(msgspec.Struct, frozen=True):
     ranks: list[MemberRank] = []
     topology: Topology = Topology()
     gaps: list[tuple[float, float, str]] = []
+    gpu_models: dict[str, str] = {}
 
 
 class BrokenStream(ValueError):
@@ -152,7 +154,15 @@ def _opening(parts: Services, job: str, start_s: float, end_s: float, gaps: Sequ
         ranks=record.ranks if record else [],
         topology=read_topology(Path(file)) if file else Topology(),
         gaps=[(gap.start_s, gap.end_s, gap.problem) for gap in gaps],
+        gpu_models=_gpu_models(parts),
     )
+
+
+def _gpu_models(parts: Services) -> dict[str, str]:
+    names: dict[str, set[str]] = {}
+    for gpu in parts.store.all(GPUS):
+        names.setdefault(gpu.node, set()).add(gpu.model)
+    return {node: next(iter(own)) for node, own in names.items() if len(own) == 1 and "" not in own}
 
 
 def _states(parts: Services, job: str, start_s: float, end_s: float) -> list[Stated]:

@@ -29,7 +29,7 @@ from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.latencies import Latencies
 from eagle_eye.server.open_records import OpenRecords
 from eagle_eye.server.records import Incident, Job
-from eagle_eye.server.store import INCIDENTS, JOBS, Change, Store
+from eagle_eye.server.store import GPUS, INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.watch_intake import Intake
 from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
 
@@ -122,6 +122,8 @@ class Watch:
 
     def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
         """Rebuild the windows from the jobs on record and the recent past's rows and (frame, received_s)."""
+        for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents tell of them once an hour
+            self._engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
         for job in self._store.all(JOBS):
             self._engine.observe_job(job)
         for one in past:

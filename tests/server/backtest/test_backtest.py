@@ -16,7 +16,11 @@ from eagle_eye.server.backtest.command import configure, run
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import Scorecard, poisson_upper
 from eagle_eye.server.backtest.trace import BadTrace, Label, Trace
+from eagle_eye.server.engine.node_terms import NodeTerms
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
+from eagle_eye.simulator.scenario import Scenario
+from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.writer import write
 
 START_S = 1_700_000_000.0
 
@@ -231,3 +235,17 @@ def test_the_slow_worker_of_a_production_job_is_excluded_within_five_rows() -> N
 def test_a_long_last_stage_is_nobodys_fault() -> None:
     lines = Backtest(Trace(real("ST")), DetectionSettings(), PolicySettings()).run()
     assert [line for line in lines if line.action in ("exclude_node", "restart_job")] == []
+
+
+def test_a_traces_gpu_model_reaches_policy(tmp_path: Path) -> None:
+    terms = NodeTerms(gpu_models=["NVIDIA GB200"], action="drain_node")
+    actions = {}
+    for name in ("NVIDIA GB200", "NVIDIA H200"):
+        folder = tmp_path / name
+        write(simulate(Scenario(fault="gpu_lost", nodes=4, gpus=2, minutes=3, seed=1)), folder)
+        header = json.loads((folder / "trace.json").read_text())
+        nodes = [{**node, "gpu_model": name} for node in header["nodes"]]
+        (folder / "trace.json").write_text(json.dumps({**header, "nodes": nodes}))
+        lines = list(Backtest(Trace(folder), DetectionSettings(), PolicySettings(nodes=[terms])).run())
+        actions[name] = {line.action for line in lines if line.fault == "gpu_lost"}
+    assert actions == {"NVIDIA GB200": {"drain_node"}, "NVIDIA H200": {"exclude_node"}}

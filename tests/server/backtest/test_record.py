@@ -22,6 +22,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.accounts.records import Gpu
 from eagle_eye.server.api import history as api
 from eagle_eye.server.app import create_app
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
@@ -34,7 +35,7 @@ from eagle_eye.server.front import Front
 from eagle_eye.server.history import Recorded
 from eagle_eye.server.recording import BrokenStream, frames_of, messages
 from eagle_eye.server.records import Incident
-from eagle_eye.server.store import INCIDENTS, Store
+from eagle_eye.server.store import INCIDENTS, Change, Store
 from eagle_eye.server.watch import Watch
 from tests.server.builders import NOW, FakeClock, body, settings
 
@@ -195,6 +196,20 @@ def test_the_trace_has_all_that_the_nodes_said(site: Site, tmp_path: Path, capsy
             assert [(r.rank, r.role, r.silent_s) for r in got.ranks] == [
                 (r.rank, r.role, r.silent_s) for r in sent.ranks
             ]
+
+
+@pytest.mark.parametrize(("known", "expected"), [(NODES, "NVIDIA H100 PCIe"), (NODES[1:], None)])
+def test_the_trace_names_the_gpus_where_all_nodes_are_known(
+    site: Site, tmp_path: Path, known: tuple[str, ...], expected: str | None
+) -> None:
+    live(site, 5)
+    cards = (
+        Gpu(uuid=node, node=node, device=0, model="NVIDIA H100 PCIe", since_s=NOW, first_seen_s=NOW, seen_s=NOW)
+        for node in known
+    )
+    site.front.services.store.commit(Change(gpus=tuple(cards)))
+    assert recorded(tmp_path / "t") == 0
+    assert [node.gpu_model for node in Trace(tmp_path / "t").header.nodes] == [expected] * len(NODES)
 
 
 def test_what_the_scheduler_said_is_in_the_trace_by_attempt(site: Site, tmp_path: Path) -> None:

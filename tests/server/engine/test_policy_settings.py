@@ -46,6 +46,14 @@ def loaded(folder: Path, text: str) -> ServerConfig:
         ('[[policy.modes]]\nkinds = ["reboot"]\nmode = "act"', r"kinds\[0\]: .*'exclude_node'"),
         ('[[policy.jobs]]\njobs = ["a"]\nspare = 1', r"policy\.jobs\[0\]: .*`spare`, known here are jobs, may_restart"),
         ("[[policy.jobs]]\nspares = 1", r"policy\.jobs\[0\]: .*`jobs`"),
+        ('[[policy.nodes]]\naction = "notify"', r"policy\.nodes\[0\]: names no nodes or gpu_models"),
+        ('[[policy.nodes]]\nnodes = ["a"]', r"policy\.nodes\[0\]: settles nothing; give one of action, confidence_min"),
+        ('[[policy.nodes]]\nnodes = ["a"]\naction = "reboot"', r"policy\.nodes\[0\]\.action: .*'drain_node'"),
+        ('[[policy.nodes]]\nnodes = ["a"]\nconfidence_min = 2', r"policy\.nodes\[0\]\.confidence_min"),
+        (
+            '[[policy.nodes]]\nnodes = ["a"]\nfaults = ["hnag"]\naction = "notify"',
+            "unknown fault 'hnag'.*network_hang",
+        ),
         ("[[policy.maintenance]]\nfrom = 2026-03-01T02:00:00\nuntil = 0", "offset from UTC, such as 2026"),
         (
             "[[policy.maintenance]]\nfrom = 2026-03-01\nuntil = 0",

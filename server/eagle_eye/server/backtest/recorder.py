@@ -132,8 +132,13 @@ class Recorder:
             node=node,
             gpus=len(self._devices[node]),
             switch=topology.switch_of_node.get(node),
+            gpu_model=self._opening.gpu_models.get(node) if self._models_known() else None,
             links=[TraceLink(name, of_link.get(name)) for name in names],
         )
+
+    def _models_known(self) -> bool:
+        """Whether all nodes' models are known: a model that some lack would part them from their peers."""
+        return self._devices.keys() <= self._opening.gpu_models.keys()
 
     def _memberships(self, begin_s: float) -> list[Membership]:
         """Return who took part in each attempt that was seen, from when the scheduler or else the agents said so."""

@@ -16,6 +16,7 @@ from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.backtest.trace_format import HEADER_FILE, BadTrace
 from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Engine
+from eagle_eye.server.engine.gpu_models import DEVICES_MAX
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Situation, decide
 from eagle_eye.server.engine.recurrence import DISRUPTIVE, recurrences
@@ -67,6 +68,9 @@ class Backtest:
         header = self.trace.header
         engine = Engine(self.detection, watching_since_s=header.start, model=self.model)
         engine.observe_topology(self.trace.topology())
+        for node in header.nodes:
+            for device in range(min(node.gpus, DEVICES_MAX) if node.gpu_model else 0):
+                engine.gpu_models.note(node.node, device, node.gpu_model)
         tick_s = max(self.detection.tick_s, header.interval_s / TICKS_PER_INTERVAL)
         steps = iter(self.trace.steps())
         step = next(steps, None)  # reads the files
@@ -139,6 +143,7 @@ class Backtest:
             restart_owner=judgement.restart_owner,
             blind="",
             now_s=judgement.now_s,
+            gpu_models=judgement.gpu_models,
         )
         decision = decide(incident, situation)
         return "notify" if decision.hold else decision.kind

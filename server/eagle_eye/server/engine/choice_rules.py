@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.action import ActionKind
 from eagle_eye.server.engine.job_terms import OUR_RESTART_OWNERS
+from eagle_eye.server.engine.node_terms import STRENGTH, Floors
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, lowered, passed
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situation, terms
 from eagle_eye.server.records import Incident
 
@@ -27,9 +30,28 @@ def asked_kind(incident: Incident) -> ActionKind:
     return BY_NAME[incident.fault].action
 
 
-def is_supported(incident: Incident, confidence_min: float) -> bool:
+def floors_for(incident: Incident, settings: PolicySettings, gpu_models: Mapping[str, Sequence[str]]) -> Floors:
+    """Return what holds for the incident's nodes; ``gpu_models`` are as in Situation.
+
+    A presentation of its own that the evidence has, and a program that is to blame, never ask for more than they do.
+    """
+    nodes = [incident.node] if incident.node is not None else incident.nodes
+    asked = asked_kind(incident)
+    floors = settings.for_nodes(nodes, incident.fault, asked, gpu_models)
+    capped = incident.application or asked != BY_NAME[incident.fault].action
+    if capped and STRENGTH[floors.action] > STRENGTH[asked]:
+        rest = {term: key for term, key in floors.where.items() if term != "action"}
+        return replace(floors, action=asked, where=rest)
+    return floors
+
+
+def is_supported(incident: Incident, floors: Floors) -> bool:
     """Return whether there is evidence enough to act on: the rules evidence and confidence have nothing against it."""
-    return not (_lacks_kinds(incident, asked_kind(incident)) or _lacks_confidence(incident, confidence_min))
+    return not (_lacks_kinds(incident, floors.action) or _lacks_confidence(incident, floors.confidence_min))
+
+
+def _floors(incident: Incident, situation: Situation) -> Floors:
+    return floors_for(incident, situation.settings, situation.gpu_models)
 
 
 def _lacks_kinds(incident: Incident, kind: ActionKind) -> bool:
@@ -44,6 +66,27 @@ def _needs_no_confidence(incident: Incident) -> bool:
     return incident.fact or (incident.fault == "hang" and incident.node is None)
 
 
+def _node_terms(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """What the operator settled for these nodes; floors are weighed by the rules that they belong to."""
+    floors = _floors(incident, situation)
+    if not floors.where:
+        return NOT_APPLICABLE
+    nodes = [incident.node] if incident.node is not None else incident.nodes
+    models = sorted({name for node in nodes for name in situation.gpu_models.get(node, ())})
+    told = {term: f"{getattr(floors, term)} ({key})" for term, key in floors.where.items()}
+    values: Values = {"gpu_models": ", ".join(models) or "not known", **told}
+    if floors.action == plan.kind:
+        return passed(values)
+    why = (
+        f"{floors.action} in place of {plan.kind} for {incident.fault} on {', '.join(nodes)} ({floors.where['action']})"
+    )
+    also = ", ".join(f"{term} {said}" for term, said in told.items() if term != "action")
+    why += f"; also {also}" if also else ""
+    if floors.action == "notify":
+        return lowered(TELL, f"only told of, {why}", values)
+    return changed(Plan(floors.action), why, values)
+
+
 def _accused(incident: Incident, _: Situation, plan: Plan) -> Ruling:
     if plan.kind not in NODE_KINDS:
         return NOT_APPLICABLE
@@ -56,19 +99,19 @@ def _accused(incident: Incident, _: Situation, plan: Plan) -> Ruling:
 def _drain_instead(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     """What is slow by one strong kind of evidence leaves when the job restarts anyway; a check then settles it."""
     slow = BY_NAME[incident.fault].trouble == "slow" and SLOW_BY in incident.kinds
-    if plan.kind != "exclude_node" or not slow or is_supported(incident, situation.settings.confidence_min):
+    floors = _floors(incident, situation)
+    if plan.kind != "exclude_node" or not slow or is_supported(incident, floors):
         return NOT_APPLICABLE
-    settings = situation.settings
     lasted_s = situation.now_s - max(incident.onset_s, incident.since_s)
     values: Values = {
         "lasted_s": lasted_s,
-        "drain_after_s": settings.drain_after_s,
+        "drain_after_s": floors.drain_after_s,
         "slowdown_ratio": incident.slowdown_ratio,
-        "drain_slowdown_min": settings.drain_slowdown_min,
+        "drain_slowdown_min": floors.drain_slowdown_min,
         "confidence": incident.confidence,
     }
-    costs = incident.slowdown_ratio >= settings.drain_slowdown_min > 0
-    if lasted_s < settings.drain_after_s or not costs or incident.confidence < DRAIN_CONFIDENCE_MIN:
+    costs = incident.slowdown_ratio >= floors.drain_slowdown_min > 0
+    if lasted_s < floors.drain_after_s or not costs or incident.confidence < DRAIN_CONFIDENCE_MIN:
         return passed(values)
     why = (
         f"too little to exclude {incident.node} for, but it has lasted {lasted_s:.0f} s and costs"
@@ -92,12 +135,14 @@ def _evidence(incident: Incident, _: Situation, plan: Plan) -> Ruling:
 
 
 def _confidence(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
-    if _needs_no_confidence(incident) or (plan.kind, asked_kind(incident)) == ("drain_node", "exclude_node"):
+    floors = _floors(incident, situation)
+    if _needs_no_confidence(incident) or (plan.kind, floors.action) == ("drain_node", "exclude_node"):
         return NOT_APPLICABLE
-    least = situation.settings.confidence_min
+    least = floors.confidence_min
     values: Values = {"confidence": incident.confidence, "confidence_min": least}
     if _lacks_confidence(incident, least):
-        why = f"confidence {incident.confidence:.2f} is below {least:.2f} (policy.confidence_min): look at it yourself"
+        key = floors.where.get("confidence_min", "policy.confidence_min")
+        why = f"confidence {incident.confidence:.2f} is below {least:.2f} ({key}): look at it yourself"
         return lowered(TELL, why, values)
     return passed(values)
 
@@ -204,7 +249,9 @@ def _bystanders(_: Incident, situation: Situation, plan: Plan) -> Ruling:
     return changed(replace(plan, notes=(*plan.notes, why)), why, {"bystanders": named})
 
 
+NODE_TERMS = Rule("node_terms", _node_terms)
 RULES = (
+    NODE_TERMS,
     Rule("accused", _accused),
     Rule("drain_instead", _drain_instead),
     Rule("evidence", _evidence),

@@ -16,10 +16,11 @@ from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.earlier_attempt import inherited, unreached_by
 from eagle_eye.server.engine.ended import FORGET_JOB_S, HELD_STATES, is_left, is_over, is_past, may_go
+from eagle_eye.server.engine.gpu_models import GpuModels
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.memory import Memory
-from eagle_eye.server.engine.node_tracks import Floats, NodeTracks, Places
+from eagle_eye.server.engine.node_tracks import Floats, NodeTracks
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.server.engine.routing import Route, Routed, RouteTable, concerned, placing
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, failed_by_itself, hearing, since_s
@@ -47,6 +48,7 @@ class Engine:
         self._watching_since_s = watching_since_s
         self._asking = Asking(build_detectors(settings, model))
         self._nodes = NodeTracks()
+        self.gpu_models = GpuModels()  # of all nodes that told of theirs
         self._jobs: dict[str, JobTrack] = {}
         self._declared: dict[str, Job] = {}
         self._assigned: dict[str, frozenset[str]] = {}  # the nodes that jobs' schedulers gave them
@@ -83,6 +85,7 @@ class Engine:
         if frame.blocks:
             route.place(frame)
         for event in frame.events:
+            self.gpu_models.take(frame.node, event)
             happening = Happening(event.time_s, frame.node, event.device, event.kind, event.attributes)
             housed = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
             for job in concerned(happening, housed, route, frame.ranks):
@@ -177,8 +180,9 @@ class Engine:
 
     def window(self, track: JobTrack, now_s: float, watching_since_s: float) -> Window:
         """Return what detectors may see of a job, by an observer who has watched since then; views, not copies."""
-        farewell = self._nodes.farewell(self._places(track))
-        return track.window(now_s, self._heard_s(track), farewell, watching_since_s, self._topology)
+        farewell = self._nodes.farewell(self._nodes.members(track.nodes, track.memo))
+        named = self.gpu_models.of(track.series, track.memo)
+        return track.window(now_s, self._heard_s(track), farewell, watching_since_s, self._topology, named)
 
     def tracks(self) -> Iterator[JobTrack]:
         """Yield what is known of each job, for the API and metrics."""
@@ -204,15 +208,10 @@ class Engine:
         names = self._jobs_of_node.get(node, ())
         return sorted(name for name in names if name in self._jobs and self._jobs[name].is_member(node))
 
-    def _places(self, track: JobTrack) -> Places:
-        """Return the places of a job's nodes, worked out again only when somebody joins."""
-        known: Places | None = track.memo.get(NodeTracks)
-        if known is None:
-            known = track.memo[NodeTracks] = self._nodes.places(track.nodes)
-        return known
-
     def _heard_s(self, track: JobTrack) -> Floats:
-        return self._nodes.heard_s(self._places(track), track.interval_s, self.settings.silent_intervals)
+        return self._nodes.heard_s(
+            self._nodes.members(track.nodes, track.memo), track.interval_s, self.settings.silent_intervals
+        )
 
     def _judge(self, track: JobTrack, now_s: float) -> Judgement:
         declared = self._declared.get(track.job)
@@ -251,6 +250,7 @@ class Engine:
             awaiting=any(not heard.covers(v.onset_s) and heard.can_answer(v, now_s) for v in verdicts),
             ends_s=declared.ends_s if declared else None,
             owner=declared.owner if declared else "",
+            gpu_models=self.gpu_models.of(track.series, track.memo).of_node,
         )
 
     def _route(self, frame: Frame) -> Route:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.engine import flapping
 from eagle_eye.server.engine.budgets import leaving_room, plan_mode
-from eagle_eye.server.engine.choice_rules import asked_kind, is_supported
+from eagle_eye.server.engine.choice_rules import floors_for, is_supported
 from eagle_eye.server.engine.fusion import is_own_cause
 from eagle_eye.server.engine.modes import CAREFULNESS
+from eagle_eye.server.engine.node_terms import Floors
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
 from eagle_eye.server.engine.situation import Situation, own_actions
 from eagle_eye.server.records import Incident
@@ -44,6 +45,7 @@ def _has_to_go(other: Incident, incident: Incident, situation: Situation, plan: 
         and (other.job, other.attempt) == (incident.job, incident.attempt)
         and (is_own_cause(other) or _is_slow_as_well(other, incident, situation))
         and other.node not in plan.exclude
+        and _floors(other, situation).action == "exclude_node"
         and not own_actions(other, situation)
         and not flapping.is_lull(other, situation.settings, situation.now_s)
         and CAREFULNESS[plan_mode(other, situation, plan)] <= CAREFULNESS[plan_mode(incident, situation, plan)]
@@ -55,10 +57,13 @@ def _is_slow_as_well(other: Incident, incident: Incident, situation: Situation) 
     return (
         BY_NAME[incident.fault].trouble == BY_NAME[other.fault].trouble == "slow"
         and other.node is not None
-        and asked_kind(other) == "exclude_node"
-        and is_supported(other, situation.settings.confidence_min)
+        and is_supported(other, _floors(other, situation))
         and other.slowdown_ratio > 0
     )
+
+
+def _floors(other: Incident, situation: Situation) -> Floors:
+    return floors_for(other, situation.settings, situation.gpu_models)
 
 
 RULE = Rule("failed_together", _failed_together)

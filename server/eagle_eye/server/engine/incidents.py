@@ -16,7 +16,7 @@ import msgspec
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine import flapping, kinship
-from eagle_eye.server.engine.choice_rules import is_supported
+from eagle_eye.server.engine.choice_rules import floors_for, is_supported
 from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_own_cause
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import PolicySettings
@@ -73,7 +73,7 @@ def fold(
         else:
             origin = origin or kinship.rack_of(verdict, family, shared)
             new = _opened(finding, judgement, family, new_id(), origin.id if origin is not None else "")
-        book[new.id] = _staged(new, policy, now_s)
+        book[new.id] = _staged(new, judgement, policy)
     if not being_restarted:
         _merge(book, fused, judgement)
     unseen = [i for i in book.values() if i.state in OPEN_STATES and i.family not in seen]
@@ -100,11 +100,12 @@ def _merge(book: dict[str, Incident], fused: Fused, judgement: Judgement) -> Non
             book[incident.id], book[cause.id] = kinship.merge(incident, cause, judgement.now_s)
 
 
-def _staged(incident: Incident, policy: PolicySettings, now_s: float) -> Incident:
+def _staged(incident: Incident, judgement: Judgement, policy: PolicySettings) -> Incident:
     """Return the incident as confirmed once there is evidence enough to act on; it never goes back."""
-    if incident.state != "suspected" or not is_supported(incident, policy.confidence_min):
+    floors = floors_for(incident, policy, judgement.gpu_models)
+    if incident.state != "suspected" or not is_supported(incident, floors):
         return incident
-    return msgspec.structs.replace(incident, state="confirmed", updated_s=now_s)
+    return msgspec.structs.replace(incident, state="confirmed", updated_s=judgement.now_s)
 
 
 def _dismissed(verdict: Verdict, judgement: Judgement, incidents: Iterable[Incident]) -> bool:

@@ -18,6 +18,7 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.advance import Advance
 from eagle_eye.server.engine.earlier_attempt import NOTHING, Earlier
+from eagle_eye.server.engine.gpu_models import INVENTORY, Named
 from eagle_eye.server.engine.grid import Columns, Grid
 from eagle_eye.server.engine.pauses import PauseLog
 from eagle_eye.server.engine.roster import Roster
@@ -28,10 +29,11 @@ from eagle_eye.server.records import Job
 EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones are dropped and counted
 REPEATS_KEPT = 32  # of one kind about one thing on one device: a node that floods starves nobody
 EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that says which thing
-UNJUDGED = frozenset({"inventory"})  # of a large job's GPUs alone, these would leave no room for what is judged
+UNJUDGED = frozenset({INVENTORY})  # of a large job's GPUs alone, these would leave no room for what is judged
 GRID_LINES_MIN = 16  # rows kept however long the interval
 GRID_LINES_MAX = 1 << 18  # and however short: a window of 15 minutes at 300 rows a second
 ROW_METRICS = frozenset({"train_step", *STEP_METRICS})
+NO_NAMES = Named()
 LATE_S = 1.0  # how long a row may be under way before its line counts as complete without it
 
 
@@ -261,6 +263,7 @@ class JobTrack:
         farewell: NDArray[np.bool_],
         watching_since_s: float,
         topology: Topology | None = None,
+        named: Named = NO_NAMES,
     ) -> Window:
         """Return what detectors may see at ``now_s``; ``heard_s`` and ``farewell`` are the nodes', in their order."""
         device = self._devices.views()
@@ -285,6 +288,8 @@ class JobTrack:
             link_times_s=self._link_rows.times(),
             links=links,
             switches=switches,
+            models=named.models,
+            model_of=named.model_of,
             heard_s=heard_s,
             farewell=farewell,
             silent_s=self._roster.silent_s.copy(),

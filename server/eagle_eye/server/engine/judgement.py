@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eagle_eye.detectors.types import Verdict
@@ -18,7 +19,8 @@ class Judgement:
     whether this attempt has made a step yet, ``advanced_s`` when the last one finished. ``crashed``: its scheduler
     says that it failed, which nobody wanted. ``hearing`` is when its scheduler was heard, ``awaiting`` whether a
     verdict, or what follows from one, waits for that. ``ends_s`` is when its time limit ends it, None where nobody
-    said. ``owner`` is the user whose job it is, "" where nobody said.
+    said. ``owner`` is the user whose job it is, "" where nobody said. ``gpu_models`` are NVML's names of the GPUs that
+    the job has on a node, by node; a node of which none is known is missing.
     """
 
     job: str
@@ -39,3 +41,4 @@ class Judgement:
     awaiting: bool = False
     ends_s: float | None = None
     owner: str = ""
+    gpu_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

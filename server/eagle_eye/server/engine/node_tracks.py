@@ -48,6 +48,13 @@ class NodeTracks:
         """Return the nodes' places, in their order: (N,)."""
         return np.array([self.place(node) for node in nodes], dtype=np.intp)
 
+    def members(self, nodes: Iterable[str], memo: dict[Any, Any]) -> Places:
+        """Return the places of a job's nodes; ``memo`` is empty again after somebody joined the job."""
+        known: Places | None = memo.get(NodeTracks)
+        if known is None:
+            known = memo[NodeTracks] = self.places(nodes)
+        return known
+
     def meet(self, node: str, received_s: float, interval_s: float) -> int:
         """Know a node that speaks, with the interval that it says if it is a new one; return its place."""
         place = self.place(node)

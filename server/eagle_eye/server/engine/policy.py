@@ -67,14 +67,17 @@ def decide(incident: Incident, situation: Situation) -> Decision:
 def weigh(incident: Incident, situation: Situation) -> Weighing:
     """Return what to ask for because of the incident, and what each rule said.
 
-    The first rule that holds gives the reason. Once only telling is left, the rules that follow have nothing to judge.
+    The first rule that holds gives the reason. Once only telling is left, the rules that follow have nothing to judge;
+    what is settled for nodes may make an action of what its fault only tells of.
     The mode is no hold: what waits for a person, or is only observed, is a decision all the same.
     """
     plan = Plan(choice_rules.asked_kind(incident))
     words = [RuleWord(FAULT_RULE, "pass", "", {"fault": incident.fault, "asks": plan.kind})]
     hold, held_by = "", ""
     for rule in RULES:
-        ruling = rule.judge(incident, situation, plan) if plan.asks else NOT_APPLICABLE
+        ruling = (
+            rule.judge(incident, situation, plan) if plan.asks or rule is choice_rules.NODE_TERMS else NOT_APPLICABLE
+        )
         words.append(_word(rule, ruling))
         if ruling.outcome == "hold" and not held_by and rule is not hold_rules.MODE:
             hold, held_by = ruling.reason, rule.name

@@ -124,6 +124,7 @@ def situation_of(judgement: Judgement, book: Book, settings: PolicySettings, fle
         hearing=judgement.hearing,
         ends_s=judgement.ends_s,
         incidents=[i for i in book.incidents if i.job == judgement.job and i.state in folding.OPEN_STATES],
+        gpu_models=judgement.gpu_models,
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from eagle_eye.schema.action import ActionKind
 from eagle_eye.server.engine.job_terms import Count, JobTerms, Limit, Seconds, Terms, terms_of
 from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.modes import Mode, ModeRule
+from eagle_eye.server.engine.node_terms import Floors, NodeTerms, floors_of
 
 RULES_MAX = 1_000  # of one kind: each is looked at for every open incident at every tick
 
@@ -49,6 +52,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     mode: Mode = "observe"
     modes: Rules[ModeRule] = []  # other modes for some jobs, faults or kinds of action
     jobs: Rules[JobTerms] = []  # other terms for some jobs
+    nodes: Rules[NodeTerms] = []  # other actions and floors for some nodes, by name or by what GPUs they have
     maintenance: Rules[Maintenance] = []  # times in which nothing is done
     expires_s: Positive = 600.0  # an action that nobody carried out by then is void
     window_s: Positive = 86_400.0
@@ -100,3 +104,15 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 checkpoint_wait_s=self.checkpoint_wait_s,
             ),
         )
+
+    def for_nodes(
+        self, nodes: Sequence[str], fault: str, asked: ActionKind, gpu_models: Mapping[str, Sequence[str]]
+    ) -> Floors:
+        """Return what holds for a fault that concerns these nodes and asks for this by itself."""
+        defaults = Floors(
+            action=asked,
+            confidence_min=self.confidence_min,
+            drain_after_s=self.drain_after_s,
+            drain_slowdown_min=self.drain_slowdown_min,
+        )
+        return floors_of(self.nodes, defaults, nodes, fault, gpu_models) if self.nodes else defaults

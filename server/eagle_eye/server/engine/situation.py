@@ -28,7 +28,8 @@ class Situation:
     job's own word. ``ranks`` is the job's membership. ``standing`` holds the nodes that are not in service,
     ``neighbours`` the other running jobs on the nodes that incidents accuse. ``crashed``: the scheduler says that the
     job failed. ``hearing`` is when its scheduler was heard, ``ends_s`` when its time limit ends it (None: not known).
-    ``incidents`` are the job's open ones.
+    ``incidents`` are the job's open ones. ``gpu_models`` are NVML's names of the GPUs that the job has on a node, by
+    node; a node of which none is known is missing.
     """
 
     settings: PolicySettings
@@ -46,6 +47,7 @@ class Situation:
     hearing: Hearing = NO_SCHEDULER
     ends_s: float | None = None
     incidents: Sequence[Incident] = ()
+    gpu_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def counted(situation: Situation, mode: Mode) -> list[Action]:

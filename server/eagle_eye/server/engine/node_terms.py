@@ -1,0 +1,133 @@
+"""What the operator has settled for nodes: by name, by what NVML calls their GPUs, and for single faults. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+
+from eagle_eye.detectors.faults import BY_NAME
+from eagle_eye.schema.action import ActionKind
+from eagle_eye.server.engine.job_names import Names, is_exact, matches
+
+Seconds = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+NodeAction = Literal["notify", "drain_node", "restart_job", "exclude_node"]
+
+# The higher, the more is asked for.
+STRENGTH: MappingProxyType[ActionKind, int] = MappingProxyType(
+    {"none": 0, "notify": 1, "checkpoint_now": 2, "drain_node": 3, "restart_job": 4, "exclude_node": 5}
+)
+
+
+class NodeTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Terms for some nodes; what is not given is as for all.
+
+    ``nodes`` are glob patterns of names, ``gpu_models`` of what NVML calls the GPUs, ``faults`` names of faults; an
+    empty list means all of them. At least one of ``nodes`` and ``gpu_models`` must name something.
+    """
+
+    nodes: Names = []
+    gpu_models: Names = []
+    faults: Names = []
+    action: NodeAction | None = None  # in place of the fault's own
+    confidence_min: Ratio | None = None
+    drain_after_s: Seconds | None = None
+    drain_slowdown_min: Ratio | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what can never apply. Raises ValueError, which a configuration's reader reports with its key."""
+        if not (self.nodes or self.gpu_models):
+            raise ValueError("names no nodes or gpu_models; what holds for all stands in [policy]")
+        if all(getattr(self, term) is None for term in _CAREFUL):
+            raise ValueError(f"settles nothing; give one of {', '.join(_CAREFUL)}")
+        unknown = [fault for fault in self.faults if fault not in BY_NAME]
+        if unknown:
+            raise ValueError(f"unknown fault {unknown[0]!r} in faults; expected one of {', '.join(BY_NAME)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floors:
+    """What holds for an incident's nodes: what is asked for, and from when on.
+
+    ``where`` has by term the key that says so, of those that are not from ``[policy]`` or the fault itself.
+    """
+
+    action: ActionKind
+    confidence_min: float
+    drain_after_s: float
+    drain_slowdown_min: float
+    where: Mapping[str, str] = field(default_factory=dict)
+
+
+# Of terms that fit equally well the more careful value counts: that with the highest of these.
+_CAREFUL: MappingProxyType[str, Callable[[Any], float]] = MappingProxyType(
+    {
+        "action": lambda action: -STRENGTH[action],
+        "confidence_min": lambda floor: floor,
+        "drain_after_s": lambda seconds: seconds,
+        "drain_slowdown_min": lambda ratio: ratio or math.inf,  # 0: never
+    }
+)
+
+
+class _Fitting(NamedTuple):
+    key: str
+    terms: NodeTerms
+    closeness: tuple[int, bool]  # how many of the three lists name something, and whether a node is named in full
+
+
+def floors_of(
+    given: Iterable[NodeTerms],
+    defaults: Floors,
+    nodes: Sequence[str],
+    fault: str,
+    gpu_models: Mapping[str, Sequence[str]],
+) -> Floors:
+    """Return what holds for a fault that concerns these nodes, of which ``gpu_models`` has the names of GPUs.
+
+    Terms apply where they fit all of the nodes, and all GPUs of each. For each term those count that name the most of
+    nodes, models and faults; among these one that names the node in full comes before a pattern; of what remains the
+    more careful value counts, in whatever order they stand. Where nobody knows which GPUs a node has, terms for
+    models apply as far as they are more careful than what else holds.
+    """
+    fitting: list[_Fitting] = []
+    unsure: list[_Fitting] = []
+    for place, terms in enumerate(given):
+        fits = _fits(terms, nodes, fault, gpu_models)
+        if fits is not False:
+            criteria = sum(map(bool, (terms.nodes, terms.gpu_models, terms.faults)))
+            exact = all(is_exact(terms.nodes, node) for node in nodes)
+            (fitting if fits else unsure).append(_Fitting(f"policy.nodes[{place}]", terms, (criteria, exact)))
+    found: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    for name, careful in _CAREFUL.items():
+        value = getattr(defaults, name)
+        said = [(one, given) for one in fitting if (given := getattr(one.terms, name)) is not None]
+        if said:
+            one, value = max(said, key=lambda pair: (pair[0].closeness, careful(pair[1])))
+            where[name] = one.key
+        for one in unsure:
+            other = getattr(one.terms, name)
+            if other is not None and careful(other) > careful(value):
+                value, where[name] = other, f"{one.key}, for its GPUs are not known"
+        found[name] = value
+    return Floors(**found, where=where)
+
+
+def _fits(terms: NodeTerms, nodes: Sequence[str], fault: str, gpu_models: Mapping[str, Sequence[str]]) -> bool | None:
+    """Return whether terms fit all of the nodes; None where that hangs on GPUs whose names are not known."""
+    if not nodes or (terms.faults and fault not in terms.faults):
+        return False
+    if not all(matches(terms.nodes, node) for node in nodes):
+        return False
+    if not terms.gpu_models:
+        return True
+    names = [gpu_models.get(node, ()) for node in nodes]
+    if not all(matches(terms.gpu_models, name) for own in names for name in own):
+        return False
+    return True if all(names) else None
