@@ -25,8 +25,10 @@ from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.store import (
     ATTEMPTS,
     DRIVER_ERRORS,
+    GPU_CHECKS,
     GPUS,
     MEMBERSHIPS,
+    NODE_CHECKS,
     PAGE_LIMIT_MAX,
     TICKETS,
     Change,
@@ -267,6 +269,8 @@ class Bookkeeper:
             (ATTEMPTS, "started_s", self._retention_s),
             (MEMBERSHIPS, "started_s", self._members_kept_s),
             (GPUS, "seen_s", self._retention_s),
+            (GPU_CHECKS, "last_s", self._retention_s),
+            (NODE_CHECKS, "created_s", self._retention_s),
             (DRIVER_ERRORS, "last_s", self._retention_s),
             (TICKETS, "opened_s", self._retention_s),
         )
