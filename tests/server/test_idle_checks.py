@@ -16,6 +16,7 @@ from eagle_eye.server import ledger
 from eagle_eye.server.accounts.records import Gpu
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.idle_checks import IdleCheckSettings
+from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.fleet import Fleet
@@ -51,7 +52,7 @@ class Site:
         self._sequence = 0
 
     def new_idle(self, settings: IdleCheckSettings = SETTINGS) -> IdleChecks:
-        return IdleChecks(self.store, self.clock, self.fleet, settings, lambda: ())
+        return IdleChecks(self.store, self.clock, self.fleet, settings, lambda: self.policy, lambda: ())
 
     def has(self, *nodes: str, **more: Any) -> None:
         fields = {"state": "in_service", "reason": "", "updated_s": NOW - 1_000, **more}
@@ -158,6 +159,13 @@ def test_a_node_that_somebody_took_out_is_left_alone(site: Site, state: str) -> 
     assert [site.pass_by(600, "n1") for _ in range(3)] == [[], [], []]
 
 
+def test_a_node_in_maintenance_is_left_alone(site: Site) -> None:
+    site.policy = PolicySettings(maintenance=[Maintenance(from_s=NOW, until_s=NOW + 86_400.0, nodes=["n1"])])
+    site.has("n1", "n2")
+    site.pass_by(0, "n1", "n2")
+    assert site.pass_by(600, "n1", "n2") == ["n2"]
+
+
 def test_an_agent_that_makes_no_checks_is_not_asked(site: Site) -> None:
     site.has("n1")
     for says in ("", "failed: no memory"):
@@ -207,6 +215,8 @@ def test_nothing_found_is_kept_with_the_gpu_and_makes_nothing_of_the_node(site: 
     site.store.commit(Change(gpus=(gpu(),)))
     ended = site.ends(check, outcome(), verdict="healthy")
     assert (ended.state, ended.detail) == ("healthy", "nothing found in 45 s, 4000 products")
+    # What a fleet does each day is no news, and is kept short.
+    assert ([one.values for one in ended.outcomes], site.store.audit(subject="n1").items) == ([[]], [])
     (known,) = site.store.all(GPU_CHECKS)
     assert (known.uuid, known.checks, known.operations, known.wrong_numbers) == (UUID, 1, 4_000.0, 0.0)
     site.tick()
@@ -231,6 +241,7 @@ def test_a_wrong_number_makes_an_incident_that_drains_and_restarts_nothing(site:
     )
     site.store.commit(Change(subscriptions=(subscriber,), gpus=(gpu(),)))
     site.ends(site.asked(), outcome(2.0))
+    assert [entry.verb for entry in site.store.audit(subject="n1").items] == ["check sick"]
     (incident,) = site.incidents()
     assert (incident.fault, incident.job, incident.node, incident.device) == ("silent_data_corruption", "", "n1", 3)
     assert UUID in incident.summary

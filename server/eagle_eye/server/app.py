@@ -217,7 +217,7 @@ def _build(
         node_checks=NodeChecks(
             store, clock, outlook.policy, lambda state: counters.node_checks.labels(state).inc(), config.public_url
         ),
-        idle_checks=IdleChecks(store, clock, fleet, config.idle_checks, watching.courses),
+        idle_checks=IdleChecks(store, clock, fleet, config.idle_checks, outlook.policy, watching.courses),
         bookkeeper=Bookkeeper(
             store, watching, fleet, clock, config.accounts, lambda why: counters.accounts_dropped.labels(why).inc()
         ),

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.engine.idle_checks import WEEK_S, Asked, IdleCheckSettings, due
 from eagle_eye.server.engine.idle_faults import FAULT, NO_JOB
+from eagle_eye.server.engine.maintenance import in_force
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.errors import StoreUnavailable
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.node_checks import OPEN_STATES, SERVER, asked, offer_of, under_way
-from eagle_eye.server.records import AuditEntry, Node, NodeCheck
+from eagle_eye.server.records import Node, NodeCheck
 from eagle_eye.server.store import NODE_CHECKS, NODES, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 from eagle_eye.server.watching import Course
 
@@ -34,16 +36,19 @@ class IdleChecks:
         clock: Clock,
         fleet: Fleet,
         settings: IdleCheckSettings,
+        policy: Callable[[], PolicySettings],
         courses: Callable[[], Iterable[Course]],
     ) -> None:
-        """``courses()`` returns the jobs that are watched; called on the event loop."""
+        """``policy()`` returns the settings in force; ``courses()`` the jobs that are watched, on the event loop."""
         self._store = store
         self._clock = clock
         self._fleet = fleet
         self._settings = settings
+        self._policy = policy
         self._courses = courses
         self._idle_since_s: dict[str, float] = {}
-        self._asked: dict[str, NodeCheck] | None = None  # by id, those of the last week
+        self._over: list[Asked] | None = None  # of the last week; None: not read yet
+        self._open: dict[str, Asked] = {}  # by the check's id
 
     async def run(self) -> None:
         """Look at the fleet every LOOK_S until cancelled."""
@@ -63,27 +68,22 @@ class IdleChecks:
         """
         now_s = self._clock.now_s()
         before = self._idle_since_s
-        idle = self._idle(frozenset(busy), now_s)
-        self._idle_since_s = {node: min(before.get(node, now_s), now_s) for node in idle}
-        known = self._asked_lately(now_s)
-        history = [
-            Asked(check.node, check.created_s, check.state in OPEN_STATES or check.began_s is not None)
-            for check in known.values()
-        ]
-        open_checks = sum(check.state in OPEN_STATES for check in known.values())
-        return [
-            node
-            for node in due(self._idle_since_s, history, open_checks, self._settings, now_s)
-            if self._ask(node, now_s)
-        ]
+        self._idle_since_s = {node: min(before.get(node, now_s), now_s) for node in self._idle(frozenset(busy), now_s)}
+        asked_lately = [*self._read(now_s), *self._open.values()]
+        turns = due(self._idle_since_s, asked_lately, len(self._open), self._settings, now_s)
+        return [node for node in turns if self._ask(node, now_s)]
 
     def _idle(self, busy: frozenset[str], now_s: float) -> list[str]:
         """Return the nodes in service that work for nobody, by agents, launchers and schedulers, and can be asked."""
         suspects = {one.node for one in self._store.open_incidents() if one.job == NO_JOB}
+        windows = self._policy().maintenance
         return [
             node.node
             for node in self._store.all(NODES)
-            if node.node not in busy and node.node not in suspects and self._is_idle(node, now_s)
+            if node.node not in busy
+            and node.node not in suspects
+            and self._is_idle(node, now_s)
+            and in_force(windows, NO_JOB, (node.node,), now_s) is None
         ]
 
     def _is_idle(self, node: Node, now_s: float) -> bool:
@@ -92,17 +92,26 @@ class IdleChecks:
             return False
         return offer_of(self._fleet, node.node, now_s).state == "ready"
 
-    def _asked_lately(self, now_s: float) -> Mapping[str, NodeCheck]:
-        """Return what was asked for by this in the last week; what was open is read anew."""
-        if self._asked is None:
-            self._asked = {check.id: check for check in self._of_the_week(now_s)}
-        for id_, check in list(self._asked.items()):
-            newer = self._store.get(NODE_CHECKS, id_) if check.state in OPEN_STATES else check
-            if newer is None or now_s - newer.created_s >= WEEK_S:
-                del self._asked[id_]
-            else:
-                self._asked[id_] = newer
-        return self._asked
+    def _read(self, now_s: float) -> list[Asked]:
+        """Return what was asked in the last week and is over; what is open still is kept apart."""
+        over = self._over
+        if over is None:
+            over = []
+            for check in self._of_the_week(now_s):
+                self._sort(check, over)
+        for id_ in list(self._open):
+            known = self._store.get(NODE_CHECKS, id_)
+            if known is not None and known.state not in OPEN_STATES:
+                del self._open[id_]
+                self._sort(known, over)
+        self._over = [one for one in over if now_s - one.time_s < WEEK_S]
+        return self._over
+
+    def _sort(self, check: NodeCheck, over: list[Asked]) -> None:
+        if check.state in OPEN_STATES:
+            self._open[check.id] = Asked(check.node, check.created_s)
+        else:
+            over.append(Asked(check.node, check.created_s, begun=check.began_s is not None))
 
     def _of_the_week(self, now_s: float) -> Iterable[NodeCheck]:
         cursor: str | None = None
@@ -130,11 +139,8 @@ class IdleChecks:
             interval_s = heard.interval_s if heard is not None else 0.0
             check_s = self._settings.check_s
             made.append(asked(node, "idle", FAULT, SERVER, REASON, interval_s, now_s, sdc_s=check_s))
-            entry = AuditEntry(time_s=now_s, who=SERVER, verb="check", subject=node, detail=f"{made[0].id}: {REASON}")
-            return Change(node_checks=(made[0],), audit=(entry,))
+            return Change(node_checks=(made[0],))
 
         self._store.update(change)
-        if made:
-            assert self._asked is not None  # noqa: S101 - read before anybody is asked
-            self._asked[made[0].id] = made[0]
+        self._open.update((check.id, Asked(node, now_s)) for check in made)
         return bool(made)

@@ -203,6 +203,9 @@ class NodeChecks:
         doubt = unproven(check.fault, outcomes, check.sdc_seconds) if verdict == "healthy" else ""
         state, said = ("cannot_tell", doubt) if doubt else (verdict, detail)
         new = replace(check, state=state, detail=said[:DETAIL_CHARS_MAX], outcomes=list(outcomes), updated_s=now_s)
+        # Of what a fleet does each day by itself only what was found is kept whole, and in the trail.
+        routine = check.purpose == "idle" and state != "sick"
+        kept = replace(new, outcomes=[replace(one, values=[]) for one in outcomes]) if routine else new
         told = AuditEntry(
             time_s=now_s, who=SERVER, verb=f"check {state}", subject=check.node, detail=f"{check.id}: {said}"
         )
@@ -210,8 +213,8 @@ class NodeChecks:
         ended = Change(
             nodes=nodes,
             events=events,
-            audit=(replace(told, detail=told.detail[:4096]), *audit),
-            node_checks=(new, *_shortened(store, new)),
+            audit=() if routine else (replace(told, detail=told.detail[:4096]), *audit),
+            node_checks=(kept, *_shortened(store, kept)),
         )
         return together([ended, self._compared(store, new, now_s)])
 

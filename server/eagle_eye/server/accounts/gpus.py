@@ -17,7 +17,7 @@ MODEL_CHARS_MAX = 96
 MARK_CHARS_MAX = 64  # of a PCI address, and of a serial number
 MOVES_KEPT = 32  # of one GPU; the oldest go
 MOVES_PLAUSIBLE = 6  # a UUID that moved oftener within the window is that of several GPUs (clones, simulated ones)
-COMPARISONS_KEPT = 16  # of one GPU, and as many with wrong numbers
+COMPARISONS_KEPT = 8  # of one GPU, and as many with wrong numbers
 CODE_MAX = 100_000  # SXIDs have five digits
 INVENTORY, ERRORS = "inventory", frozenset({"xid", "sxid"})
 
