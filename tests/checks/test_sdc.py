@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eagle_eye.checks import corruption, sdc_all_reduce, sdc_gemm
+from eagle_eye.checks import command, corruption, runner, sdc_all_reduce, sdc_gemm
 from eagle_eye.checks.catalogue import CHECKS, SDC
 from eagle_eye.checks.check import Outcome
 from eagle_eye.checks.child import Children
 from eagle_eye.checks.report import reason
 from eagle_eye.checks.work import sdc_gemm as work
 from eagle_eye.checks.work.lines import FINDINGS_MAX, Line
+from eagle_eye.server.engine import check_suites
 from tests.checks.builders import answered, answering, asked, gpu, host
 from tests.checks.test_command import report
 
@@ -175,6 +177,18 @@ def test_gpus_that_cannot_be_given_work_are_not_replaced_by_the_cpu(monkeypatch:
 
 def test_it_is_looked_for_only_when_that_is_asked_for() -> None:
     assert tuple(check.name for check in CHECKS if check.on_request) == SDC
+
+
+@pytest.mark.parametrize("seconds", [corruption.WORK_S_MIN, corruption.WORK_S, corruption.WORK_S_MAX])
+@pytest.mark.parametrize("starts_s", [command.SDC_STARTS_S, check_suites.SDC_STARTS_S])
+def test_the_second_half_has_its_time_when_the_first_took_half_a_minute_to_start(
+    seconds: float, starts_s: float
+) -> None:
+    site = replace(asked().site, sdc_s=seconds)
+    left_s = seconds + starts_s - sdc_gemm.SHARE * seconds - 30.0
+    check = sdc_all_reduce.CHECK
+    assert left_s >= runner.BEGIN_RATIO * (check.limit_s + check.longer_s(site))
+    assert left_s >= (1.0 - sdc_gemm.SHARE) * seconds + 30.0
 
 
 @pytest.mark.slow

@@ -33,6 +33,6 @@ CHECK = Check(
     absent=lambda asked: ONE_GPU if len(asked.host.gpus) == 1 else "",
     run=run,
     loads_gpus=True,
-    longer_s=lambda site: site.sdc_s,
+    longer_s=lambda site: (1.0 - SHARE) * site.sdc_s,
     on_request=True,
 )
