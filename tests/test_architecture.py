@@ -26,6 +26,7 @@ from eagle_eye.server.config import (
     TlsSettings,
     WebhookSettings,
 )
+from eagle_eye.server.engine.idle_checks import IdleCheckSettings
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.job_sources.settings import JobSourceSettings, KubernetesSettings, SlurmSettings
 
@@ -152,6 +153,7 @@ def test_no_requirement_names_an_index() -> None:
         RemoteStoreSettings,
         HistorySettings,
         EvidenceSettings,
+        IdleCheckSettings,
         LimitSettings,
         AccountSettings,
         LogSettings,
@@ -166,7 +168,7 @@ def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     sections = {
         "detection", "policy", "webhooks", "ingest", "remote_write", "remote_store",
-        "history", "evidence", "limits", "accounts", "log",
+        "history", "evidence", "idle_checks", "limits", "accounts", "log",
         "tls", "job_sources", "slurm", "kubernetes",
     }  # fmt: skip
     assert [key for key in shape.__struct_fields__ if key not in sections and f"| `{key}` |" not in text] == []

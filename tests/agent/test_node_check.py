@@ -85,6 +85,12 @@ def test_a_check_is_begun_on_the_servers_word_made_and_told_of(host: Host) -> No
     assert host.sent[1] == ("chk_1", {"state": "done", "report": REPORT})
 
 
+def test_a_search_for_silent_corruption_has_the_time_that_the_server_gives(host: Host) -> None:
+    host.ask("chk_1", checks=["sdc_gemm", "sdc_all_reduce"], gemm_s=0, sdc_s=90.0)
+    until(lambda: len(host.ran) == 1)
+    assert host.ran[0][5:] == ["--only", "sdc_gemm", "sdc_all_reduce", "--seconds", "90"]
+
+
 def test_everything_is_checked_where_no_check_is_named(host: Host) -> None:
     host.ask("chk_1", checks=[], gemm_s=0)
     until(lambda: len(host.ran) == 1)

@@ -65,7 +65,7 @@ def host(gpus: int = 0) -> Host:
 def asked(
     on: Host | None = None, *, quick: bool = True, within_s: float = 10.0, thresholds: tuple[str, ...] = ()
 ) -> Asked:
-    site = Site(thresholds=by_the_site(thresholds), folder=Path("/var/tmp"), torch_python="/no/python")
+    site = Site(thresholds=by_the_site(thresholds), folder=Path("/var/tmp"), torch_python="/no/python", sdc_s=4.0)
     return Asked(host=on or host(), site=site, quick=quick, until_s=time.monotonic() + within_s)
 
 

@@ -126,6 +126,10 @@ def test_gpus_that_should_be_there_are_not_replaced_by_the_cpu(lock: Path) -> No
         ["--threshold", "disk.sync_seconds=never"],
         ["--folder", "/no/such/folder"],
         ["--gpus", "-1"],
+        ["--sdc", "--quick"],
+        ["--sdc", "--only", "disk"],
+        ["--sdc", "--seconds", "0"],
+        ["--seconds", "60"],
     ],
 )
 def test_wrong_usage_ends_with_2(lock: Path, flags: list[str]) -> None:

@@ -6,10 +6,13 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eagle_eye.cli.main import main
+from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.records import Comparison, Gpu
 from eagle_eye.server.records import AuditEntry
 from eagle_eye.server.store import Change
 from tests.server.accounts.past import attempt, three_failures
@@ -75,6 +78,22 @@ def test_a_nodes_history_says_why_it_is_a_lemon(capsys: pytest.CaptureFixture[st
     assert "\x1b" not in text
     assert len(json.loads(told(capsys, "nodes", "history", "n1", "--json"))["items"]) == 8
     assert "cannot tell, known for 1.0 days" in told(capsys, "nodes", "history", "young")
+
+
+def test_a_nodes_history_says_how_much_of_each_gpu_was_compared(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seat: dict[str, Any] = {"node": "young", "model": "H100", "since_s": NOW, "first_seen_s": NOW, "seen_s": NOW}
+    gpus = tuple(Gpu(uuid=f"GPU-{device}", device=device, **seat) for device in range(3))
+    checks = tuple(
+        compared(None, f"GPU-{device}", Comparison("chk", "young", NOW, 45.0, 4_000.0, 2.0 * device))
+        for device in range(2)
+    )
+    server.front.services.store.commit(Change(gpus=gpus, gpu_checks=checks))
+    text = told(capsys, "nodes", "history", "young")
+    said = ("nothing found in 4000 products, 45 s", "2 wrong numbers in 4000 products, 45 s", "never")
+    lines = [line for line in text.splitlines() if "H100" in line]
+    assert [line.rstrip().endswith(words) for line, words in zip(lines, said, strict=True)] == [True] * 3
 
 
 def test_nodes_are_listed_with_their_score(capsys: pytest.CaptureFixture[str]) -> None:

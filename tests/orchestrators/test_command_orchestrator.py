@@ -166,6 +166,10 @@ def test_its_environment_is_what_it_was_given(playing: Playing, monkeypatch: pyt
     assert orchestrator.stop("j", "") in ("['EAGLE_EYE_VERB', 'LC_CTYPE', 'PATH']", "['EAGLE_EYE_VERB', 'PATH']")
 
 
+def test_of_no_job_the_program_is_not_asked(playing: Playing) -> None:
+    assert playing.program("raise SystemExit(1)").state("") is None
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

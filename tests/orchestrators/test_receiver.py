@@ -163,6 +163,15 @@ def test_how_a_job_is_being_untellable_is_no_reason_to_refuse(endpoint: Endpoint
     assert endpoint.reports == [("act-1", "accepted", "")]
 
 
+def test_a_node_without_a_job_is_left_to_whoever_keeps_it_and_not_refused(endpoint: Endpoint) -> None:
+    drain = action(time.time(), job="", attempt=0, kind="drain_node", restart=False)
+    assert endpoint.send(event_body(drain)).json()["outcome"] == "not ours"
+    assert (endpoint.queued(), endpoint.reports) == ([], [])
+    assert endpoint.send(event_body(drain)).json()["outcome"] == "known"
+    endpoint.intake.job_state = lambda job: JobState(0, frozenset({"n2"}), running=False)
+    assert endpoint.send(event_body(drain), "evt-2").json()["outcome"] == "queued"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

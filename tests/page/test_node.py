@@ -9,7 +9,8 @@ import pytest
 
 from eagle_eye.schema.frame import Frame, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.accounts.records import DriverError, Gpu
+from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.records import Comparison, DriverError, Gpu
 from eagle_eye.server.records import CheckOutcome, Figure, Node, NodeCheck
 from eagle_eye.server.store import Change
 from tests.page.conftest import Complaints
@@ -54,8 +55,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             node="n1", nodes=["n1", SCRIPT], summary=f"n1 is slow {SCRIPT}", onset_s=now_s - 60, detected_s=now_s - 50
         )
         out = Node(node="n1", state="excluded", reason="new cable", updated_s=now_s - 40, by="tok_1")
+        found = compared(None, "GPU-1", Comparison("chk_0", "n7", now_s - 900, 45.0, 4_000.0, 2.0))
         started.front.services.store.commit(
-            Change(nodes=(out,), incidents=(bad,), gpus=(gpu,), driver_errors=(error,), node_checks=(check,))
+            Change(
+                nodes=(out,),
+                incidents=(bad,),
+                gpus=(gpu,),
+                gpu_checks=(found,),
+                driver_errors=(error,),
+                node_checks=(check,),
+            )
         )
         yield started
 
@@ -77,6 +86,7 @@ def test_standing_gpus_checks_and_past_are_there(server: Running, page: Page, ax
     opened(page, server, "n1")
     assert page.locator(".incident-summary").inner_text() == "new cable"
     assert "0000:1b:00.0" in page.locator("#gpus").inner_text()
+    assert "2 wrong numbers in 4,000 products" in page.locator("#gpus").inner_text()
     assert "GPU 3 is slow" in page.locator("#checks").inner_text()
     history = page.locator("#history").inner_text()
     assert "XID 79 of GPU 3, 2 since" in history

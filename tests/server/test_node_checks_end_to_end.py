@@ -14,6 +14,7 @@ from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.upload import Place, Upload
 from eagle_eye.agent.node_check.requests import PATH, NodeChecks
 from eagle_eye.cli.main import main
+from tests.agent.fakes import until
 from tests.server.builders import FakeClock, Running, running
 from tests.server.checked_nodes import Site, report
 from tests.server.test_end_to_end import eventually
@@ -54,6 +55,61 @@ def test_a_real_check_of_a_real_agent_brings_a_node_back(tmp_path: Path) -> None
         (disk,) = record["outcomes"]
         assert (disk["name"], disk["state"]) == ("disk", "passed")
         assert {figure["name"] for figure in disk["values"]} >= {"sync_seconds"}
+
+
+WRONG_TORCH = """
+import torch
+right = torch.matmul
+def wrong(*operands, **more):
+    found = right(*operands, **more)
+    found[7, 9] += 2
+    return found
+torch.matmul = wrong
+"""
+
+
+@pytest.mark.slow
+def test_an_idle_node_that_computes_wrong_numbers_is_drained(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WRONG_TORCH)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    command = [sys.executable, "-m", "eagle_eye.cli.main", "check", "--torch-python", str(python)]
+    settings = {"weekly_budget_s": 60.0, "check_s": 10.0, "idle_s": 0.0}
+    more: dict[str, Any] = {f"idle_checks__{key}": value for key, value in settings.items()}
+    with running(tmp_path / "server", SystemClock(), judging=True, policy__mode="act", **more) as server:
+        site = Site(server, SystemClock())
+        agent = agent_of(server, command, [])
+        site.hear()
+        eventually(lambda: server.front.services.idle_checks.look(()) == [site.node])
+
+        def acted() -> bool:
+            agent.answered(site.hear())
+            return bool(server.client.get("/api/v1/actions").json()["items"])
+
+        until(acted, 120.0)
+        agent.close()
+        (action,) = server.client.get("/api/v1/actions").json()["items"]
+        asked = {name: action[name] for name in ("kind", "fault", "job", "exclude", "restart", "state")}
+        assert asked == {
+            "kind": "drain_node",
+            "fault": "silent_data_corruption",
+            "job": "",
+            "exclude": [site.node],
+            "restart": False,
+            "state": "requested",
+        }
+        (check,) = site.checks()
+        assert (check["purpose"], check["state"]) == ("idle", "sick")
+        incident = f"/api/v1/incidents/{action['incident_id']}"
+        assert "[7,9] expected" in server.client.get(incident).json()["summary"]
+        assert server.client.get(f"{incident}/policy").json()["decision"]["kind"] == "drain_node"
+        for path in (f"{incident}/dossier", "/api/v1/fleet", "/api/v1/ledger", f"/api/v1/nodes/{site.node}/history"):
+            assert server.client.get(path).status_code == 200, path
+        assert site.readmit().status_code == 200  # it is in service until a subscriber has drained it
+        reported = server.client.post(f"/api/v1/actions/{action['id']}/reports", json={"state": "done"})
+        assert reported.status_code == 200
+        assert (site.shown()["state"], site.readmit().json()["reason"]) == ("draining", "by_hand")
 
 
 def test_the_commands_ask_and_list_and_force(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,8 @@ from eagle_eye.checks import (
     ib_write_bw,
     memory,
     nccl_tests,
+    sdc_all_reduce,
+    sdc_gemm,
 )
 from eagle_eye.checks.check import Check
 
@@ -25,4 +27,7 @@ CHECKS: tuple[Check, ...] = (
     all_reduce.CHECK,
     ib_write_bw.CHECK,
     dcgm.CHECK,
+    sdc_gemm.CHECK,
+    sdc_all_reduce.CHECK,
 )
+SDC = (sdc_gemm.CHECK.name, sdc_all_reduce.CHECK.name)  # that look for silent data corruption

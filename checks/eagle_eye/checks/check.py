@@ -61,12 +61,13 @@ class Host:
 class Site:
     """What the site says beside the defaults. ``gpus_expected`` None: not known; ``torch_python``: whose torch.
 
-    ``gemm_s`` None: as long as the check likes.
+    ``gemm_s`` None: as long as the check likes. ``sdc_s`` is what the checks for silent corruption have together.
     """
 
     thresholds: Mapping[str, Threshold]
     folder: Path
     torch_python: str
+    sdc_s: float
     gpus_expected: int | None = None
     dcgm_level: int = 1
     all_reduce_perf: str = "all_reduce_perf"
@@ -116,7 +117,7 @@ class Check:
 
     ``longer_s`` is how much more than that it may take at this site. ``absent`` returns at once why this host does not
     have what the check is about, or is made with; "" where it has. ``run`` returns, whatever the host does.
-    ``loads_gpus``: it would disturb whoever computes there.
+    ``loads_gpus``: it would disturb whoever computes there. ``on_request``: it is run only when it is named.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Check:
     run: Callable[[Asked], Result]
     loads_gpus: bool = False
     longer_s: Callable[[Site], float] = lambda _site: 0.0
+    on_request: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

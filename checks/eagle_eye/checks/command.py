@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from eagle_eye.agent.evidence import tool
-from eagle_eye.checks import gpus, runner
-from eagle_eye.checks.catalogue import CHECKS
+from eagle_eye.checks import corruption, gpus, runner
+from eagle_eye.checks.catalogue import CHECKS, SDC
 from eagle_eye.checks.check import Check, Host, Outcome, Site, printable
 from eagle_eye.checks.dcgm import LEVELS
 from eagle_eye.checks.lock import PATH, Taken, held
@@ -28,6 +28,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 
 DEADLINE_S = 110.0  # with what starting and ending take, under two minutes
 QUICK_DEADLINE_S = 18.0  # under 20 s
+SDC_STARTS_S = 90.0  # beyond --seconds, for torch to be loaded twice and results to be worked out
 DEADLINE_S_MIN, DEADLINE_S_MAX = 5.0, 3_600.0
 GEMM_S_MIN, GEMM_S_MAX = 1.0, 60.0  # as much as is looked at meanwhile (child.py, LINES_BYTES_MAX)
 LOOK_RATIO = 0.3  # of the deadline at most for the first look at the GPUs
@@ -43,6 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=f"only these: {', '.join(names)}")
     parser.add_argument("--skip", nargs="+", metavar="NAME", choices=names, default=[], help="all but these")
+    parser.add_argument("--sdc", action="store_true", help=f"look for silent data corruption: --only {' '.join(SDC)}")
+    parser.add_argument("--seconds", type=float, metavar="S", help=f"how long --sdc looks ({corruption.WORK_S:g})")
     parser.add_argument("--quick", action="store_true", help="less work and no tools: under 20 s instead of 2 minutes")
     parser.add_argument("--deadline", type=float, metavar="S", help="end after so many seconds, whatever happens")
     parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs the host should have; fewer is sick")
@@ -63,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         table(CHECKS, sys.stdout)
         return 0
     began_s, begin_s = time.time(), time.monotonic()
-    checks, site = _chosen(args), _site(args)
+    checks = _chosen(args)
+    site = _site(args, checks)
     deadline_s = begin_s + _deadline_s(args)
     os.nice(max(0, tool.NICENESS - os.nice(0)))
     signal.signal(signal.SIGTERM, _stop)  # so that what has been begun is ended, too
@@ -126,13 +130,22 @@ def _nothing(_what: object) -> None:
 
 
 def _chosen(args: argparse.Namespace) -> list[Check]:
-    chosen = [check for check in CHECKS if (not args.only or check.name in args.only) and check.name not in args.skip]
+    if args.sdc and (args.only or args.quick):
+        raise ConfigurationError("--sdc: expected neither --only nor --quick beside it")
+    only = SDC if args.sdc else args.only or [check.name for check in CHECKS if not check.on_request]
+    chosen = [check for check in CHECKS if check.name in only and check.name not in args.skip]
     if not chosen:
         raise ConfigurationError("--only, --skip: they leave nothing to check")
     return chosen
 
 
-def _site(args: argparse.Namespace) -> Site:
+def _site(args: argparse.Namespace, checks: Sequence[Check]) -> Site:
+    if args.seconds is not None:
+        if not any(check.name in SDC for check in checks):
+            raise ConfigurationError("--seconds: expected --sdc beside it; --gemm-seconds is gemm's")
+        if not corruption.WORK_S_MIN <= args.seconds <= corruption.WORK_S_MAX:
+            least, most = corruption.WORK_S_MIN, corruption.WORK_S_MAX
+            raise ConfigurationError(f"--seconds: expected {least:g} to {most:g}, got {args.seconds:g}")
     if args.gpus is not None and args.gpus < 0:
         raise ConfigurationError(f"--gpus: expected 0 or more, got {args.gpus}")
     if args.gemm_seconds is not None and not GEMM_S_MIN <= args.gemm_seconds <= GEMM_S_MAX:
@@ -154,11 +167,14 @@ def _site(args: argparse.Namespace) -> Site:
         dcgm_level=args.dcgm_level,
         all_reduce_perf=args.all_reduce_perf,
         gemm_s=args.gemm_seconds,
+        sdc_s=args.seconds or corruption.WORK_S,
     )
 
 
 def _deadline_s(args: argparse.Namespace) -> float:
     given: float = args.deadline if args.deadline is not None else QUICK_DEADLINE_S if args.quick else DEADLINE_S
+    if args.sdc and args.deadline is None:
+        given = (args.seconds or corruption.WORK_S) + SDC_STARTS_S
     if not DEADLINE_S_MIN <= given <= DEADLINE_S_MAX:
         raise ConfigurationError(f"--deadline: expected {DEADLINE_S_MIN:g} to {DEADLINE_S_MAX:g} s, got {given:g}")
     return given

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TextIO
 
+from eagle_eye.checks.catalogue import SDC
 from eagle_eye.checks.check import Check, Outcome
 from eagle_eye.checks.verdict import Verdict
 
 _COLOURS = {"passed": "32", "sick": "31", "could_not_check": "33", "healthy": "32", "cannot_tell": "33"}
 _WORDS = {"could_not_check": "could not check", "cannot_tell": "cannot tell"}
-_NAME_CHARS = 12
+_NAME_CHARS = 14
 
 
 class Lines:
@@ -67,7 +68,10 @@ def reason(verdict: Verdict, outcomes: Sequence[Outcome], refused: str) -> str:
     if verdict == "sick":
         return ", ".join(each.name for each in outcomes if each.state == "sick")
     if verdict == "healthy":
-        return f"nothing stands against this host ({', '.join(e.name for e in outcomes if e.state == 'passed')})"
+        ran = [each for each in outcomes if each.state == "passed"]
+        if all(each.name in SDC for each in ran):
+            return "; ".join(each.reason for each in ran) + "; beyond that it says nothing"
+        return f"nothing stands against this host ({', '.join(each.name for each in ran)})"
     return f"could not check {', '.join(open_questions)}" if open_questions else "nothing could be checked"
 
 

@@ -153,6 +153,7 @@ GUIDES: dict[str, Guide] = {
         (
             ("eagle-eye check --gpus 8", "an idle node, two minutes"),
             ("eagle-eye check --quick --json", "before a job, under 20 s"),
+            ("eagle-eye check --sdc --seconds 600", "look for silent data corruption, for ten minutes"),
             ("eagle-eye check --list", "what there is to check"),
         ),
         "0 healthy; 3 sick; 1 nobody can tell, stderr and --json say why; 2 wrong usage.",

@@ -23,6 +23,7 @@ _GPUS = (
     Column("model", "model"),
     Column("since", "since"),
     Column("before", "before"),
+    Column("compared", "compared"),
 )
 
 
@@ -52,13 +53,24 @@ def show_history(client: Client, args: argparse.Namespace) -> int:
         sys.stdout.write(f"  {name} {signal['value']:g}{usual} adds {signal['adds']:.2f}\n")
     if first["gpus"]:
         sys.stdout.write("\n")
-        print_table(_GPUS, [{**gpu, "before": [seat["node"] for seat in gpu["moves"]]} for gpu in first["gpus"]])
+        checks = {one["uuid"]: compared_words(one) for one in first["gpu_checks"]}
+        gpus = (
+            {**gpu, "before": [seat["node"] for seat in gpu["moves"]], "compared": checks.get(gpu["uuid"], "never")}
+            for gpu in first["gpus"]
+        )
+        print_table(_GPUS, list(gpus))
     sys.stdout.write("\n")
     print_table(_CHAPTERS, items)
     say_more(args, more)
     if first["cut"]:
         sys.stderr.write(f"older ones are not shown: {', '.join(first['cut'])}\n")
     return 0
+
+
+def compared_words(checks: Any) -> str:
+    """Return what checks for silent corruption found of a GPU, in words: nothing found is no proof."""
+    found = f"{checks['wrong_numbers']:.0f} wrong numbers" if checks["wrong_numbers"] else "nothing found"
+    return f"{found} in {checks['operations']:.0f} products, {checks['seconds']:.0f} s"
 
 
 def lemon_words(remembered: Any) -> str:

@@ -118,7 +118,12 @@ class Intake:
             self.ledger.record_delivery(webhook_id, now_s)
             return "known"
         try:
-            reason = refusal(action, self.job_state(action.job), now_s)
+            job = self.job_state(action.job)
+            if job is None and not action.job:
+                # A node that runs no job is for whoever keeps it: a refusal here would end the action for him, too.
+                self.ledger.record_delivery(webhook_id, now_s)
+                return "not ours"
+            reason = refusal(action, job, now_s)
         except CannotCarryOutError as error:
             # Not being able to tell is no reason to refuse: it is asked again when its turn comes.
             log.warning("job %s: %s; will ask again", action.job, error)

@@ -103,6 +103,7 @@ class Orchestrator(Protocol):
     def state(self, job: str) -> JobState | None:
         """Return what is known about the job now, within seconds; None for a job that is not this orchestrator's.
 
+        Of job "" whoever keeps nodes that run no job tells those nodes; for all others it is one of nobody's.
         Raises CannotCarryOutError where that cannot be told now: it is asked again.
         """
 

@@ -56,6 +56,7 @@ from eagle_eye.server.filters import wants
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.front import Front
 from eagle_eye.server.host_metrics import HostCollector
+from eagle_eye.server.idle_checks import IdleChecks
 from eagle_eye.server.incident_metrics import IncidentListCollector, JobCollector
 from eagle_eye.server.integrity import Integrity
 from eagle_eye.server.job_sources import assembly as job_sources
@@ -214,8 +215,9 @@ def _build(
         remote_store=RemoteStore(folder, config.remote_store, clock, counters.registry),
         desk=Desk(store, Bundles(folder / EVIDENCE_FOLDER), config.evidence, clock),
         node_checks=NodeChecks(
-            store, clock, lambda: outlook.policy().watch_s, lambda state: counters.node_checks.labels(state).inc()
+            store, clock, outlook.policy, lambda state: counters.node_checks.labels(state).inc(), config.public_url
         ),
+        idle_checks=IdleChecks(store, clock, fleet, config.idle_checks, outlook.policy, watching.courses),
         bookkeeper=Bookkeeper(
             store, watching, fleet, clock, config.accounts, lambda why: counters.accounts_dropped.labels(why).inc()
         ),
@@ -268,6 +270,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("model", lambda: keep_model(services)),
                 ("evidence", lambda: _sweep_evidence(services)),
                 ("node checks", lambda: _sweep_node_checks(services)),
+                ("idle checks", services.idle_checks.run),
                 ("accounts", services.bookkeeper.run),
                 ("reload", reload.run),
                 ("job_sources", services.job_sources.run),

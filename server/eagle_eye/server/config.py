@@ -16,6 +16,7 @@ from msgspec import Meta
 from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import REQUEST_BYTES_MAX
+from eagle_eye.server.engine.idle_checks import IdleCheckSettings
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.job_sources import settings as job_sources
@@ -191,6 +192,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     remote_store: RemoteStoreSettings = RemoteStoreSettings()
     evidence: EvidenceSettings = EvidenceSettings()
     limits: LimitSettings = LimitSettings()
+    idle_checks: IdleCheckSettings = IdleCheckSettings()
     accounts: AccountSettings = AccountSettings()
     log: LogSettings = LogSettings()
     tls: TlsSettings = TlsSettings()
@@ -265,6 +267,7 @@ __all__ = [
     "ConfigurationError",
     "EvidenceSettings",
     "HistorySettings",
+    "IdleCheckSettings",
     "IngestSettings",
     "LimitSettings",
     "LogSettings",

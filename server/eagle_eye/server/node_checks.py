@@ -8,14 +8,22 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from eagle_eye.server import ledger, outbound
+from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.records import Comparison, Gpu
+from eagle_eye.server.announcing import announcement, together
 from eagle_eye.server.clock import Clock
+from eagle_eye.server.engine import idle_faults
 from eagle_eye.server.engine.check_suites import suite, unproven
+from eagle_eye.server.engine.incidents import fold
+from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.respond import Book, Response
+from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.standing import Offer
 from eagle_eye.server.errors import Refusal, StoreUnavailable
 from eagle_eye.server.fleet import Fleet
@@ -28,7 +36,7 @@ from eagle_eye.server.records import (
     NodeCheckState,
     OutboundEvent,
 )
-from eagle_eye.server.store import NODE_CHECKS, NODES, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.store import GPU_CHECKS, GPUS, NODE_CHECKS, NODES, PAGE_LIMIT_MAX, Change, Store
 
 COLLECTOR = "node_check"  # by which an agent says in its frames that it makes checks
 KIND = "node_check"  # of a request in the answer to frames
@@ -64,10 +72,20 @@ def offer_of(fleet: Fleet, node: str, now_s: float) -> Offer:
 
 
 def asked(
-    node: str, purpose: NodeCheckPurpose, fault: str, asked_by: str, reason: str, interval_s: float, now_s: float
+    node: str,
+    purpose: NodeCheckPurpose,
+    fault: str,
+    asked_by: str,
+    reason: str,
+    interval_s: float,
+    now_s: float,
+    sdc_s: float = 0.0,
 ) -> NodeCheck:
-    """Return a new request for a check that rules ``fault`` out; ``interval_s`` is that of the node's frames."""
-    wanted = suite(fault)
+    """Return a new request for a check that rules ``fault`` out; ``interval_s`` is that of the node's frames.
+
+    With ``sdc_s`` silent corruption is looked for, for so long.
+    """
+    wanted = suite(fault, sdc_s)
     return NodeCheck(
         id=f"chk_{secrets.token_hex(16)}",
         node=node,
@@ -79,6 +97,7 @@ def asked(
         checks=list(wanted.checks),
         deadline_seconds=wanted.deadline_s,
         gemm_seconds=wanted.gemm_s,
+        sdc_seconds=wanted.sdc_s,
         created_s=now_s,
         updated_s=now_s,
         expires_s=now_s + max(ASKED_S, ASKED_INTERVALS * interval_s),
@@ -89,12 +108,18 @@ class NodeChecks:
     """What agents are to be asked, and what became of it. The store is the memory; open requests are kept at hand."""
 
     def __init__(
-        self, store: Store, clock: Clock, watch_s: Callable[[], float], count: Callable[[NodeCheckState], None]
+        self,
+        store: Store,
+        clock: Clock,
+        policy: Callable[[], PolicySettings],
+        count: Callable[[NodeCheckState], None],
+        public_url: str,
     ) -> None:
-        """``watch_s()`` returns for how long a node that has returned is watched; ``count`` gets what each comes to."""
+        """``policy()`` returns the settings that are in force; ``count`` gets what each check comes to."""
         self._store = store
         self._clock = clock
-        self._watch_s = watch_s
+        self._policy = policy
+        self._public_url = public_url
         self._count = count
         self._by_node: dict[str, list[NodeCheck]] = {}
         self._changed = threading.Event()
@@ -175,19 +200,50 @@ class NodeChecks:
         self, store: Store, check: NodeCheck, verdict: Verdict, detail: str, outcomes: Sequence[CheckOutcome]
     ) -> Change:
         now_s = self._clock.now_s()
-        doubt = unproven(check.fault, outcomes) if verdict == "healthy" else ""
+        doubt = unproven(check.fault, outcomes, check.sdc_seconds) if verdict == "healthy" else ""
         state, said = ("cannot_tell", doubt) if doubt else (verdict, detail)
         new = replace(check, state=state, detail=said[:DETAIL_CHARS_MAX], outcomes=list(outcomes), updated_s=now_s)
+        # Of what a fleet does each day by itself only what was found is kept whole, and in the trail.
+        routine = check.purpose == "idle" and state != "sick"
+        kept = replace(new, outcomes=[replace(one, values=[]) for one in outcomes]) if routine else new
         told = AuditEntry(
             time_s=now_s, who=SERVER, verb=f"check {state}", subject=check.node, detail=f"{check.id}: {said}"
         )
         nodes, events, audit = self._returned(store, new, now_s)
-        return Change(
+        ended = Change(
             nodes=nodes,
             events=events,
-            audit=(replace(told, detail=told.detail[:4096]), *audit),
-            node_checks=(new, *_shortened(store, new)),
+            audit=() if routine else (replace(told, detail=told.detail[:4096]), *audit),
+            node_checks=(kept, *_shortened(store, kept)),
         )
+        return together([ended, self._compared(store, new, now_s)])
+
+    def _compared(self, store: Store, check: NodeCheck, now_s: float) -> Change:
+        """Return what a check for silent corruption adds to its GPUs' records, and the incident that it makes.
+
+        A GPU is the node's by the inventory: a report can write nothing into another node's GPUs.
+        """
+        if not any(idle_faults.figures(outcome, idle_faults.OPERATIONS) for outcome in check.outcomes):
+            return Change()
+        gpus = {gpu.uuid: gpu for gpu in store.page(GPUS, {"node": check.node}, limit=PAGE_LIMIT_MAX).items}
+        results = [compared(store.get(GPU_CHECKS, one.uuid), one.uuid, one.result) for one in _results(check, gpus)]
+        seats = {uuid: gpu.device for uuid, gpu in gpus.items()}
+        onset_s = check.began_s or check.created_s
+        verdict = idle_faults.found(check.node, check.outcomes, seats, check.id, onset_s)
+        of_gpus = Change(gpu_checks=tuple(results))
+        if verdict is None:
+            return of_gpus
+        known = [one for one in store.open_incidents() if one.job == idle_faults.NO_JOB and one.node == check.node]
+        policy = self._policy()
+        judgement = Judgement(job=idle_faults.NO_JOB, attempt=0, now_s=now_s, verdicts=(verdict,))
+        folded = fold(known, judgement, (), policy, lambda: f"inc_{secrets.token_hex(8)}")
+        told = announcement(Response(tuple(folded), ()), Book(known, ()), policy, self._public_url, now_s)
+        node = store.get(NODES, check.node)
+        suspect = Change()
+        if node is not None and node.state != "in_service":
+            reason = f"{verdict.fault}: {check.id}"
+            suspect = Change(nodes=(ledger.take_out(node, verdict.fault, reason, node.state, now_s),))
+        return together([of_gpus, told.change, suspect])
 
     def _returned(
         self, store: Store, check: NodeCheck, now_s: float
@@ -198,7 +254,7 @@ class NodeChecks:
         if check.state != "healthy":
             return (replace(node, check_id=""),), (), ()
         reason = check.reason or f"{check.asked_by}: passed {check.id}"
-        back = ledger.readmit(node, reason, check.asked_by, now_s, self._watch_s())
+        back = ledger.readmit(node, reason, check.asked_by, now_s, self._policy().watch_s)
         entry = AuditEntry(
             time_s=now_s,
             who=check.asked_by,
@@ -239,6 +295,7 @@ def _request(check: NodeCheck) -> dict[str, Any]:
         "deadline_s": check.deadline_seconds,
         "checks": check.checks,
         "gemm_s": check.gemm_seconds,
+        **({"sdc_s": check.sdc_seconds} if check.sdc_seconds else {}),
     }
 
 
@@ -250,6 +307,38 @@ def find(store: Store, id_: str) -> NodeCheck:
             404, "not_found", f"no check {id_[:80]!r} was asked for; GET /api/v1/nodes/NODE/checks lists them"
         )
     return check
+
+
+def under_way(store: Store, node: str) -> NodeCheck | None:
+    """Return the node's check that is asked for or runs; there is one at most."""
+    for state in OPEN_STATES:
+        items = store.page(NODE_CHECKS, {"node": node, "state": state}, limit=1).items
+        if items:
+            return items[0]
+    return None
+
+
+class _Result(NamedTuple):
+    uuid: str
+    result: Comparison
+
+
+def _results(check: NodeCheck, gpus: Mapping[str, Gpu]) -> Iterator[_Result]:
+    """Yield what the check found of each of the node's GPUs by itself."""
+    for outcome in check.outcomes:
+        if outcome.name != idle_faults.OWN_RESULTS:
+            continue
+        seconds, wrong = (
+            {figure.device: figure.value or 0.0 for figure in idle_faults.figures(outcome, name)}
+            for name in (idle_faults.SECONDS, idle_faults.WRONG)
+        )
+        for figure in idle_faults.figures(outcome, idle_faults.OPERATIONS):
+            uuid = figure.device
+            if uuid in gpus and uuid in wrong and figure.value:
+                result = Comparison(
+                    check.id, check.node, check.updated_s, seconds.get(uuid, 0.0), figure.value, wrong[uuid]
+                )
+                yield _Result(uuid, result)
 
 
 def _unanswered(check: NodeCheck) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from eagle_eye.server.engine import idle_faults
+from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.situation import FRUITLESS_STATES
 from eagle_eye.server.records import Action, Evidence, Incident, Node
 from eagle_eye.server.store import (
@@ -83,6 +85,12 @@ class OpenRecords:
     def incidents_of(self, job: str) -> list[Incident]:
         """Return the job's open incidents, oldest first."""
         return list(self._by_job.get(job, {}).values())
+
+    def idle(self, now_s: float) -> Judgement:
+        """Return what is still said of nodes without a job."""
+        incidents = self.incidents_of(idle_faults.NO_JOB)
+        nodes = self.nodes([incident.node for incident in incidents if incident.node is not None])
+        return idle_faults.standing(incidents, {node.node: node for node in nodes}, now_s)
 
     def dismissed_of(self, job: str) -> list[Incident]:
         """Return the newest incidents of the job that people called false alarms."""

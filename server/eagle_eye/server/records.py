@@ -37,7 +37,7 @@ EvidenceKind = Literal["evidence", "bug_report"]
 EvidenceState = Literal["asked", "received", "failed", "expired", "deleted"]
 # asked: not yet taken up; running: begun. The others are the three answers.
 NodeCheckState = Literal["asked", "running", "healthy", "sick", "cannot_tell"]
-NodeCheckPurpose = Literal["readmit", "look"]  # the node's return to service once it has passed, or curiosity
+NodeCheckPurpose = Literal["readmit", "look", "idle"]  # its return once it has passed, curiosity, between jobs
 Scope = Literal["agent", "remote_write", "join", "read", "operate", "admin"]
 # What a rule of policy did: nothing, held the action or made it less, altered it, or it had nothing to judge.
 Outcome = Literal["pass", "hold", "changes", "not_applicable"]
@@ -341,9 +341,8 @@ class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
     """An active check that a node's agent was asked to make, and what came of it.
 
     ``fault`` is what it is to rule out, "" for nothing in particular; ``checks`` names what is run, [] for everything;
-    ``gemm_seconds`` 0: as long as the check itself likes. ``expires_s`` is when it counts as not answered. ``run`` is
-    the agent's own mark of the one run that it began. ``detail`` says why it is sick or nobody can tell, or what has
-    passed. ``outcomes`` are the report's, [] where there is none or it was too old to be kept.
+    ``gemm_seconds``, ``sdc_seconds`` 0: as they like. ``expires_s`` is when it counts as not answered. ``run`` is the
+    agent's mark of its run, ``detail`` the answer's reason. ``outcomes`` are the report's, [] for none or an old one.
     """
 
     id: str
@@ -359,6 +358,7 @@ class NodeCheck(msgspec.Struct, frozen=True, kw_only=True):
     updated_s: float
     expires_s: float
     gemm_seconds: float = 0.0
+    sdc_seconds: float = 0.0
     began_s: float | None = None
     run: str = ""
     detail: str = ""

@@ -14,6 +14,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.evidence import Desk
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.history import History
+from eagle_eye.server.idle_checks import IdleChecks
 from eagle_eye.server.job_sources.keeper import JobSources
 from eagle_eye.server.limits import Limits
 from eagle_eye.server.node_checks import NodeChecks
@@ -56,6 +57,7 @@ class Services:
     desk: Desk
     remote_store: RemoteStore
     node_checks: NodeChecks
+    idle_checks: IdleChecks
     bookkeeper: Bookkeeper
     archive: Archive
     job_sources: JobSources

@@ -19,6 +19,7 @@ from eagle_eye.server.store import (
     EVENTS,
     EVIDENCE,
     FORGOTTEN_NODES,
+    GPU_CHECKS,
     GPUS,
     INCIDENTS,
     JOBS,
@@ -54,6 +55,7 @@ def write(writer: sqlite3.Connection, change: Change) -> None:
     _put(writer, ATTEMPTS, change.attempts, announce=False)
     _put(writer, MEMBERSHIPS, change.memberships, announce=False)
     _put(writer, GPUS, change.gpus, announce=False)
+    _put(writer, GPU_CHECKS, change.gpu_checks, announce=False)
     _put(writer, DRIVER_ERRORS, change.driver_errors, announce=False)
     _put(writer, TICKETS, change.tickets, announce=False)
     _put(writer, LAST_CODES, change.last_codes, announce=False)

@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from eagle_eye.server.accounts.records import Attempt, DriverError, Gpu, Membership, Ticket
+from eagle_eye.server.accounts.records import Attempt, DriverError, Gpu, GpuChecks, Membership, Ticket
 from eagle_eye.server.records import (
     Action,
     AuditEntry,
@@ -74,10 +74,11 @@ DELIVERIES = Kind(
 TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
 EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 EVIDENCE = Kind("evidence", Evidence, "id", ("incident_id", "job", "node", "state"))
-NODE_CHECKS = Kind("node_checks", NodeCheck, "id", ("node", "state"))
+NODE_CHECKS = Kind("node_checks", NodeCheck, "id", ("node", "state", "created_s"))
 ATTEMPTS = Kind("attempts", Attempt, "id", ("job", "run", "end", "started_s"))
 MEMBERSHIPS = Kind("memberships", Membership, "id", ("job", "started_s"))
 GPUS = Kind("gpus", Gpu, "uuid", ("node", "seen_s", "moved"), (("seat", "$.moves[*].node"),))
+GPU_CHECKS = Kind("gpu_checks", GpuChecks, "uuid", ("last_s",))
 DRIVER_ERRORS = Kind("driver_errors", DriverError, "id", ("node", "uuid", "last_s"))
 TICKETS = Kind("tickets", Ticket, "id", ("node", "opened_s"))
 LAST_CODES = Kind("last_codes", LastCodes, "node", ())
@@ -98,6 +99,7 @@ KINDS = (
     ATTEMPTS,
     MEMBERSHIPS,
     GPUS,
+    GPU_CHECKS,
     DRIVER_ERRORS,
     TICKETS,
     LAST_CODES,
@@ -129,6 +131,7 @@ class Change:
     attempts: tuple[Attempt, ...] = ()
     memberships: tuple[Membership, ...] = ()
     gpus: tuple[Gpu, ...] = ()
+    gpu_checks: tuple[GpuChecks, ...] = ()
     driver_errors: tuple[DriverError, ...] = ()
     tickets: tuple[Ticket, ...] = ()
     last_codes: tuple[LastCodes, ...] = ()

@@ -131,6 +131,14 @@ CREATE TABLE forgotten_nodes (
     record TEXT NOT NULL);
 """
 
+_GPU_CHECKS = """
+CREATE TABLE gpu_checks (
+    rowid INTEGER PRIMARY KEY AUTOINCREMENT, uuid TEXT NOT NULL UNIQUE, last_s REAL NOT NULL, record TEXT NOT NULL);
+ALTER TABLE node_checks ADD COLUMN created_s REAL NOT NULL DEFAULT 0;
+UPDATE node_checks SET created_s = json_extract(record, '$.created_s');
+CREATE INDEX node_checks_created ON node_checks (created_s);
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _RECORDS + _TRAILS,
     _TOKENS_BY_NODE,
@@ -142,4 +150,5 @@ MIGRATIONS: tuple[str, ...] = (
     _CHANGES_OF_TOKENS,
     _LAST_CODES,
     _FORGOTTEN_NODES,
+    _GPU_CHECKS,
 )

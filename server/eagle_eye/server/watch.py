@@ -17,6 +17,7 @@ from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import EvidenceSettings
 from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.gathering import Gathering
+from eagle_eye.server.engine.idle_faults import NO_JOB
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing, weigh
@@ -73,6 +74,7 @@ class Watch:
         self._evidence = evidence
         self._intake = Intake(engine)
         self._judged: dict[str, Judgement] = {}
+        self._idle: Judgement | None = None  # of the nodes without a job
         self._ask_schedulers: Callable[[], None] = lambda: None
         self._count_fleet: Callable[[], int] = lambda: engine.node_count
         self._fleet_size = 0  # in this look
@@ -193,10 +195,11 @@ class Watch:
             self._ask_schedulers()
         self._fleet_size = self._count_fleet()
         self._records.refresh(self._since_s(now_s))
+        self._idle = self._records.idle(now_s)
         self._lemon_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
         changed = [
             judgement
-            for judgement in judgements
+            for judgement in (*judgements, self._idle)
             if (judgement.verdicts or judgement.job in self._lemon_jobs or self._records.concern(judgement.job))
             and not self._announced(judgement).change.empty
         ]
@@ -284,7 +287,7 @@ class Watch:
 
     def explain(self, incident: Incident) -> Weighing | None:
         """Return what policy says of the incident by now; None when its attempt is not judged any more."""
-        judgement = self._judged.get(incident.job)
+        judgement = self._idle if incident.job == NO_JOB else self._judged.get(incident.job)
         if judgement is None or judgement.attempt != incident.attempt:
             return None
         self._records.refresh(self._since_s(judgement.now_s))
@@ -296,7 +299,7 @@ class Watch:
         """Close what will not come back. Not before the first tick: until then no job has been judged."""
         if self._ticked_s is None:
             return
-        work = functools.partial(closing.closed, policy=self._policy, judged=self._judged.keys(), now_s=now_s)
+        work = functools.partial(closing.closed, policy=self._policy, judged={*self._judged, NO_JOB}, now_s=now_s)
         if not work(self._store).empty:
             self._store.update(work)
 

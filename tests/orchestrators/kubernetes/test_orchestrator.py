@@ -36,6 +36,14 @@ def test_a_job_without_pods_is_not_ours() -> None:
     assert over(three_pods()).state("other") is None
 
 
+def test_a_node_that_runs_no_job_is_cordoned() -> None:
+    cluster = three_pods()
+    assert over(cluster).state("") == JobState(0, frozenset({"n1", "n2", "n3"}), running=False)
+    said = over(cluster).exclude(Exclusion("", 0, ("n2",), False, cause("act-1", "inc-1")))
+    assert said.startswith("n2 is cordoned and tainted")
+    assert cluster.nodes["n2"]["spec"]["unschedulable"] is True
+
+
 def test_pods_of_other_namespaces_are_not_looked_at() -> None:
     assert over(three_pods(), namespaces=("dev",)).state("train") is None
 

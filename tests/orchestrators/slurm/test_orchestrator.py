@@ -74,6 +74,16 @@ def test_the_job_is_stopped_held_told_what_to_avoid_and_only_then_released(world
     assert world.cluster.done == ["drain n1", "requeue", "exclude n1", "release"]
 
 
+def test_a_node_that_runs_no_job_is_drained_and_no_job_is_touched(world: World) -> None:
+    state = world.orchestrator.state("")
+    assert state is not None
+    assert (state.attempt, state.running, "n1" in state.nodes) == (0, False, True)
+    request = exclusion("", "n1", now=False)
+    assert world.orchestrator.preview(request).startswith("drain n1 ")
+    assert world.orchestrator.exclude(request).startswith("n1 drained")
+    assert world.cluster.done == ["drain n1"]
+
+
 @pytest.mark.parametrize("at", ["drain", "requeue", "exclude", "release"])
 def test_wherever_slurm_stops_answering_the_next_try_finishes_and_repeats_nothing(world: World, at: str) -> None:
     world.cluster.fails = at

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from eagle_eye.schema.events import Event
-from eagle_eye.server.accounts.records import DriverError, Gpu, Membership, Seat
-from eagle_eye.server.records import AuditEntry
+from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.accounts.records import Comparison, DriverError, Gpu, Membership, Seat
+from eagle_eye.server.records import AuditEntry, Node
 from eagle_eye.server.store import GPUS, Change
 from tests.server.accounts.past import attempt, known, three_failures
 from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running
@@ -247,6 +248,22 @@ def test_a_gpu_is_found_by_uuid_with_what_it_did_in_other_nodes(server: Running)
     assert [seat["node"] for seat in told["moves"]] == ["n1"]
     assert [gpu["uuid"] for gpu in get(server, "gpus", node="n2")["items"]] == ["GPU-1"]
     assert server.client.get("/api/v1/gpus/GPU-9").status_code == 404
+
+
+def test_what_was_compared_of_a_gpu_is_told_where_it_sits_now(server: Running) -> None:
+    wrong = Comparison("chk_1", "n1", NOW - 50, 45.0, 4_000.0, 2.0)
+    checks = compared(compared(None, "GPU-1", wrong), "GPU-1", Comparison("chk_2", "n2", NOW, 45.0, 4_000.0, 0.0))
+    sits = Gpu(uuid="GPU-1", node="n2", device=1, model="H100", since_s=NOW, first_seen_s=NOW - 100, seen_s=NOW)
+    new = Gpu(uuid="GPU-2", node="n2", device=2, model="H100", since_s=NOW, first_seen_s=NOW, seen_s=NOW)
+    out = Node(node="n2", state="in_service", reason="", updated_s=NOW)
+    commit(server, nodes=(out,), gpus=(sits, new), gpu_checks=(checks,))
+    told = get(server, "nodes/n2/history")
+    (known,) = told["gpu_checks"]
+    assert (known["uuid"], known["checks"], known["operations"], known["wrong_numbers"]) == ("GPU-1", 2, 8_000.0, 2.0)
+    said = [chapter["summary"] for chapter in told["items"] if chapter["kind"] == "gpu_check"]
+    assert said == ["GPU GPU-1 computed 2 wrong numbers on n1"]
+    assert get(server, "gpus/GPU-1")["checks"] == known
+    assert get(server, "gpus/GPU-2")["checks"] is None
 
 
 def test_nodes_carry_their_incidents_and_lemon_score_with_its_reasons(server: Running) -> None:

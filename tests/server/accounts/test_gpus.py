@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from eagle_eye.server.accounts.gpus import (
+    COMPARISONS_KEPT,
     MOVES_KEPT,
     MOVES_PLAUSIBLE,
     Told,
     code_of,
+    compared,
     is_one_gpu,
     sat_at,
     seated,
     told,
 )
-from eagle_eye.server.accounts.records import Gpu
+from eagle_eye.server.accounts.records import Comparison, Gpu
 
 
 def at(node: str, time_s: float, device: int = 0, known: Gpu | None = None) -> Gpu:
@@ -75,3 +77,17 @@ def test_a_model_that_is_no_plain_text_is_not_kept() -> None:
 )
 def test_a_code_is_a_small_number(code: Any, found: int | None) -> None:
     assert code_of({"code": code}) == found
+
+
+def test_a_gpus_comparisons_are_added_up_and_those_with_wrong_numbers_kept_longest() -> None:
+    known = None
+    for number in range(100):
+        wrong = 1.0 if number == 3 else 0.0
+        known = compared(known, "GPU-1", Comparison(f"chk_{number}", "n1", float(number), 45.0, 10.0, wrong))
+    assert known is not None
+    assert (known.checks, known.seconds, known.operations, known.wrong_numbers) == (100, 4_500.0, 1_000.0, 1.0)
+    assert (known.first_s, known.last_s) == (0.0, 99.0)
+    assert [one.check_id for one in known.newest] == [
+        "chk_3",
+        *(f"chk_{n}" for n in range(100 - COMPARISONS_KEPT, 100)),
+    ]

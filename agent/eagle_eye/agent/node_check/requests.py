@@ -47,13 +47,14 @@ _log = logging.getLogger("eagle_eye.agent")
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """As it stands in the answer; unknown keys are ignored. ``checks`` empty: all; ``gemm_s`` 0: as it likes."""
+    """As it stands in the answer; unknown keys are ignored. ``checks`` empty: all; a time of 0: as it likes."""
 
     id: str
     kind: str
     deadline_s: float
     checks: list[str] = []
     gemm_s: float = 0.0
+    sdc_s: float = 0.0
 
 
 class NodeChecks:
@@ -189,6 +190,8 @@ class NodeChecks:
             line += ["--only", *request.checks]
         if request.gemm_s > 0 and (not request.checks or "gemm" in request.checks):
             line += ["--gemm-seconds", f"{min(request.gemm_s, DEADLINE_S_MAX):g}"]
+        if request.sdc_s > 0:
+            line += ["--seconds", f"{min(request.sdc_s, DEADLINE_S_MAX):g}"]
         return line
 
     def _unable(self) -> str:

@@ -20,20 +20,8 @@ _WAIT = timedelta(seconds=60)
 
 def all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, line: Line) -> dict[str, float]:
     """Return how many numbers of the sums were wrong, and the bus bandwidth, as nccl-tests define it."""
-    import torch.distributed as dist
-
     on_gpu, ranks = device.type == "cuda", int(job["workers"])
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        os.environ.setdefault(name, "lo")  # all ranks are here
-    line.phase(WORKING)
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        init_method=f"file://{job['folder']}/rendezvous",
-        rank=worker,
-        world_size=ranks,
-        timeout=_WAIT,
-    )
-    line.phase(WORKING)
+    dist = join(device, job, worker, line)
     size = BYTES if on_gpu else CPU_BYTES
     # Whole numbers below 2**24, which float32 holds exactly in every order of summation.
     own = (torch.arange(size // 4, device=device) % 1_024 + worker).float()
@@ -60,3 +48,21 @@ def all_reduce(torch: Any, device: Any, job: dict[str, Any], worker: int, line: 
         "bytes": size,
         "bus_bytes_per_second": 2.0 * (ranks - 1) / ranks * size / median(took_s),
     }
+
+
+def join(device: Any, job: dict[str, Any], worker: int, line: Line) -> Any:
+    """Return torch.distributed with this worker as one rank of all; they meet in the job's ``folder``."""
+    import torch.distributed as dist
+
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo")  # all ranks are here
+    line.phase(WORKING)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{job['folder']}/rendezvous",
+        rank=worker,
+        world_size=int(job["workers"]),
+        timeout=_WAIT,
+    )
+    line.phase(WORKING)
+    return dist

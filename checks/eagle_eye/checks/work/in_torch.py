@@ -10,9 +10,18 @@ from .all_reduce import all_reduce
 from .gemm import gemm
 from .lines import LOADING, OPENING, WORKING, Line, bounded, side_by_side
 from .memory import memory
+from .sdc_all_reduce import sdc_all_reduce
+from .sdc_gemm import HostMiscomputes, sdc_gemm
 
 CPU_THREADS_MAX = 4  # enough to load a few cores; a host has other things to do
-WORKS = {"gemm": gemm, "memory": memory, "all_reduce": all_reduce}
+WORKS = {
+    "gemm": gemm,
+    "memory": memory,
+    "all_reduce": all_reduce,
+    "sdc_gemm": sdc_gemm,
+    "sdc_all_reduce": sdc_all_reduce,
+}
+TOGETHER = ("all_reduce", "sdc_all_reduce")  # the ranks must see each other's GPUs
 
 # CUDA's and NCCL's words for errors that lie in the hardware, whatever the program did. Source: CUDA Runtime API,
 # cudaError: 214 uncorrectable ECC error, 220 uncorrectable NVLink error, 714 hardware stack error, 721 contained error.
@@ -29,7 +38,7 @@ def main(job_json: str) -> None:
 def _work(job: dict[str, Any], worker: int, line: Line) -> None:
     devices: list[str] = job["devices"]
     line.phase(LOADING)
-    together = job["work"] == "all_reduce"  # its ranks must see each other's GPUs
+    together = job["work"] in TOGETHER
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices if together else devices[worker : worker + 1])
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the same bits every time
     import torch
@@ -48,4 +57,5 @@ def _work(job: dict[str, Any], worker: int, line: Line) -> None:
         line.phase(WORKING)
         line.values(WORKS[job["work"]](torch, device, job, worker, line))
     except Exception as error:  # noqa: BLE001 - whatever torch raises is judged by its words
-        line.error(error, hardware=any(word in str(error).lower() for word in HARDWARE_ERRORS))
+        hardware = isinstance(error, HostMiscomputes) or any(word in str(error).lower() for word in HARDWARE_ERRORS)
+        line.error(error, hardware=hardware)

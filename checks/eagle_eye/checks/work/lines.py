@@ -2,7 +2,8 @@
 
 The modules of this folder stand on the standard library and torch alone, so that any Python with torch can run them,
 a training environment's too. A line is JSON: ``worker``, ``at_s`` (monotonic clock), and one of ``phase`` (what it
-does from now on), ``values`` (its answer) and ``error`` (``hardware``: whether the host says that it is broken).
+does from now on), ``values`` (its answer), ``finding`` (one wrong number) and ``error`` (``hardware``: whether the host
+says that it is broken).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 LOADING, OPENING, WORKING = "loading", "opening", "working"
 SAY_EVERY_S = 0.2
+FINDINGS_MAX = 8  # that one worker tells of
 ERROR_CHARS_MAX = 300  # a line must fit into one write to a pipe, 4,096 bytes, or those of several workers mix
 _GRACE_S = 5.0  # beyond the deadline, at which the parent kills; for when there is no parent any more
 _PR_SET_PDEATHSIG = 1
@@ -30,6 +32,7 @@ class Line:
         self._out = out
         self._phase = ""
         self._due_s = 0.0
+        self._findings = 0
 
     def phase(self, phase: str) -> None:
         """Say what is done now; repeated, it says that the work goes on, and seldom enough."""
@@ -41,6 +44,13 @@ class Line:
     def values(self, values: Mapping[str, float]) -> None:
         """Give the answer."""
         self._say(values=dict(values))
+
+    def finding(self, operation: str, index: Sequence[int], expected: float, got: float) -> None:
+        """Tell of a number that is wrong, as text, since it may be none; of too many only the first."""
+        self._findings += 1
+        if self._findings <= FINDINGS_MAX:
+            place = ",".join(map(str, index))
+            self._say(finding={"operation": operation, "index": place, "expected": repr(expected), "got": repr(got)})
 
     def error(self, error: BaseException, *, hardware: bool) -> None:
         """Say why there is none."""

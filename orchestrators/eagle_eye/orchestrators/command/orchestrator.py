@@ -69,7 +69,9 @@ class CommandOrchestrator:
         self._excluded = _read(file)
 
     def state(self, job: str) -> JobState | None:
-        """Return what the program says of the job; None where it says null."""
+        """Return what the program says of the job; None where it says null. Of no job it is not asked."""
+        if not job:
+            return None
         answer = self._ask(job)
         return None if answer is None else answer.known()
 

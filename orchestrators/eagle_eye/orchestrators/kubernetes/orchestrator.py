@@ -102,6 +102,8 @@ class KubernetesOrchestrator:
 
     def state(self, job: str) -> JobState | None:
         """Return how the job is, by its pods; None where none bears its name. Any node of the cluster may be named."""
+        if not job:
+            return JobState(0, self._node_names(), running=False)
         pods = self._pods(job, cached=True)
         if not pods:
             return None
@@ -199,7 +201,7 @@ class KubernetesOrchestrator:
 
     def _bystanders(self, name: str, job: str) -> str:
         try:
-            own = {pod.metadata.uid for pod in self._pods(job, cached=True)}
+            own = {pod.metadata.uid for pod in self._pods(job, cached=True)} if job else set()
             others = bystanders(self._api.pods(self._settings.namespaces, node=name, cached=True), own)
         except CannotCarryOutError as error:
             return f" (who else runs there is not known: {error})"

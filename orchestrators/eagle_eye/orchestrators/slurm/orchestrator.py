@@ -42,6 +42,8 @@ class SlurmOrchestrator:
 
     def state(self, job: str) -> JobState | None:
         """Return what Slurm knows about the job now; None for one that it does not know (any more)."""
+        if not job:
+            return JobState(0, frozenset(node.name for node in self.cluster.quick().nodes()), running=False)
         cluster, job_id = self.cluster.quick(), self.names.id_of(job)
         found = () if job_id is None else cluster.jobs(job_id)
         if not found:
@@ -62,7 +64,7 @@ class SlurmOrchestrator:
 
     def exclude(self, request: Exclusion) -> str:
         """The nodes are drained: what runs on them goes on to its end, nothing new starts there."""
-        found: Sequence[Job] = self._found(request.job)
+        found: Sequence[Job] = self._found(request.job) if request.job else ()
         nodes = self._nodes(request.nodes)
         if request.now and self._is_ahead(found, request):
             found = self.restarting.settled(found)
@@ -74,7 +76,7 @@ class SlurmOrchestrator:
             except SlurmError as error:
                 before = f" ({'; '.join(said)} before)" if said else ""
                 raise CannotCarryOutError(f"{error}{before}") from None
-        if not request.now and phase_of(found) == "pending":
+        if found and not request.now and phase_of(found) == "pending":
             self.restarting.avoid(found, request.nodes)
         bystanders = self._bystanders(found, request.nodes)
         return "; ".join([*said, *([bystanders] if bystanders else [])])
@@ -110,7 +112,7 @@ class SlurmOrchestrator:
     def preview(self, request: Exclusion | Restart) -> str:
         """Return what would be done. Raises CannotCarryOutError where it would be refused."""
         if isinstance(request, Exclusion):
-            found = self._found(request.job)
+            found = self._found(request.job) if request.job else ()
             if request.now and self._is_ahead(found, request):
                 self._check_restart(found, request)
             return ", ".join(self._would_drain(node, request) for node in self._nodes(request.nodes))

@@ -25,8 +25,10 @@ from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.store import (
     ATTEMPTS,
     DRIVER_ERRORS,
+    GPU_CHECKS,
     GPUS,
     MEMBERSHIPS,
+    NODE_CHECKS,
     PAGE_LIMIT_MAX,
     TICKETS,
     Change,
@@ -40,6 +42,7 @@ BATCH = 1_000  # records written in one transaction: other writers wait for no m
 GPUS_PER_NODE_MAX = 64
 ERRORS_PER_NODE_MAX = 256  # codes by device
 PRUNE_EVERY_S = 3_600.0
+CHECKS_KEPT_S = 90 * 86_400.0  # of nodes: idle ones are checked each day
 MEMBERS_KEPT_S = 14 * 86_400.0  # or twice as long as is looked back
 
 _Error = tuple[str, int, str, int]  # node, device, kind, code
@@ -267,6 +270,8 @@ class Bookkeeper:
             (ATTEMPTS, "started_s", self._retention_s),
             (MEMBERSHIPS, "started_s", self._members_kept_s),
             (GPUS, "seen_s", self._retention_s),
+            (GPU_CHECKS, "last_s", self._retention_s),
+            (NODE_CHECKS, "created_s", CHECKS_KEPT_S),
             (DRIVER_ERRORS, "last_s", self._retention_s),
             (TICKETS, "opened_s", self._retention_s),
         )

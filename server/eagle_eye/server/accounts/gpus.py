@@ -1,4 +1,4 @@
-"""Which GPU sits where, and the driver's errors counted for it: from agents' events to records. Pure.
+"""Which GPU sits where, and what is counted for it: the driver's errors, checks for silent corruption. Pure.
 
 Agents are not trusted: what is no plausible UUID or code is left out, and how much is kept of one GPU has a limit.
 """
@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from eagle_eye.server.accounts.records import DriverError, Gpu, Seat
+from eagle_eye.server.accounts.records import Comparison, DriverError, Gpu, GpuChecks, Seat
 
 UUID_CHARS_MAX = 96
 MODEL_CHARS_MAX = 96
 MARK_CHARS_MAX = 64  # of a PCI address, and of a serial number
 MOVES_KEPT = 32  # of one GPU; the oldest go
 MOVES_PLAUSIBLE = 6  # a UUID that moved oftener within the window is that of several GPUs (clones, simulated ones)
+COMPARISONS_KEPT = 8  # of one GPU, and as many with wrong numbers
 CODE_MAX = 100_000  # SXIDs have five digits
 INVENTORY, ERRORS = "inventory", frozenset({"xid", "sxid"})
 
@@ -129,4 +130,23 @@ def counted(known: DriverError | None, new: DriverError) -> DriverError:
         count=known.count + new.count,
         first_s=min(known.first_s, new.first_s),
         last_s=max(known.last_s, new.last_s),
+    )
+
+
+def compared(known: GpuChecks | None, uuid: str, new: Comparison) -> GpuChecks:
+    """Return what is on record of a GPU's checks for silent corruption with one more."""
+    if known is None:
+        known = GpuChecks(
+            uuid=uuid, checks=0, seconds=0.0, operations=0.0, wrong_numbers=0.0, first_s=new.time_s, last_s=new.time_s
+        )
+    newest = [*known.newest, new]
+    wrong = [one for one in newest if one.wrong_numbers][-COMPARISONS_KEPT:]
+    return replace(
+        known,
+        checks=known.checks + 1,
+        seconds=known.seconds + new.seconds,
+        operations=known.operations + new.operations,
+        wrong_numbers=known.wrong_numbers + new.wrong_numbers,
+        last_s=max(known.last_s, new.time_s),
+        newest=[one for one in newest if one in wrong or one in newest[-COMPARISONS_KEPT:]],
     )

@@ -100,6 +100,33 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         return int(bool(self.moves))
 
 
+class Comparison(msgspec.Struct, frozen=True):
+    """What one check for silent corruption found of a GPU, on the node in which it sat then."""
+
+    check_id: str
+    node: str
+    time_s: float
+    seconds: float
+    operations: float
+    wrong_numbers: float
+
+
+class GpuChecks(msgspec.Struct, frozen=True, kw_only=True):
+    """All checks of one GPU for silent corruption, wherever it sat; ``newest`` are the last of them, oldest first.
+
+    Of those with wrong numbers the newest stay longest. That none was wrong says nothing beyond these operations.
+    """
+
+    uuid: str
+    checks: int
+    seconds: float
+    operations: float
+    wrong_numbers: float
+    first_s: float
+    last_s: float
+    newest: list[Comparison] = []
+
+
 class DriverError(msgspec.Struct, frozen=True, kw_only=True):
     """How often one error code was told of for one device of a node; ``kind`` is xid or sxid.
 

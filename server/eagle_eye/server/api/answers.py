@@ -177,7 +177,16 @@ SubscriptionWithSecret = shown(records.Subscription, "SubscriptionWithSecret", *
 Seat = shown(past.Seat)
 DriverError = shown(past.DriverError)
 Gpu = shown(past.Gpu, moves=many(Seat))
-GpuInFull = shown(past.Gpu, "GpuInFull", moves=many(Seat), driver_errors=many(DriverError), incidents=many(Incident))
+Comparison = shown(past.Comparison)
+GpuChecks = shown(past.GpuChecks, newest=many(Comparison))
+GpuInFull = shown(
+    past.Gpu,
+    "GpuInFull",
+    moves=many(Seat),
+    driver_errors=many(DriverError),
+    incidents=many(Incident),
+    checks=GpuChecks | None,
+)
 Ticket = shown(past.Ticket)
 Dossier = dossier(Incident, Action, Evidence, Delivery, Gpu, Phase)
 NodeHistory = made(
@@ -186,6 +195,7 @@ NodeHistory = made(
     state=records.NodeState,
     memory=Memory,
     gpus=many(Gpu),
+    gpu_checks=many(GpuChecks),
     items=list[Named],  # what a chapter tells beside its time, kind, id and summary depends on its kind
     next=str | None,
     cut=list[str],

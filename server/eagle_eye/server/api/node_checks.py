@@ -30,7 +30,7 @@ from eagle_eye.server.api.requests import (
 from eagle_eye.server.auth import Principal
 from eagle_eye.server.engine.standing import fault_of
 from eagle_eye.server.errors import Refusal
-from eagle_eye.server.node_checks import OPEN_STATES, asked, find, offer_of
+from eagle_eye.server.node_checks import asked, find, offer_of, under_way
 from eagle_eye.server.records import CheckOutcome, NodeCheck, NodeCheckPurpose
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import NODE_CHECKS, NODES, Change, Store
@@ -131,15 +131,6 @@ async def tell(request: Request, parts: Parts, principal: Somebody, check: str) 
             parts.node_checks.ended, record.id, report.verdict, _line(report.reason), outcomes
         )
     return answer(views.node_check(record))
-
-
-def under_way(store: Store, node: str) -> NodeCheck | None:
-    """Return the node's check that is asked for or runs; there is one at most."""
-    for state in OPEN_STATES:
-        items = store.page(NODE_CHECKS, {"node": node, "state": state}, limit=1).items
-        if items:
-            return items[0]
-    return None
 
 
 def new_check(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Response
 
 from eagle_eye.server.accounts.gpus import sat_at
 from eagle_eye.server.accounts.lemon import Lemon, Past, Scores
-from eagle_eye.server.accounts.records import Gpu
+from eagle_eye.server.accounts.records import Gpu, GpuChecks
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import Cursor, Limit, Parts, Reader, answer, found, given, listing
 from eagle_eye.server.errors import BadCursor, StoreUnavailable
@@ -19,6 +19,7 @@ from eagle_eye.server.services import Services
 from eagle_eye.server.store import (
     ACTIONS,
     DRIVER_ERRORS,
+    GPU_CHECKS,
     GPUS,
     INCIDENTS,
     NODE_CHECKS,
@@ -51,23 +52,27 @@ class Chapter(NamedTuple):
 def node_history(parts: Parts, _: Reader, node: str, cursor: Cursor = None, limit: Limit = 100) -> Response:
     """What happened to the node, newest first: incidents, actions, standing, checks, GPUs, driver errors, tickets.
 
+    ``gpu_checks`` is what checks for silent corruption found of the GPUs that sit in it now, wherever they sat then.
     Of each kind the newest 1,000 are looked at; ``cut`` names the kinds that have more.
     """
     record = found(parts, NODES, node)
+    sitting = sorted(parts.store.page(GPUS, {"node": node}, limit=PAGE_LIMIT_MAX).items, key=lambda gpu: gpu.device)
+    found_of = [known for one in sitting if (known := parts.store.get(GPU_CHECKS, one.uuid)) is not None]
     chapters, cut = _chapters(parts.store, node)
+    chapters = sorted([*chapters, *_wrong_numbers(found_of)], key=_order, reverse=True)
     start = 0
     if cursor is not None:
         start = next((at + 1 for at, chapter in enumerate(chapters) if chapter.cursor == cursor), -1)
         if start < 0:
             raise BadCursor(f"cursor {cursor[:80]!r} is none of this list's; use the next of a page of it, unchanged")
     page = chapters[start : start + limit]
-    sitting = sorted(parts.store.page(GPUS, {"node": node}, limit=PAGE_LIMIT_MAX).items, key=lambda gpu: gpu.device)
     return answer(
         {
             "node": node,
             "state": record.state,
             "memory": memory(parts.archive.scores(), node),
             "gpus": [gpu(one) for one in sitting],
+            "gpu_checks": [gpu_checks(one) for one in found_of],
             "items": [
                 {"time": rfc3339(c.time_s), "kind": c.kind, "id": c.id, "summary": c.summary, **c.details} for c in page
             ],
@@ -85,11 +90,19 @@ def list_gpus(parts: Parts, _: Reader, node: str | None = None, cursor: Cursor =
 
 @router.get("/gpus/{gpu_uuid}")
 def get_gpu(parts: Parts, _: Reader, gpu_uuid: str) -> Response:
-    """One GPU, wherever it sat: its seats, the driver's errors, and the incidents that accused it."""
+    """One GPU, wherever it sat: its seats, errors, checks for silent corruption, and the incidents that accused it."""
     record = found(parts, GPUS, gpu_uuid)
     errors = parts.store.page(DRIVER_ERRORS, {"uuid": gpu_uuid}, limit=PAGE_LIMIT_MAX).items
     accused = [views.incident(i) for i in _incidents_of(parts.store, record)]
-    return answer({**gpu(record), "driver_errors": [views.plain(error) for error in errors], "incidents": accused})
+    checks = parts.store.get(GPU_CHECKS, gpu_uuid)
+    return answer(
+        {
+            **gpu(record),
+            "driver_errors": [views.plain(error) for error in errors],
+            "incidents": accused,
+            "checks": None if checks is None else gpu_checks(checks),
+        }
+    )
 
 
 def gpu(record: Gpu) -> dict[str, Any]:
@@ -100,6 +113,11 @@ def gpu(record: Gpu) -> dict[str, Any]:
         for s in record.moves
     ]
     return view
+
+
+def gpu_checks(record: GpuChecks) -> dict[str, Any]:
+    """Return what checks for silent corruption found of a GPU."""
+    return {**views.plain(record), "newest": [views.plain(one) for one in record.newest]}
 
 
 def scores_of(parts: Services) -> Scores | None:
@@ -130,7 +148,7 @@ def memory(scores: Scores | None, node: str) -> dict[str, Any] | None:
 
 
 def _chapters(store: Store, node: str) -> tuple[list[Chapter], list[str]]:
-    """Return all that is looked at, newest first, and the kinds of which there is more."""
+    """Return all that is looked at, and the kinds of which there is more."""
     chapters: list[Chapter] = []
     incidents = store.page(INCIDENTS, {"node": node}, limit=PAGE_LIMIT_MAX)
     for incident in incidents.items:
@@ -169,8 +187,20 @@ def _chapters(store: Store, node: str) -> tuple[list[Chapter], list[str]]:
         "ticket": tickets.next,
         "driver_error": errors.next,
     }
-    chapters.sort(key=lambda c: (c.time_s, c.kind, c.id, c.summary), reverse=True)
     return chapters, [kind for kind, more in nexts.items() if more is not None]
+
+
+def _wrong_numbers(checks: Iterable[GpuChecks]) -> Iterator[Chapter]:
+    """Yield each check in which a GPU computed wrong numbers, on whichever node."""
+    for record in checks:
+        for one in record.newest:
+            if one.wrong_numbers:
+                said = f"GPU {record.uuid} computed {one.wrong_numbers:.0f} wrong numbers on {one.node}"
+                yield Chapter(one.time_s, "gpu_check", one.check_id, said, {"uuid": record.uuid, "node": one.node})
+
+
+def _order(chapter: Chapter) -> tuple[float, str, str, str]:
+    return chapter.time_s, chapter.kind, chapter.id, chapter.summary
 
 
 def _moves(store: Store, node: str) -> Iterator[Chapter]:

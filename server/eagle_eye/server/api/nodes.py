@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from eagle_eye.server import known_nodes, ledger, outbound
 from eagle_eye.server.api import views
-from eagle_eye.server.api.node_checks import new_check, under_way
+from eagle_eye.server.api.node_checks import new_check
 from eagle_eye.server.api.node_history import memory, scores_of
 from eagle_eye.server.api.requests import (
     Body,
@@ -33,7 +33,7 @@ from eagle_eye.server.auth import Principal
 from eagle_eye.server.engine.standing import Asking, fault_of, returning
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.known_nodes import Forgetting
-from eagle_eye.server.node_checks import offer_of
+from eagle_eye.server.node_checks import offer_of, under_way
 from eagle_eye.server.records import Node, NodeState
 from eagle_eye.server.services import Services
 from eagle_eye.server.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change, Store

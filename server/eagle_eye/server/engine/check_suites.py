@@ -10,6 +10,7 @@ from eagle_eye.server.records import CheckOutcome
 
 LONG_GEMM_S = 60.0  # heat and power limits show after a minute under load, not after eight seconds
 BRIEF_S = 150.0
+SDC_STARTS_S = 120.0  # for torch to be loaded twice, GPUs to be opened, and results to be worked out
 WHOLE_S = 300.0  # everything, with the site's own tools
 
 # Faults of one part of the node; two of one family may be one cause. A fault of no family may be any part's.
@@ -33,13 +34,15 @@ class Suite(NamedTuple):
     """What ``eagle-eye check`` is to run; ``checks`` empty: all that it has.
 
     Of each group in ``proof`` one check must have passed: a report without them may call the node healthy and say
-    nothing of this fault, for want of a tool or of the hardware. ``gemm_s`` 0: as long as the check likes.
+    nothing of this fault, for want of a tool or of the hardware. ``gemm_s`` 0: as long as the check likes; ``sdc_s``
+    likewise.
     """
 
     checks: tuple[str, ...]
     proof: tuple[tuple[str, ...], ...]
     deadline_s: float
     gemm_s: float = 0.0
+    sdc_s: float = 0.0
 
 
 EVERYTHING = Suite((), (), WHOLE_S)
@@ -65,15 +68,20 @@ _SUITES: Mapping[str, Suite] = MappingProxyType(
 )
 
 
-def suite(fault: str) -> Suite:
-    """Return what puts the fault to the test; everything for a fault that no check is about, and for ""."""
+def suite(fault: str, sdc_s: float = 0.0) -> Suite:
+    """Return what puts the fault to the test; everything for a fault that no check is about, and for "".
+
+    With ``sdc_s`` it is the search for silent corruption of a node of which nothing is suspected.
+    """
+    if sdc_s > 0:
+        return Suite(("sdc_gemm", "sdc_all_reduce"), (("sdc_gemm",),), sdc_s + SDC_STARTS_S, sdc_s=sdc_s)
     return _SUITES.get(fault, EVERYTHING)
 
 
-def unproven(fault: str, outcomes: Iterable[CheckOutcome]) -> str:
+def unproven(fault: str, outcomes: Iterable[CheckOutcome], sdc_s: float = 0.0) -> str:
     """Return why passed checks say nothing of the fault, "" where they do."""
     passed = {outcome.name for outcome in outcomes if outcome.state == "passed"}
-    missing = [group for group in suite(fault).proof if not passed & set(group)]
+    missing = [group for group in suite(fault, sdc_s).proof if not passed & set(group)]
     if not missing:
         return ""
     wanted = ", ".join(" or ".join(group) for group in missing)

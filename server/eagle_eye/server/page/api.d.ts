@@ -157,6 +157,15 @@ export interface Command {
   undo: string;
 }
 
+export interface Comparison {
+  check_id: string;
+  node: string;
+  time: string;
+  seconds: number;
+  operations: number;
+  wrong_numbers: number;
+}
+
 export interface Decision {
   kind: string;
   exclude: Array<string>;
@@ -389,6 +398,17 @@ export interface Gpu {
   serial: string;
 }
 
+export interface GpuChecks {
+  uuid: string;
+  checks: number;
+  seconds: number;
+  operations: number;
+  wrong_numbers: number;
+  first: string;
+  last: string;
+  newest: Array<Comparison>;
+}
+
 export interface GpuInFull {
   uuid: string;
   node: string;
@@ -403,6 +423,7 @@ export interface GpuInFull {
   serial: string;
   driver_errors: Array<DriverError>;
   incidents: Array<Incident>;
+  checks: GpuChecks | null;
 }
 
 export interface GpuPage {
@@ -640,7 +661,7 @@ export interface Node {
 export interface NodeCheck {
   id: string;
   node: string;
-  purpose: "look" | "readmit";
+  purpose: "idle" | "look" | "readmit";
   fault: string;
   state: "asked" | "cannot_tell" | "healthy" | "running" | "sick";
   asked_by: string;
@@ -651,6 +672,7 @@ export interface NodeCheck {
   updated: string;
   expires: string;
   gemm_seconds: number;
+  sdc_seconds: number;
   began: string | null;
   detail: string;
   outcomes: Array<CheckOutcome>;
@@ -666,6 +688,7 @@ export interface NodeHistory {
   state: "draining" | "excluded" | "in_service";
   memory: Memory;
   gpus: Array<Gpu>;
+  gpu_checks: Array<GpuChecks>;
   items: Array<Record<string, any>>;
   next: string | null;
   cut: Array<string>;

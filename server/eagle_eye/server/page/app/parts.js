@@ -19,7 +19,7 @@ export function Badge({ state, tone = toneOf(state), words = wordsOf(state) }) {
 export const NodeLink = ({ name }) => h("a", { href: link("nodes", name), class: "name", title: name }, name);
 
 /** @param {{name: string}} props */
-export const JobLink = ({ name }) => h("a", { href: link("jobs", name), class: "name", title: name }, name);
+export const JobLink = ({ name }) => (name ? h("a", { href: link("jobs", name), class: "name", title: name }, name) : h("span", { class: "quiet" }, "none"));
 
 /** Whose job it is; "" where nobody said. @param {{name: string}} props */
 export const Owner = ({ name }) => (name ? h("span", { class: "owner", title: name }, name) : h("span", { class: "quiet" }, "unknown"));

@@ -85,7 +85,9 @@ function Head({ dossier }) {
     h(
       "p",
       { class: "incident-line" },
-      h("span", null, "Job ", h(JobLink, { name: incident.job }), `, attempt ${incident.attempt}`, dossier.owner ? ["; owner ", h(Owner, { name: dossier.owner })] : "; owner unknown"),
+      incident.job
+        ? h("span", null, "Job ", h(JobLink, { name: incident.job }), `, attempt ${incident.attempt}`, dossier.owner ? ["; owner ", h(Owner, { name: dossier.owner })] : "; owner unknown")
+        : h("span", null, "Its node had no job"),
       incident.node
         ? h("span", null, "Node ", h(NodeLink, { name: incident.node }), incident.device === null ? null : ` device ${incident.device}`)
         : h("span", null, incident.nodes.length ? `Nodes ${few(incident.nodes)}, none accused alone` : "No single node accused"),

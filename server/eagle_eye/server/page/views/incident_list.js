@@ -70,7 +70,7 @@ export const IncidentTable = ({ items, label, most = 100 }) =>
       { title: "State", cell: (one) => h(Badge, { state: one.state }), compare: (a, b) => byName(a.state, b.state) },
       { title: "Fault", cell: (one) => h("a", { href: link("incidents", one.id), class: "strong" }, words(one.fault)), compare: (a, b) => byName(a.fault, b.fault) },
       { title: "Node", cell: (one) => (one.node ? h(NodeLink, { name: one.node }) : few(one.nodes)), compare: (a, b) => byName(a.node ?? "", b.node ?? "") },
-      { title: "Job", cell: (one) => [h(JobLink, { name: one.job }), h("span", { class: "quiet" }, ` attempt ${one.attempt}`)], compare: (a, b) => byName(a.job, b.job) },
+      { title: "Job", cell: (one) => [h(JobLink, { name: one.job }), one.job && h("span", { class: "quiet" }, ` attempt ${one.attempt}`)], compare: (a, b) => byName(a.job, b.job) },
       { title: "Found", cell: (one) => h("span", { class: "nowrap" }, h(Time, { at: one.detected })), compare: (a, b) => Date.parse(a.detected) - Date.parse(b.detected) },
       { title: "Sure", right: true, cell: (one) => percent(one.confidence), compare: (a, b) => a.confidence - b.confidence },
       { title: "What was seen", class: "wide", cell: (one) => one.summary },

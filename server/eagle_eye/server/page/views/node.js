@@ -19,10 +19,10 @@ import { NodeVerbs } from "./node_verbs.js";
  * @typedef {import("../api").Node} NodeRecord
  * @typedef {import("../api").NodeHistory} NodeHistory
  * @typedef {import("../api").NodeCheck} NodeCheck
- * @typedef {import("../api").Gpu} Gpu
  */
 
 const OPEN = ["suspected", "confirmed", "acting"];
+const PURPOSES = { readmit: "before its return", look: "a look", idle: "while it had no job" };
 
 /** @param {import("../app/views.js").ViewProps} props */
 export const NodeView = ({ name, query }) => (name === null ? h(NodeList, { query }) : h(OneNode, { name }));
@@ -73,7 +73,7 @@ function OneNode({ name }) {
       ),
     ),
     h(Section, { title: "The last hour", id: "metrics" }, h(NodeCharts, { name })),
-    h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { gpus: history.data.gpus }) : h(Reading, { resource: history, what: "the history" })),
+    h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
     h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items }) : h(Reading, { resource: checks, what: "the checks" })),
     record && h(Section, { title: "How often it fails", id: "memory" }, h(Memory, { record })),
     h(Section, { title: "History", id: "history" }, h(Reading, { resource: history, what: "the history" }), history.data && h(Chapters, { key: name, name, history: history.data })),
@@ -108,8 +108,9 @@ function Standing({ record }) {
   );
 }
 
-/** @param {{gpus: Gpu[]}} props */
-function Gpus({ gpus }) {
+/** @param {{history: NodeHistory}} props */
+function Gpus({ history: { gpus, gpu_checks } }) {
+  const checks = new Map(gpu_checks.map((one) => [one.uuid, one]));
   if (!gpus.length) return h(Empty, null, "Its agent has told of no GPU.");
   return h(Table, {
     label: "GPUs",
@@ -123,8 +124,16 @@ function Gpus({ gpus }) {
       { title: "serial", cell: (gpu) => gpu.serial || "–" },
       { title: "here since", cell: (gpu) => h(Time, { at: gpu.since }) },
       { title: "sat before in", cell: (gpu) => gpu.moves.map((/** @type {any} */ seat, /** @type {number} */ at) => h("div", { key: at }, h(NodeLink, { name: seat.node }), ` device ${seat.device}`)) },
+      { title: "compared", cell: (gpu) => h(Compared, { checks: checks.get(gpu.uuid) }) },
     ],
   });
+}
+
+/** What checks for silent corruption found: nothing found is no proof. @param {{checks: import("../api").GpuChecks | undefined}} props */
+function Compared({ checks }) {
+  if (!checks) return h("span", { class: "quiet" }, "never");
+  const found = checks.wrong_numbers ? h("span", { class: "warn-ink" }, `${count(checks.wrong_numbers)} wrong numbers`) : "nothing found";
+  return [found, ` in ${count(checks.operations)} products, ${duration(checks.seconds)}`];
 }
 
 /** @param {{checks: NodeCheck[]}} props */
@@ -141,7 +150,7 @@ function Checks({ checks }) {
         h(Time, { at: check.created }),
         " ",
         h(Badge, { state: check.state }),
-        ` ${check.purpose === "readmit" ? "before its return" : "a look"}${check.fault ? `, for ${words(check.fault)}` : ""}`,
+        ` ${PURPOSES[check.purpose]}${check.fault ? `, for ${words(check.fault)}` : ""}`,
         h("span", { class: "quiet" }, ` by ${check.asked_by}`),
         check.detail && h("p", null, check.detail),
         outcomes.length > 0 &&

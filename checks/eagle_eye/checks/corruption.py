@@ -1,0 +1,58 @@
+"""What the checks for silent corruption share: wrong numbers by GPU, and how little finding none says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from eagle_eye.checks import devices
+from eagle_eye.checks.check import Host, Measured, Result, printable
+from eagle_eye.checks.child import Children
+from eagle_eye.checks.devices import CPU
+
+WORK_S = 60.0  # of all of them together, where nobody says
+WORK_S_MIN, WORK_S_MAX = 1.0, 600.0
+FINDINGS_SHOWN = 2  # of one device in a reason
+FINDING_CHARS_MAX = 120
+SOURCE = "ours: the results are exact, any difference is a fault"
+
+
+def result(host: Host, names: tuple[str, ...], children: Children, what: str) -> Result:
+    """Return what all devices' answers mean; figures are by UUID, so that they stay with a GPU that moves.
+
+    ``names`` are the devices for people, ``what`` the operations that were counted, in the plural.
+    """
+    uuids = {gpu.name: gpu.uuid for gpu in host.gpus}
+    found = findings(children)
+    workers = {name: worker for worker, name in enumerate(names)}
+
+    def judge(device: str, values: Mapping[str, float]) -> tuple[str, tuple[Measured, ...]]:
+        operations, wrong, seconds = values["operations"], values["wrong"], values["seconds"]
+        uuid = uuids.get(device, device)
+        figures = (
+            Measured(name="wrong_numbers", value=wrong, unit="1", device=uuid, threshold=0.0, source=SOURCE),
+            Measured(name="operations", value=operations, unit="1", device=uuid),
+            Measured(name="compared_seconds", value=seconds, unit="s", device=uuid),
+        )
+        if not wrong:
+            return "", figures
+        told = "; ".join(found[workers[device]][:FINDINGS_SHOWN])
+        whose = f" ({uuid})" if uuid != device else ""
+        return f"{wrong:.0f} wrong numbers in {operations:.0f} {what}{whose}: {told}", figures
+
+    answered = [course.values for course in children.courses if course.values is not None]
+    operations = sum(values.get("operations", 0.0) for values in answered)
+    seconds = max((values.get("seconds", 0.0) for values in answered), default=0.0)
+    where = f"on {len(names)} GPUs" if host.gpus else f"on the {CPU.upper()}"
+    return devices.result(names, children, judge, f"nothing found in {seconds:.0f} s, {operations:.0f} {what} {where}")
+
+
+def findings(children: Children) -> Mapping[int, list[str]]:
+    """Return the wrong numbers that each worker told of, as text of which nothing is trusted."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for line in children.answers:
+        worker, told = line.get("worker"), line.get("finding")
+        if isinstance(worker, int) and isinstance(told, dict):
+            operation, index, expected, got = (str(told.get(k)) for k in ("operation", "index", "expected", "got"))
+            found[worker].append(printable(f"{operation} [{index}] expected {expected}, got {got}")[:FINDING_CHARS_MAX])
+    return found
