@@ -292,7 +292,7 @@ class Watch:
             return None
         self._records.refresh(self._since_s(judgement.now_s))
         book = self._book(judgement)
-        situation = situation_of(judgement, book, self._policy, self._count_fleet(), _blindness(judgement))
+        situation = situation_of(judgement, book, self._policy, self._count_fleet(), judgement.blindness)
         return weigh(incident, situation)
 
     def _close(self, now_s: float) -> None:
@@ -360,7 +360,7 @@ class Watch:
             book,
             self._policy,
             fleet_size=self._fleet_size,
-            blind=_blindness(judgement),
+            blind=judgement.blindness,
             new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
         )
         return announcement(response, book, self._policy, self._public_url, judgement.now_s)
@@ -393,10 +393,3 @@ class Watch:
             return Gathering()
         asked = self._records.evidence_of(incidents)
         return Gathering(self._intake.gatherers, asked, settings.wait_s, settings.within_s, settings.nodes_max)
-
-
-def _blindness(judgement: Judgement) -> str:
-    """Return why the server cannot judge the job, "" when it can."""
-    if 2 * judgement.heard < judgement.members:
-        return f"{judgement.heard} of the job's {judgement.members} nodes are heard"
-    return ""

@@ -42,3 +42,10 @@ class Judgement:
     ends_s: float | None = None
     owner: str = ""
     gpu_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def blindness(self) -> str:
+        """Why the server cannot judge the job, "" when it can."""
+        if 2 * self.heard < self.members:
+            return f"{self.heard} of the job's {self.members} nodes are heard"
+        return ""
