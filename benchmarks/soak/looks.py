@@ -22,14 +22,16 @@ class Look(NamedTuple):
     """The server at one moment; NaN: not seen. ``life`` counts its starts.
 
     Latencies are of the time since the last look: of acknowledgements as agents see them, of the page's question
-    to the API, of a scrape, and of one round of detection (the mean). ``data_bytes`` is all but ``levels_bytes``,
-    what is downsampled: it comes and goes by hours of the clock. ``scrape_bytes`` is without the actions of the last
-    hour, which become more for an hour.
+    to the API, of a scrape, and of one round of detection (the mean). ``windows_bytes`` is the memory that processes
+    can share, which holds what detectors see of the jobs that run; ``rss_bytes`` is all other. ``data_bytes`` is all
+    but ``levels_bytes``, what is downsampled: it comes and goes by hours of the clock. ``scrape_bytes`` is without the
+    actions of the last hour, which become more for an hour.
     """
 
     time_s: float
     life: int
     rss_bytes: float
+    windows_bytes: float
     children_rss_bytes: float
     cpu_s: float
     files: float
@@ -67,6 +69,7 @@ class Looks:
             time_s=time_s,
             life=life,
             rss_bytes=process.get("rss", math.nan),
+            windows_bytes=process.get("windows", math.nan),
             children_rss_bytes=process.get("children", math.nan),
             cpu_s=process.get("cpu", math.nan),
             files=process.get("files", math.nan),
@@ -103,9 +106,10 @@ def _process(pid: int) -> dict[str, float]:
         own = Path(f"/proc/{pid}")
         status = dict(line.split(":", 1) for line in (own / "status").read_text().splitlines())
         tree = look(pid)
-        rss = 1024.0 * float(status["VmRSS"].split()[0])
+        rss, windows = (1024.0 * float(status[name].split()[0]) for name in ("VmRSS", "RssShmem"))
         found = {
-            "rss": rss,
+            "rss": rss - windows,
+            "windows": windows,
             "children": max(tree.rss_bytes - rss, 0.0),
             "cpu": tree.cpu_s,
             "files": float(sum(1 for _ in (own / "fd").iterdir())),

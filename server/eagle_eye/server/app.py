@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from prometheus_client import ProcessCollector
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.server import ingest_assembly, outbound, telemetry
+from eagle_eye.server import heap, ingest_assembly, outbound, telemetry
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
 from eagle_eye.server.accounts.exposition import AccountsCollector
@@ -276,6 +276,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("job_sources", services.job_sources.run),
                 ("integrity", Integrity(Path(services.config.data_dir), parts.store, parts.history).run),
                 ("certificates", lambda: _follow_certificates(services)),
+                ("garbage", heap.collect_young),
             )
         ]
         try:

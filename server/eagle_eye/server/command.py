@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
 import json
 import logging
 import os
@@ -40,7 +39,6 @@ from eagle_eye.server.tls import plain_text
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 SWITCH_S = 0.001  # how long the event loop may keep the writers of journal and records from the interpreter
-GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD = 100_000, 50, 100  # of gc.set_threshold
 BACKLOG = 8_192  # connections that wait to be accepted: a fleet's agents come back all at once
 
 
@@ -148,11 +146,9 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     logging.getLogger(__name__).info(
         "serving %s", config.public_url, extra={"data_dir": config.data_dir, "policy_mode": config.policy.mode}
     )
-    # Frames live for seconds and go by their reference counts; looking through all that a fleet's agents have said for
-    # rings of garbage, some times a second, would cost as much as taking what they say.
-    gc.set_threshold(GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD)
     sys.setswitchinterval(SWITCH_S)
     heap.keep_blocks()
+    heap.collect_seldom()
     server.run()
     return 0 if server.started else 1
 

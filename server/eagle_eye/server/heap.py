@@ -1,13 +1,24 @@
-"""Keeps the memory of what comes and goes many times a second. Touches: this process's C allocator."""
+"""Keeps the memory of what comes and goes many times a second, and frees rings of garbage now and then.
+
+Touches: this process's C allocator and garbage collector.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import gc
 
 # glibc maps a block this large anew each time, at most 32 MiB (malloc.h, DEFAULT_MMAP_THRESHOLD_MAX): every page of it
 # is then cleared and faulted in. A second of a large fleet's rows is some 15 MB.
 LARGE_BYTES = 32 << 20
 FREE_BYTES_MAX = 256 << 20  # what a heap may keep free at its end; the rest goes back to the kernel
+
+# Frames live for seconds and go by their reference counts; looking through all that a fleet's agents have said for
+# rings of garbage, some times a second, would cost as much as taking what they say.
+GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD = 100_000, 50, 100  # of gc.set_threshold
+# Where little comes, that many new objects take an hour, and each webhook leaves its connection in a ring meanwhile.
+YOUNG_GARBAGE_S = 10.0
 
 # malloc.h
 _M_TRIM_THRESHOLD = -1
@@ -20,3 +31,15 @@ def keep_blocks() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES) and mallopt(_M_TRIM_THRESHOLD, FREE_BYTES_MAX))
+
+
+def collect_seldom() -> None:
+    """Have rings of garbage looked for among many new objects only."""
+    gc.set_threshold(GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD)
+
+
+async def collect_young(every_s: float = YOUNG_GARBAGE_S) -> None:
+    """Free the rings of garbage among new objects, which are never many, every so often until cancelled."""
+    while True:
+        gc.collect(0)
+        await asyncio.sleep(every_s)
