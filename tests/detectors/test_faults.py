@@ -46,6 +46,11 @@ class TestNodeSilent:
         story.heard_s[2] = NOW_S - 20
         assert only(detect("node_silent", story.window())).kinds == {"silence"}
 
+    def test_a_node_that_was_silent_when_a_rank_elsewhere_died_of_its_own_has_not_stopped_the_job(self) -> None:
+        story = Story().exit("n0", 1, 3, "ValueError: bad sample")
+        story.heard_s[2] = NOW_S - 7
+        assert detect("node_silent", story.window()) == []
+
     def test_a_node_that_falls_silent_while_the_others_compute_has_not_stopped_them(self) -> None:
         story = Story().hardware().standstill(20)
         story.heard_s[2] = NOW_S - 20

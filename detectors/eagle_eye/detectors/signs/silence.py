@@ -73,13 +73,19 @@ def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool
     Steps made after it was last heard were made with it, and what falls silent long after the stop has not caused it.
     ``state`` is the job's progress, None where its ranks have ended.
     """
+    if state is None and any(item.cause and item.node != window.nodes[node] for item in unplanned_exits(window)):
+        return False  # a rank elsewhere died of something of its own
     if state is None and not np.isfinite(window.last_step):
         return True
     if state is not None and state.phase == STARTING:  # nobody knows how far it came: whoever fell silent since
         return float(window.heard_s[node]) >= window.started_s - TOGETHER_S
     advanced_s = state.advanced_s if state is not None else window.advanced_s
-    underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s) + WENT_ON_INTERVALS * window.interval_s
-    return abs(advanced_s - float(window.heard_s[node])) <= underway_s + TOGETHER_S
+    after_s = float(window.heard_s[node]) - advanced_s
+    ended_s = WENT_ON_INTERVALS * window.interval_s + TOGETHER_S
+    underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s)
+    if after_s > 0 and state is not None and not state.reported:
+        underway_s = 0.0  # its GPUs worked until then, whatever a step takes
+    return abs(after_s) <= underway_s + ended_s
 
 
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:
