@@ -21,7 +21,7 @@ from tests.detectors.windows import NOW_S, Story
 PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
 MEMORY = GpuMemory()
 HOSTS, KILLS = HostErrors(patience=PATIENCE), OutOfMemory(patience=PATIENCE)
-EXITS, GONE, HANGS = ProcessExit(settle_s=1, silent_s=5), ProcessGone(), GpuHang(patience=PATIENCE)
+EXITS, GONE, HANGS = ProcessExit(settle_s=1, silent_s=5), ProcessGone(patience=PATIENCE), GpuHang(patience=PATIENCE)
 ECHO = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
 
 
@@ -264,6 +264,12 @@ class TestProcessGone:
         story.device["gpu_memory_used_bytes"][-10:, 2:4] = 5e8
         assert GONE.detect(story.window()) == []
 
+    def test_stages_that_go_on_for_a_while_have_to_wait_for_longer_than_any_pause(self) -> None:
+        for rows, found in ((8, 0), (12, 1)):
+            story = waiting(rows)
+            story.device["gpu_memory_used_bytes"][-rows - 25 :, 3] = 5e8
+            assert len(GONE.detect(story.window())) == found
+
     def test_a_pause_in_which_all_hold_their_memory_is_none(self) -> None:
         assert GONE.detect(waiting(20).window()) == []
 
@@ -307,6 +313,12 @@ class TestProcessGone:
         story.device["gpu_memory_used_bytes"][-6:, 3] = 5e8
         for name in ("gpu_memory_used_bytes", "gpu_power_watts"):
             story.device[name][-5:, 4:] = np.nan
+        assert GONE.detect(story.window()) == []
+
+    def test_all_that_ended_in_rows_of_different_moments_have_ended_together(self) -> None:
+        story = waiting(50, nodes=8)
+        story.device["gpu_memory_used_bytes"][-50:] = 5e8
+        story.device["gpu_memory_used_bytes"][-2:, 8:] = np.nan
         assert GONE.detect(story.window()) == []
 
     def test_a_gpu_that_counts_memory_errors_is_the_cause_and_named_first(self) -> None:

@@ -9,14 +9,16 @@ import numpy as np
 from eagle_eye.detectors.signs.counters import grown
 from eagle_eye.detectors.signs.gpu_activity import waiting
 from eagle_eye.detectors.signs.gpu_errors import kernel_word_s
-from eagle_eye.detectors.signs.without_hook import MEMORY_METRIC, freed_memory, idle_since_s, node_of
+from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.without_hook import FREED_BYTES_MAX, MEMORY_METRIC, freed_memory, idle_since_s, node_of
 from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
 HOLDING_RATIO = 0.5  # of the other nodes must still hold their memory: ends that are meant take all along
 LATER_S = 3.0  # others' ends that come this much later, and two intervals, are echoes
 UNORDERED_S = 45.0  # schedulers kill what lingers 30 s after a job was told to end
 SEEN_BEFORE_S = 60.0  # what ended so near to the window's beginning may have followed what lies before it
-TOGETHER_S = 10.0  # the others began to wait at the same moment
+TOGETHER_S = 10.0  # the others began to wait at the same moment...
+STEP_S_MAX = 60.0  # ...or as much later as stages of a pipeline go on without one of them
 CONFIDENCE = 0.9
 COUNTER = "gpu_ecc_uncorrected_total"
 
@@ -26,15 +28,16 @@ class ProcessGone:
     """Finds ``process_crash`` in a job without the hook, by ``gpu_memory_used_bytes`` (T, S) and the GPUs' work.
 
     A process that ends frees its GPU's memory (below a tenth and 2 GiB) while its peers wait in a collective: they hold
-    theirs, and their work falls to waiting. One node must have been first by three seconds and two intervals while most
-    of the others are seen to hold on; where all let go together the job has ended, and whether that was meant only the
-    scheduler knows. Where a few let go together nobody is named, and most must have held on for longer than a scheduler
-    gives them. Of two nodes the other must still run kernels: the last rank of a job that ends may save for minutes. It
-    asks for a restart and never accuses hardware: where a GPU of the node counts an uncorrected memory error its
-    detector speaks first. Silent where ranks report steps or ends, and in jobs of one node. Cannot see: why the process
-    ended.
+    theirs, and their work falls to waiting, at once or, with stages that go on for a while, for a whole floor. One node
+    must have been first by three seconds and two intervals while most of the others are seen to hold on; where all let
+    go together the job has ended, and whether that was meant only the scheduler knows. Where a few let go together
+    nobody is named, and most must have held on for longer than a scheduler gives them. Of two nodes the other must
+    still run kernels: the last rank of a job that ends may save for minutes. It asks for a restart and never accuses
+    hardware: where a GPU of the node counts an uncorrected memory error its detector speaks first. Silent where ranks
+    report steps or ends, and in jobs of one node. Cannot see: why the process ended.
     """
 
+    patience: Patience
     name: str = "process_gone"
 
     def detect(self, window: Window) -> list[Verdict]:
@@ -47,8 +50,7 @@ class ProcessGone:
         since_s = np.full(len(window.nodes), np.inf)
         np.minimum.at(since_s, node_of(window, freed), [item.since_s for item in freed])
         first_s, later_s = float(since_s.min()), max(LATER_S, 2 * window.interval_s)
-        idle_s = idle_since_s(window)
-        if idle_s is None or abs(idle_s - first_s) > TOGETHER_S + 2 * window.interval_s:
+        if not self._stopped_with(window, first_s):
             return []
         opens_s = float(window.times_s[0])
         if window.started_s < opens_s - window.interval_s and first_s < opens_s + SEEN_BEFORE_S:
@@ -66,6 +68,14 @@ class ProcessGone:
             return []
         first = min((item for item in freed if item.since_s == first_s), key=lambda item: item.column)
         return [self._verdict(window, [window.nodes[node] for node in ended], first.column, first_s, held)]
+
+    def _stopped_with(self, window: Window, ended_s: float) -> bool:
+        """Whether the others have only waited since that end; from later on, if it cannot be a pause of theirs."""
+        idle_s = idle_since_s(window)
+        near_s = TOGETHER_S + 2 * window.interval_s
+        if idle_s is None or not -near_s <= idle_s - ended_s <= STEP_S_MAX + near_s:
+            return False
+        return idle_s - ended_s <= near_s or progress(window, self.patience).ripe
 
     def _others_spin(self, window: Window, ended: int, since_s: float) -> bool:
         """Whether every GPU of the other node runs a kernel, which can only wait."""
@@ -103,11 +113,11 @@ class ProcessGone:
 
 
 def _seen_holding_s(window: Window) -> Floats:
-    """Return when memory of each node's GPUs was last observed: (N,), -inf where it never was."""
-    values = window.device[MEMORY_METRIC]
-    known = np.isfinite(values)
-    last = len(values) - 1 - known[::-1].argmax(axis=0)
-    seen_s = np.where(known.any(axis=0), window.times_s[last], -np.inf)
+    """Return when memory of each node's GPUs was last seen in use: (N,), -inf where it never was."""
+    with np.errstate(invalid="ignore"):
+        held = window.device[MEMORY_METRIC] > FREED_BYTES_MAX
+    last = len(held) - 1 - held[::-1].argmax(axis=0)
+    seen_s = np.where(held.any(axis=0), window.times_s[last], -np.inf)
     result = np.full(len(window.nodes), -np.inf)
     np.maximum.at(result, window.node_of, seen_s)
     return result
