@@ -100,6 +100,12 @@ def test_all_ranks_in_one_collective_are_a_hang_of_unknown_culprit_after_the_flo
     assert (verdict.node, verdict.asks) == (None, None)
 
 
+def test_while_most_hosts_write_nothing_restarts_the_job() -> None:
+    story = job(standstill=100)
+    story.node["node_disk_write_bytes_per_second"][-100:] = 2e9
+    assert said(story) == []
+
+
 def test_a_job_that_pauses_outside_any_collective_does_not_hang() -> None:
     story = job(standstill=100)
     story.device["nccl_sequence"][-100:] -= 1

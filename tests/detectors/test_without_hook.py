@@ -259,6 +259,17 @@ class TestHang:
     def test_one_that_compiles_while_all_others_wait_is_not_told_of(self) -> None:
         assert said("hang", self.resting(130, 0.9)) == []
 
+    def test_where_all_wait_without_a_kernel_processors_that_all_use_are_no_work(self) -> None:
+        story = job().waiting(70)
+        story.device["gpu_utilization_ratio"][-70:] = 0.03
+        story.device["gpu_utilization_ratio"][-70:, 4] = 0.99
+        rates = np.full(story.device["gpu_power_watts"].shape, 1.2)
+        story.device["rank_cpu_seconds_total"] = np.cumsum(rates, axis=0)
+        assert [verdict.node for verdict in said("hang", story)] == ["n2"]
+        rates[-70:, 5] = 3.0
+        story.device["rank_cpu_seconds_total"] = np.cumsum(rates, axis=0)
+        assert said("hang", story) == []
+
     def test_a_process_that_is_gone_does_not_hang(self) -> None:
         story = self.culprit(130)
         story.device["gpu_memory_used_bytes"][-130:, 4] = 5e8

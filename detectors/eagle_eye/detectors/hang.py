@@ -12,6 +12,7 @@ from eagle_eye.detectors.signs.at_work import WAITING_RATIO, pausing_at_work
 from eagle_eye.detectors.signs.collective_counts import COMPLETED, ENQUEUED, resting_count, waiting_ratio
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
+from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.peers import latest, role_members
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
 from eagle_eye.detectors.signs.rank_work import at_rest, uses_cpu, works
@@ -171,6 +172,8 @@ class Hang:
         patience_s = state.ripe_s
         if share is not None and not inside and state.phase != "start":
             patience_s *= PAUSE_FLOORS  # the program is doing something else than waiting for its peers
+        elif most_busy_with_io(window, state.advanced_s):
+            patience_s *= PAUSE_FLOORS  # nobody kills a checkpoint
         elif elsewhere.any():
             # Some do not wait: they may be at work for the others, a checkpoint that nobody announced.
             busy = [works(window, int(n), state.advanced_s) for n in np.unique(window.node_of[elsewhere])]

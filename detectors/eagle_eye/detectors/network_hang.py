@@ -8,6 +8,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
+from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.job_course import overdue
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages, surely_used
 from eagle_eye.detectors.signs.medians import median_of
@@ -153,6 +154,8 @@ class NetworkHang:
             return []
         # Errors that a port counts are of its own link; RDMA errors may be of whom the node talks to.
         certain = both or (bool(erring) and metric == PORT_ERRORS)
+        if not certain and most_busy_with_io(window, state.advanced_s):
+            return []  # nobody kills a checkpoint
         node = window.nodes[next(iter(suspects))]
         evidence, story, kinds = [state.evidence], [], {"standstill"}
         if erring:

@@ -8,14 +8,13 @@ import numpy as np
 
 from eagle_eye.detectors.signs.at_work import pausing_at_work
 from eagle_eye.detectors.signs.exits import unplanned_exits
-from eagle_eye.detectors.signs.host_activity import busy_with_io
+from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, STARTING, Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
-NODES_SAMPLED = 32
 WENT_ON_STEPS, WENT_ON_INTERVALS = 2.0, 2.0  # what may still end and be reported after a node is gone
 TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
 
@@ -106,12 +105,5 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
         stands = (state.stopped or state.outlasts_pauses) and not pausing_at_work(window, state)
         return state, state.evidence if stands else None
     # GPUs that wait may do so while a checkpoint is written that nobody announced.
-    written_s = PAUSE_FLOORS * state.ripe_s if _most_write(window, state) else 0.0
+    written_s = PAUSE_FLOORS * state.ripe_s if most_busy_with_io(window, state.advanced_s) else 0.0
     return state, state.evidence if state.overstayed and state.standstill_s >= written_s else None
-
-
-def _most_write(window: Window, state: Progress) -> bool:
-    """Whether half of the nodes read or write far more since the job stopped than before."""
-    sample = range(0, len(window.nodes), len(window.nodes) // NODES_SAMPLED + 1)
-    busy = [busy_with_io(window, node, state.advanced_s) for node in sample]
-    return 2 * sum(bool(one) for one in busy) >= len(busy)
