@@ -8,8 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.signs.at_work import WAITING_RATIO, pausing_at_work
-from eagle_eye.detectors.signs.collective_counts import COMPLETED, ENQUEUED, resting_count, waiting_ratio
+from eagle_eye.detectors.signs.at_work import pausing_at_work
+from eagle_eye.detectors.signs.collective_counts import (
+    COMPLETED,
+    ENQUEUED,
+    WAITING_RATIO,
+    resting_count,
+    waiting_ratio,
+)
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
@@ -32,25 +38,25 @@ UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their h
 class Hang:
     """Finds a standstill and its culprit.
 
-    The culprit is the rank whose process says nothing although it exists (stopped, or stuck in the kernel), or the
-    rank that has enqueued fewer collectives than its peers, who wait in one that it has not reached (C4D, Wu et al.
-    HPCA 2025; Aegis, Dong et al. NSDI 2025: "collective launch lower than the group"). Where the whole pipeline of the
-    culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand
-    out; where none or several do, the verdict is a hang without a known culprit, which waits for the site's floor
-    and asks for a restart only while the ranks are inside a collective: a job that stands still outside any is
-    pausing, and so is one whose GPUs go on computing. A known culprit is told of as soon as a step is overdue. One
-    whose process says nothing any more is acted on once the standstill is ``prompt``. One that lags looks just like a
-    rank that saves, evaluates or compiles for the others and has not announced it: it is acted on at the site's floor,
-    and before it only once the job has stood still for longer than it ever did by itself and a process of the node is
-    seen to do nothing at all. While its host, its GPU or its process works, it gets the start's deadline. Without the
-    hook the GPUs stand in: those that run a kernel and do no work wait in a collective, and the one node whose GPU runs
-    none while all others wait is the culprit. It is told of at the floor, and acted on as above where its process is
-    seen to do nothing; where nobody sees that it gets the start's deadline, for a compilation shows the same.
-    A start without a first step is a hang after its deadline where steps were to be seen (``signs/unstarted.py``); the
-    one node whose ranks were never heard of while the others' were is named, and restarted with at first.
-    A job that lost a process is not hanging: ProcessExit speaks. Blind as ``progress`` is. Cannot see: which
-    of two ends of a broken link is to blame when all ranks wait in the same collective; collectives that differ at
-    the same sequence number (the flight recorder tells).
+    The culprit is the rank whose process says nothing although it exists (stopped, or stuck in the kernel), or the rank
+    that has enqueued fewer collectives than its peers, who wait in one that it has not reached (C4D, Wu et al. HPCA
+    2025; Aegis, Dong et al. NSDI 2025: "collective launch lower than the group"). Where the whole pipeline of the
+    culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand out; where none
+    or several do, the verdict is a hang without a known culprit, which waits for the site's floor and asks for a
+    restart only while the ranks are inside a collective: a job that stands still outside any is pausing, and so is one
+    whose GPUs go on computing or most of whose hosts write. A known culprit is told of as soon as a step is overdue.
+    One whose process says nothing any more is acted on once the standstill is ``prompt``. One that lags looks just like
+    a rank that saves, evaluates or compiles for the others and has not announced it: it is acted on at the site's
+    floor, and before it only once the job has stood still for longer than it ever did by itself and a process of the
+    node is seen to do nothing at all. While its host, its GPU or its process works, it gets the start's deadline.
+    Without the hook, or where ranks do not count collectives, the GPUs stand in: those that run a kernel and do no work
+    wait in a collective, and the one node whose GPU runs none while all others wait is the culprit. It is told of at
+    the floor, and acted on as above where its process is seen to do nothing; where nobody sees that it gets the start's
+    deadline, for a compilation shows the same. A start without a first step is a hang after its deadline where steps
+    were to be seen (``signs/unstarted.py``); the one node whose ranks were never heard of while the others' were is
+    named, and restarted with at first. A job that lost a process is not hanging: ProcessExit speaks. Blind as
+    ``progress`` is. Cannot see: which of two ends of a broken link is to blame when all ranks wait in the same
+    collective; collectives that differ at the same sequence number (the flight recorder tells).
     """
 
     patience: Patience

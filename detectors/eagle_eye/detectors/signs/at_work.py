@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from eagle_eye.detectors.signs.collective_counts import waiting_ratio
+from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, waiting_ratio
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, STARTING, Progress
 from eagle_eye.detectors.signs.without_hook import WORK_METRICS, computing, moves, work
 from eagle_eye.detectors.types import Window
 
 ROWS_AT_WORK = 3  # rows of a standstill before it shows whether GPUs still compute
-WAITING_RATIO = 0.5  # of the ranks, that must be inside a collective for the job to wait and do nothing else
 
 
 def pausing_at_work(window: Window, state: Progress) -> bool:

@@ -9,6 +9,7 @@ from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.types import Floats, Window
 
 ENQUEUED, COMPLETED = "nccl_sequence", "nccl_completed_sequence"
+WAITING_RATIO = 0.5  # of the ranks, that must be inside a collective for the job to wait and do nothing else
 RECENT_LINES = 8  # rows among which a rank's newest reports are: those of nodes fall between each other
 REPORTS_AT_REST = 2  # newest reports between which a rank's collective sequence must not have moved
 
@@ -18,6 +19,17 @@ def waiting_ratio(window: Window) -> float | None:
     enqueued, done = resting_count(window, ENQUEUED), resting_count(window, COMPLETED)
     known = np.isfinite(enqueued) & np.isfinite(done)
     return float((enqueued > done)[known].mean()) if known.any() else None
+
+
+def last_enqueued_s(window: Window) -> float:
+    """Return the end of the last interval in which a rank has enqueued another collective; NaN where none was seen."""
+    values = window.device.get(ENQUEUED)
+    if values is None or len(values) < 2:
+        return float("nan")
+    most = np.fmax.reduce(values, axis=1)
+    known = np.flatnonzero(np.isfinite(most))
+    grown = np.flatnonzero(np.diff(np.maximum.accumulate(most[known])) > 0)
+    return float(window.times_s[known[grown[-1] + 1]]) if len(grown) else float("nan")
 
 
 @once

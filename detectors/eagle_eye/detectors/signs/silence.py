@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.at_work import pausing_at_work
+from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, last_enqueued_s, waiting_ratio
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.once import once
@@ -69,7 +70,8 @@ def silent_together(window: Window, intervals: float, floor_s: float) -> list[Sh
 def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool:
     """Whether the node (its index) fell silent about when the job stopped: only then its silence may be why.
 
-    Steps made after it was last heard were made with it, and what falls silent long after the stop has not caused it.
+    Steps made after it was last heard were made with it, and what falls silent long after the stop has not caused it;
+    but in a pause it may, and then the others enter the next collective after it was last heard and stay there.
     ``state`` is the job's progress, None where its ranks have ended.
     """
     if state is None and any(item.cause and item.node != window.nodes[node] for item in unplanned_exits(window)):
@@ -84,7 +86,11 @@ def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool
     underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s)
     if after_s > 0 and state is not None and not state.reported:
         underway_s = 0.0  # its GPUs worked until then, whatever a step takes
-    return abs(after_s) <= underway_s + ended_s
+    if abs(after_s) <= underway_s + ended_s:
+        return True
+    inside = waiting_ratio(window)
+    paused = after_s > 0 and inside is not None and inside >= WAITING_RATIO
+    return paused and last_enqueued_s(window) >= float(window.heard_s[node]) - ended_s
 
 
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:
