@@ -46,6 +46,25 @@ class TestNodeSilent:
         story.heard_s[2] = NOW_S - 20
         assert only(detect("node_silent", story.window())).kinds == {"silence"}
 
+    def paused(self, pause: int) -> Story:
+        """No step for 60 s, of which the first was a pause; n2 falls silent in it, 50 s ago."""
+        story = Story(rows=120).hardware().standstill(60).waiting(60)
+        for name in ("nccl_sequence", "nccl_completed_sequence"):
+            story.device[name][-60 : -60 + pause] = story.device[name][-61]
+        story.heard_s[2] = NOW_S - 50
+        return story
+
+    def test_a_node_that_falls_silent_in_a_pause_is_missed_in_the_next_collective(self) -> None:
+        assert "standstill" in only(detect("node_silent", self.paused(20).window())).kinds
+
+    def test_one_that_falls_silent_long_after_all_others_began_to_wait_is_not(self) -> None:
+        assert only(detect("node_silent", self.paused(1).window())).kinds == {"silence"}
+
+    def test_a_node_that_was_silent_when_a_rank_elsewhere_died_of_its_own_has_not_stopped_the_job(self) -> None:
+        story = Story().exit("n0", 1, 3, "ValueError: bad sample")
+        story.heard_s[2] = NOW_S - 7
+        assert detect("node_silent", story.window()) == []
+
     def test_a_node_that_falls_silent_while_the_others_compute_has_not_stopped_them(self) -> None:
         story = Story().hardware().standstill(20)
         story.heard_s[2] = NOW_S - 20

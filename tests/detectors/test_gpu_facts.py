@@ -240,9 +240,12 @@ class TestGpuMemory:
         with pytest.raises(Blind, match="source"):
             MEMORY.detect(story.window())
 
-    def test_cudas_own_word_counts_where_nobody_reads_the_kernel_log(self) -> None:
+    def test_cudas_own_word_counts_once_the_kernel_had_time_for_its_own(self) -> None:
         text = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-        assert only(MEMORY.detect(Story().complete().exit("n1", 1, 2, text).window())).node == "n1"
+        assert MEMORY.detect(Story().complete().exit("n1", 1, 8, text).window()) == []
+        assert only(MEMORY.detect(Story().complete().exit("n1", 1, 11, text).window())).node == "n1"
+        contained = Story().complete().exit("n1", 1, 8, text).happened("xid", "n1", 1, 0, code=94)
+        assert only(MEMORY.detect(contained.window())).asks == "restart_job"
 
     @pytest.mark.parametrize("code", [63, 92, 160, 171, 172])
     def test_what_was_repaired_or_only_counted_is_no_fault(self, code: int) -> None:

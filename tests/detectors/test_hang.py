@@ -100,6 +100,12 @@ def test_all_ranks_in_one_collective_are_a_hang_of_unknown_culprit_after_the_flo
     assert (verdict.node, verdict.asks) == (None, None)
 
 
+def test_while_most_hosts_write_nothing_restarts_the_job() -> None:
+    story = job(standstill=100)
+    story.node["node_disk_write_bytes_per_second"][-100:] = 2e9
+    assert said(story) == []
+
+
 def test_a_job_that_pauses_outside_any_collective_does_not_hang() -> None:
     story = job(standstill=100)
     story.device["nccl_sequence"][-100:] -= 1
@@ -113,11 +119,49 @@ def test_an_evaluation_that_nobody_announced_keeps_the_gpus_at_work() -> None:
     assert said(story) == []
 
 
-def test_without_sequences_a_standstill_is_only_told_of() -> None:
-    story = job(standstill=100)
+def uncounted(standstill: int = 100) -> Story:
+    """A job whose ranks report steps and no collectives."""
+    story = job(standstill=standstill)
     story.device.pop("nccl_sequence")
+    return story
+
+
+def test_without_sequences_and_kernels_a_standstill_is_only_told_of() -> None:
+    story = uncounted()
+    story.device.pop("gpu_utilization_ratio")
     (verdict,) = said(story)
     assert verdict.asks == "notify"
+
+
+def test_without_sequences_gpus_that_all_run_a_kernel_and_do_no_work_wait_for_each_other() -> None:
+    (verdict,) = said(uncounted())
+    assert (verdict.node, verdict.asks) == (None, None)
+    assert verdict.kinds == {"standstill", "gpu_activity"}
+
+
+def test_without_sequences_gpus_that_run_nothing_may_be_pausing() -> None:
+    story = uncounted()
+    story.device["gpu_utilization_ratio"][-99:] = 0.0
+    assert said(story) == []
+
+
+def test_without_sequences_the_one_gpu_that_runs_nothing_and_whose_process_rests_is_the_culprit() -> None:
+    story = uncounted()
+    story.device["gpu_utilization_ratio"][-99:, 3] = 0.0
+    assert [verdict.confidence for verdict in said(story)] == [CONFIDENCE_EARLY]
+    story.device["rank_cpu_seconds_total"] = 1.2 * np.cumsum(np.ones((120, 8)), axis=0)
+    story.device["rank_cpu_seconds_total"][-99:, 3] = story.device["rank_cpu_seconds_total"][-99, 3]
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.confidence) == ("n3", CONFIDENCE_RIPE)
+    assert verdict.kinds == {"standstill", "gpu_activity", "rank_process"}
+
+
+def test_ranks_inside_a_collective_outvote_power_that_kernels_keep_while_they_wait() -> None:
+    story = job(standstill=100)
+    story.device["gpu_power_watts"][:] = 600.0
+    del story.device["gpu_tensor_active_ratio"], story.device["gpu_nvlink_tx_bytes_per_second"]
+    (verdict,) = said(story)
+    assert verdict.kinds == {"standstill", "collective_sequence"}
 
 
 def test_sequences_that_start_from_other_offsets_are_no_lag() -> None:

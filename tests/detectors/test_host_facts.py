@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eagle_eye.detectors.gpu_hang import GpuHang
+from eagle_eye.detectors.gpu_memory import GpuMemory
 from eagle_eye.detectors.host_errors import HostErrors
 from eagle_eye.detectors.out_of_memory import OutOfMemory
 from eagle_eye.detectors.process_exit import ProcessExit
 from eagle_eye.detectors.process_gone import ProcessGone
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.types import Blind, Happening, Verdict
+from eagle_eye.detectors.types import Blind, Happening, Verdict, Window
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
+MEMORY = GpuMemory()
 HOSTS, KILLS = HostErrors(patience=PATIENCE), OutOfMemory(patience=PATIENCE)
-EXITS, GONE, HANGS = ProcessExit(settle_s=1, silent_s=5), ProcessGone(), GpuHang(patience=PATIENCE)
+EXITS, GONE, HANGS = ProcessExit(settle_s=1, silent_s=5), ProcessGone(patience=PATIENCE), GpuHang(patience=PATIENCE)
 ECHO = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
 
 
@@ -261,6 +264,12 @@ class TestProcessGone:
         story.device["gpu_memory_used_bytes"][-10:, 2:4] = 5e8
         assert GONE.detect(story.window()) == []
 
+    def test_stages_that_go_on_for_a_while_have_to_wait_for_longer_than_any_pause(self) -> None:
+        for rows, found in ((8, 0), (12, 1)):
+            story = waiting(rows)
+            story.device["gpu_memory_used_bytes"][-rows - 25 :, 3] = 5e8
+            assert len(GONE.detect(story.window())) == found
+
     def test_a_pause_in_which_all_hold_their_memory_is_none(self) -> None:
         assert GONE.detect(waiting(20).window()) == []
 
@@ -274,10 +283,50 @@ class TestProcessGone:
         story.device["gpu_memory_used_bytes"][-6:, 3] = 5e8
         assert GONE.detect(story.window()) == []
 
-    def test_of_two_nodes_nobody_was_first(self) -> None:
+    def test_of_two_nodes_the_one_whose_kernels_run_waits_for_the_other(self) -> None:
         story = waiting(6, nodes=2)
         story.device["gpu_memory_used_bytes"][-6:, 3] = 5e8
+        assert only(GONE.detect(story.window())).node == "n1"
+
+    def test_of_two_nodes_the_last_may_be_saving_when_the_job_ends(self) -> None:
+        story = waiting(6, nodes=2)
+        story.device["gpu_memory_used_bytes"][-6:, 2:] = 5e8
+        story.device["gpu_utilization_ratio"][-6:, 0] = 0.0
         assert GONE.detect(story.window()) == []
+
+    def rare(self, rows: int) -> Window:
+        """As rows that are 15 s apart show it: what was n1's is free in the newest ``rows``, n3's one row later."""
+        story = waiting(rows, nodes=8)
+        story.device["gpu_memory_used_bytes"][-rows:, 2:4] = 5e8
+        story.device["gpu_memory_used_bytes"][1 - rows :, 6:8] = 5e8
+        window = story.window()
+        times_s = window.now_s - 15.0 * np.arange(len(window.times_s))[::-1]
+        return dataclasses.replace(window, interval_s=15.0, times_s=times_s, node={}, node_times_s=times_s)
+
+    def test_several_that_ended_together_name_nobody_once_no_scheduler_would_let_the_others_live(self) -> None:
+        assert GONE.detect(self.rare(4)) == []
+        verdict = only(GONE.detect(self.rare(7)))
+        assert (verdict.fault, verdict.node, verdict.nodes) == ("process_crash", None, ())
+
+    def test_others_that_nobody_has_seen_since_do_not_count_as_holding_on(self) -> None:
+        story = waiting(6)
+        story.device["gpu_memory_used_bytes"][-6:, 3] = 5e8
+        for name in ("gpu_memory_used_bytes", "gpu_power_watts"):
+            story.device[name][-5:, 4:] = np.nan
+        assert GONE.detect(story.window()) == []
+
+    def test_all_that_ended_in_rows_of_different_moments_have_ended_together(self) -> None:
+        story = waiting(50, nodes=8)
+        story.device["gpu_memory_used_bytes"][-50:] = 5e8
+        story.device["gpu_memory_used_bytes"][-2:, 8:] = np.nan
+        assert GONE.detect(story.window()) == []
+
+    def test_a_gpu_that_counts_memory_errors_is_the_cause_and_named_first(self) -> None:
+        story = waiting(6)
+        story.device["gpu_memory_used_bytes"][-6:, 3] = 5e8
+        story.device["gpu_ecc_uncorrected_total"][-2:, 3] += 1
+        assert GONE.detect(story.window()) == []
+        assert only(MEMORY.detect(story.window())).node == "n1"
 
     def test_an_oom_kill_and_a_gpu_that_is_free_need_no_steps(self) -> None:
         story = waiting(3).happened("oom_kill", "n1", 3, process="train")
@@ -344,6 +393,11 @@ class TestProcessExit:
         counted.device["gpu_ecc_uncorrected_total"][-2:, 4] = 1
         assert EXITS.detect(counted.window()) == []
         assert only(EXITS.detect(ended(("n2", -6, 4)).happened("xid", "n2", 4, 0, code=48).window())).node == "n2"
+
+    def test_a_crash_by_the_programs_word_on_failing_memory_waits_for_the_kernels(self) -> None:
+        text = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+        assert EXITS.detect(Story().exit("n2", -6, 9, text).window()) == []
+        assert only(EXITS.detect(Story().exit("n2", -6, 15, text).window())).node == "n2"
 
     def test_an_echo_is_never_first(self) -> None:
         assert only(EXITS.detect(Story().complete().exit("n2", 1, 5, ECHO).window())).node is None

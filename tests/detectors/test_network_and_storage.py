@@ -319,6 +319,23 @@ class TestNetworkHang:
         assert (verdict.node, verdict.asks) == ("n2", None)
         assert verdict.kinds == {"standstill", "nic_errors", "collective_completion"}
 
+    def test_a_node_that_alone_sends_nothing_and_has_not_completed_what_its_peers_have_is_named(self) -> None:
+        story = job().standstill(30)
+        story.device["nccl_completed_sequence"][-30:, 2] -= 1
+        story.node["node_rdma_tx_bytes_per_second"][-30:] = 4e6
+        story.node["node_rdma_tx_bytes_per_second"][-30:, 2] = 1e3
+        verdict = only("network_hang", story.window())
+        assert (verdict.node, verdict.asks) == ("n2", None)
+        assert verdict.kinds == {"standstill", "traffic", "collective_completion"}
+
+    def test_one_sign_restarts_nothing_while_most_hosts_write(self) -> None:
+        story, writing = job().standstill(70), job().standstill(70)
+        for each in (story, writing):
+            each.device["nccl_completed_sequence"][-70:, 2] -= 1
+        assert only("network_hang", story.window()).asks == "restart_job"
+        writing.node["node_disk_write_bytes_per_second"][-70:] = 2e9
+        quiet(writing, "network_hang")
+
     def test_errors_on_one_node_and_an_open_collective_on_another_say_nothing(self) -> None:
         story = job().standstill(70)
         count_up(story.node["node_rdma_errors_total"][:, 2], 5, rows=60)

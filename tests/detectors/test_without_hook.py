@@ -106,6 +106,62 @@ class TestWork:
         assert seen is not None
         assert seen.idle_s == 30.0
 
+    def kept(self, rows: int, without: tuple[str, ...] = ("gpu_tensor_active_ratio",)) -> Story:
+        """A job whose kernels keep power, SMs and memory while they wait; tensor cores are not observed."""
+        story = polling(job(), rows)
+        for name, usual in (("gpu_power_watts", 600.0), ("gpu_sm_active_ratio", 0.7), ("gpu_dram_active_ratio", 0.4)):
+            story.device[name][-rows:] = usual
+        for name in without:
+            story.device.pop(name, None)
+            story.node.pop(name, None)
+        return story
+
+    def test_wires_on_which_nothing_moves_any_more_outvote_kernels_that_keep_all_else(self) -> None:
+        seen = work(self.kept(30).window())
+        assert seen is not None
+        assert (seen.idle_s, seen.by_wires) == (30.0, True)
+
+    def test_an_evaluation_that_moves_one_of_them_is_work(self) -> None:
+        story = self.kept(30)
+        story.device["gpu_nvlink_tx_bytes_per_second"][-30:] = 5e10
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 0
+
+    def test_one_wire_alone_says_nothing(self) -> None:
+        others = ("gpu_pcie_tx_bytes_per_second", "node_rdma_tx_bytes_per_second")
+        seen = work(self.kept(30, ("gpu_tensor_active_ratio", *others)).window())
+        assert seen is not None
+        assert seen.idle_s == 0
+
+    def test_a_wire_that_is_used_in_bursts_says_nothing_between_them(self) -> None:
+        story = self.kept(8)
+        story.device["gpu_nvlink_tx_bytes_per_second"][np.arange(ROWS) % 12 > 2] = 0.0
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 0
+
+    def test_readings_of_one_device_that_repeat_are_no_work(self) -> None:
+        story = job(nodes=3).waiting(30)
+        story.device["gpu_tensor_active_ratio"][-30:, 0] = 0.45
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 30.0
+
+    def test_a_source_that_is_rows_behind_repeats_what_was_before(self) -> None:
+        story = job().waiting(10)
+        story.device["gpu_tensor_active_ratio"][-10:-6] = 0.45
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 10.0
+
+    def test_ports_that_the_job_does_not_use_keep_nothing_going(self) -> None:
+        story = job().waiting(30)
+        story.node["node_rdma_tx_bytes_per_second"][:] = 2e3
+        seen = work(story.window())
+        assert seen is not None
+        assert seen.idle_s == 30.0
+
     def test_less_power_alone_is_no_standstill(self) -> None:
         story = job().waiting(30)
         story.device = {name: story.device[name] for name in ("gpu_power_watts", "gpu_utilization_ratio")}
@@ -203,6 +259,17 @@ class TestHang:
     def test_one_that_compiles_while_all_others_wait_is_not_told_of(self) -> None:
         assert said("hang", self.resting(130, 0.9)) == []
 
+    def test_where_all_wait_without_a_kernel_processors_that_all_use_are_no_work(self) -> None:
+        story = job().waiting(70)
+        story.device["gpu_utilization_ratio"][-70:] = 0.03
+        story.device["gpu_utilization_ratio"][-70:, 4] = 0.99
+        rates = np.full(story.device["gpu_power_watts"].shape, 1.2)
+        story.device["rank_cpu_seconds_total"] = np.cumsum(rates, axis=0)
+        assert [verdict.node for verdict in said("hang", story)] == ["n2"]
+        rates[-70:, 5] = 3.0
+        story.device["rank_cpu_seconds_total"] = np.cumsum(rates, axis=0)
+        assert said("hang", story) == []
+
     def test_a_process_that_is_gone_does_not_hang(self) -> None:
         story = self.culprit(130)
         story.device["gpu_memory_used_bytes"][-130:, 4] = 5e8
@@ -222,6 +289,13 @@ class TestHang:
         story = job().waiting(130)
         story.device["gpu_utilization_ratio"][-130:] = 0.0
         assert said("hang", story) == []
+
+    def test_where_wires_alone_rest_it_may_be_an_evaluation(self) -> None:
+        story = job().waiting(130)
+        story.device["gpu_power_watts"][-130:] = 600.0
+        del story.device["gpu_tensor_active_ratio"]
+        with pytest.raises(Blind, match="or compute is not observed"):
+            said("hang", story)
 
     def test_where_utilization_is_not_observed_it_cannot_tell(self) -> None:
         story = job().waiting(130)
@@ -243,6 +317,17 @@ def test_where_rows_are_rare_what_gpus_did_minutes_ago_does_not_count() -> None:
 class TestSilence:
     def test_a_node_that_falls_silent_with_its_job_is_unreachable(self) -> None:
         story = job().waiting(70)
+        story.heard_s[3] -= 70
+        (verdict,) = said("node_silent", story)
+        assert (verdict.node, "standstill" in verdict.kinds) == ("n3", True)
+
+    def test_one_that_fell_silent_long_after_the_job_stopped_has_not_stopped_it(self) -> None:
+        story = job().waiting(70)
+        story.heard_s[3] -= 55
+        assert said("node_silent", story) == []
+
+    def test_where_kernels_keep_all_but_the_wires_it_is_unreachable_too(self) -> None:
+        story = TestWork().kept(70)
         story.heard_s[3] -= 70
         (verdict,) = said("node_silent", story)
         assert (verdict.node, "standstill" in verdict.kinds) == ("n3", True)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from eagle_eye.detectors.signs.attributes import text
 from eagle_eye.detectors.signs.counters import grown, rises
-from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
+from eagle_eye.detectors.signs.exits import UNCORRECTABLE, Exit, unplanned_exits
 from eagle_eye.detectors.signs.gpu_errors import (
     BEFORE_START_S,
     UNKNOWN_DEVICE,
     GpuError,
     at_once,
+    counter_word_s,
     exit_near,
     gpu,
     gpu_errors,
+    kernel_word_s,
     soon_known,
     uses,
     went_on,
@@ -28,7 +29,6 @@ NEAR_S = 60.0  # lines about one error lie within this
 DOUBLE_BIT_XID = 48  # says that there was an error; XID 94 or 95 beside it say whether it was contained
 SETTLE_S = 1.0  # after it, in which that line follows
 COUNTER = "gpu_ecc_uncorrected_total"
-ECC_TEXT = re.compile(r"uncorrectable ECC|cudaErrorECCUncorrectable|double[- ]bit ECC", re.IGNORECASE)
 EVIDENCE_MAX = 6
 
 # What a GPU's errors ask for, worst first; "wait": the next rows tell.
@@ -50,6 +50,11 @@ class _Case:
     since_s: float
     errors: list[GpuError] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
+
+    @property
+    def told(self) -> bool:
+        """Whether the program said so."""
+        return any(item.metric == "training_error" for item in self.evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,7 @@ def _cases(window: Window, counted: list[tuple[float, str, int, Evidence]]) -> l
         if event.kind == "training_error"
         and event.node in window.nodes
         and event.time_s >= window.started_s - BEFORE_START_S
-        and ECC_TEXT.search(text(event.attributes, "text"))
+        and UNCORRECTABLE.search(text(event.attributes, "text"))
     ]
     found: dict[tuple[str, int], _Case] = {}
     for error in errors:
@@ -127,6 +132,7 @@ def _cases(window: Window, counted: list[tuple[float, str, int, Evidence]]) -> l
         case.evidence.append(error.evidence)
     for time_s, node, device, evidence in (*told, *counted):
         case = found.setdefault((node, device), _Case(node, device, time_s))
+        case.since_s = min(case.since_s, time_s)
         case.evidence.append(evidence)
     for key in [key for key in found if key[1] == UNKNOWN_DEVICE]:
         other = next((case for case in found.values() if case.node == key[0] and case.device != UNKNOWN_DEVICE), None)
@@ -173,8 +179,9 @@ def _asks(window: Window, case: _Case, exits: list[Exit]) -> Asks:
     alone = [error for error in case.errors if not _qualified(error, contained)]
     if any(error.xid.code != DOUBLE_BIT_XID for error in alone):
         return "exclude_node"
-    # Whether it was contained is logged a moment later; a counter's row may come before any line.
-    settle_s = SETTLE_S if case.errors else max(2 * window.interval_s, SETTLE_S)
+    # Whether it was contained is logged a moment later; a counter's row may come before any line, the program's word
+    # seconds before.
+    settle_s = SETTLE_S if case.errors else kernel_word_s(window) if case.told else counter_word_s(window)
     if not contained and window.now_s < case.since_s + settle_s:
         return "wait"
     if alone:

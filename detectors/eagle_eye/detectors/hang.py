@@ -9,23 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.at_work import pausing_at_work
+from eagle_eye.detectors.signs.collective_counts import (
+    COMPLETED,
+    ENQUEUED,
+    WAITING_RATIO,
+    resting_count,
+    waiting_ratio,
+)
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
-from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.peers import latest, role_members
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
 from eagle_eye.detectors.signs.rank_work import at_rest, uses_cpu, works
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
-from eagle_eye.detectors.signs.without_hook import unused_devices
+from eagle_eye.detectors.signs.without_hook import unused_devices, work
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-RECENT_LINES = 8  # rows among which a rank's newest reports are: those of nodes fall between each other
-REPORTS_AT_REST = 2  # newest reports between which a rank's collective sequence must not have moved
 RUN_AHEAD_MAX = 64.0  # collectives that hosts enqueue ahead of their GPUs; more apart, ranks count from other offsets
 MINORITY_SHARE = 3  # where completions are not known, at most one in so many ranks can be the one that lags
-WAITING_RATIO = 0.5  # of the ranks that must be inside a collective before a hang without culprit restarts anything
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
+RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # beyond what their GPUs show
 UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their hosts do
 
 
@@ -33,25 +38,25 @@ UNSEEN_IO_FLOORS = 5.0  # where some do not wait and nobody reports what their h
 class Hang:
     """Finds a standstill and its culprit.
 
-    The culprit is the rank whose process says nothing although it exists (stopped, or stuck in the kernel), or the
-    rank that has enqueued fewer collectives than its peers, who wait in one that it has not reached (C4D, Wu et al.
-    HPCA 2025; Aegis, Dong et al. NSDI 2025: "collective launch lower than the group"). Where the whole pipeline of the
-    culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand
-    out; where none or several do, the verdict is a hang without a known culprit, which waits for the site's floor
-    and asks for a restart only while the ranks are inside a collective: a job that stands still outside any is
-    pausing, and so is one whose GPUs go on computing. A known culprit is told of as soon as a step is overdue. One
-    whose process says nothing any more is acted on once the standstill is ``prompt``. One that lags looks just like a
-    rank that saves, evaluates or compiles for the others and has not announced it: it is acted on at the site's floor,
-    and before it only once the job has stood still for longer than it ever did by itself and a process of the node is
-    seen to do nothing at all. While its host, its GPU or its process works, it gets the start's deadline. Without the
-    hook the GPUs stand in: those that run a kernel and do no work wait in a collective, and the one node whose GPU runs
-    none while all others wait is the culprit. It is told of at the floor, and acted on as above where its process is
-    seen to do nothing; where nobody sees that it gets the start's deadline, for a compilation shows the same.
-    A start without a first step is a hang after its deadline where steps were to be seen (``signs/unstarted.py``); the
-    one node whose ranks were never heard of while the others' were is named, and restarted with at first.
-    A job that lost a process is not hanging: ProcessExit speaks. Blind as ``progress`` is. Cannot see: which
-    of two ends of a broken link is to blame when all ranks wait in the same collective; collectives that differ at
-    the same sequence number (the flight recorder tells).
+    The culprit is the rank whose process says nothing although it exists (stopped, or stuck in the kernel), or the rank
+    that has enqueued fewer collectives than its peers, who wait in one that it has not reached (C4D, Wu et al. HPCA
+    2025; Aegis, Dong et al. NSDI 2025: "collective launch lower than the group"). Where the whole pipeline of the
+    culprit lags with it, the node whose GPUs do something else than wait decides. One node must stand out; where none
+    or several do, the verdict is a hang without a known culprit, which waits for the site's floor and asks for a
+    restart only while the ranks are inside a collective: a job that stands still outside any is pausing, and so is one
+    whose GPUs go on computing or most of whose hosts write. A known culprit is told of as soon as a step is overdue.
+    One whose process says nothing any more is acted on once the standstill is ``prompt``. One that lags looks just like
+    a rank that saves, evaluates or compiles for the others and has not announced it: it is acted on at the site's
+    floor, and before it only once the job has stood still for longer than it ever did by itself and a process of the
+    node is seen to do nothing at all. While its host, its GPU or its process works, it gets the start's deadline.
+    Without the hook, or where ranks do not count collectives, the GPUs stand in: those that run a kernel and do no work
+    wait in a collective, and the one node whose GPU runs none while all others wait is the culprit. It is told of at
+    the floor, and acted on as above where its process is seen to do nothing; where nobody sees that it gets the start's
+    deadline, for a compilation shows the same. A start without a first step is a hang after its deadline where steps
+    were to be seen (``signs/unstarted.py``); the one node whose ranks were never heard of while the others' were is
+    named, and restarted with at first. A job that lost a process is not hanging: ProcessExit speaks. Blind as
+    ``progress`` is. Cannot see: which of two ends of a broken link is to blame when all ranks wait in the same
+    collective; collectives that differ at the same sequence number (the flight recorder tells).
     """
 
     patience: Patience
@@ -84,7 +89,7 @@ class Hang:
         if culprit is not None:
             # Where GPUs alone accuse, one rank's write or evaluation that nobody announces is not told of.
             due = state.ripe or ("rank_process" in kinds and state.outlasts_pauses)
-            told = state.reported or (due and not works(window, culprit, state.advanced_s))
+            told = bool(kinds & RANKS_SAY) or (due and not works(window, culprit, state.advanced_s))
             return [self._verdict(window, state, culprit, kinds, silent, lag)] if told else []
         return self._unknown(window, state, lag)
 
@@ -103,7 +108,7 @@ class Hang:
         worst = np.fmax.reduce(lag, initial=0.0)
         lagging = {int(n) for n in np.unique(window.node_of[lag == worst])} if worst > 0 else set()
         missing = missing_nodes(window) if state.phase == STARTING else set()
-        if state.reported and not (silent or lagging or missing):
+        if _counts(state, lag) and not (silent or lagging or missing):
             return None, set()  # what GPUs do is no evidence of its own there
         odd = activity_outliers(window, state.advanced_s)
         evidence = [
@@ -118,7 +123,7 @@ class Hang:
             if nodes and (suspects is None or suspects & nodes):
                 suspects = nodes if suspects is None else suspects & nodes
                 kinds.add(kind)
-        if suspects is None or len(suspects) != 1 or (kinds == {"gpu_activity"} and state.reported):
+        if suspects is None or len(suspects) != 1 or (kinds == {"gpu_activity"} and _counts(state, lag)):
             return None, set()
         culprit = next(iter(suspects))
         if kinds & {"collective_sequence", "gpu_activity"} and at_rest(window, culprit, state.advanced_s):
@@ -142,7 +147,7 @@ class Hang:
         number. What tells is who has nothing outstanding while most others have.
         """
         lag = np.full(len(window.series), np.nan)
-        enqueued, completed = _newest(window, "nccl_sequence"), _newest(window, "nccl_completed_sequence")
+        enqueued, completed = resting_count(window, ENQUEUED), resting_count(window, COMPLETED)
         known, ahead = np.isfinite(enqueued - completed), enqueued > completed
         if len(lag) and known.all() and ahead.all():
             lag[:] = 0.0  # everybody waits
@@ -165,19 +170,16 @@ class Hang:
         """Return a hang whose culprit nobody can name, once it cannot be a pause or a write any more."""
         if not state.ripe:
             return []
-        if not state.reported:
-            spins = waiting(window, state.advanced_s)
-            if spins is None:
-                raise Blind("whether the job's GPUs wait for each other is not observed")
-            kind = "gpu_activity"
-            elsewhere, share = spins == 0, float(np.nanmean(spins)) if np.isfinite(spins).any() else None
-        else:
-            kind = "collective_sequence"
-            elsewhere, share = lag > 0, self._waiting_ratio(window)
+        kind, elsewhere, share = "collective_sequence", lag > 0, waiting_ratio(window)
+        if share is None and (spins := self._spinning(window, state)) is not None:
+            kind, elsewhere = "gpu_activity", spins == 0
+            share = float(np.nanmean(spins)) if np.isfinite(spins).any() else None
         inside = share is not None and share >= WAITING_RATIO
         patience_s = state.ripe_s
         if share is not None and not inside and state.phase != "start":
             patience_s *= PAUSE_FLOORS  # the program is doing something else than waiting for its peers
+        elif most_busy_with_io(window, state.advanced_s):
+            patience_s *= PAUSE_FLOORS  # nobody kills a checkpoint
         elif elsewhere.any():
             # Some do not wait: they may be at work for the others, a checkpoint that nobody announced.
             busy = [works(window, int(n), state.advanced_s) for n in np.unique(window.node_of[elsewhere])]
@@ -207,11 +209,17 @@ class Hang:
             )
         ]
 
-    def _waiting_ratio(self, window: Window) -> float | None:
-        """Return the share of ranks with a collective under way; None where no rank says."""
-        enqueued, done = _newest(window, "nccl_sequence"), _newest(window, "nccl_completed_sequence")
-        known = np.isfinite(enqueued) & np.isfinite(done)
-        return float((enqueued > done)[known].mean()) if known.any() else None
+    def _spinning(self, window: Window, state: Progress) -> Floats | None:
+        """Return which GPUs run a kernel while the job does no work: (S,) as ``waiting``, None where that is not known.
+
+        Raises Blind where the ranks say nothing either.
+        """
+        seen, spins = work(window), waiting(window, state.advanced_s)
+        if spins is not None and seen is not None and seen.idle_s > 0 and not seen.by_wires:
+            return spins
+        if not state.reported:
+            raise Blind("whether the job's GPUs wait for each other or compute is not observed")
+        return None
 
     def _left(self, window: Window, state: Progress, gone: list[str]) -> Verdict:
         return Verdict(
@@ -297,7 +305,7 @@ class Hang:
         if "rank_process" in kinds:
             return state.overstayed
         # A GPU that runs nothing is one kind of evidence, and a compilation: nobody saw what its process does.
-        return state.ripe and (state.reported or state.standstill_s >= self._at_work_s(state))
+        return state.ripe and (bool(kinds & RANKS_SAY) or state.standstill_s >= self._at_work_s(state))
 
     def _seen_at_rest(self, window: Window, state: Progress, columns: NDArray[np.bool_]) -> bool:
         nodes = np.unique(window.node_of[columns])
@@ -308,6 +316,11 @@ class Hang:
         return max(PAUSE_FLOORS * state.ripe_s, self.patience.start_deadline_s)
 
 
+def _counts(state: Progress, lag: Floats) -> bool:
+    """Whether ranks themselves tell who holds the job up: they report steps and how many collectives they have seen."""
+    return state.reported and bool(np.isfinite(lag).any())
+
+
 def _at_rest(window: Window) -> bool:
     """Whether no rank has enqueued a collective for as long as a prompt verdict takes."""
     values = window.device.get("nccl_sequence")
@@ -315,22 +328,3 @@ def _at_rest(window: Window) -> bool:
         return False
     rows = values[-(math.ceil(PROMPT_S / window.interval_s) + 1) :]
     return not ((rows != latest(rows, len(rows))) & np.isfinite(rows)).any()
-
-
-@once
-def _newest(window: Window, metric: str) -> Floats:
-    """Return each rank's newest value where it has come to rest: (S,), NaN where it still moves or is not known.
-
-    Nodes' clocks differ, so that a row of now may tell of a moment before the standstill: then it still moves.
-    """
-    values = window.device.get(metric)
-    if values is None or len(values) < 2:
-        return np.full(len(window.series), np.nan)
-    if np.isfinite(values[-REPORTS_AT_REST:]).all():  # the usual case, as long as two reports are looked at
-        return np.where(values[-1] == values[-REPORTS_AT_REST], values[-1], np.nan)
-    newest = latest(values, RECENT_LINES)
-    rows = values[-RECENT_LINES:][::-1]
-    known = np.isfinite(rows)
-    last_two = known & (np.cumsum(known, axis=0) <= REPORTS_AT_REST)
-    moving = ((rows != newest) & last_two).any(axis=0) | (last_two.sum(axis=0) < REPORTS_AT_REST)
-    return np.where(moving, np.nan, newest)

@@ -8,6 +8,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
+from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.job_course import overdue
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages, surely_used
 from eagle_eye.detectors.signs.medians import median_of
@@ -41,15 +42,15 @@ class NetworkHang:
     up. It is told of when a step is overdue, whatever pauses the job had while all ports were up, and acted on once the
     standstill is ``prompt``; also when the ranks have died of it, each of a lost peer. A port that came back asks for a
     restart only: its node is not to be excluded for one flap; nor for one of which only the kernel's log tells, and
-    nobody whether the job uses it. While ports are up, errors that one node's port alone
-    counts name it once the standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not
-    completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may
-    be the other end's: each asks for a restart, when the standstill is ripe; both together name the node, and so does
-    that it alone sends nothing while the others still try. Where several
-    nodes' ports are down at once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a rank
-    lags, its process is silent or, without the hook and with all ports up again, its GPU alone does not wait (Hang).
-    Blind as ``progress`` is, and when neither port states nor errors are observed. Cannot see: a path that drops
-    packets in the fabric; of a broken cable, an end that counts nothing.
+    nobody whether the job uses it. While ports are up, errors that one node's port alone counts name it once the
+    standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a collective
+    that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the other end's:
+    each asks for a restart, when the standstill is ripe. Both together name the node, and either one does beside the
+    third sign, that the node alone sends nothing while the others still try. Where several nodes' ports are down at
+    once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a rank lags, its process is silent
+    or, without the hook and with all ports up again, its GPU alone does not wait (Hang). Blind as ``progress`` is, and
+    when neither port states nor errors are observed. Cannot see: a path that drops packets in the fabric; of a broken
+    cable, an end that counts nothing.
     """
 
     patience: Patience
@@ -147,12 +148,14 @@ class NetworkHang:
         suspects = erring & unfinished if erring and unfinished else erring | unfinished
         if len(suspects) != 1:
             return []
-        mute = erring & _mute(window, state.advanced_s)
-        both = bool(erring) and (len(unfinished) == 1 or bool(mute))
+        mute = suspects & _mute(window, state.advanced_s)
+        both = sum((bool(erring), len(unfinished) == 1, bool(mute))) > 1
         if not both and not state.ripe and not (erring and metric == PORT_ERRORS and state.outlasts_pauses):
             return []
         # Errors that a port counts are of its own link; RDMA errors may be of whom the node talks to.
         certain = both or (bool(erring) and metric == PORT_ERRORS)
+        if not certain and most_busy_with_io(window, state.advanced_s):
+            return []  # nobody kills a checkpoint
         node = window.nodes[next(iter(suspects))]
         evidence, story, kinds = [state.evidence], [], {"standstill"}
         if erring:

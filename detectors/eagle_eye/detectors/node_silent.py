@@ -16,14 +16,14 @@ EVIDENCE_NODES_MAX = 4
 class NodeSilent:
     """Names nodes that have fallen silent, and says whether the job stopped with them.
 
-    Silence alone is never guilt: an upgrade, an expired token and a management network that reconverges are
-    silent too. Only when the job has stopped as well (no step although one is due, or ranks elsewhere
-    died) does the verdict carry a second kind of evidence; not when it went on for steps after the node fell silent,
-    for no synchronous job makes a step without one of its nodes, nor when the node fell silent long after the stop.
-    While the job goes on, silence is told of after ``alone_s``, for most of it passes by itself. Nodes that fell
-    silent at one moment and share a switch, or are too many for chance, are told of together and none is accused;
-    when the job stopped with them SwitchDown speaks. When most of a job's nodes are silent the fault is likelier
-    between them and us: Blind. Cannot see: a node whose agent lives on while its GPUs are gone.
+    Silence alone is never guilt: an upgrade, an expired token and a management network that reconverges are silent too.
+    Only when the job has stopped as well (no step although one is due, or ranks elsewhere died) does the verdict carry
+    a second kind of evidence; not when it went on for steps after the node fell silent, for no synchronous job makes a
+    step without one of its nodes, nor when the node fell silent long after the stop, unless the others have entered a
+    collective since and stay in it. While the job goes on, silence is told of after ``alone_s``, for most of it passes
+    by itself. Nodes that fell silent at one moment and share a switch, or are too many for chance, are told of together
+    and none is accused; when the job stopped with them SwitchDown speaks. When most of a job's nodes are silent the
+    fault is likelier between them and us: Blind. Cannot see: a node whose agent lives on while its GPUs are gone.
     """
 
     patience: Patience

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eagle_eye.detectors.signs.counters import grown
 from eagle_eye.detectors.signs.exceptions import TRACEBACK_CHARS_MAX, shared_exception
 from eagle_eye.detectors.signs.exits import Exit, unplanned_exits
-from eagle_eye.detectors.signs.gpu_errors import UNKNOWN_DEVICE, GpuError, gpu_errors
+from eagle_eye.detectors.signs.gpu_errors import UNKNOWN_DEVICE, GpuError, counter_word_s, gpu_errors, kernel_word_s
 from eagle_eye.detectors.signs.memory_kills import MemoryKill, killed_rank, memory_kills
 from eagle_eye.detectors.signs.progress import typical_step_s
 from eagle_eye.detectors.types import Evidence, Verdict, Window
@@ -20,7 +20,7 @@ XID_NEAR_S = 30.0  # a GPU's error and the end of the process that met it
 # What a program's error leaves in the kernel log (NVIDIA, XID Errors: restart the application); the rest is hardware.
 PROGRAM_KINDS = ("application",)
 HARDWARE_KINDS = ("memory", "contained", "hang", "lost")
-HARDWARE_S = 2.0  # how long a crash is not told of while the hardware beneath it is looked at
+HARDWARE_S = 2.0  # how long a crash is not told of while a GPU's error beneath it is looked at
 WITNESS_KINDS = ("application", "restart")  # errors that say whose process ended first
 CONFIDENCE_KNOWN, CONFIDENCE_ORDER, CONFIDENCE_UNKNOWN = 0.99, 0.9, 0.8
 
@@ -50,7 +50,7 @@ class ProcessExit:
         if not exits:
             return []
         since_s = window.now_s - exits[0].time_s
-        if since_s < self.settle_s or (since_s < self.settle_s + HARDWARE_S and _hardware_speaks(window, exits)):
+        if since_s < self.settle_s or since_s < self.settle_s + _hardware_s(window, exits):
             return []
         kills = [kill for kill in memory_kills(window) if any(killed_rank(kill, item) for item in exits)]
         witnesses = _witnesses(window, exits)
@@ -143,13 +143,20 @@ def _witnesses(window: Window, exits: list[Exit]) -> dict[Exit, GpuError]:
     return found
 
 
-def _hardware_speaks(window: Window, exits: list[Exit]) -> bool:
-    """Whether a GPU of a node that lost a rank reports an error by itself: its detector may need a moment to tell."""
+def _hardware_s(window: Window, exits: list[Exit]) -> float:
+    """Return how long the hardware's own detectors may need to name the cause beneath these ends: 0 where it is silent.
+
+    What a restart would do about failing memory is decided once the kernel has had its word.
+    """
     nodes = {item.node for item in exits}
-    if any(error.node in nodes and error.xid.kind in HARDWARE_KINDS for error in gpu_errors(window)):
-        return True
     counter = window.device.get("gpu_ecc_uncorrected_total")
-    return counter is not None and any(window.series[column].node in nodes for column in grown(counter).tolist())
+    counted = [] if counter is None else [window.series[column].node for column in grown(counter).tolist()]
+    if any(item.of_failing_memory for item in exits):
+        return kernel_word_s(window) + HARDWARE_S
+    if nodes & set(counted):
+        return counter_word_s(window) + HARDWARE_S
+    speaks = any(error.node in nodes and error.xid.kind in HARDWARE_KINDS for error in gpu_errors(window))
+    return HARDWARE_S if speaks else 0.0
 
 
 def _application(window: Window, exits: list[Exit], error: GpuError | None) -> bool:

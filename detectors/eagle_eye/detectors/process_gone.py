@@ -6,15 +6,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.signs.without_hook import Freed, freed_memory, idle_since_s, node_of
-from eagle_eye.detectors.types import Evidence, Verdict, Window
+from eagle_eye.detectors.signs.counters import grown
+from eagle_eye.detectors.signs.gpu_activity import waiting
+from eagle_eye.detectors.signs.gpu_errors import kernel_word_s
+from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.without_hook import FREED_BYTES_MAX, MEMORY_METRIC, freed_memory, idle_since_s, node_of
+from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
-NODES_MIN = 3  # of two nodes nobody can say who followed whom
 HOLDING_RATIO = 0.5  # of the other nodes must still hold their memory: ends that are meant take all along
 LATER_S = 3.0  # others' ends that come this much later, and two intervals, are echoes
-INTERVAL_S_MAX = 5.0  # rows further apart do not show who was first
-TOGETHER_S = 10.0  # the others began to wait at the same moment
+UNORDERED_S = 45.0  # schedulers kill what lingers 30 s after a job was told to end
+SEEN_BEFORE_S = 60.0  # what ended so near to the window's beginning may have followed what lies before it
+TOGETHER_S = 10.0  # the others began to wait at the same moment...
+STEP_S_MAX = 60.0  # ...or as much later as stages of a pipeline go on without one of them
 CONFIDENCE = 0.9
+COUNTER = "gpu_ecc_uncorrected_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,55 +28,96 @@ class ProcessGone:
     """Finds ``process_crash`` in a job without the hook, by ``gpu_memory_used_bytes`` (T, S) and the GPUs' work.
 
     A process that ends frees its GPU's memory (below a tenth and 2 GiB) while its peers wait in a collective: they hold
-    theirs, and their power falls to that of waiting. One node must have been first by three seconds while most of the
-    others still held on; where all let go together the job has ended, and whether that was meant only the scheduler
-    knows. It asks for a restart and never accuses hardware. Silent where ranks report steps or ends, in jobs of fewer
-    than three nodes and with rows more than five seconds apart. Cannot see: why the process ended.
+    theirs, and their work falls to waiting, at once or, with stages that go on for a while, for a whole floor. One node
+    must have been first by three seconds and two intervals while most of the others are seen to hold on; where all let
+    go together the job has ended, and whether that was meant only the scheduler knows. Where a few let go together
+    nobody is named, and most must have held on for longer than a scheduler gives them. Of two nodes the other must
+    still run kernels: the last rank of a job that ends may save for minutes. It asks for a restart and never accuses
+    hardware: where a GPU of the node counts an uncorrected memory error its detector speaks first. Silent where ranks
+    report steps or ends, and in jobs of one node. Cannot see: why the process ended.
     """
 
+    patience: Patience
     name: str = "process_gone"
 
     def detect(self, window: Window) -> list[Verdict]:
         """Return at most one verdict."""
-        if np.isfinite(window.last_step) or window.interval_s > INTERVAL_S_MAX or len(window.nodes) < NODES_MIN:
+        if np.isfinite(window.last_step) or len(window.nodes) < 2:
             return []
         freed = freed_memory(window)
         if not freed or any(event.kind == "process_exit" for event in window.events):
             return []
-        first = min(freed, key=lambda item: (item.since_s, item.column))
-        others = self._others(window, freed, first)
-        later_s = max(LATER_S, 2 * window.interval_s)
+        since_s = np.full(len(window.nodes), np.inf)
+        np.minimum.at(since_s, node_of(window, freed), [item.since_s for item in freed])
+        first_s, later_s = float(since_s.min()), max(LATER_S, 2 * window.interval_s)
+        if not self._stopped_with(window, first_s):
+            return []
+        opens_s = float(window.times_s[0])
+        if window.started_s < opens_s - window.interval_s and first_s < opens_s + SEEN_BEFORE_S:
+            return []
+        ended = np.flatnonzero(since_s - first_s < later_s)
+        alone = len(ended) == 1
+        holding_s = later_s if alone else UNORDERED_S + later_s
+        until_s = np.where(np.isfinite(since_s), since_s, _seen_holding_s(window))
+        held = int((until_s - first_s >= holding_s).sum())
+        if held < HOLDING_RATIO * (len(window.nodes) - len(ended)) or held < len(ended):
+            return []
+        if len(window.nodes) == 2 and not self._others_spin(window, int(ended[0]), first_s):
+            return []
+        if self._failing_memory(window, {window.nodes[node] for node in ended}, first_s):
+            return []
+        first = min((item for item in freed if item.since_s == first_s), key=lambda item: item.column)
+        return [self._verdict(window, [window.nodes[node] for node in ended], first.column, first_s, held)]
+
+    def _stopped_with(self, window: Window, ended_s: float) -> bool:
+        """Whether the others have only waited since that end; from later on, if it cannot be a pause of theirs."""
         idle_s = idle_since_s(window)
-        if others is None or idle_s is None or abs(idle_s - first.since_s) > TOGETHER_S + 2 * window.interval_s:
-            return []
-        held = sum(other_s - first.since_s >= later_s for other_s in others)
-        if held < HOLDING_RATIO * len(others) or any(other_s - first.since_s < later_s for other_s in others):
-            return []
-        return [self._verdict(window, first, held)]
+        near_s = TOGETHER_S + 2 * window.interval_s
+        if idle_s is None or not -near_s <= idle_s - ended_s <= STEP_S_MAX + near_s:
+            return False
+        return idle_s - ended_s <= near_s or progress(window, self.patience).ripe
 
-    def _others(self, window: Window, freed: list[Freed], first: Freed) -> list[float] | None:
-        """Return until when each other node held its memory, None when that cannot be known yet."""
-        mine = int(window.node_of[first.column])
-        until_s = np.full(len(window.nodes), float(window.times_s[-1]))
-        for node, item in zip(node_of(window, freed).tolist(), freed, strict=True):
-            until_s[node] = min(until_s[node], item.since_s)
-        return np.delete(until_s, mine).tolist()
+    def _others_spin(self, window: Window, ended: int, since_s: float) -> bool:
+        """Whether every GPU of the other node runs a kernel, which can only wait."""
+        spins = waiting(window, since_s)
+        return spins is not None and bool((spins[window.node_of != ended] == 1.0).all())
 
-    def _verdict(self, window: Window, first: Freed, held: int) -> Verdict:
-        series = window.series[first.column]
+    def _failing_memory(self, window: Window, nodes: set[str], since_s: float) -> bool:
+        """Whether a GPU of these nodes counts errors that its own detector may yet name as the cause."""
+        counter = window.device.get(COUNTER)
+        if counter is None or window.now_s >= since_s + window.interval_s + 2 * kernel_word_s(window):
+            return False
+        return any(window.series[column].node in nodes for column in grown(counter).tolist())
+
+    def _verdict(self, window: Window, ended: list[str], column: int, since_s: float, held: int) -> Verdict:
+        series = window.series[column]
+        alone = len(ended) == 1
+        who = f"the process on {series} has" if alone else f"processes of {len(ended)} nodes have"
+        waits = f"{held} other node{' still waits' if held == 1 else 's still wait'}"
         return Verdict(
             detector=self.name,
             fault="process_crash",
             job=window.job,
-            nodes=(series.node,),
-            node=series.node,
-            device=series.device,
+            nodes=(series.node,) if alone else (),
+            node=series.node if alone else None,
+            device=series.device if alone else None,
             confidence=CONFIDENCE,
-            onset_s=first.since_s,
-            summary=f"the process on {series} has ended while {held} other nodes still wait for it",
+            onset_s=since_s,
+            summary=f"{who} ended while {waits} for {'it' if alone else 'them'}",
             evidence=(
-                Evidence("gpu_memory_used_bytes", series.node, series.device, "freed", None, None, "bytes"),
+                Evidence(MEMORY_METRIC, series.node, series.device, "freed", None, None, "bytes"),
                 Evidence("gpu_power_watts", None, None, "fell to that of waiting"),
             ),
             kinds=frozenset({"gpu_memory_freed", "gpu_activity"}),
         )
+
+
+def _seen_holding_s(window: Window) -> Floats:
+    """Return when memory of each node's GPUs was last seen in use: (N,), -inf where it never was."""
+    with np.errstate(invalid="ignore"):
+        held = window.device[MEMORY_METRIC] > FREED_BYTES_MAX
+    last = len(held) - 1 - held[::-1].argmax(axis=0)
+    seen_s = np.where(held.any(axis=0), window.times_s[last], -np.inf)
+    result = np.full(len(window.nodes), -np.inf)
+    np.maximum.at(result, window.node_of, seen_s)
+    return result

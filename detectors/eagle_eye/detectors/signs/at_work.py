@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, waiting_ratio
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, STARTING, Progress
-from eagle_eye.detectors.signs.without_hook import WORK_METRICS, computing, idle_since_s
+from eagle_eye.detectors.signs.without_hook import WORK_METRICS, computing, moves, work
 from eagle_eye.detectors.types import Window
 
 ROWS_AT_WORK = 3  # rows of a standstill before it shows whether GPUs still compute
@@ -12,11 +13,21 @@ ROWS_AT_WORK = 3  # rows of a standstill before it shows whether GPUs still comp
 def pausing_at_work(window: Window, state: Progress) -> bool:
     """Whether most GPUs that are heard go on computing, for no longer than any pause lasts.
 
-    What holds a synchronous job up leaves all others waiting for it. False where nobody reports what GPUs do.
+    What holds a synchronous job up leaves all others waiting for it. Power and memory alone say little of that, for
+    kernels that wait keep both: there ranks that say that they are inside a collective outvote them. False where nobody
+    reports what GPUs do.
     """
     if state.standstill_s >= PAUSE_FLOORS * state.ripe_s or not any(m in window.device for m in WORK_METRICS):
         return False
     if state.phase == STARTING:
         return computing(window) is True  # there was no work before with which to compare
     standing = int((window.times_s > state.advanced_s).sum())
-    return standing >= ROWS_AT_WORK and idle_since_s(window) is None
+    if standing < ROWS_AT_WORK:
+        return False
+    seen = work(window)
+    if seen is not None and seen.idle_s > 0 and not seen.by_wires:
+        return False
+    if moves(window, state.advanced_s):
+        return True
+    inside = waiting_ratio(window)
+    return inside < WAITING_RATIO if inside is not None else seen is None or seen.idle_s == 0

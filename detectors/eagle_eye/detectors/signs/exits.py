@@ -25,6 +25,7 @@ CANNOT_CONNECT = re.compile(
     r"|failed to connect|ibv_modify_qp[^\n]{0,80}(?:timed? ?out|failed)",
     re.IGNORECASE,
 )
+UNCORRECTABLE = re.compile(r"uncorrectable ECC|cudaErrorECCUncorrectable|double[- ]bit ECC", re.IGNORECASE)
 GPU_MEMORY_ERROR = re.compile(r"CUDA out of memory|\bOutOfMemoryError\b")  # the batch or the model does not fit
 HOST_MEMORY_ERROR = re.compile(r"^MemoryError\b|Cannot allocate memory|std::bad_alloc", re.MULTILINE)
 SHELL_SIGNALS = 128  # shells and containers report a process that signal n killed as 128 + n (POSIX sh)
@@ -59,6 +60,11 @@ class Exit:
     def out_of_memory(self) -> bool:
         """Whether it ended for want of memory, by its own word."""
         return self.cause and (GPU_MEMORY_ERROR.search(self.error) or HOST_MEMORY_ERROR.search(self.error)) is not None
+
+    @property
+    def of_failing_memory(self) -> bool:
+        """Whether its GPU's memory failed, by its own word."""
+        return UNCORRECTABLE.search(self.error) is not None
 
     @property
     def error_kind(self) -> str:

@@ -22,6 +22,7 @@ BURST_S = 60.0
 RECOVERY_JOIN_S = 30.0  # XID 154 overrides the table for errors of the same GPU this near (NVIDIA, XID Errors)
 BEFORE_START_S = 60.0  # clocks and first rows may lie this much before an attempt's start; older errors are not its own
 EXIT_BEFORE_S, EXIT_AFTER_S = 5.0, 60.0  # a process that a GPU's error killed ends in this time around it
+KERNEL_WORD_S = 10.0  # after a program's word on its GPU: where the kernel's log is read its word has come
 AT_ONCE_S = 60.0  # errors of several nodes within this are one happening...
 AT_ONCE_NODES = 3  # ...when so many nodes...
 AT_ONCE_RATIO = 0.25  # ...and more than this share of the job have them: their power, their driver, not each node
@@ -134,6 +135,16 @@ def went_on(window: Window, since_s: float) -> bool:
 def soon_known(window: Window, since_s: float) -> bool:
     """Whether the next rows will tell if the job goes on: its steps are short, and two intervals are not over."""
     return typical_step_s(window) < window.interval_s and window.now_s < since_s + 2 * window.interval_s
+
+
+def kernel_word_s(window: Window) -> float:
+    """Return how long after a program's word on its GPU's error the kernel's may still come."""
+    return max(KERNEL_WORD_S, counter_word_s(window))
+
+
+def counter_word_s(window: Window) -> float:
+    """Return how long after a counter of errors has grown the kernel's word on it may still come."""
+    return max(2 * window.interval_s, 1.0)
 
 
 def exit_near(exits: Iterable[Exit], node: str, time_s: float) -> Exit | None:

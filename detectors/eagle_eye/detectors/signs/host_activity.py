@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import level
 from eagle_eye.detectors.types import Window
 
@@ -19,6 +20,7 @@ IO_SIGNS = (
 GROWTH_RATIO = 2.0  # and at least this many times what it was
 ROWS_BEFORE = 30
 ROWS_NOW = 5
+NODES_SAMPLED = 32
 
 
 def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
@@ -46,3 +48,11 @@ def busy_with_io(window: Window, node: int, before_s: float) -> bool | None:
             if now - then > least and now > GROWTH_RATIO * then:
                 return True
     return False if known else None
+
+
+@once
+def most_busy_with_io(window: Window, before_s: float) -> bool:
+    """Whether half of the nodes read or write far more than before a moment: a checkpoint that nobody announced."""
+    sample = range(0, len(window.nodes), len(window.nodes) // NODES_SAMPLED + 1)
+    busy = [busy_with_io(window, node, before_s) for node in sample]
+    return 2 * sum(bool(one) for one in busy) >= len(busy)

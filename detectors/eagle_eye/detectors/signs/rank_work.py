@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.gpu_activity import waiting
 from eagle_eye.detectors.signs.host_activity import busy_with_io
-from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.without_hook import COMPUTING_TENSOR_RATIO
 from eagle_eye.detectors.types import Floats, Window
@@ -66,12 +66,27 @@ def _computes(window: Window, node: int, since_s: float) -> bool:
 
 
 def _busy(window: Window, node: int, since_s: float) -> bool:
-    """Whether a process whose GPU runs no kernel uses a CPU, reads or writes: one that runs a kernel spins for it."""
+    """Whether a process whose GPU runs no kernel uses a CPU, reads or writes: one that runs a kernel spins for it.
+
+    Where waiting leaves GPUs without a kernel, the processes of all spin: then one must use more than they do.
+    """
     idle = _idle(window, node, since_s)
+    cpus = _rate(window, CPU, since_s)
     with np.errstate(invalid="ignore"):
-        computes = _rate(window, CPU, since_s)[idle] >= WORK_CPUS
+        computes = cpus[idle] >= WORK_CPUS + _waiting_cpus(window, since_s)
         moves = _rate(window, IO, since_s)[idle] >= WORK_IO_BYTES_PER_S
     return bool((computes | moves).any())
+
+
+@once
+def _waiting_cpus(window: Window, since_s: float) -> float:
+    """Return the CPUs that a process uses of which most wait without a kernel on their GPU; 0 where most run one."""
+    spins = waiting(window, since_s)
+    if spins is None or 2 * np.count_nonzero(spins == 0.0) <= len(spins):
+        return 0.0
+    cpus = _rate(window, CPU, since_s)[spins == 0.0]
+    known = cpus[np.isfinite(cpus)]
+    return median_of(known) if len(known) else 0.0
 
 
 @once

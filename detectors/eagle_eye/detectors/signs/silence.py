@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.at_work import pausing_at_work
+from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, last_enqueued_s, waiting_ratio
 from eagle_eye.detectors.signs.exits import unplanned_exits
-from eagle_eye.detectors.signs.host_activity import busy_with_io
+from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, STARTING, Patience, Progress, progress, typical_step_s
 from eagle_eye.detectors.signs.topology import Shared, struck_at_once, struck_switches
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
-NODES_SAMPLED = 32
 WENT_ON_STEPS, WENT_ON_INTERVALS = 2.0, 2.0  # what may still end and be reported after a node is gone
 TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
 
@@ -70,16 +70,27 @@ def silent_together(window: Window, intervals: float, floor_s: float) -> list[Sh
 def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool:
     """Whether the node (its index) fell silent about when the job stopped: only then its silence may be why.
 
-    Steps made after it was last heard were made with it, and what falls silent long after the stop has not caused it.
+    Steps made after it was last heard were made with it, and what falls silent long after the stop has not caused it;
+    but in a pause it may, and then the others enter the next collective after it was last heard and stay there.
     ``state`` is the job's progress, None where its ranks have ended.
     """
+    if state is None and any(item.cause and item.node != window.nodes[node] for item in unplanned_exits(window)):
+        return False  # a rank elsewhere died of something of its own
     if state is None and not np.isfinite(window.last_step):
         return True
     if state is not None and state.phase == STARTING:  # nobody knows how far it came: whoever fell silent since
         return float(window.heard_s[node]) >= window.started_s - TOGETHER_S
     advanced_s = state.advanced_s if state is not None else window.advanced_s
-    underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s) + WENT_ON_INTERVALS * window.interval_s
-    return abs(advanced_s - float(window.heard_s[node])) <= underway_s + TOGETHER_S
+    after_s = float(window.heard_s[node]) - advanced_s
+    ended_s = WENT_ON_INTERVALS * window.interval_s + TOGETHER_S
+    underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s)
+    if after_s > 0 and state is not None and not state.reported:
+        underway_s = 0.0  # its GPUs worked until then, whatever a step takes
+    if abs(after_s) <= underway_s + ended_s:
+        return True
+    inside = waiting_ratio(window)
+    paused = after_s > 0 and inside is not None and inside >= WAITING_RATIO
+    return paused and last_enqueued_s(window) >= float(window.heard_s[node]) - ended_s
 
 
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:
@@ -100,12 +111,5 @@ def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Ev
         stands = (state.stopped or state.outlasts_pauses) and not pausing_at_work(window, state)
         return state, state.evidence if stands else None
     # GPUs that wait may do so while a checkpoint is written that nobody announced.
-    written_s = PAUSE_FLOORS * state.ripe_s if _most_write(window, state) else 0.0
+    written_s = PAUSE_FLOORS * state.ripe_s if most_busy_with_io(window, state.advanced_s) else 0.0
     return state, state.evidence if state.overstayed and state.standstill_s >= written_s else None
-
-
-def _most_write(window: Window, state: Progress) -> bool:
-    """Whether half of the nodes read or write far more since the job stopped than before."""
-    sample = range(0, len(window.nodes), len(window.nodes) // NODES_SAMPLED + 1)
-    busy = [busy_with_io(window, node, state.advanced_s) for node in sample]
-    return 2 * sum(bool(one) for one in busy) >= len(busy)

@@ -24,6 +24,9 @@ STEADY_MOVES = (  # what training moves all through a step
 )
 MOVES = (*STEADY_MOVES, "gpu_pcie_tx_bytes_per_second")  # what it moves in a second: this in bursts, as ports do
 NODE_MOVES = "node_rdma_tx_bytes_per_second"
+NVLINK = "gpu_nvlink_tx_bytes_per_second"
+WIRES_MIN = 2  # of NVLink, PCIe and ports, that must be still before they tell by themselves
+STEADY_RATIO = 0.5  # of a job's rows in which NVLink must have carried what is usual, to tell of a standstill
 WAITING_MOVES = "gpu_dram_active_ratio"  # kernels that wait poll memory: it tells where nothing else of these does
 STILL_RATIO = 0.1  # of what it was: a job ten times slower than before is no standstill yet
 IDLE_ROWS = 2  # whole rows without work before the job counts as idle: one may be a collective's or a scrape's
@@ -33,8 +36,9 @@ FREED_RATIO = 0.1  # of what it was, and...
 FREED_BYTES_MAX = 2 * 2**30  # ...no more than the driver's own: no process that trains holds so little
 NEWEST_LINES = 8  # rows among which each node's newest are: they fall between each other
 COMPUTING_TENSOR_RATIO = 0.02  # of the time; kernels that wait use no tensor cores...
+USED_BYTES_PER_S = 1e7  # less moves over a wire without training, too
 COMPUTING_POWER_RATIO = 0.5  # ...and draw a third of what the GPU may
-HELD_LINES = (3, 8, 20, 50)  # rows back in which the memory must have been in use
+HELD_LINES = 64  # rows of the window, spread evenly, in one of which the memory must have been in use
 
 
 class Work(NamedTuple):
@@ -42,12 +46,15 @@ class Work(NamedTuple):
 
     ``since_s`` is the end of the last interval in which they worked. ``longest_pause_s`` is the longest earlier time
     without work that ended, ``worked_s`` how long the window shows them at work; both NaN while they work.
+    ``by_wires``: that they do not work is known by NVLink, PCIe and ports alone, on which nothing moves any more; it
+    may be an evaluation in which nobody needs anybody.
     """
 
     since_s: float
     idle_s: float
     longest_pause_s: float
     worked_s: float
+    by_wires: bool = False
 
 
 class Freed(NamedTuple):
@@ -61,7 +68,8 @@ class Freed(NamedTuple):
 def work(window: Window) -> Work | None:
     """Return how most of the job's GPUs work, of those that are heard; None where nobody says, or too few rows do.
 
-    Where power says that they do, tensor cores outvote it: kernels that wait draw power, too.
+    Where power or memory say that they do, tensor cores outvote them, and where those are not observed what moves over
+    NVLink, PCIe and ports: kernels that wait draw power and poll memory, but need no tensor core and move nothing.
     """
     power = _work_by(window, WORK_METRICS[0])
     if power is not None and power.idle_s > 0:
@@ -69,16 +77,15 @@ def work(window: Window) -> Work | None:
     tensor = _work_by(window, WORK_METRICS[1])
     if tensor is not None and tensor.idle_s > 0:
         return tensor
-    return power or tensor or _work_by(window, WORK_METRICS[2])
+    wires = None if tensor is not None else _idle_by_wires(window)
+    return wires or power or tensor or _work_by(window, WORK_METRICS[2])
 
 
 def _work_by(window: Window, metric: str) -> Work | None:
     values = window.device.get(metric)
     if values is None:
         return None
-    # Of silent nodes nobody knows what their GPUs do.
-    heard = np.flatnonzero(np.isfinite(values[-NEWEST_LINES:]).any(axis=0))
-    columns = values[:, heard[:: max(len(heard) // SAMPLED, 1)]]
+    columns = _heard(values)
     if metric == WORK_METRICS[1] and not _mean(_glance(columns)) >= COMPUTING_TENSOR_RATIO:
         return None  # a job that uses no tensor cores
     seen = None if _works_at_a_glance(columns) else _seen(columns, window.times_s)
@@ -87,6 +94,31 @@ def _work_by(window: Window, metric: str) -> Work | None:
     if seen.idle_s > 0 and _moves(window, seen.since_s):
         return Work(float(window.times_s[-1]), 0.0, seen.longest_pause_s, seen.worked_s)
     return seen
+
+
+def _idle_by_wires(window: Window) -> Work | None:
+    """Return since when nothing moves over any wire that the job has used all the time; None where that tells nothing.
+
+    One wire by itself may rest while the job goes on in another way.
+    """
+    values = window.device.get(NVLINK)
+    columns = None if values is None else _heard(values)
+    seen = None if columns is None or _works_at_a_glance(columns) else _seen(columns, window.times_s)
+    if columns is None or seen is None or seen.idle_s == 0:
+        return None
+    level = median_over_rows(columns[window.times_s <= seen.since_s].T)
+    level = level[np.isfinite(level)]
+    if (level >= WAITING_RATIO * np.quantile(level, USUAL_QUANTILE)).mean() < STEADY_RATIO:
+        return None  # what comes in bursts rests between them
+    moving = [moves for moves in _moving(window, seen.since_s) if moves is not None]
+    return seen._replace(by_wires=True) if len(moving) >= WIRES_MIN and not any(moving) else None
+
+
+def _heard(values: Floats) -> Floats:
+    """Return some of the columns of the nodes that are heard: of silent ones nobody knows what their GPUs do."""
+    heard = np.flatnonzero(np.isfinite(values[-NEWEST_LINES:]).any(axis=0))
+    columns: Floats = values[:, heard[:: max(len(heard) // SAMPLED, 1)]]
+    return columns
 
 
 def idle_since_s(window: Window) -> float | None:
@@ -121,23 +153,54 @@ def _moves(window: Window, since_s: float) -> bool:
     What only training moves outvotes what waiting moves too, which tells where nothing else is observed. Where that is
     not observed either, less power alone is no standstill, unless ranks tell of their steps.
     """
-    views = [(window.device.get(metric), window.times_s) for metric in MOVES if metric != WAITING_MOVES]
-    views.append((window.node.get(NODE_MOVES), window.node_times_s))
-    seen = [_still_moves(values, times_s, since_s) for values, times_s in views]
-    if all(one is None for one in seen):
-        seen = [_still_moves(window.device.get(WAITING_MOVES), window.times_s, since_s)]
-    known = [one for one in seen if one is not None]
-    return any(known) if known else not math.isfinite(window.last_step)
+    seen = moves(window, since_s)
+    if seen is None:
+        seen = _still_moves(window.device.get(WAITING_MOVES), window.times_s, since_s, 0.0)
+    return seen if seen is not None else not math.isfinite(window.last_step)
 
 
-def _still_moves(values: Floats | None, times_s: Floats, since_s: float) -> bool | None:
-    """Return whether something moves since a moment at more than STILL_RATIO of before; None where nobody knows."""
+@once
+def moves(window: Window, since_s: float) -> bool | None:
+    """Return whether anything that only training moves still moves since a moment; None where none of it is observed.
+
+    Training, or what it does meanwhile: an evaluation moves tensor cores.
+    """
+    known = [one for one in _moving(window, since_s) if one is not None]
+    return any(known) if known else None
+
+
+def _moving(window: Window, since_s: float) -> list[bool | None]:
+    """Return whether each of what only training moves still moves: tensor cores, then the wires; None not known."""
+    tensor, *wires = (metric for metric in MOVES if metric != WAITING_MOVES)
+    return [
+        _still_moves(window.device.get(tensor), window.times_s, since_s, COMPUTING_TENSOR_RATIO),
+        *(_still_moves(window.device.get(wire), window.times_s, since_s, USED_BYTES_PER_S) for wire in wires),
+        _still_moves(window.node.get(NODE_MOVES), window.node_times_s, since_s, USED_BYTES_PER_S),
+    ]
+
+
+def _still_moves(values: Floats | None, times_s: Floats, since_s: float, least: float) -> bool | None:
+    """Return whether half of the columns move since a moment at more than STILL_RATIO of before.
+
+    None where nobody knows, or less than ``least`` was usual. Of the rows since then the newer half tells: sources are
+    slower than rows, and repeat what was before.
+    """
     if values is None:
         return None
     columns = values[:, :: max(values.shape[1] // SAMPLED, 1)]
     first = int(np.searchsorted(times_s, since_s, side="right"))
-    level, usual = _mean(columns[first + 1 :]), _mean(columns[:first][-MOVED_ROWS:])
-    return level > STILL_RATIO * usual if math.isfinite(level) and usual > 0 else None
+    since = columns[first + 1 :]
+    now, usual = _means(since[len(since) // 2 :]), _means(columns[:first][-MOVED_ROWS:])
+    known = np.isfinite(now) & (usual > least)
+    return median_of(now[known] / usual[known]) > STILL_RATIO if known.any() else None
+
+
+def _means(values: Floats) -> Floats:
+    """Return each column's mean over its observed rows: (columns,), NaN where none was."""
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean: Floats = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
+    return mean
 
 
 def _mean(values: Floats) -> float:
@@ -184,14 +247,14 @@ def _seen(columns: Floats, times_s: Floats) -> Work | None:
 def freed_memory(window: Window) -> list[Freed]:
     """Return the devices whose process has ended, by their memory: in use before, free in the newest two rows."""
     values = window.device.get(MEMORY_METRIC)
-    if values is None or len(values) <= HELD_LINES[0]:
+    if values is None or len(values) < ROWS_MIN:
         return []
     now = np.fmax.reduce(values[-2:], axis=0)
     with np.errstate(invalid="ignore"):
         low = np.flatnonzero(now < FREED_BYTES_MAX)
     if len(low) == 0:
         return []
-    before = np.fmax.reduce(values[[-back for back in HELD_LINES if back <= len(values)]][:, low], axis=0)
+    before = np.fmax.reduce(values[:: max(len(values) // HELD_LINES, 1)][:, low], axis=0)
     with np.errstate(invalid="ignore"):
         low = low[now[low] < FREED_RATIO * before]
     return [Freed(column, _held_until_s(window, column)) for column in low.tolist()]

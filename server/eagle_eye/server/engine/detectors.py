@@ -69,7 +69,7 @@ def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_
         DeviceErrors(patience=patience),
         HostErrors(patience=patience),
         OutOfMemory(patience=patience),
-        ProcessGone(),
+        ProcessGone(patience=patience),
         EarlySigns(),
         ProcessExit(settle_s=settings.crash_settle_s, silent_s=settings.silent_floor_s),
         Hang(

@@ -1,0 +1,51 @@
+"""How many collectives ranks have enqueued and completed where that has come to rest, and how many wait in one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from eagle_eye.detectors.signs.once import once
+from eagle_eye.detectors.signs.peers import latest
+from eagle_eye.detectors.types import Floats, Window
+
+ENQUEUED, COMPLETED = "nccl_sequence", "nccl_completed_sequence"
+WAITING_RATIO = 0.5  # of the ranks, that must be inside a collective for the job to wait and do nothing else
+RECENT_LINES = 8  # rows among which a rank's newest reports are: those of nodes fall between each other
+REPORTS_AT_REST = 2  # newest reports between which a rank's collective sequence must not have moved
+
+
+def waiting_ratio(window: Window) -> float | None:
+    """Return the share of ranks with a collective under way that does not end; None where no rank says."""
+    enqueued, done = resting_count(window, ENQUEUED), resting_count(window, COMPLETED)
+    known = np.isfinite(enqueued) & np.isfinite(done)
+    return float((enqueued > done)[known].mean()) if known.any() else None
+
+
+def last_enqueued_s(window: Window) -> float:
+    """Return the end of the last interval in which a rank has enqueued another collective; NaN where none was seen."""
+    values = window.device.get(ENQUEUED)
+    if values is None or len(values) < 2:
+        return float("nan")
+    most = np.fmax.reduce(values, axis=1)
+    known = np.flatnonzero(np.isfinite(most))
+    grown = np.flatnonzero(np.diff(np.maximum.accumulate(most[known])) > 0)
+    return float(window.times_s[known[grown[-1] + 1]]) if len(grown) else float("nan")
+
+
+@once
+def resting_count(window: Window, metric: str) -> Floats:
+    """Return each rank's newest value where it has come to rest: (S,), NaN where it still moves or is not known.
+
+    Nodes' clocks differ, so that a row of now may tell of a moment before the standstill: then it still moves.
+    """
+    values = window.device.get(metric)
+    if values is None or len(values) < 2:
+        return np.full(len(window.series), np.nan)
+    if np.isfinite(values[-REPORTS_AT_REST:]).all():  # the usual case, as long as two reports are looked at
+        return np.where(values[-1] == values[-REPORTS_AT_REST], values[-1], np.nan)
+    newest = latest(values, RECENT_LINES)
+    rows = values[-RECENT_LINES:][::-1]
+    known = np.isfinite(rows)
+    last_two = known & (np.cumsum(known, axis=0) <= REPORTS_AT_REST)
+    moving = ((rows != newest) & last_two).any(axis=0) | (last_two.sum(axis=0) < REPORTS_AT_REST)
+    return np.where(moving, np.nan, newest)
