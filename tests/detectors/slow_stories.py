@@ -107,6 +107,14 @@ def idle(story: Story, rows: int) -> Story:
     return story.standstill(rows)
 
 
+def repeated(story: Story, column: int, rows: int) -> Story:
+    """The driver of one GPU hangs: what it read in the first of the newest rows is its answer in all of them."""
+    for name, values in story.device.items():
+        if name.startswith("gpu_"):
+            values[-rows:, column] = values[-rows, column]
+    return story
+
+
 def first_said(detector: Detector, story: Story, onset_row: int) -> int | None:
     """Return after how many rows from the onset a verdict that may be acted on comes; None: never."""
     for rows in range(onset_row + 1, len(story.times_s) + 1):

@@ -16,6 +16,7 @@ from tests.detectors.slow_stories import (
     job,
     longer_steps,
     one,
+    repeated,
     without,
 )
 from tests.detectors.windows import NOW_S, Story
@@ -140,3 +141,11 @@ class TestStaysQuiet:
     def test_is_blind_without_links_and_replays(self) -> None:
         with pytest.raises(Blind, match="PCIe"):
             DETECTOR.detect(without(job(), "gpu_pcie").window())
+
+    def test_a_width_that_a_hung_driver_repeats_is_one_reading(self) -> None:
+        story = longer_steps(job())
+        story.device["gpu_pcie_link_width"][-SICK_ROWS, 5] = 4
+        assert DETECTOR.detect(repeated(story, 5, SICK_ROWS).window()) == []
+
+    def test_a_gpu_that_answers_has_a_link(self) -> None:
+        assert DETECTOR.detect(longer_steps(narrow(job(), lanes=0.0)).window()) == []
