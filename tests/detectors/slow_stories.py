@@ -107,6 +107,14 @@ def idle(story: Story, rows: int) -> Story:
     return story.standstill(rows)
 
 
+def slower(story: Story, rows: int, ratio: float) -> Story:
+    """All that the job moves in a second has become less."""
+    for values in (story.device, story.node):
+        for name in [name for name in values if name.startswith((*ACTIVITY, "node_rdma_rx", "node_rdma_tx"))]:
+            values[name][-rows:] *= ratio
+    return story
+
+
 def repeated(story: Story, column: int, rows: int) -> Story:
     """The driver of one GPU hangs: what it read in the first of the newest rows is its answer in all of them."""
     for name, values in story.device.items():

@@ -16,6 +16,7 @@ from tests.detectors.slow_stories import (
     longer_steps,
     one,
     repeated,
+    slower,
     without,
 )
 from tests.detectors.windows import NOW_S, Story
@@ -68,7 +69,7 @@ class TestFires:
 
     def test_one_gpu_that_moves_less_since_the_job_is_slower_is_only_told_of(self) -> None:
         story = without(hookless(less_traffic(job(rows=200), rows=80)), "gpu_nvlinks", "gpu_nvlink_err", "gpu_pcie_l")
-        story.device["gpu_tensor_active_ratio"][-80:] *= 0.88
+        slower(story, rows=80, ratio=0.88)
         verdict = one(DETECTOR.detect(story.window()))
         assert (verdict.node, verdict.device) == ("n1", 1)
         assert verdict.kinds == {"nvlink_bandwidth", "step_time"}

@@ -17,6 +17,7 @@ from tests.detectors.slow_stories import (
     longer_steps,
     one,
     repeated,
+    slower,
     without,
 )
 from tests.detectors.windows import NOW_S, Story
@@ -87,7 +88,7 @@ class TestFires:
 
     def test_needs_no_hook(self) -> None:
         story = hookless(less_traffic(narrow(job(rows=180), rows=LONG_ROWS), rows=LONG_ROWS))
-        story.device["gpu_tensor_active_ratio"][-LONG_ROWS:] *= 0.9
+        slower(story, rows=LONG_ROWS, ratio=0.9)
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.slowdown_ratio == pytest.approx(0.11, rel=0.2)
 

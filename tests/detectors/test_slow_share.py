@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.detectors.signs.activity_pace import PaceChange
 from eagle_eye.detectors.signs.slow_share import compute_excess, pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.without_hook import NODE_MOVES, STEADY_MOVES
-from tests.detectors.slow_stories import LONG_ROWS, SICK_ROWS, hookless, hot, job, longer_steps
+from tests.detectors.slow_stories import ACTIVITY, LONG_ROWS, SICK_ROWS, hookless, hot, job, longer_steps, slower
 from tests.detectors.windows import NOW_S
 
 ONSET_S = NOW_S - SICK_ROWS
@@ -75,15 +75,31 @@ class TestPaceChange:
         assert found is not None
         assert found.clear
 
-    def test_bursts_are_not_asked_where_something_steady_tells(self) -> None:
-        story = hookless(job(rows=180))
+    def test_wires_that_carry_less_while_gpus_do_as_much_make_no_slow_job(self) -> None:
+        story = hookless(job(rows=180))  # it exchanges gradients half as often
         for values in (story.device, story.node):
             for name in ("gpu_pcie_tx_bytes_per_second", NODE_MOVES):
                 if name in values:
                     values[name][-LONG_ROWS:] *= 0.5
         found = pace_change(story.window(), NOW_S - LONG_ROWS)
         assert found is not None
-        assert found.growth == pytest.approx(0.0, abs=0.01)
+        assert not found.clear
+
+    def test_memory_that_waiting_kernels_poll_hides_no_slow_job(self) -> None:
+        story = hookless(hot(job(rows=180), rows=LONG_ROWS))
+        noise = np.random.default_rng(5).normal(1.0, 0.03, (180, 1))
+        for name in [name for name in story.device if name.startswith(ACTIVITY)]:
+            story.device[name] *= noise
+        story.device["gpu_dram_active_ratio"] = np.full_like(story.device["gpu_tensor_active_ratio"], 0.5)
+        found = pace_change(story.window(), NOW_S - LONG_ROWS)
+        assert found is not None
+        assert found.growth == pytest.approx(0.15, rel=0.1)
+
+    def test_a_pace_that_has_moved_as_much_by_itself_shows_no_change(self) -> None:
+        story = hookless(slower(slower(job(rows=360), rows=260, ratio=0.92), rows=LONG_ROWS, ratio=0.94))
+        found = pace_change(story.window(), NOW_S - LONG_ROWS)
+        assert found is not None
+        assert not found.clear
 
     def test_a_steady_job_without_the_hook_has_not_changed(self) -> None:
         found = pace_change(hookless(job()).window(), ONSET_S)

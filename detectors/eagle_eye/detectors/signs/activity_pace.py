@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.under_load import lines_within, means, middle
-from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, STEADY_MOVES
+from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, WAITING_MOVES
 from eagle_eye.detectors.types import Floats, Window
 
 GROWTH_DISTANCE = 4.0  # standard errors
 BLOCKS_BEFORE_MIN, BLOCKS_AFTER_MIN = 4, 3
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
+DRIFT_SHARE = 0.5  # of what the pace did by itself before, from one half of that time to the other: batches differ
 SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
 FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
 BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
@@ -30,6 +31,7 @@ LOOKED_BACK_S = tuple(range(60, 301, 30))  # a checkpoint is over sooner
 LATE_DISTANCE = 8.0  # standard errors, where nothing says when: asked every second, of blocks that are not independent
 PARTS = 4  # of that time, each of which must be slower
 ACTIVITY_NOTED = 0.03  # counters are coarser than clocks around steps
+PAYLOAD = (*(metric for metric in MOVES if metric != WAITING_MOVES), NODE_MOVES)  # nothing of it moves while all wait
 ACTIVITY_S, ACTIVITY_ROWS, ACTIVITY_SAMPLED = 600.0, 1_200, 64
 
 
@@ -50,14 +52,18 @@ UNKNOWN = PaceChange(0.0, math.inf, ACTIVITY_NOTED)
 
 
 def activity_change(window: Window, since_s: float) -> PaceChange | None:
-    """Return the change of what GPUs and networks do in a second, by the metric that says it most exactly.
+    """Return the change of what GPUs and networks do in a second, as all counters together say; None: there are none.
 
-    Bursts, which samples catch or miss, are asked only where nothing steadier is observed, and so is traffic of which
-    part may not be training's. None where none is observed.
+    A step moves the same bytes through every wire, so they are senses of one pace: weighed by their errors, and the
+    error is larger where they disagree (bursts that samples catch or miss, traffic that is not training's). What
+    kernels keep up while they wait tells least, and is asked only where nothing else is observed.
     """
-    views = list(_activity(window, STEADY_MOVES)) or list(_activity(window))
-    changes = [_rate_change(values, times_s, since_s, window.interval_s) for values, times_s in views]
-    return min(changes, key=lambda change: change.error) if changes else None
+    for metrics in (PAYLOAD, (WAITING_MOVES,)):
+        views = _activity(window, metrics)
+        changes = [_rate_change(values, times_s, since_s, window.interval_s) for values, times_s in views]
+        if changes:
+            return _together(changes)
+    return None
 
 
 def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
@@ -92,6 +98,17 @@ def _activity(window: Window, metrics: Sequence[str] = (*MOVES, NODE_MOVES)) -> 
         training = _training(median_over_rows(recent.T), times_s[-lines:])
         if training.any():
             yield recent[training], times_s[-lines:][training]
+
+
+def _together(changes: Sequence[PaceChange]) -> PaceChange:
+    """Return the mean of several counters' changes, by the inverse of their squared errors."""
+    known = [change for change in changes if math.isfinite(change.error)]
+    if not known:
+        return UNKNOWN
+    weights, growths = (np.array(column) for column in zip(*((c.error**-2, c.growth) for c in known), strict=True))
+    mean = float(np.average(growths, weights=weights))
+    apart = math.sqrt(float(np.average((growths - mean) ** 2, weights=weights)) / len(known))
+    return PaceChange(mean, math.hypot(min(change.error for change in known), apart), ACTIVITY_NOTED)
 
 
 def _lower_throughout(before: Floats, after: Floats) -> bool:
@@ -157,8 +174,10 @@ def _block_change(earlier: Floats, since: Floats, blocks: int, later: int) -> Pa
     ratio = middle(now) / middle(parts)
     spread = max(SIGMA_PER_MAD * middle(np.abs(parts - middle(parts))), SPREAD_FLOOR)
     error = (1 + FEW_BLOCKS / blocks) * MEDIAN_ERROR * spread * math.sqrt(1 / blocks + 1 / later)
+    half = len(parts) // 2
+    drift = DRIFT_SHARE * abs(middle(parts[half:]) - middle(parts[:half])) / middle(parts)
     # Time is the inverse of activity: the same kernels in a longer step.
-    return PaceChange(1 / ratio - 1, error, ACTIVITY_NOTED)
+    return PaceChange(1 / ratio - 1, math.hypot(error, drift), ACTIVITY_NOTED)
 
 
 def _whole_blocks(times_s: Floats, block_s: float) -> int:
