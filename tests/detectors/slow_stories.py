@@ -13,7 +13,7 @@ COMPUTE_S = 0.3  # of a step of STEP_S
 ACTIVITY = ("gpu_tensor", "gpu_nvlink_rx", "gpu_nvlink_tx", "gpu_pcie_rx", "gpu_pcie_tx")  # work done in a second
 ROWS = 120
 SICK_ROWS = 20
-LONG_ROWS = 60  # as long as a job that reports no steps needs to show what it loses
+LONG_ROWS = 110  # as long as a job that reports no steps needs to show what it loses
 
 
 def job(nodes: int = 6, gpus: int = 4, rows: int = ROWS) -> Story:

@@ -87,7 +87,7 @@ class TestFires:
         assert verdict.kinds == {"pcie_replays", "pcie_bandwidth", "pfc_pauses"}
 
     def test_needs_no_hook(self) -> None:
-        story = hookless(less_traffic(narrow(job(rows=180), rows=LONG_ROWS), rows=LONG_ROWS))
+        story = hookless(less_traffic(narrow(job(rows=240), rows=LONG_ROWS), rows=LONG_ROWS))
         slower(story, rows=LONG_ROWS, ratio=0.9)
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.slowdown_ratio == pytest.approx(0.11, rel=0.2)

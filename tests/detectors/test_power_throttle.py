@@ -54,7 +54,7 @@ class TestFires:
 
     def test_needs_neither_hook_nor_profiling_counters(self) -> None:
         story = without(
-            hookless(capped(job(rows=180), rows=LONG_ROWS)),
+            hookless(capped(job(rows=240), rows=LONG_ROWS)),
             "gpu_tensor",
             "gpu_sm_active",
             "gpu_throttle",

@@ -45,7 +45,7 @@ class TestFires:
         assert "reckoned from counters" in verdict.summary
 
     def test_counters_tell_the_jobs_pace_without_the_hook(self) -> None:
-        verdict = one(DETECTOR.detect(hookless(hot(job(rows=180), rows=LONG_ROWS)).window()))
+        verdict = one(DETECTOR.detect(hookless(hot(job(rows=240), rows=LONG_ROWS)).window()))
         assert verdict.slowdown_ratio == pytest.approx(0.15, rel=0.1)
         assert "reckoned" not in verdict.summary
 
