@@ -186,6 +186,11 @@ class TestStaysQuiet:
 
 
 class TestRooms:
+    def test_a_cold_gpu_whose_clock_fell_at_the_same_time_shares_no_heat(self) -> None:
+        story = hot(job(rows=240), rows=60)
+        story.device["gpu_sm_clock_hertz"][-60:-30, 9] *= 0.85
+        assert one(DETECTOR.detect(story.window())).node == "n1"
+
     def test_nodes_that_throttle_together_are_a_matter_of_the_room(self) -> None:
         story = job(nodes=12)
         for node in ("n3", "n4", "n5"):
