@@ -137,9 +137,11 @@ class Straggler:
 
     def _judge(self, window: Window, index: int, length: int) -> Verdict | None:
         relative = window.steps.relative_compute
-        own = relative[-length:, index]
-        own = own[np.isfinite(own)]
-        centre = float(_trimmed_means(own[:, None])[0])
+        own, times_s = relative[-length:, index], window.steps.times_s[-length:]
+        times_s, own = times_s[np.isfinite(own)], own[np.isfinite(own)]
+        if len(np.unique(times_s)) < min(len(own), STEPS_MIN):
+            return None  # a row that covers several steps is one report of them
+        centre = _centre(own)
         low = float(np.quantile(own, STEADY_QUANTILE, method="lower"))
         least = self.ratio if len(own) < MILD_STEPS_TOLD else self.mild_ratio
         if centre < least or low < 1 + ONSET_MARGIN * (least - 1):
@@ -390,6 +392,12 @@ def _trimmed_means(values: Floats) -> Floats:
     columns = np.arange(values.shape[1])
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((sums[count - cut, columns] - sums[cut, columns]) / (count - 2 * cut))
+
+
+def _centre(own: Floats) -> float:
+    """Return a rank's trimmed mean; no more than its median where there is too little to trim: one step may be long."""
+    mean = float(_trimmed_means(own[:, None])[0])
+    return mean if len(own) * TRIM_RATIO >= 1 else min(mean, float(np.median(own)))
 
 
 def _sample(peers: Integers) -> Integers:
