@@ -63,6 +63,11 @@ class TestFires:
         assert (verdict.node, verdict.device) == ("n1", 1)
         assert verdict.confidence >= 0.9
 
+    def test_a_clock_that_fell_by_chance_and_saved_no_power_is_no_shared_cap(self) -> None:
+        story = capped(job(rows=240), rows=60)
+        story.device["gpu_sm_clock_hertz"][-60:-30, 9] *= 0.8
+        assert one(DETECTOR.detect(story.window())).node == "n1"
+
     def test_needs_neither_hook_nor_profiling_counters(self) -> None:
         story = without(
             hookless(capped(job(rows=240), rows=LONG_ROWS)),
