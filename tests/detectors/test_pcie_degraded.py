@@ -86,6 +86,17 @@ class TestFires:
         assert verdict.confidence >= 0.9
         assert verdict.kinds == {"pcie_replays", "pcie_bandwidth", "pfc_pauses"}
 
+    def test_replays_that_reach_the_peers_too_are_the_worst_links(self) -> None:
+        story = without(surge(less_traffic(replays(job()))), "gpu_pcie_link")
+        noise = np.random.default_rng(7).normal(1.0, 0.05, len(story.series))
+        others = np.arange(len(story.series)) != 5
+        story.device["gpu_pcie_replays_total"][-SICK_ROWS:, others] = (
+            12.0 * np.arange(1, SICK_ROWS + 1)[:, None] * noise[others]
+        )
+        verdict = one(DETECTOR.detect(story.window()))
+        assert (verdict.node, verdict.device) == ("n1", 1)
+        assert verdict.kinds == {"pcie_replays", "pcie_bandwidth", "pfc_pauses"}
+
     def test_needs_no_hook(self) -> None:
         story = hookless(less_traffic(narrow(job(rows=240), rows=LONG_ROWS), rows=LONG_ROWS))
         slower(story, rows=LONG_ROWS, ratio=0.9)

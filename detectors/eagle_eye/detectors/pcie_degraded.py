@@ -36,7 +36,7 @@ TRAFFIC_SIGMAS = 5.0  # ...in robust standard deviations as well
 REPLAYS_S = 180.0
 REPLAYS_MIN = 12.0  # within REPLAYS_S: healthy links replay a few packets a day
 REPLAYS_BEGUN = 0.03  # of all replays in the window, that may have come before they began in earnest
-REPLAYS_RATIO = 10.0  # times the most that a typical peer shows
+REPLAYS_RATIO, REPLAYS_SIGMAS = 2.0, 10.0  # times what a typical peer shows, and beyond how much they differ
 PAUSES_PER_SECOND = 200.0  # PFC pauses that a node sends: its adapter's buffers fill since PCIe does not drain them
 PAUSES_RATIO = 5.0  # times the peers' (Minder, Deng et al. 2025: the first sign of a degraded PCIe link)
 LINK_SIGNS = (("gpu_pcie_link_width", "lanes"), ("gpu_pcie_link_generation", "generation"))
@@ -177,7 +177,8 @@ def _replaying(window: Window) -> list[int]:
     if len(known) == 0:
         return []
     usual = float(np.median(known))
-    over = np.flatnonzero(total >= max(REPLAYS_MIN, REPLAYS_RATIO * usual))
+    sigma = max(SIGMA_PER_MAD * float(np.median(np.abs(known - usual))), math.sqrt(usual))
+    over = np.flatnonzero(total >= max(REPLAYS_MIN, REPLAYS_RATIO * usual + REPLAYS_SIGMAS * sigma))
     return [int(index) for index in over[:SUSPECTS_MAX]]
 
 
