@@ -24,6 +24,7 @@ BLOCKS_BEFORE_MIN, BLOCKS_AFTER_MIN = 4, 3
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
 DRIFT_SHARE = 0.5  # of what the pace did by itself before, from one half of that time to the other: batches differ
 LASTING_SHARE = 0.5  # of a change, that each half of the time since must show
+ASKED_OFTEN = 1.25  # times the error of a cost: it is asked for every few seconds, of blocks that are not independent
 SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
 FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
 BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
@@ -81,6 +82,7 @@ def lasting_change(window: Window, since_s: float) -> PaceChange | None:
     whole, *halves = (_together(part, since_s, window.interval_s) for part in (views, first, second))
     if not all(math.isfinite(half.error) for half in halves):
         return UNKNOWN
+    whole = whole._replace(error=ASKED_OFTEN * whole.error)
     least = min(half.growth for half in halves)
     return whole if least >= LASTING_SHARE * whole.growth else whole._replace(growth=min(whole.growth, least))
 
