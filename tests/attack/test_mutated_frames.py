@@ -21,7 +21,9 @@ from tests.server.own_process import OwnProcess, serving
 SEED = 20_261_123
 REQUESTS = 1_500
 VALID_EVERY = 10
-NO_RATE = "[limits]\nbad_requests_per_s = 1e9\nbad_burst = 1000000000\n"  # a fast machine sends more than an address may
+NO_RATE = (
+    "[limits]\nbad_requests_per_s = 1e9\nbad_burst = 1000000000\n"  # a fast machine sends more than an address may
+)
 BAD: tuple[Any, ...] = (
     "", "a\nb", "a\x00b", "x" * 254, "\u202ename", -1, -(1 << 62), 1 << 62, 0, 1e308, float("nan"), float("-inf"),
     None, [], {}, True, b"\xff\xfe", "y" * 20_000,
