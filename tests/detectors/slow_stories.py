@@ -13,7 +13,7 @@ COMPUTE_S = 0.3  # of a step of STEP_S
 ACTIVITY = ("gpu_tensor", "gpu_nvlink_rx", "gpu_nvlink_tx", "gpu_pcie_rx", "gpu_pcie_tx")  # work done in a second
 ROWS = 120
 SICK_ROWS = 20
-LONG_ROWS = 60  # as long as a job that reports no steps needs to show what it loses
+LONG_ROWS = 110  # as long as a job that reports no steps needs to show what it loses
 
 
 def job(nodes: int = 6, gpus: int = 4, rows: int = ROWS) -> Story:
@@ -105,6 +105,22 @@ def idle(story: Story, rows: int) -> Story:
         story.device[name][-rows:] = 0.0
     story.device["gpu_power_watts"][-rows:] = 120.0
     return story.standstill(rows)
+
+
+def slower(story: Story, rows: int, ratio: float) -> Story:
+    """All that the job moves in a second has become less."""
+    for values in (story.device, story.node):
+        for name in [name for name in values if name.startswith((*ACTIVITY, "node_rdma_rx", "node_rdma_tx"))]:
+            values[name][-rows:] *= ratio
+    return story
+
+
+def repeated(story: Story, column: int, rows: int) -> Story:
+    """The driver of one GPU hangs: what it read in the first of the newest rows is its answer in all of them."""
+    for name, values in story.device.items():
+        if name.startswith("gpu_"):
+            values[-rows:, column] = values[-rows, column]
+    return story
 
 
 def first_said(detector: Detector, story: Story, onset_row: int) -> int | None:

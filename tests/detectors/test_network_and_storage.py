@@ -477,6 +477,16 @@ class TestNetworkCongestion:
         assert verdict.nodes == story.nodes[4:8]
         assert "leaf1" in verdict.summary
 
+    def test_pauses_that_spread_from_one_switch_to_all_are_that_switchs(self) -> None:
+        story = racks(self.congested(slice(None)))
+        story.node["node_pfc_rx_pause_packets_per_second"][-SINCE:, 4:8] *= 1.5
+        verdict = only("network_congestion", story.window())
+        assert verdict.nodes == story.nodes[4:8]
+        assert "leaf1" in verdict.summary
+
+    def test_pauses_that_all_switches_get_alike_are_the_networks(self) -> None:
+        assert len(only("network_congestion", racks(self.congested(slice(None))).window()).nodes) == 16
+
     def test_accuses_no_nic(self) -> None:
         quiet(self.congested(slice(None)), "nic_degraded", "network_hang", "switch_down")
 

@@ -7,7 +7,18 @@ import pytest
 
 from eagle_eye.detectors.nvlink_degraded import NvlinkDegraded, _spare
 from eagle_eye.detectors.types import Blind, Happening
-from tests.detectors.slow_stories import SICK_ROWS, first_said, hookless, idle, job, longer_steps, one, without
+from tests.detectors.slow_stories import (
+    SICK_ROWS,
+    first_said,
+    hookless,
+    idle,
+    job,
+    longer_steps,
+    one,
+    repeated,
+    slower,
+    without,
+)
 from tests.detectors.windows import NOW_S, Story
 
 DETECTOR = NvlinkDegraded()
@@ -58,7 +69,7 @@ class TestFires:
 
     def test_one_gpu_that_moves_less_since_the_job_is_slower_is_only_told_of(self) -> None:
         story = without(hookless(less_traffic(job(rows=200), rows=80)), "gpu_nvlinks", "gpu_nvlink_err", "gpu_pcie_l")
-        story.device["gpu_tensor_active_ratio"][-80:] *= 0.88
+        slower(story, rows=80, ratio=0.88)
         verdict = one(DETECTOR.detect(story.window()))
         assert (verdict.node, verdict.device) == ("n1", 1)
         assert verdict.kinds == {"nvlink_bandwidth", "step_time"}
@@ -89,6 +100,18 @@ class TestFires:
         verdict = one(DETECTOR.detect(story.window()))
         assert (verdict.node, verdict.device) == ("n2", None)
         assert "NVSwitch" in verdict.summary
+
+    def test_a_node_that_is_the_whole_job_is_held_against_its_past(self) -> None:
+        story = longer_steps(job(nodes=1, gpus=8))
+        story.device["gpu_nvlinks_active"][-SICK_ROWS:] = 12.0
+        verdict = one(DETECTOR.detect(story.window()))
+        assert verdict.confidence >= 0.9
+        assert "12 of 18 links" in verdict.summary
+
+    def test_what_others_wrongly_show_hides_no_lost_link(self) -> None:
+        story = less_traffic(down(job()))
+        story.device["gpu_nvlinks_active"][-2, [1, 9, 13]] = 90.0
+        assert "12 of 18 links" in one(DETECTOR.detect(story.window())).summary
 
     def test_errors_with_two_other_signs_are_enough(self) -> None:
         verdict = one(DETECTOR.detect(longer_steps(less_traffic(errors(job()))).window()))
@@ -129,6 +152,22 @@ class TestStaysQuiet:
     def test_counts_that_no_other_row_shows_are_misreadings(self) -> None:
         story = job()
         story.device["gpu_nvlinks_active"][-30, 5] = story.device["gpu_nvlinks_active"][-2, 12] = 90.0
+        assert DETECTOR.detect(story.window()) == []
+
+    @pytest.mark.parametrize("links", [0.0, 12.0, 90.0])
+    def test_a_count_that_a_hung_driver_repeats_is_one_reading(self, links: float) -> None:
+        story = longer_steps(job())
+        story.device["gpu_nvlinks_active"][-SICK_ROWS, 5] = links
+        assert DETECTOR.detect(repeated(story, 5, SICK_ROWS).window()) == []
+
+    def test_more_links_than_any_other_gpu_has_are_none_lost_later(self) -> None:
+        story = longer_steps(job())
+        story.device["gpu_nvlinks_active"][:-SICK_ROWS, 5] = story.device["gpu_nvlinks_active"][-1, 9] = 90.0
+        assert DETECTOR.detect(story.window()) == []
+
+    def test_one_low_reading_is_no_lost_link(self) -> None:
+        story = longer_steps(job(), rows=3)
+        story.device["gpu_nvlinks_active"][-3::2, 5] = 12.0
         assert DETECTOR.detect(story.window()) == []
 
     def test_errors_alone_are_no_fault(self) -> None:

@@ -16,6 +16,8 @@ from tests.detectors.slow_stories import (
     job,
     longer_steps,
     one,
+    repeated,
+    slower,
     without,
 )
 from tests.detectors.windows import NOW_S, Story
@@ -84,9 +86,20 @@ class TestFires:
         assert verdict.confidence >= 0.9
         assert verdict.kinds == {"pcie_replays", "pcie_bandwidth", "pfc_pauses"}
 
+    def test_replays_that_reach_the_peers_too_are_the_worst_links(self) -> None:
+        story = without(surge(less_traffic(replays(job()))), "gpu_pcie_link")
+        noise = np.random.default_rng(7).normal(1.0, 0.05, len(story.series))
+        others = np.arange(len(story.series)) != 5
+        story.device["gpu_pcie_replays_total"][-SICK_ROWS:, others] = (
+            12.0 * np.arange(1, SICK_ROWS + 1)[:, None] * noise[others]
+        )
+        verdict = one(DETECTOR.detect(story.window()))
+        assert (verdict.node, verdict.device) == ("n1", 1)
+        assert verdict.kinds == {"pcie_replays", "pcie_bandwidth", "pfc_pauses"}
+
     def test_needs_no_hook(self) -> None:
-        story = hookless(less_traffic(narrow(job(rows=180), rows=LONG_ROWS), rows=LONG_ROWS))
-        story.device["gpu_tensor_active_ratio"][-LONG_ROWS:] *= 0.9
+        story = hookless(less_traffic(narrow(job(rows=240), rows=LONG_ROWS), rows=LONG_ROWS))
+        slower(story, rows=LONG_ROWS, ratio=0.9)
         verdict = one(DETECTOR.detect(story.window()))
         assert verdict.slowdown_ratio == pytest.approx(0.11, rel=0.2)
 
@@ -140,3 +153,11 @@ class TestStaysQuiet:
     def test_is_blind_without_links_and_replays(self) -> None:
         with pytest.raises(Blind, match="PCIe"):
             DETECTOR.detect(without(job(), "gpu_pcie").window())
+
+    def test_a_width_that_a_hung_driver_repeats_is_one_reading(self) -> None:
+        story = longer_steps(job())
+        story.device["gpu_pcie_link_width"][-SICK_ROWS, 5] = 4
+        assert DETECTOR.detect(repeated(story, 5, SICK_ROWS).window()) == []
+
+    def test_a_gpu_that_answers_has_a_link(self) -> None:
+        assert DETECTOR.detect(longer_steps(narrow(job(), lanes=0.0)).window()) == []

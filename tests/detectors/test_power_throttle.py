@@ -52,9 +52,25 @@ class TestFires:
         assert "power_limit" in verdict.kinds
         assert "500 W" in verdict.summary
 
+    def test_gpus_of_a_spare_node_are_no_peers(self) -> None:
+        story = capped(job(nodes=3), rows=40, ratio=0.7)
+        spare = story.column("n2")
+        for name, value in (("gpu_sm_clock_hertz", 2.55e8), ("gpu_power_watts", 60.0), ("gpu_temperature_celsius", 34)):
+            story.device[name][:, spare] = value
+        for name in ("gpu_tensor_active_ratio", "gpu_utilization_ratio"):
+            story.device[name][:, spare] = 0.0
+        verdict = one(DETECTOR.detect(story.window()))
+        assert (verdict.node, verdict.device) == ("n1", 1)
+        assert verdict.confidence >= 0.9
+
+    def test_a_clock_that_fell_by_chance_and_saved_no_power_is_no_shared_cap(self) -> None:
+        story = capped(job(rows=240), rows=60)
+        story.device["gpu_sm_clock_hertz"][-60:-30, 9] *= 0.8
+        assert one(DETECTOR.detect(story.window())).node == "n1"
+
     def test_needs_neither_hook_nor_profiling_counters(self) -> None:
         story = without(
-            hookless(capped(job(rows=180), rows=LONG_ROWS)),
+            hookless(capped(job(rows=240), rows=LONG_ROWS)),
             "gpu_tensor",
             "gpu_sm_active",
             "gpu_throttle",

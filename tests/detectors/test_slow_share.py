@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.detectors.signs.activity_pace import PaceChange
 from eagle_eye.detectors.signs.slow_share import compute_excess, pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.without_hook import NODE_MOVES, STEADY_MOVES
-from tests.detectors.slow_stories import LONG_ROWS, SICK_ROWS, hookless, hot, job, longer_steps
+from tests.detectors.slow_stories import ACTIVITY, LONG_ROWS, SICK_ROWS, hookless, hot, job, longer_steps, slower
 from tests.detectors.windows import NOW_S
 
 ONSET_S = NOW_S - SICK_ROWS
@@ -59,15 +59,15 @@ class TestPaceChange:
         assert not found.clear
 
     def test_counters_tell_where_steps_are_not_reported(self) -> None:
-        story = hookless(hot(job(rows=180), rows=LONG_ROWS))
+        story = hookless(hot(job(rows=240), rows=LONG_ROWS))
         found = pace_change(story.window(), NOW_S - LONG_ROWS)
         assert found is not None
         assert found.clear
         assert found.growth == pytest.approx(0.15, rel=0.1)
 
     def test_the_grain_of_samples_hides_nothing_that_longer_stretches_show(self) -> None:
-        story = hookless(hot(job(rows=360), rows=2 * LONG_ROWS))
-        grain = np.where(np.arange(360) // 15 % 2, 0.8, 1.2)  # as of steps that are no part of a block
+        story = hookless(hot(job(rows=480), rows=2 * LONG_ROWS))
+        grain = np.where(np.arange(480) // 15 % 2, 0.8, 1.2)  # as of steps that are no part of a block
         for name in STEADY_MOVES:
             if name in story.device:
                 story.device[name] *= grain[:, None]
@@ -75,15 +75,44 @@ class TestPaceChange:
         assert found is not None
         assert found.clear
 
-    def test_bursts_are_not_asked_where_something_steady_tells(self) -> None:
-        story = hookless(job(rows=180))
+    def test_wires_that_carry_less_while_gpus_do_as_much_make_no_slow_job(self) -> None:
+        story = hookless(job(rows=240))  # it exchanges gradients half as often
         for values in (story.device, story.node):
             for name in ("gpu_pcie_tx_bytes_per_second", NODE_MOVES):
                 if name in values:
                     values[name][-LONG_ROWS:] *= 0.5
         found = pace_change(story.window(), NOW_S - LONG_ROWS)
         assert found is not None
-        assert found.growth == pytest.approx(0.0, abs=0.01)
+        assert not found.clear
+
+    def test_memory_that_waiting_kernels_poll_hides_no_slow_job(self) -> None:
+        story = hookless(hot(job(rows=240), rows=LONG_ROWS))
+        noise = np.random.default_rng(5).normal(1.0, 0.03, (240, 1))
+        for name in [name for name in story.device if name.startswith(ACTIVITY)]:
+            story.device[name] *= noise
+        story.device["gpu_dram_active_ratio"] = np.full_like(story.device["gpu_tensor_active_ratio"], 0.5)
+        found = pace_change(story.window(), NOW_S - LONG_ROWS)
+        assert found is not None
+        assert found.growth == pytest.approx(0.15, rel=0.1)
+
+    def test_a_pace_that_has_moved_as_much_by_itself_shows_no_change(self) -> None:
+        story = hookless(slower(slower(job(rows=480), rows=360, ratio=0.92), rows=LONG_ROWS, ratio=0.94))
+        found = pace_change(story.window(), NOW_S - LONG_ROWS)
+        assert found is not None
+        assert not found.clear
+
+    def test_a_pace_that_was_low_for_a_minute_is_no_lasting_change(self) -> None:
+        story = hookless(slower(job(rows=300), rows=LONG_ROWS, ratio=0.8))
+        slower(story, rows=LONG_ROWS // 2 - 10, ratio=1 / 0.8)
+        found = pace_change(story.window(), NOW_S - LONG_ROWS)
+        assert found is not None
+        assert not found.clear
+
+    def test_one_minute_of_a_slow_job_is_not_enough_to_know_what_it_costs(self) -> None:
+        story = hookless(slower(job(rows=300), rows=60, ratio=0.8))
+        found = pace_change(story.window(), NOW_S - 60)
+        assert found is not None
+        assert found.error == math.inf
 
     def test_a_steady_job_without_the_hook_has_not_changed(self) -> None:
         found = pace_change(hookless(job()).window(), ONSET_S)

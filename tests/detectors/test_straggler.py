@@ -139,6 +139,18 @@ def test_one_slow_step_is_a_hiccup() -> None:
     assert said(slow(job(), 2.0, 1)) == []
 
 
+def test_one_very_slow_step_between_two_that_are_mildly_slow_is_a_hiccup() -> None:
+    story = slow(job(rows=15), 1.07, 3)
+    story.device["train_compute_seconds"][5:10, 2] *= 3.3
+    assert not any(verdict.confidence > CONFIDENCE_TOLD for verdict in said(waits(story)))
+
+
+def test_steps_that_one_row_covers_are_one_report_of_them() -> None:
+    window = slow(job(), 1.3, 4).window()
+    steps = replace(window.steps, times_s=np.where(window.steps.number >= window.steps.number[-4], 980.0, 0.0))
+    assert DETECTOR.detect(replace(window, steps=steps)) == []
+
+
 def test_two_steps_slower_than_all_others_are_told_of_and_not_acted_on() -> None:
     (verdict,) = said(slow(job(), 1.2, 2))
     assert verdict.node == "n2"

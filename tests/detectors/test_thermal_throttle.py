@@ -45,7 +45,7 @@ class TestFires:
         assert "reckoned from counters" in verdict.summary
 
     def test_counters_tell_the_jobs_pace_without_the_hook(self) -> None:
-        verdict = one(DETECTOR.detect(hookless(hot(job(rows=180), rows=LONG_ROWS)).window()))
+        verdict = one(DETECTOR.detect(hookless(hot(job(rows=240), rows=LONG_ROWS)).window()))
         assert verdict.slowdown_ratio == pytest.approx(0.15, rel=0.1)
         assert "reckoned" not in verdict.summary
 
@@ -186,6 +186,11 @@ class TestStaysQuiet:
 
 
 class TestRooms:
+    def test_a_cold_gpu_whose_clock_fell_at_the_same_time_shares_no_heat(self) -> None:
+        story = hot(job(rows=240), rows=60)
+        story.device["gpu_sm_clock_hertz"][-60:-30, 9] *= 0.85
+        assert one(DETECTOR.detect(story.window())).node == "n1"
+
     def test_nodes_that_throttle_together_are_a_matter_of_the_room(self) -> None:
         story = job(nodes=12)
         for node in ("n3", "n4", "n5"):

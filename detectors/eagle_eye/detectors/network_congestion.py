@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.job_course import Change, overdue, slowed_by_network
 from eagle_eye.detectors.signs.medians import quantile_over_rows
-from eagle_eye.detectors.signs.port_signs import CONGESTION_PER_S, HOLD_S, pause_signs
+from eagle_eye.detectors.signs.port_signs import CONGESTION_PER_S, HOLD_S, LEAF_NODES_MIN, pause_signs
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.signs.recent_rows import grown, lines_for, middle, past
 from eagle_eye.detectors.signs.topology import named, struck_switches
@@ -25,6 +27,7 @@ PAST_FACTOR = 3.0  # times what the node showed before
 HELD_QUANTILE = 0.3  # of the rows of HOLD_S, which must be up: pauses come in bursts
 MOST_RATIO = 0.5  # of the nodes, from which on it is the whole job's
 NEARLY_ALL_RATIO = 0.8  # of the nodes, from which on naming them says nothing
+HARDER_RATIO = 1.1  # times what any other node shows
 PAST_ROWS_MIN = 3
 SLOWER_RATIO = 0.03  # what costs less is not worth telling
 LOOKED_BACK_S = (60.0, 120.0, 240.0)
@@ -32,11 +35,20 @@ LASTS_S = 20.0  # bursts are over by then, and who is only told can wait
 CONFIDENCE_ONE, CONFIDENCE_SEVERAL = 0.8, 0.92
 
 
+class _Sign(NamedTuple):
+    """A counter that is up on some nodes: on which, each node's rate (N,), and what shows it."""
+
+    up: NDArray[np.bool_]
+    rate: Floats
+    evidence: Evidence
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCongestion:
     """Finds ``network_congestion``: notifications, received pauses or retransmissions up on many nodes together.
 
-    Many is half of the job's nodes, or most of one switch's and few others. What is up is ``PAST_FACTOR`` times the
+    Many is half of the job's nodes, or most of one switch's and few others. Where it reaches all and one switch's nodes
+    show more than any other, it is that switch. What is up is ``PAST_FACTOR`` times the
     node's own past and beyond an absolute floor, in most of the newest rows; and the job is slower for it: collectives
     longer than before while nobody's compute or data time is (42 of 43 multi-node fail-slows were congestion, and
     no node's fault: Greyhound, ATC 2025). A burst that slows nothing is not told of. Nobody is accused or
@@ -65,9 +77,11 @@ class NetworkCongestion:
         signs = self._signs(window, slow[0].since_s)
         if not signs:
             return []
-        struck = np.any([flags for flags, _ in signs], axis=0)
+        struck = np.any([sign.up for sign in signs], axis=0)
         nodes, where = _concerned(window, struck)
-        return [] if where is None else [self._verdict(window, nodes, where, slow, [item for _, item in signs])]
+        if len(nodes) >= NEARLY_ALL_RATIO * len(window.nodes):
+            nodes, where = _worst_switch(window, signs) or (nodes, where)
+        return [] if where is None else [self._verdict(window, nodes, where, slow, [sign.evidence for sign in signs])]
 
     def _slow(self, window: Window) -> tuple[Change, Change, str] | None:
         """Return how the job became slower of late or, where steps are too uneven to tell soon, since longer."""
@@ -88,8 +102,8 @@ class NetworkCongestion:
             if metric in window.node
         )
 
-    def _signs(self, window: Window, since_s: float) -> list[tuple[NDArray[np.bool_], Evidence]]:
-        """Return for each counter the nodes on which it is up since a moment, and what shows it."""
+    def _signs(self, window: Window, since_s: float) -> list[_Sign]:
+        """Return each counter that is up on some nodes since a moment."""
         before = int(np.searchsorted(window.node_times_s, since_s, side="right"))
         lines = lines_for(window.interval_s, HOLD_S)
         rates = _notification_rate(window)
@@ -109,7 +123,8 @@ class NetworkCongestion:
             up = now >= np.fmax(least, PAST_FACTOR * usual)
             if up.any():
                 threshold = max(least, PAST_FACTOR * middle(usual))
-                signs.append((up, Evidence(metric, None, None, middle(now[up]), middle(usual), threshold, unit)))
+                evidence = Evidence(metric, None, None, middle(now[up]), middle(usual), threshold, unit)
+                signs.append(_Sign(up, now, evidence))
         return signs
 
     def _verdict(
@@ -149,6 +164,22 @@ def _notification_rate(window: Window) -> Floats | None:
         return None
     lines = min(lines_for(window.interval_s, HOLD_S), len(counter) - 1)
     return grown(counter, lines) / (lines * window.interval_s)
+
+
+def _worst_switch(window: Window, signs: Sequence[_Sign]) -> tuple[tuple[str, ...], str] | None:
+    """Return the nodes of the switch all of which are hit harder than any other node: what overflows there reaches all.
+
+    None where no counter shows one.
+    """
+    names = np.array(window.switches)
+    for switch in sorted({name for name in window.switches if name}):
+        there = names == switch
+        for sign in signs:
+            inside, outside = (sign.rate[some & np.isfinite(sign.rate)] for some in (there, ~there))
+            enough = min(len(inside), len(outside)) >= LEAF_NODES_MIN
+            if enough and float(inside.min()) >= HARDER_RATIO * float(outside.max()):
+                return tuple(window.nodes[i] for i in np.flatnonzero(there).tolist()), f"at {switch}"
+    return None
 
 
 def _concerned(window: Window, struck: NDArray[np.bool_]) -> tuple[tuple[str, ...], str | None]:

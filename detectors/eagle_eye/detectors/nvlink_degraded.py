@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.detectors.signs.documented import nvlink_bytes_per_second, type_at
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import growth
+from eagle_eye.detectors.signs.readings import READINGS_MIN, lasting, readings
 from eagle_eye.detectors.signs.recent_rows import grown
 from eagle_eye.detectors.signs.role_medians import medians, window_roles
 from eagle_eye.detectors.signs.slow_clocks import SlowClock, slow_clocks
@@ -41,9 +43,11 @@ STANDSTILL_S = 60.0  # an XID with the job standing still since is left to the d
 SPARE_STEPS = 16  # newest steps that tell how long each role computes
 COLLECTIVE_SHARE = 0.1  # of a step within a node, where nobody reports traffic: tensor parallel jobs have more
 SUSPECTS_MAX = 64
+MEMBERS_SAMPLED, MOST_QUANTILE = 64, 0.75  # of a role: a count that fewer than a quarter of it ever showed is none
 MANY_NODES = 3  # with fewer links all along: built so
 WHOLE_NODE_SHARE = 0.75  # of a node's GPUs: then what they share has failed
 CONFIDENCE_SURE, CONFIDENCE_LINKS, CONFIDENCE_ERRORS, CONFIDENCE_TRAFFIC, CONFIDENCE_ONCE = 0.95, 0.85, 0.9, 0.8, 0.6
+ACTIVE = "gpu_nvlinks_active"
 TRAFFIC = ("gpu_nvlink_rx_bytes_per_second", "gpu_nvlink_tx_bytes_per_second")
 
 
@@ -75,7 +79,7 @@ class NvlinkDegraded:
         """Return one verdict for each node with degraded NVLinks."""
         device = window.device
         told = _told(window)
-        metrics = ("gpu_nvlinks_active", "gpu_nvlink_errors_total", *TRAFFIC)
+        metrics = (ACTIVE, "gpu_nvlink_errors_total", *TRAFFIC)
         if not told and not any(metric in device for metric in metrics):
             raise Blind("neither NVLinks nor their errors or traffic are reported")
         suspects = _Suspects(_lost(window), _erring(window), _starved(window), told)
@@ -179,23 +183,22 @@ def _told(window: Window) -> dict[int, list[Happening]]:
 
 def _lost(window: Window) -> dict[int, list[int]]:
     """Return by node the series that held fewer links than their role or they themselves had."""
-    values = window.device.get("gpu_nvlinks_active")
+    values = window.device.get(ACTIVE)
     if values is None or len(values) < ROWS_MIN:
         return {}
     held = np.fmax.reduce(values[-ROWS_MIN:], axis=0)
-    if not (held < np.fmax.reduce(held)).any():
+    roles = window_roles(window, 1)
+    usually = medians(held[None, :], roles, 1)[0][roles.place]
+    low, fell = held < usually, held < np.fmax.reduce(values[:: max(len(values) // 8, 1)], axis=0)
+    if not (low | fell).any():
         # Everybody has the same; a whole job that lost links is no finding about a node.
         return {}
     found: dict[int, list[int]] = {}
-    best = np.full(int(window.role_of.max()) + 1, -np.inf)
-    np.fmax.at(best, window.role_of, held)
-    low = np.flatnonzero(held < best[window.role_of])
-    for index in low[: 4 * SUSPECTS_MAX].tolist():
-        peers = peers_of(window, index, window.role_of)
-        usual = middle(held[peers])
-        before = float(np.fmax.reduce(_counts(window, index)))
-        if held[index] < usual or (held[index] < before and not held[index] > usual):
-            found.setdefault(int(window.node_of[index]), []).append(index)
+    for index in [*np.flatnonzero(low), *np.flatnonzero(fell & ~low)][: 4 * SUSPECTS_MAX]:
+        now = _now(window, int(index))
+        usual = middle(held[peers_of(window, int(index), window.role_of)])
+        if now < usual or (now < _before(window, int(index)) and not now > usual):
+            found.setdefault(int(window.node_of[index]), []).append(int(index))
     always = [node for node, columns in found.items() if not any(_fell(window, column) for column in columns)]
     if len(always) >= MANY_NODES:
         found = {node: columns for node, columns in found.items() if node not in always}
@@ -203,16 +206,36 @@ def _lost(window: Window) -> dict[int, list[int]]:
 
 
 def _fell(window: Window, column: int) -> bool:
-    own = _counts(window, column)
-    own = own[np.isfinite(own)]
-    return len(own) > 0 and bool(own[-1] < own.max())
+    return _now(window, column) < _before(window, column)
 
 
-def _counts(window: Window, column: int) -> Floats:
-    """Return the counts of links that the series has shown; NaN for those of fewer than ROWS_MIN rows: misreadings."""
-    own = window.device["gpu_nvlinks_active"][:, column]
-    shown, times = np.unique(own[np.isfinite(own)], return_counts=True)
-    return np.where(np.isin(own, shown[times >= ROWS_MIN]), own, np.nan)
+@once
+def _now(window: Window, column: int) -> float:
+    """Return the most links that the newest readings showed; NaN while there are fewer than READINGS_MIN."""
+    own = readings(window, ACTIVE, column)
+    newest = own[np.isfinite(own)][-READINGS_MIN:]
+    return float(newest.max()) if len(newest) == READINGS_MIN else math.nan
+
+
+def _had(window: Window, column: int) -> Floats:
+    """Return the counts of links that the series has shown, (T,); NaN in rows that tell nothing new, or nonsense."""
+    return lasting(readings(window, ACTIVE, column))
+
+
+def _before(window: Window, column: int) -> float:
+    """Return the most links that the series has had: never more than GPUs of its role have."""
+    own = np.fmax.reduce(_had(window, column))
+    return float(np.fmin(own, _most(window, int(window.role_of[column]))))
+
+
+@once
+def _most(window: Window, role: int) -> float:
+    """Return how many links a role's GPUs have had; some may have shown more than there are."""
+    members = np.flatnonzero(window.role_of == role)
+    members = members[:: math.ceil(len(members) / MEMBERS_SAMPLED)]
+    each = np.array([np.fmax.reduce(_had(window, column)) for column in members.tolist()])
+    each = each[np.isfinite(each)]
+    return float(np.quantile(each, MOST_QUANTILE, method="lower")) if len(each) else math.nan
 
 
 def _erring(window: Window) -> dict[int, list[int]]:
@@ -265,8 +288,7 @@ def _onset(window: Window, lost: list[int], erring: list[int], told: list[Happen
     begins = [told[0].time_s] if told else []
     chronic = not told
     for column in lost:
-        own = _counts(window, column)
-        higher = np.flatnonzero(own > own[np.isfinite(own)][-1])
+        higher = np.flatnonzero(_had(window, column) > _now(window, column))
         if len(higher):
             begins.append(float(window.times_s[higher[-1]]))
             chronic = False
@@ -279,17 +301,15 @@ def _onset(window: Window, lost: list[int], erring: list[int], told: list[Happen
 
 
 def _links(window: Window, lost: list[int]) -> tuple[list[Evidence], float]:
-    values = window.device["gpu_nvlinks_active"]
+    values = window.device[ACTIVE]
     held = np.fmax.reduce(values[-ROWS_MIN:], axis=0)
     items, worst = [], 0.0
     for column in lost[:4]:
         series = window.series[column]
-        usual = max(
-            middle(held[peers_of(window, column, window.role_of)]), float(np.fmax.reduce(_counts(window, column)))
-        )
-        own = float(held[column])
+        usual = max(middle(held[peers_of(window, column, window.role_of)]), _before(window, column))
+        own = _now(window, column)
         worst = max(worst, 1 - own / usual if usual > 0 else 0.0)
-        items.append(Evidence("gpu_nvlinks_active", series.node, series.device, own, usual, usual, "links"))
+        items.append(Evidence(ACTIVE, series.node, series.device, own, usual, usual, "links"))
     return items, worst
 
 
@@ -323,7 +343,7 @@ def _reckoned(window: Window, columns: list[int], rows: Rows, lost_share: float)
         return 0.0
     peers: Integers = peers_of(window, columns[0], window.role_of)
     moved = [found.peers for m in TRAFFIC if (found := compare(window, m, columns[0], peers, rows)) is not None]
-    links = compare(window, "gpu_nvlinks_active", columns[0], peers, rows)
+    links = compare(window, ACTIVE, columns[0], peers, rows)
     busy = COLLECTIVE_SHARE
     if moved and links is not None and links.peers > 0:
         busy = min(max(moved) / (links.peers * nvlink_bytes_per_second(window, columns[0])), 1.0)
@@ -367,7 +387,7 @@ def _where(window: Window, node: int, columns: list[int]) -> str:
 
 
 def _said(item: Evidence) -> str:
-    if item.metric == "gpu_nvlinks_active":
+    if item.metric == ACTIVE:
         return f"{item.value:.0f} of {item.peers_median:.0f} links are up"
     if item.metric == "gpu_nvlink_errors_total":
         return f"{item.value:.0f} errors in a minute"

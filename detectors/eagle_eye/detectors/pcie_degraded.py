@@ -9,6 +9,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.activity_pace import PaceChange
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, growth
+from eagle_eye.detectors.signs.readings import READINGS_MIN, lasting, readings
 from eagle_eye.detectors.signs.recent_rows import grown
 from eagle_eye.detectors.signs.slow_share import Slowness, compute_excess, pace_change, slowness_by_pace
 from eagle_eye.detectors.signs.under_load import (
@@ -27,6 +28,7 @@ from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict
 
 LASTS_S = 10.0  # that a link must be seen degraded...
 ROWS_MIN = 3  # ...in as many rows: a sampler may catch a link while it retrains
+READ_S = 180.0  # in which so many readings must be found, where a source is read more seldom than it is asked
 LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}  # PCI-SIG, by generation
 LANES_USUAL, GENERATION_USUAL = 16, 4  # where nobody reports them
 TRAFFIC_RATIO = 0.85  # of the peers' traffic over the link, below which it carries less...
@@ -34,7 +36,7 @@ TRAFFIC_SIGMAS = 5.0  # ...in robust standard deviations as well
 REPLAYS_S = 180.0
 REPLAYS_MIN = 12.0  # within REPLAYS_S: healthy links replay a few packets a day
 REPLAYS_BEGUN = 0.03  # of all replays in the window, that may have come before they began in earnest
-REPLAYS_RATIO = 10.0  # times the most that a typical peer shows
+REPLAYS_RATIO, REPLAYS_SIGMAS = 2.0, 10.0  # times what a typical peer shows, and beyond how much they differ
 PAUSES_PER_SECOND = 200.0  # PFC pauses that a node sends: its adapter's buffers fill since PCIe does not drain them
 PAUSES_RATIO = 5.0  # times the peers' (Minder, Deng et al. 2025: the first sign of a degraded PCIe link)
 LINK_SIGNS = (("gpu_pcie_link_width", "lanes"), ("gpu_pcie_link_generation", "generation"))
@@ -175,7 +177,8 @@ def _replaying(window: Window) -> list[int]:
     if len(known) == 0:
         return []
     usual = float(np.median(known))
-    over = np.flatnonzero(total >= max(REPLAYS_MIN, REPLAYS_RATIO * usual))
+    sigma = max(SIGMA_PER_MAD * float(np.median(np.abs(known - usual))), math.sqrt(usual))
+    over = np.flatnonzero(total >= max(REPLAYS_MIN, REPLAYS_RATIO * usual + REPLAYS_SIGMAS * sigma))
     return [int(index) for index in over[:SUSPECTS_MAX]]
 
 
@@ -189,17 +192,18 @@ def _close_look(window: Window, index: int, rows: Rows, slots: Integers) -> _Sus
     lost = []
     onset_s, chronic = float(window.times_s[rows[0]]) - window.interval_s, True
     busy = works(window, index, peers, rows)
+    worked = loaded_rows(window, lines_within(window.times_s, READ_S)) if busy else rows
     for metric, unit in LINK_SIGNS:
         found = compare(window, metric, index, peers, rows) if busy else None
-        values = window.device.get(metric)
-        if found is None or values is None or not found.own < found.peers:
+        if found is None or not found.own < found.peers:
             continue
-        own = values[:, index]
-        recent = own[rows]
-        if not (recent[np.isfinite(recent)] < found.peers).all():
+        own = _link(window, metric, index)
+        told = worked[np.isfinite(own[worked])]
+        newest = own[told[-max(READINGS_MIN, int((told >= rows[0]).sum())) :]]
+        if len(newest) < READINGS_MIN or not (newest < found.peers).all():
             continue
-        lost.append(Evidence(metric, series.node, series.device, found.own, found.peers, found.peers, unit))
-        higher = np.flatnonzero(own >= found.peers)
+        lost.append(Evidence(metric, series.node, series.device, middle(newest), found.peers, found.peers, unit))
+        higher = np.flatnonzero(lasting(own) >= found.peers)
         if len(higher):
             chronic = False
             onset_s = float(window.times_s[higher[-1]])
@@ -208,6 +212,12 @@ def _close_look(window: Window, index: int, rows: Rows, slots: Integers) -> _Sus
     if not lost:
         onset_s, chronic = _replays_began(window, index)
     return _Suspect(index, peers, rows, onset_s, chronic, tuple(lost))
+
+
+def _link(window: Window, metric: str, index: int) -> Floats:
+    """Return a link's readings, (T,); NaN where there was none: what answers over a link has one."""
+    own = readings(window, metric, index)
+    return np.where(own > 0, own, np.nan)
 
 
 def _replays_began(window: Window, index: int) -> tuple[float, bool]:

@@ -9,11 +9,12 @@ import numpy as np
 
 from eagle_eye.detectors.signs.documented import braking_from_c
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.signs.shared_cause import ALIKE_FACTOR, Struck, partition
+from eagle_eye.detectors.signs.shared_cause import ALIKE_FACTOR, TOGETHER_S, Struck, partition
 from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
 from eagle_eye.detectors.signs.slow_share import slowness_by_clock
 from eagle_eye.detectors.signs.topology import named
 from eagle_eye.detectors.signs.under_load import (
+    PEERS_SAMPLED,
     Comparison,
     bit_share,
     compare,
@@ -98,7 +99,7 @@ class PowerThrottle:
         accused = {node: _struck(node, own[0].slow) for node, own in worst.items()}
         company = [_struck(int(window.node_of[found.slow.index]), found.slow) for found in capped]
         for own in list(worst.values())[:ACCUSED_MAX]:
-            company += fell_together(window, own[0].slow)
+            company += [mate for mate in fell_together(window, own[0].slow) if _may_lack_power(window, mate)]
         alone, rooms = partition(window, accused, company)
         if sum(accused[node].onset_s is None for node in alone) >= SHARED_LIMIT_NODES:
             # So many that were always so are another kind of machine, not so many sick ones.
@@ -211,6 +212,24 @@ def _fell(window: Window, slow: SlowClock) -> bool:
     usual = middle(change[1:])
     sigma = max(SIGMA_PER_MAD * middle(np.abs(change[1:] - usual)), POWER_SIGMA_FLOOR)
     return bool(change[0] <= POWER_DOWN_RATIO * usual and usual - change[0] >= DISTANCE_MIN * sigma)
+
+
+def _may_lack_power(window: Window, struck: Struck) -> bool:
+    """Whether a node drew less, beside the job, while a clock of it was low, or nobody knows: noise saves no power."""
+    power, clock = window.device.get("gpu_power_watts"), window.device["gpu_sm_clock_hertz"]
+    if power is None or struck.onset_s is None or struck.depth is None:
+        return True
+    rows = np.flatnonzero(window.times_s > struck.onset_s - TOGETHER_S)
+    before = np.flatnonzero(window.times_s <= struck.onset_s - TOGETHER_S)[-BEFORE_ROWS:]
+    if len(before) < LIMIT_ROWS:
+        return True
+    columns = np.flatnonzero(window.node_of == struck.node)
+    job = np.arange(0, len(window.series), max(len(window.series) // PEERS_SAMPLED, 1))
+    low = clock[np.ix_(rows, columns)] < (1 - struck.depth / 2) * means(clock[np.ix_(before, columns)])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        usual = middle(means(power[np.ix_(rows, job)]) / means(power[np.ix_(before, job)]))
+        drawn = means(np.where(low, power[np.ix_(rows, columns)], np.nan)) / means(power[np.ix_(before, columns)])
+    return not np.isfinite(drawn).any() or bool(np.nanmin(drawn) <= POWER_DOWN_RATIO * usual)
 
 
 def _evidence(

@@ -11,7 +11,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.beside_its_past import beside_its_past
 from eagle_eye.detectors.signs.even_work import even_work
-from eagle_eye.detectors.signs.medians import median_of, median_over_rows
+from eagle_eye.detectors.signs.medians import TRIM_RATIO, median_of, median_over_rows, trimmed_means
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.signs.slow_share import Slowness
@@ -31,7 +31,6 @@ SCREEN_STEPS = 20  # newest steps from which that noise is taken, and as many be
 SUSPECTS_MAX = 24  # ranks looked at closely for each stretch, worst first
 PEERS_SAMPLED = 256  # of a large role, enough for its spread
 FEW_PEERS = 4.0  # the error of n peers counts 1 + 4/n times (Student's t against the normal, far in the tail)
-TRIM_RATIO = 0.2  # cut off at both ends before a mean: robust, and nearly as efficient
 TRIM_EFFICIENCY = 1.06  # standard error of such a mean over that of a mean, normal distribution
 NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's grain
 LONE_STEP_NOISE_MAX = 0.03  # of single steps, above which single steps are no evidence: heavy tails (packed sequences)
@@ -137,9 +136,11 @@ class Straggler:
 
     def _judge(self, window: Window, index: int, length: int) -> Verdict | None:
         relative = window.steps.relative_compute
-        own = relative[-length:, index]
-        own = own[np.isfinite(own)]
-        centre = float(_trimmed_means(own[:, None])[0])
+        told = len(relative) - length + np.flatnonzero(np.isfinite(relative[-length:, index]))
+        own = relative[told, index]
+        if len(np.unique(window.steps.times_s[told])) < min(len(own), STEPS_MIN):
+            return None  # a row that covers several steps is one report of them
+        centre = _centre(own)
         low = float(np.quantile(own, STEADY_QUANTILE, method="lower"))
         least = self.ratio if len(own) < MILD_STEPS_TOLD else self.mild_ratio
         if centre < least or low < 1 + ONSET_MARGIN * (least - 1):
@@ -153,7 +154,7 @@ class Straggler:
         onset = self._onset(relative[:, index], centre, len(own))
         if found.noisy and length >= NOISY_STEPS_MIN:
             line = 1 + ONSET_MARGIN * (centre - 1)
-            if not float(_trimmed_means(own[-NOISY_STEPS_MIN // 2 :, None])[0]) >= line:
+            if not float(trimmed_means(own[-NOISY_STEPS_MIN // 2 :, None])[0]) >= line:
                 return None  # it is over
             onset = min(onset, len(relative) - length + _turn(relative[-length:, index] - line, centre - line))
         step_s, _ = step_levels(window, "train_step_seconds", onset, index, peers)  # those that are longer for it
@@ -284,7 +285,7 @@ def _waited_for(window: Window, onset: int, index: int, centre: float, peers: In
     slow = compute[first:, index].copy()
     slow[: max(onset - first, 0)] *= centre
     others = peers[window.node_of[peers] != window.node_of[index]]
-    usual = _trimmed_means(window.steps.relative_compute[max(onset, first) :, others]) < 1 + ONSET_MARGIN * (centre - 1)
+    usual = trimmed_means(window.steps.relative_compute[max(onset, first) :, others]) < 1 + ONSET_MARGIN * (centre - 1)
     latest = np.fmax.reduce(compute[first:, others[usual]], axis=1, initial=0.0)
     longer = np.maximum(slow, latest) - np.maximum(slow / centre, latest)
     steps = seconds[first:, index] if seconds is not None else np.full_like(slow, np.nan)
@@ -316,8 +317,7 @@ def _cost(window: Window, onset: int, expected: float) -> Slowness | None:
 
 
 def _median_of(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return median_of(known)
+    return median_of(values[np.isfinite(values)])
 
 
 def _noise(relative: Floats, steps: int) -> tuple[float, float]:
@@ -327,7 +327,7 @@ def _noise(relative: Floats, steps: int) -> tuple[float, float]:
     if not enough.any():
         return np.inf, np.inf
     values = relative[:, enough]
-    centres = _trimmed_means(values)
+    centres = trimmed_means(values)
     spread = np.abs(values - centres)
     noise = SIGMA_PER_MAD * float(np.median(spread[np.isfinite(spread)]))
     # The mean deviation reaches into the tails that the median deviation does not see.
@@ -382,15 +382,11 @@ def _unheard_of(own: Floats, peers: Floats) -> bool:
     return bool(len(known) > 1 and own.min() > known.max() and len(own) * math.log10(len(known)) >= UNHEARD_OF_DIGITS)
 
 
-def _trimmed_means(values: Floats) -> Floats:
-    """Return each column's mean without its lowest and highest share: (columns,), NaN where nothing was observed."""
-    count = np.isfinite(values).sum(axis=0)
-    cut = (TRIM_RATIO * count).astype(np.intp)
-    sums = np.vstack([np.zeros(values.shape[1]), np.nancumsum(np.sort(values, axis=0), axis=0, dtype=np.float64)])
-    columns = np.arange(values.shape[1])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((sums[count - cut, columns] - sums[cut, columns]) / (count - 2 * cut))
+def _centre(own: Floats) -> float:
+    """Return a rank's trimmed mean; no more than its median where there is too little to trim: one step may be long."""
+    mean = float(trimmed_means(own[:, None])[0])
+    return mean if len(own) * TRIM_RATIO >= 1 else min(mean, float(np.median(own)))
 
 
 def _sample(peers: Integers) -> Integers:
-    return peers if len(peers) <= PEERS_SAMPLED else peers[:: len(peers) // PEERS_SAMPLED + 1]
+    return peers[:: math.ceil(len(peers) / PEERS_SAMPLED)] if len(peers) else peers

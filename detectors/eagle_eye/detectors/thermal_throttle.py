@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_eye.detectors.signs.documented import braking_from_c
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.signs.shared_cause import Struck, partition
+from eagle_eye.detectors.signs.shared_cause import TOGETHER_S, Struck, partition
 from eagle_eye.detectors.signs.slow_clocks import CLEAR_DEFICIT, SlowClock, fell_together, slow_clocks
 from eagle_eye.detectors.signs.slow_share import slowness_by_clock
 from eagle_eye.detectors.signs.topology import named
@@ -69,7 +69,7 @@ class ThermalThrottle:
         accused = {node: _struck(node, own[0].slow) for node, own in worst.items()}
         company = [_struck(int(window.node_of[found.slow.index]), found.slow) for found in hot]
         for own in list(worst.values())[:ACCUSED_MAX]:
-            company += fell_together(window, own[0].slow)
+            company += [mate for mate in fell_together(window, own[0].slow) if _may_be_warm(window, mate)]
         alone, rooms = partition(window, accused, company + _grown_hot(window, accused))
         verdicts = [self._verdict(window, worst[node]) for node in alone]
         for room in rooms:
@@ -188,6 +188,15 @@ def _thermal(window: Window, slow: SlowClock, at_limit: bool) -> bool | None:
     if not math.isfinite(own):
         return None
     return own >= BIT_SHARE_MIN and own >= (peers if math.isfinite(peers) else 0.0) + BIT_SHARE_MORE
+
+
+def _may_be_warm(window: Window, struck: Struck) -> bool:
+    """Whether a GPU of a node was warm about when it was struck, or nobody knows: clocks fall for other reasons."""
+    temperature = window.device.get("gpu_temperature_celsius")
+    if temperature is None or struck.onset_s is None:
+        return True
+    about = temperature[window.times_s > struck.onset_s - TOGETHER_S][:, window.node_of == struck.node]
+    return not np.isfinite(about).any() or bool(np.nanmax(about) >= WARM_C)
 
 
 def _grown_hot(window: Window, accused: dict[int, Struck]) -> list[Struck]:

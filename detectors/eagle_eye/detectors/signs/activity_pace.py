@@ -13,14 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_over_rows
+from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.under_load import lines_within, means, middle
-from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, STEADY_MOVES
+from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, WAITING_MOVES
 from eagle_eye.detectors.types import Floats, Window
 
 GROWTH_DISTANCE = 4.0  # standard errors
 BLOCKS_BEFORE_MIN, BLOCKS_AFTER_MIN = 4, 3
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
+DRIFT_SHARE = 0.5  # of what the pace did by itself before, from one half of that time to the other: batches differ
+LASTING_SHARE = 0.5  # of a change, that each half of the time since must show
+ASKED_OFTEN = 1.25  # times the error of a cost: it is asked for every few seconds, of blocks that are not independent
 SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
 FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
 BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
@@ -30,7 +34,11 @@ LOOKED_BACK_S = tuple(range(60, 301, 30))  # a checkpoint is over sooner
 LATE_DISTANCE = 8.0  # standard errors, where nothing says when: asked every second, of blocks that are not independent
 PARTS = 4  # of that time, each of which must be slower
 ACTIVITY_NOTED = 0.03  # counters are coarser than clocks around steps
+PAYLOAD = (*(metric for metric in MOVES if metric != WAITING_MOVES), NODE_MOVES)  # nothing of it moves while all wait
 ACTIVITY_S, ACTIVITY_ROWS, ACTIVITY_SAMPLED = 600.0, 1_200, 64
+
+
+_View = tuple[Floats, Floats]  # what a counter showed, (rows, columns), and the rows' times
 
 
 class PaceChange(NamedTuple):
@@ -50,14 +58,33 @@ UNKNOWN = PaceChange(0.0, math.inf, ACTIVITY_NOTED)
 
 
 def activity_change(window: Window, since_s: float) -> PaceChange | None:
-    """Return the change of what GPUs and networks do in a second, by the metric that says it most exactly.
+    """Return the change of what GPUs and networks do in a second, as all counters together say; None: there are none.
 
-    Bursts, which samples catch or miss, are asked only where nothing steadier is observed, and so is traffic of which
-    part may not be training's. None where none is observed.
+    A step moves the same bytes through every wire, so they are senses of one pace: weighed by their errors, and the
+    error is larger where they disagree (bursts that samples catch or miss, traffic that is not training's).
     """
-    views = list(_activity(window, STEADY_MOVES)) or list(_activity(window))
-    changes = [_rate_change(values, times_s, since_s, window.interval_s) for values, times_s in views]
-    return min(changes, key=lambda change: change.error) if changes else None
+    views = _moved(window)
+    return _together(views, since_s, window.interval_s) if views else None
+
+
+def lasting_change(window: Window, since_s: float) -> PaceChange | None:
+    """Return ``activity_change`` as far as each half of the time since shows it by itself; None: there are no counters.
+
+    A job's pace wanders by a few percent for a minute, and who asks again and again finds such a minute; what a slow
+    node takes is gone all the time. Unknown until each half can be told.
+    """
+    views = _moved(window)
+    if not views:
+        return None
+    turn_s = (since_s + max(float(times_s[-1]) for _, times_s in views)) / 2
+    first = [_rows(view, view[1] <= turn_s) for view in views]
+    second = [_rows(view, (view[1] <= since_s) | (view[1] > turn_s)) for view in views]
+    whole, *halves = (_together(part, since_s, window.interval_s) for part in (views, first, second))
+    if not all(math.isfinite(half.error) for half in halves):
+        return UNKNOWN
+    whole = whole._replace(error=ASKED_OFTEN * whole.error)
+    least = min(half.growth for half in halves)
+    return whole if least >= LASTING_SHARE * whole.growth else whole._replace(growth=min(whole.growth, least))
 
 
 def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
@@ -80,7 +107,7 @@ def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
     return found
 
 
-def _activity(window: Window, metrics: Sequence[str] = (*MOVES, NODE_MOVES)) -> Iterator[tuple[Floats, Floats]]:
+def _activity(window: Window, metrics: Sequence[str] = (*MOVES, NODE_MOVES)) -> Iterator[_View]:
     """Yield what some of the GPUs and nodes moved in each row of training, (rows, columns), and the rows' times."""
     views = [(window.device.get(metric), window.times_s) for metric in metrics]
     views += [(window.node.get(metric), window.node_times_s) for metric in metrics]
@@ -92,6 +119,29 @@ def _activity(window: Window, metrics: Sequence[str] = (*MOVES, NODE_MOVES)) -> 
         training = _training(median_over_rows(recent.T), times_s[-lines:])
         if training.any():
             yield recent[training], times_s[-lines:][training]
+
+
+@once
+def _moved(window: Window) -> list[_View]:
+    """Return what the job moves in a second; what kernels keep up while they wait only where nothing else is seen."""
+    return list(_activity(window, PAYLOAD)) or list(_activity(window, (WAITING_MOVES,)))
+
+
+def _rows(view: _View, kept: NDArray[np.bool_]) -> _View:
+    values, times_s = view
+    return values[kept], times_s[kept]
+
+
+def _together(views: Sequence[_View], since_s: float, interval_s: float) -> PaceChange:
+    """Return the mean of several counters' changes, by the inverse of their squared errors."""
+    changes = [_rate_change(values, times_s, since_s, interval_s) for values, times_s in views]
+    known = [change for change in changes if math.isfinite(change.error)]
+    if not known:
+        return UNKNOWN
+    weights, growths = (np.array(column) for column in zip(*((c.error**-2, c.growth) for c in known), strict=True))
+    mean = float(np.average(growths, weights=weights))
+    apart = math.sqrt(float(np.average((growths - mean) ** 2, weights=weights)) / len(known))
+    return PaceChange(mean, math.hypot(min(change.error for change in known), apart), ACTIVITY_NOTED)
 
 
 def _lower_throughout(before: Floats, after: Floats) -> bool:
@@ -126,8 +176,9 @@ def _rate_change(
 ) -> PaceChange:
     """Return the change of a rate (rows, columns) at a moment, each column against itself: stages differ.
 
-    Asked of blocks of several lengths: those that hold whole steps differ least. Its error is infinite while too
-    little of the time before or after is in view.
+    Asked of blocks of several lengths, of which the one of middling error is believed: those that hold no whole steps
+    differ most, those that differ least may do so by chance. Its error is infinite while too little of the time before
+    or after is in view.
     """
     before, after = times_s <= since_s, times_s > since_s + interval_s
     if not (before.any() and after.any()):
@@ -139,7 +190,8 @@ def _rate_change(
         block_s = length * max(BLOCK_S, interval_s)
         blocks, later = (_whole_blocks(times_s[some], block_s) for some in (before, after))
         changes.append(_block_change(ratios[before], ratios[after], blocks, later))
-    return min(changes, key=lambda change: change.error)
+    known = sorted((change for change in changes if math.isfinite(change.error)), key=lambda change: change.error)
+    return known[len(known) // 2] if known else UNKNOWN
 
 
 def _block_change(earlier: Floats, since: Floats, blocks: int, later: int) -> PaceChange:
@@ -157,8 +209,10 @@ def _block_change(earlier: Floats, since: Floats, blocks: int, later: int) -> Pa
     ratio = middle(now) / middle(parts)
     spread = max(SIGMA_PER_MAD * middle(np.abs(parts - middle(parts))), SPREAD_FLOOR)
     error = (1 + FEW_BLOCKS / blocks) * MEDIAN_ERROR * spread * math.sqrt(1 / blocks + 1 / later)
+    half = len(parts) // 2
+    drift = DRIFT_SHARE * abs(middle(parts[half:]) - middle(parts[:half])) / middle(parts)
     # Time is the inverse of activity: the same kernels in a longer step.
-    return PaceChange(1 / ratio - 1, error, ACTIVITY_NOTED)
+    return PaceChange(1 / ratio - 1, math.hypot(error, drift), ACTIVITY_NOTED)
 
 
 def _whole_blocks(times_s: Floats, block_s: float) -> int:

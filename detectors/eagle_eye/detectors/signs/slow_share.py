@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.detectors.signs.activity_pace import PaceChange, activity_change
+from eagle_eye.detectors.signs.activity_pace import PaceChange, lasting_change
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
 from eagle_eye.detectors.signs.progress import typical_step_s
@@ -122,11 +122,11 @@ def compute_share(window: Window) -> float:
 def pace_change(window: Window, since_s: float) -> PaceChange | None:
     """Return how much longer the job's steps have become since a moment, against just before; None if not known.
 
-    Where nobody reports steps, the GPUs' typical activity under load tells: the same work spread over more time.
+    Where nobody reports steps, what the job moves in a second tells: the same work spread over more time.
     """
     seconds = window.curve.values.get("train_step_seconds")
     if seconds is None or not np.isfinite(seconds).any():
-        return activity_change(window, since_s)
+        return lasting_change(window, since_s)
     times_s = window.curve.times_s
     begun_s = since_s + typical_step_s(window) + window.interval_s
     before = seconds[times_s <= since_s][-STEPS_MEASURED:]

@@ -27,6 +27,7 @@ LOAD_SIGNS = (
 )
 USUAL_QUANTILE = 0.75
 STANDSTILL_STEPS, STANDSTILL_ROWS = 3.0, 3.0  # without a step for so long, the job does not work
+LOOKS = 16  # at rows all over the window, of which at least one shows a GPU at work that is no spare
 PEERS_SAMPLED = 64  # of a large group, enough for a median and its spread
 LIMITS_ALIKE_RATIO = 0.02  # power limits closer than this are the same
 LIMIT_NODES_MIN = 3  # fewer nodes with a limit of their own are no group: they are compared with the others
@@ -113,7 +114,28 @@ def _worked_until_s(window: Window) -> float:
 
 @once
 def comparable(window: Window) -> Integers:
-    """Return (S,) groups of comparable series: the roles, split where many nodes have a power limit of their own."""
+    """Return (S,) groups of comparable series: the roles, split where many nodes have a power limit of their own.
+
+    Those that never work are a group of their own.
+    """
+    groups, spare = _by_limit(window), _spare(window)
+    return groups if spare is None else np.where(spare, groups + int(groups.max()) + 1, groups)
+
+
+@once
+def _spare(window: Window) -> NDArray[np.bool_] | None:
+    """Return which series no look at the window shows at work while others do, as spare nodes': (S,); None: none."""
+    for metric, floor, _ in LOAD_SIGNS:
+        values = window.device.get(metric)
+        if values is None or floor <= 0 or len(values) == 0:
+            continue
+        with np.errstate(invalid="ignore"):
+            spare = np.fmax.reduce(values[:: max(len(values) // LOOKS, 1)], axis=0) < floor
+        return spare if spare.any() and not spare.all() else None
+    return None
+
+
+def _by_limit(window: Window) -> Integers:
     limits = window.device.get("gpu_power_limit_watts")
     if limits is None or len(limits) == 0:
         return window.role_of
@@ -136,7 +158,9 @@ def comparable(window: Window) -> Integers:
 
 def peers_of(window: Window, index: int, groups: Integers) -> Integers:
     """Return (a sample of) the series comparable with one: on other nodes where there are any, as indexes."""
-    members = np.flatnonzero(groups == groups[index])
+    members, spare = np.flatnonzero(groups == groups[index]), _spare(window)
+    if spare is not None and not spare[index]:
+        members = members[~spare[members]]
     elsewhere = members[window.node_of[members] != window.node_of[index]]
     if len(elsewhere) < PEERS_MIN:
         elsewhere = members[members != index]

@@ -1,0 +1,56 @@
+"""Which rows are readings: a source that answers with its last values has been read once, however often it is asked.
+
+What must last is counted in readings. A driver that hangs for a minute repeats one wrong number sixty times; an
+exporter that is scraped twice as often as it reads says everything twice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.types import Floats, Window
+
+READINGS_MIN = 3  # that a count must be seen in: of fewer it is a misreading
+
+# What is never twice the same on a GPU that works, all of it at once.
+RESTLESS = (
+    "gpu_power_watts",
+    "gpu_sm_active_ratio",
+    "gpu_tensor_active_ratio",
+    "gpu_dram_active_ratio",
+    "gpu_utilization_ratio",
+    "gpu_temperature_celsius",
+    "gpu_memory_temperature_celsius",
+    "gpu_sm_clock_hertz",
+    "gpu_pcie_rx_bytes_per_second",
+    "gpu_pcie_tx_bytes_per_second",
+    "gpu_nvlink_rx_bytes_per_second",
+    "gpu_nvlink_tx_bytes_per_second",
+)
+
+
+def read_anew(window: Window, column: int) -> NDArray[np.bool_]:
+    """Return in which rows a device shows anything new: (T,); all of them where nobody reports what would."""
+    anew = np.zeros(len(window.times_s), dtype=np.bool_)
+    reported = False
+    for metric in RESTLESS:
+        values = window.device.get(metric)
+        known = np.flatnonzero(np.isfinite(values[:, column])) if values is not None else np.zeros(0, dtype=np.intp)
+        if values is None or len(known) == 0:
+            continue
+        reported = True
+        anew[known[0]] = True
+        anew[known[1:]] |= np.diff(values[known, column]) != 0
+    return anew if reported else np.ones_like(anew)
+
+
+def readings(window: Window, metric: str, column: int) -> Floats:
+    """Return what a device has shown, (T,); NaN in rows that only repeat an earlier one."""
+    return np.where(read_anew(window, column), window.device[metric][:, column], np.nan)
+
+
+def lasting(counts: Floats) -> Floats:
+    """Return readings of a count, (T,), without those that were seen less often than READINGS_MIN."""
+    shown, times = np.unique(counts[np.isfinite(counts)], return_counts=True)
+    return np.where(np.isin(counts, shown[times >= READINGS_MIN]), counts, np.nan)
