@@ -3,11 +3,11 @@
     python -m benchmarks.detection.leaving
     python -m benchmarks.detection.leaving --traces 40 --first-seed 84000000 --physics second
 
-Each group has simulated traces of its own seeds. ``slow``: a GPU or node computes at least 1.3 times as long and
-nothing else is wrong; sites with collective timings, without, and without what profiling counters show. ``uneven``:
-the work, not the node. ``hang``: a rank, GPU or network card holds everybody up; delays count beyond the longest
-pause that the job has made before, beyond the site's floor where it has made none. A trace counts as right when
-exactly its node is excluded, nobody else, and nothing restarted.
+Each group has simulated traces of its own seeds. ``slow``: a GPU or node computes at least 1.3 times as long, nothing
+else is wrong, and the work is equal; sites with collective timings, without, and without what profiling counters show.
+``uneven``: the work, not the node. ``hang``: a rank, GPU or network card holds everybody up; delays count beyond the
+longest pause that the job has made before, beyond the site's floor where it has made none. A trace counts as right
+when exactly its node is excluded, nobody else, and nothing restarted.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ class Group(NamedTuple):
     without: tuple[str, ...] = ()
     leaves: bool = True
     after_pause: bool = False  # delays count beyond what the job's own pauses explain
+    habits: bool = True  # False: nothing but training, and the same work for all
 
 
 SLOW = (("straggler", "one"), ("straggler", "node"))
 UNEVEN = (("hot_expert", None), ("long_documents", None), ("data_loader_hiccup", None))
 HANGS = (("hang", "late"), ("gpu_hang", None), ("network_hang", None))
 GROUPS = {
-    "slow": Group(SLOW),
-    "slow, no collective timings": Group(SLOW, without=COLLECTIVES),
-    "slow, no profiling counters either": Group(SLOW, without=COUNTERS),
+    "slow": Group(SLOW, habits=False),
+    "slow, no collective timings": Group(SLOW, without=COLLECTIVES, habits=False),
+    "slow, no profiling counters either": Group(SLOW, without=COUNTERS, habits=False),
     "uneven": Group(UNEVEN, leaves=False),
     "uneven, no collective timings": Group(UNEVEN, without=COLLECTIVES, leaves=False),
     "hang": Group(HANGS, after_pause=True),
@@ -87,6 +88,7 @@ def scenarios(group: Group, traces: int, first_seed: int, physics: str) -> Itera
             minutes=10.0,
             step_s=STEPS_S[number // 3 % len(STEPS_S)],
             strength="strong",
+            habits=group.habits,
             physics=physics,
         )
 
