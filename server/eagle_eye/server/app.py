@@ -277,6 +277,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("integrity", Integrity(Path(services.config.data_dir), parts.store, parts.history).run),
                 ("certificates", lambda: _follow_certificates(services)),
                 ("garbage", heap.collect_young),
+                ("memory", heap.trim),
             )
         ]
         try:

@@ -20,6 +20,9 @@ GARBAGE_YOUNG, GARBAGE_MIDDLE, GARBAGE_OLD = 100_000, 50, 100  # of gc.set_thres
 # Where little comes, that many new objects take an hour, and each webhook leaves its connection in a ring meanwhile.
 YOUNG_GARBAGE_S = 10.0
 
+# How often free memory between what is in use goes back: what a heap of long and short lives keeps free becomes more.
+TRIM_S = 60.0
+
 # malloc.h
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -43,3 +46,12 @@ async def collect_young(every_s: float = YOUNG_GARBAGE_S) -> None:
     while True:
         gc.collect(0)
         await asyncio.sleep(every_s)
+
+
+async def trim(every_s: float = TRIM_S) -> None:
+    """Give free memory back to the kernel every so often until cancelled, where this C library can (malloc_trim(3))."""
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    while True:
+        await asyncio.sleep(every_s)
+        if give_back is not None:
+            await asyncio.to_thread(give_back, 0)
