@@ -1,4 +1,4 @@
-"""Keeps the memory of what comes and goes many times a second, and frees rings of garbage now and then.
+"""Keeps the memory of what comes and goes many times a second, frees rings of garbage and gives free memory back.
 
 Touches: this process's C allocator and garbage collector.
 """
