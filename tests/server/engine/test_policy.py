@@ -40,6 +40,16 @@ def test_a_crash_of_another_node_does_not_count_as_a_repetition() -> None:
     assert decide(crash, situation(actions=(before,))).kind == "restart_job"
 
 
+def test_a_node_that_is_slow_for_no_reason_leaves_only_for_what_a_drain_takes() -> None:
+    kinds = ["compute_time", "collective_arrival"]
+    for fault, ratio, kind in (
+        ("straggler", 0.01, "notify"),
+        ("straggler", 0.05, "exclude_node"),
+        ("thermal_throttle", 0.01, "exclude_node"),
+    ):
+        assert decide(incident(fault=fault, kinds=kinds, slowdown_ratio=ratio), situation()).kind == kind
+
+
 def test_slowness_that_costs_less_than_a_restart_only_notifies() -> None:
     slow = incident(fault="straggler", kinds=["compute_time", "collective_arrival"], slowdown_ratio=0.2)
     settings = PolicySettings(mode="act", remaining_s=1200, lost_work_s=300, restart_s=240, queue_s=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -17,6 +18,7 @@ from eagle_eye.server.records import Incident
 
 INDEPENDENT_KINDS_MIN = 2
 SLOW_BY = "compute_time"  # the one kind that is strong alone: it names the rank that the others wait for
+CAUSELESS = "straggler"  # slow and nothing says why: in a small job some rank always computes a little longer
 DRAIN_CONFIDENCE_MIN = 0.6  # what detectors say of a rank that chance does not explain
 TELL = Plan("notify")
 
@@ -166,6 +168,14 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     }
     if slowdown <= 0:
         why = "how much the job is slower for it is not known: nothing says that a restart would pay"
+        return lowered(TELL, why, values)
+    least = _floors(incident, situation).drain_slowdown_min
+    if incident.fault == CAUSELESS and slowdown < least < math.inf:
+        values = {**values, "drain_slowdown_min": least}
+        why = (
+            f"nothing says why it is slow, and it makes steps {100 * slowdown:.1f}% longer: a node leaves for"
+            f" {100 * least:.0f}% or more then (policy.drain_slowdown_min)"
+        )
         return lowered(TELL, why, values)
     if gain_s <= mine.cost_s:
         why = (
