@@ -10,10 +10,10 @@ from typing import NamedTuple
 from benchmarks.ingest.processes import bytes_in, look
 from benchmarks.soak.site import Site
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
+from eagle_eye.server.segments.levels import LEVELS
 from eagle_eye.simulator.load.tally import Latencies
 
 PAGE = "/api/v1/fleet"
-LEVELS = ("1m", "1h")  # folders of the downsampled history
 ACTIONS = f"{PROMETHEUS_PREFIX}action_asked_timestamp_seconds{{".encode()
 LOOKS = PROMETHEUS_PREFIX + "detection_seconds"
 
@@ -64,7 +64,7 @@ class Looks:
         process = _process(pid) if pid is not None else {}
         page = await site.timed(PAGE)
         scrape = await site.timed("/metrics")
-        levels_bytes = float(bytes_in(*(site.data / "history" / level for level in LEVELS)))
+        levels_bytes = float(bytes_in(*(site.data / "history" / level.name for level in LEVELS)))
         return Look(
             time_s=time_s,
             life=life,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -170,7 +169,7 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         why = "how much the job is slower for it is not known: nothing says that a restart would pay"
         return lowered(TELL, why, values)
     least = _floors(incident, situation).drain_slowdown_min
-    if incident.fault == CAUSELESS and slowdown < least < math.inf:
+    if incident.fault == CAUSELESS and slowdown < least:
         values = {**values, "drain_slowdown_min": least}
         why = (
             f"nothing says why it is slow, and it makes steps {100 * slowdown:.1f}% longer: a node leaves for"
