@@ -118,6 +118,18 @@ class TestNodeSilent:
         story.watching_since_s = NOW_S - 2
         assert detect("node_silent", story.window()) == []
 
+    def test_a_node_that_died_while_nobody_listened_may_have_made_the_steps_that_were_made_then(self) -> None:
+        story = Story().standstill(20)
+        story.heard_s[2] = NOW_S - 50  # the others' steps until 20 s ago came late, from their spools
+        story.watching_since_s = NOW_S - 15
+        assert only(detect("node_silent", story.window())).kinds == {"silence", "standstill"}
+
+    def test_one_that_was_silent_when_the_watch_began_has_not_made_the_steps_after_it(self) -> None:
+        story = Story().standstill(20)
+        story.heard_s[2] = NOW_S - 50
+        story.watching_since_s = NOW_S - 40
+        assert only(detect("node_silent", story.window())).kinds == {"silence"}
+
     def test_dead_peers_count_as_a_stopped_job(self) -> None:
         story = Story().exit("n0", 1, 6, ECHO).exit("n1", 1, 6, ECHO)
         story.heard_s[2] = NOW_S - 6

@@ -72,25 +72,28 @@ def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool
 
     Steps made after it was last heard were made with it, and what falls silent long after the stop has not caused it;
     but in a pause it may, and then the others enter the next collective after it was last heard and stay there.
+    While nobody listened it may have spoken: it fell silent then or when the watch began, at whichever fits.
     ``state`` is the job's progress, None where its ranks have ended.
     """
+    heard_s = float(window.heard_s[node])
+    latest_s = max(heard_s, window.watching_since_s)
     if state is None and any(item.cause and item.node != window.nodes[node] for item in unplanned_exits(window)):
         return False  # a rank elsewhere died of something of its own
     if state is None and not np.isfinite(window.last_step):
         return True
     if state is not None and state.phase == STARTING:  # nobody knows how far it came: whoever fell silent since
-        return float(window.heard_s[node]) >= window.started_s - TOGETHER_S
+        return latest_s >= window.started_s - TOGETHER_S
     advanced_s = state.advanced_s if state is not None else window.advanced_s
-    after_s = float(window.heard_s[node]) - advanced_s
+    after_s, before_s = heard_s - advanced_s, advanced_s - latest_s
     ended_s = WENT_ON_INTERVALS * window.interval_s + TOGETHER_S
     underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s)
     if after_s > 0 and state is not None and not state.reported:
         underway_s = 0.0  # its GPUs worked until then, whatever a step takes
-    if abs(after_s) <= underway_s + ended_s:
+    if max(after_s, before_s) <= underway_s + ended_s:
         return True
     inside = waiting_ratio(window)
     paused = after_s > 0 and inside is not None and inside >= WAITING_RATIO
-    return paused and last_enqueued_s(window) >= float(window.heard_s[node]) - ended_s
+    return paused and last_enqueued_s(window) >= heard_s - ended_s
 
 
 def job_stopped(window: Window, patience: Patience) -> tuple[Progress | None, Evidence | None]:
