@@ -11,10 +11,18 @@ import numpy as np
 
 from eagle_eye.detectors.signs.beside_its_past import beside_its_past
 from eagle_eye.detectors.signs.even_work import even_work
-from eagle_eye.detectors.signs.medians import TRIM_RATIO, median_of, median_over_rows, trimmed_means
+from eagle_eye.detectors.signs.medians import (
+    TRIM_RATIO,
+    median_of,
+    median_over_rows,
+    quantile_over_rows,
+    trimmed_means,
+)
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
+from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_since, waited_for
 from eagle_eye.detectors.signs.slow_share import Slowness
+from eagle_eye.detectors.signs.step_peers import PEERS_SAMPLED, StepPeers
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 DAY_S = 86_400.0
@@ -29,10 +37,6 @@ TOLD_MORE_OFTEN = 10.0  # by chance, than a false exclusion: a page for nothing 
 SCREEN_SIGMAS = 4.0  # or as many standard errors of the noise
 SCREEN_STEPS = 20  # newest steps from which that noise is taken, and as many before the two that are told of
 SUSPECTS_MAX = 24  # ranks looked at closely for each stretch, worst first
-PEERS_SAMPLED = 256  # of a large role, enough for its spread
-FEW_PEERS = 4.0  # the error of n peers counts 1 + 4/n times (Student's t against the normal, far in the tail)
-TRIM_EFFICIENCY = 1.06  # standard error of such a mean over that of a mean, normal distribution
-NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's grain
 LONE_STEP_NOISE_MAX = 0.03  # of single steps, above which single steps are no evidence: heavy tails (packed sequences)
 # So many steps it takes then (0.15% of worker-windows of 20 exceed 1.1 by chance, Lin et al., OSDI 2025).
 NOISY_STEPS_MIN = 18
@@ -40,9 +44,6 @@ UNHEARD_OF_DIGITS = 8.0  # of chance, 1e-8, that short stretches of noisy steps 
 STEADY_QUANTILE = 0.25  # this low quantile must be off, too: a few very slow steps are no slow node
 ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arrived late...
 ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its excess compute
-ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow
-PACE_STEPS_BEFORE, PACE_STEPS_MAX = 10, 48  # steps before the onset that tell what the job's pace was
-PACE_NOTED, PACE_SIGMAS = 0.01, 4.0  # growth of the pace, and standard errors of it, below which it shows no cost
 # What the hook's timer alone says must last longer than what GPUs' counters bear out: profiling of one rank passes.
 RIPE_ALONE = 1.5
 CONFIDENCE_LONE, CONFIDENCE_TOLD, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.65, 0.85, 0.95
@@ -50,6 +51,19 @@ CONFIDENCE_LONE, CONFIDENCE_TOLD, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.65,
 # What would settle it, where nothing does yet.
 UNEVEN = "; it may have more work: train_work_units, or a restart that moves the ranks, would tell"
 ALONE = "; nothing else says so: collective times, or a restart that moves the ranks, would"
+
+
+class _Suspect(NamedTuple):
+    """A rank whose trimmed mean over ``length`` steps stands out, with its peers' noise and the error of such a mean.
+
+    NaN: of too few steps to tell. ``rank`` is its series' index.
+    """
+
+    rank: int
+    length: int
+    centre: float
+    noise: float
+    error: float
 
 
 class _Slow(NamedTuple):
@@ -104,18 +118,20 @@ class Straggler:
         if not np.isfinite(relative[-STEPS_MIN:]).any():
             raise Blind(f"no rank has {PEERS_MIN} comparable peers that report: nobody can say which is off")
         worst: dict[str, Verdict] = {}
-        for length, index in self._suspects(relative):
-            node = window.series[index].node
+        peers = StepPeers(window)
+        for suspect in self._suspects(window, peers):
+            node = window.series[suspect.rank].node
             known = worst.get(node)
             if known is None or known.confidence < CONFIDENCE_RIPE:
-                verdict = self._judge(window, index, length)
+                verdict = self._judge(window, suspect, peers)
                 if verdict is not None and (known is None or verdict.confidence > known.confidence):
                     worst[node] = verdict
         return list(worst.values())
 
-    def _suspects(self, relative: Floats) -> list[tuple[int, int]]:
-        """Return (stretch, rank) of ranks whose plain mean is high enough to look closely, short stretches first."""
-        found: list[tuple[int, int]] = []
+    def _suspects(self, window: Window, peers: StepPeers) -> list[_Suspect]:
+        """Return the ranks whose mean over a stretch is high enough to look closely, short stretches first."""
+        relative = window.steps.relative_compute
+        found: list[_Suspect] = []
         noise = _screening_noise(relative)
         lengths = sorted({min(length, len(relative)) for length in STRETCHES})
         total, seen = _sums(relative, lengths)
@@ -131,26 +147,35 @@ class Straggler:
             high = np.flatnonzero(suspect[place] & (2 * own >= length) & (own >= STEPS_TOLD))
             if len(high) > SUSPECTS_MAX:
                 high = high[np.argpartition(-excess[place][high] / own[high], SUSPECTS_MAX)[:SUSPECTS_MAX]]
-            found.extend((length, index) for index in high.tolist())
+            found.extend(self._stand_out(window, high, length, peers))
         return found
 
-    def _judge(self, window: Window, index: int, length: int) -> Verdict | None:
+    def _stand_out(self, window: Window, indexes: Integers, length: int, peers: StepPeers) -> list[_Suspect]:
+        """Return those that are slow on the whole, not in a few steps alone, and beyond what chance explains."""
+        own = window.steps.relative_compute[-length:, indexes]
+        steps = np.isfinite(own).sum(axis=0)
+        least = np.where(steps < MILD_STEPS_TOLD, self.ratio, self.mild_ratio)
+        centres, low = _centres(own, steps), quantile_over_rows(own, STEADY_QUANTILE)
+        high = np.flatnonzero((centres >= least) & (low >= 1 + ONSET_MARGIN * (least - 1)))
+        indexes, steps, centres = indexes[high], steps[high], centres[high]
+        noise, error = peers.noise(indexes, steps, -length)
+        few = steps < STEPS_MIN  # they say little about noise
+        noise[few] = error[few] = np.nan
+        kept = np.flatnonzero(~(centres < self._line(window, length, error, TOLD_MORE_OFTEN)))
+        columns = (indexes[kept], np.full(len(kept), length), centres[kept], noise[kept], error[kept])
+        return [_Suspect(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def _judge(self, window: Window, suspect: _Suspect, all_peers: StepPeers) -> Verdict | None:
         relative = window.steps.relative_compute
+        index, length, centre = suspect.rank, suspect.length, suspect.centre
         told = len(relative) - length + np.flatnonzero(np.isfinite(relative[-length:, index]))
         own = relative[told, index]
         if len(np.unique(window.steps.times_s[told])) < min(len(own), STEPS_MIN):
             return None  # a row that covers several steps is one report of them
-        centre = _centre(own)
-        low = float(np.quantile(own, STEADY_QUANTILE, method="lower"))
-        least = self.ratio if len(own) < MILD_STEPS_TOLD else self.mild_ratio
-        if centre < least or low < 1 + ONSET_MARGIN * (least - 1):
-            return None
-        peers = _sample(
-            np.flatnonzero((window.role_of == window.role_of[index]) & (np.arange(len(window.series)) != index))
-        )
-        found = self._slow(window, index, length, own, peers, centre)
+        found = self._slow(window, suspect, own, all_peers)
         if found is None:
             return None
+        peers = all_peers.of(index)
         onset = self._onset(relative[:, index], centre, len(own))
         if found.noisy and length >= NOISY_STEPS_MIN:
             line = 1 + ONSET_MARGIN * (centre - 1)
@@ -165,26 +190,30 @@ class Straggler:
             return None
         return self._verdict(window, index, onset, onset_s, found, peers)
 
-    def _slow(
-        self, window: Window, index: int, length: int, own: Floats, peers: Integers, centre: float
-    ) -> _Slow | None:
+    def _slow(self, window: Window, suspect: _Suspect, own: Floats, peers: StepPeers) -> _Slow | None:
         """Return a rank's mean over a stretch where chance does not explain it."""
-        relative = window.steps.relative_compute
-        lines = relative[-length:] if len(own) >= STEPS_MIN else relative[-length - SCREEN_STEPS : -length]
-        noise, error = _noise(lines[:, peers], len(own))  # two steps say little about noise: those before them do
-        elsewhere = relative[:, peers[window.node_of[peers] != window.node_of[index]]]  # all of a node may be slow
-        if len(own) < STEPS_MIN and not own.min() > max(_highest(elsewhere), _highest(relative[:-length, index])):
+        relative, index, length = window.steps.relative_compute, suspect.rank, suspect.length
+        noise, error, centre = np.array([suspect.noise]), np.array([suspect.error]), suspect.centre
+        if len(own) < STEPS_MIN:
+            most = max(_highest(relative[:, peers.elsewhere(index)]), _highest(relative[:-length, index]))
+            if not own.min() > most:
+                return None
+            noise, error = peers.noise(np.array([index]), np.array([len(own)]), -length - SCREEN_STEPS, -length)
+        noisy = bool(noise[0] > LONE_STEP_NOISE_MAX)
+        if noisy and len(own) < NOISY_STEPS_MIN and not _unheard_of(own, relative[:, peers.elsewhere(index)]):
             return None
-        noisy = noise > LONE_STEP_NOISE_MAX
-        if noisy and len(own) < NOISY_STEPS_MIN and not _unheard_of(own, elsewhere):
-            return None
-        stretch_s = length * typical_step_s(window)
         ratio = self.ratio if len(own) < MILD_STEPS_MIN else self.mild_ratio
-        sure = max(ratio, 1 + self._sigmas(window, stretch_s, 1.0) * error)
+        sure = max(ratio, float(self._line(window, length, error, 1.0)[0]))
         if centre >= sure and len(own) >= STEPS_MIN:
             return _Slow(centre, sure, told=False, noisy=noisy)
-        told = max(self.mild_ratio, 1 + self._sigmas(window, stretch_s, TOLD_MORE_OFTEN) * error)
+        told = float(self._line(window, length, error, TOLD_MORE_OFTEN)[0])
         return _Slow(centre, told, told=True, noisy=noisy) if centre >= told else None
+
+    def _line(self, window: Window, length: int, error: Floats, more_often: float) -> Floats:
+        """Return which means over so many steps chance explains at most; NaN where the error is not known."""
+        sigmas = self._sigmas(window, length * typical_step_s(window), more_often)
+        line: Floats = np.maximum(self.mild_ratio, 1 + sigmas * error)
+        return line
 
     def _sigmas(self, window: Window, stretch_s: float, more_often: float) -> float:
         """Return how many standard errors chance reaches so many times as often as the site accepts exclusions."""
@@ -218,8 +247,8 @@ class Straggler:
         if late is not None:
             kinds.add("collective_arrival")
             evidence.append(late)
-        waited = _waited_for(window, onset, index, centre, peers)
-        cost = _cost(window, onset, waited)
+        waited = waited_for(window, onset, index, centre, peers)
+        cost = cost_since(window, onset, waited)
         if waited < PACE_NOTED or (slow.told and cost is None):
             return None  # nobody waits for it; or, together with others, it would be acted on for what may cost nothing
         if cost is None:
@@ -273,71 +302,6 @@ class Straggler:
         return None
 
 
-def _waited_for(window: Window, onset: int, index: int, centre: float, peers: Integers) -> float:
-    """Return by what share steps are longer because a rank is ``centre`` times as slow as it would be.
-
-    A step waits for its slowest rank: where one of the peers on other nodes is as late anyway, this one costs nothing.
-    Steps before the onset tell as well, as they would have been. Peers that are about as slow all the time do not
-    count, so that of two slow nodes each has its cost.
-    """
-    first = max(len(window.steps.number) - PACE_STEPS_MAX, 0)
-    compute, seconds = window.steps.values["train_compute_seconds"], window.steps.values.get("train_step_seconds")
-    slow = compute[first:, index].copy()
-    slow[: max(onset - first, 0)] *= centre
-    others = peers[window.node_of[peers] != window.node_of[index]]
-    usual = trimmed_means(window.steps.relative_compute[max(onset, first) :, others]) < 1 + ONSET_MARGIN * (centre - 1)
-    latest = np.fmax.reduce(compute[first:, others[usual]], axis=1, initial=0.0)
-    longer = np.maximum(slow, latest) - np.maximum(slow / centre, latest)
-    steps = seconds[first:, index] if seconds is not None else np.full_like(slow, np.nan)
-    steps = np.where(np.isfinite(steps), np.maximum(steps, slow), slow)
-    seen = np.isfinite(longer) & np.isfinite(steps)
-    excess_s, step_s = float(longer[seen].sum()), float(steps[seen].sum())
-    return excess_s / (step_s - excess_s) if step_s > excess_s else 0.0
-
-
-def _cost(window: Window, onset: int, expected: float) -> Slowness | None:
-    """Return by what share the job's steps are longer, at most ``expected``: a stage with time to spare costs less.
-
-    None where the time before the onset is not in view: then what the excess lets one expect stands. Measured to be
-    nothing only where the pace is even enough to show what one expects.
-    """
-    seconds = window.steps.values.get("train_step_seconds")
-    if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_TOLD:
-        return None
-    steps = seconds[max(onset - PACE_STEPS_MAX, 0) :, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)]
-    first = min(onset, PACE_STEPS_MAX)
-    before, after = _median_of(steps[:first]), _median_of(steps[first:])
-    paces = median_over_rows(steps[:first].T)
-    noise = SIGMA_PER_MAD * _median_of(np.abs(paces - _median_of(paces)))
-    error = noise / before * math.sqrt(1 / first + 1 / (len(steps) - first))
-    growth = after / before - 1
-    if growth >= max(PACE_NOTED, PACE_SIGMAS * error):
-        return Slowness(min(growth, expected), measured=True)
-    return Slowness(0.0, measured=growth + PACE_SIGMAS * error < expected)
-
-
-def _median_of(values: Floats) -> float:
-    return median_of(values[np.isfinite(values)])
-
-
-def _noise(relative: Floats, steps: int) -> tuple[float, float]:
-    """Return the peers' noise from step to step, and the error of a mean over the stretch: their spread counts, too."""
-    known = np.isfinite(relative)
-    enough = known.sum(axis=0) >= STEPS_MIN
-    if not enough.any():
-        return np.inf, np.inf
-    values = relative[:, enough]
-    centres = trimmed_means(values)
-    spread = np.abs(values - centres)
-    noise = SIGMA_PER_MAD * float(np.median(spread[np.isfinite(spread)]))
-    # The mean deviation reaches into the tails that the median deviation does not see.
-    tails = 1.2533 * float(np.mean(spread[np.isfinite(spread)]))
-    between = SIGMA_PER_MAD * float(np.median(np.abs(centres - np.median(centres))))
-    error = TRIM_EFFICIENCY * max(noise, tails, NOISE_FLOOR_RATIO) / math.sqrt(max(steps, 1))
-    few = 1 + FEW_PEERS / values.shape[1]  # a spread taken from few is not well known
-    return max(noise, tails), few * max(error, between, NOISE_FLOOR_RATIO)
-
-
 def _sums(relative: Floats, lengths: list[int]) -> tuple[Floats, Floats]:
     """Return for each length the sum over so many newest lines (lengths, S), and of how many (lengths, S or 1)."""
     known = np.isfinite(relative[-lengths[-1] :])
@@ -382,11 +346,13 @@ def _unheard_of(own: Floats, peers: Floats) -> bool:
     return bool(len(known) > 1 and own.min() > known.max() and len(own) * math.log10(len(known)) >= UNHEARD_OF_DIGITS)
 
 
-def _centre(own: Floats) -> float:
-    """Return a rank's trimmed mean; no more than its median where there is too little to trim: one step may be long."""
-    mean = float(trimmed_means(own[:, None])[0])
-    return mean if len(own) * TRIM_RATIO >= 1 else min(mean, float(np.median(own)))
+def _centres(own: Floats, count: Integers) -> Floats:
+    """Return the trimmed mean of each column of (steps, ranks), ``count`` of them observed.
 
-
-def _sample(peers: Integers) -> Integers:
-    return peers[:: math.ceil(len(peers) / PEERS_SAMPLED)] if len(peers) else peers
+    No more than the median where there is too little to trim: one step may be long.
+    """
+    means = trimmed_means(own)
+    few = count * TRIM_RATIO < 1
+    if few.any():
+        means[few] = np.minimum(means[few], median_over_rows(own[:, few]))
+    return means

@@ -1,0 +1,65 @@
+"""What a slow rank costs its job: by how much steps are longer that wait for it. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows, trimmed_means
+from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.slow_share import Slowness
+from eagle_eye.detectors.signs.step_peers import PEERS_SAMPLED
+from eagle_eye.detectors.types import Floats, Integers, Window
+
+ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow
+STEPS_MIN = 2  # since the onset
+PACE_STEPS_BEFORE, PACE_STEPS_MAX = 10, 48  # steps before the onset that tell what the job's pace was
+PACE_NOTED, PACE_SIGMAS = 0.01, 4.0  # growth of the pace, and standard errors of it, below which it shows no cost
+
+
+def waited_for(window: Window, onset: int, index: int, centre: float, peers: Integers) -> float:
+    """Return by what share steps are longer because a rank is ``centre`` times as slow as it would be.
+
+    A step waits for its slowest rank: where one of the peers on other nodes is as late anyway, this one costs nothing.
+    Steps before the onset tell as well, as they would have been. Peers that are about as slow all the time do not
+    count, so that of two slow nodes each has its cost.
+    """
+    first = max(len(window.steps.number) - PACE_STEPS_MAX, 0)
+    compute, seconds = window.steps.values["train_compute_seconds"], window.steps.values.get("train_step_seconds")
+    slow = compute[first:, index].copy()
+    slow[: max(onset - first, 0)] *= centre
+    others = peers[window.node_of[peers] != window.node_of[index]]
+    usual = trimmed_means(window.steps.relative_compute[max(onset, first) :, others]) < 1 + ONSET_MARGIN * (centre - 1)
+    latest = np.fmax.reduce(compute[first:, others[usual]], axis=1, initial=0.0)
+    longer = np.maximum(slow, latest) - np.maximum(slow / centre, latest)
+    steps = seconds[first:, index] if seconds is not None else np.full_like(slow, np.nan)
+    steps = np.where(np.isfinite(steps), np.maximum(steps, slow), slow)
+    seen = np.isfinite(longer) & np.isfinite(steps)
+    excess_s, step_s = float(longer[seen].sum()), float(steps[seen].sum())
+    return excess_s / (step_s - excess_s) if step_s > excess_s else 0.0
+
+
+def cost_since(window: Window, onset: int, expected: float) -> Slowness | None:
+    """Return by what share the job's steps are longer, at most ``expected``: a stage with time to spare costs less.
+
+    None where the time before the onset is not in view: then what the excess lets one expect stands. Measured to be
+    nothing only where the pace is even enough to show what one expects.
+    """
+    seconds = window.steps.values.get("train_step_seconds")
+    if seconds is None or onset < PACE_STEPS_BEFORE or len(seconds) - onset < STEPS_MIN:
+        return None
+    steps = seconds[max(onset - PACE_STEPS_MAX, 0) :, :: max(seconds.shape[1] // PEERS_SAMPLED, 1)]
+    first = min(onset, PACE_STEPS_MAX)
+    before, after = _median_of(steps[:first]), _median_of(steps[first:])
+    paces = median_over_rows(steps[:first].T)
+    noise = SIGMA_PER_MAD * _median_of(np.abs(paces - _median_of(paces)))
+    error = noise / before * math.sqrt(1 / first + 1 / (len(steps) - first))
+    growth = after / before - 1
+    if growth >= max(PACE_NOTED, PACE_SIGMAS * error):
+        return Slowness(min(growth, expected), measured=True)
+    return Slowness(0.0, measured=growth + PACE_SIGMAS * error < expected)
+
+
+def _median_of(values: Floats) -> float:
+    return median_of(values[np.isfinite(values)])
