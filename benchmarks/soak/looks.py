@@ -14,7 +14,6 @@ from eagle_eye.server.segments.levels import LEVELS
 from eagle_eye.simulator.load.tally import Latencies
 
 PAGE = "/api/v1/fleet"
-ACTIONS = f"{PROMETHEUS_PREFIX}action_asked_timestamp_seconds{{".encode()
 LOOKS = PROMETHEUS_PREFIX + "detection_seconds"
 
 
@@ -24,8 +23,8 @@ class Look(NamedTuple):
     Latencies are of the time since the last look: of acknowledgements as agents see them, of the page's question
     to the API, of a scrape, and of one round of detection (the mean). ``windows_bytes`` is the memory that processes
     can share, which holds what detectors see of the jobs that run; ``rss_bytes`` is all other. ``data_bytes`` is all
-    but ``levels_bytes``, what is downsampled: it comes and goes by hours of the clock. ``scrape_bytes`` is without the
-    actions of the last hour, which become more for an hour.
+    but ``levels_bytes``, what is downsampled: it comes and goes by hours of the clock. ``job_scrape_bytes`` is what a
+    scrape says of jobs, which come and go; ``scrape_bytes`` is all other.
     """
 
     time_s: float
@@ -45,6 +44,7 @@ class Look(NamedTuple):
     api_s: float
     scrape_s: float
     scrape_bytes: float
+    job_scrape_bytes: float
 
 
 QUANTITIES = tuple(name for name in Look._fields if name not in ("time_s", "life", "cpu_s"))
@@ -82,7 +82,8 @@ class Looks:
             detection_s=self._detection_s(life, scrape[1]) if scrape else math.nan,
             api_s=page[0] if page else math.nan,
             scrape_s=scrape[0] if scrape else math.nan,
-            scrape_bytes=_bytes_without_actions(scrape[1]) if scrape else math.nan,
+            scrape_bytes=_bytes(scrape[1], of_jobs=False) if scrape else math.nan,
+            job_scrape_bytes=_bytes(scrape[1], of_jobs=True) if scrape else math.nan,
         )
 
     def _detection_s(self, life: int, scrape: bytes) -> float:
@@ -118,8 +119,8 @@ def _process(pid: int) -> dict[str, float]:
     return found
 
 
-def _bytes_without_actions(scrape: bytes) -> float:
-    return float(sum(len(line) for line in scrape.splitlines(keepends=True) if not line.startswith(ACTIONS)))
+def _bytes(scrape: bytes, *, of_jobs: bool) -> float:
+    return float(sum(len(line) for line in scrape.splitlines(keepends=True) if (b'job="' in line) == of_jobs))
 
 
 def _or_nan(value: float | None) -> float:

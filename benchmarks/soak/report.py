@@ -17,7 +17,16 @@ from benchmarks.soak.soak import Soak
 # Of the machine, or of how many nodes the jobs have just then, as much as of the server: they count as grown only where
 # their whole interval lies above the limit.
 SHARED = frozenset(
-    {"acknowledged_p50_s", "acknowledged_p99_s", "detection_s", "api_s", "scrape_s", "cpu_ratio", "windows_bytes"}
+    {
+        "acknowledged_p50_s",
+        "acknowledged_p99_s",
+        "detection_s",
+        "api_s",
+        "scrape_s",
+        "cpu_ratio",
+        "windows_bytes",
+        "job_scrape_bytes",
+    }
 )
 NOT_JUDGED = frozenset({"children_rss_bytes", "levels_bytes"})  # compaction, and hours of the clock: they come and go
 

@@ -38,6 +38,7 @@ IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
 ADOPT_FRAMES = 500  # of the first version's file, moved in one transaction
 WINDOW_S = 900.0
 BATCH_BYTES = 512  # what a request takes in memory, about, beside its frames
+COMMITS_MAX = 1_000  # remembered, of those that a restart would replay
 
 T = TypeVar("T")
 
@@ -326,8 +327,10 @@ class Journal:
     def _note_commit(self, last_id: int | None, frames: int) -> None:
         if last_id is None:
             return
-        self._commits.append((last_id, frames))
         self._commits_frames += frames
+        if self._commits and self._commits[-1][1] < self._settings.replay_frames_max / COMMITS_MAX:
+            frames += self._commits.pop()[1]  # as one: an hour has a hundred thousand commits
+        self._commits.append((last_id, frames))
         while self._commits_frames - self._commits[0][1] >= self._settings.replay_frames_max:
             self._replay_id, gone = self._commits.popleft()
             self._commits_frames -= gone

@@ -78,12 +78,14 @@ class StepPeers:
     def of(self, index: int) -> Integers:
         """Return a rank's peers as indexes."""
         members = self._sample(int(self._window.role_of[index]))
-        return members[members != index]
+        peers: Integers = members[members != index]
+        return peers
 
     def elsewhere(self, index: int) -> Integers:
         """Return those of them on other nodes: all of a node may be slow."""
         peers = self.of(index)
-        return peers[self._window.node_of[peers] != self._window.node_of[index]]
+        elsewhere: Integers = peers[self._window.node_of[peers] != self._window.node_of[index]]
+        return elsewhere
 
     def noise(self, indexes: Integers, steps: Integers, first: int, end: int = 0) -> tuple[Floats, Floats]:
         """Return the noise of each rank's peers in lines ``first`` to ``end`` (0: the newest), (ranks,).
