@@ -64,3 +64,32 @@ print(before - resident_bytes())
 def test_free_memory_between_blocks_in_use_goes_back() -> None:
     done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 32 << 20
+
+
+THREADS = """
+import re, threading
+from pathlib import Path
+from eagle_eye.server.heap import keep_blocks
+
+assert keep_blocks()
+kept, met = [], threading.Barrier(7)
+
+def work():
+    kept.append([bytearray(32 << 10) for _ in range(100)])
+    met.wait()
+    met.wait()
+
+threads = [threading.Thread(target=work) for _ in range(6)]
+for thread in threads:
+    thread.start()
+met.wait()
+spans = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ---p 00000000 00:00 0 *$", Path("/proc/self/maps").read_text(), re.M)
+met.wait()
+print(len({int(end, 16) >> 26 for begin, end in spans if int(end, 16) % (64 << 20) == 0}))
+"""
+
+
+def test_threads_share_one_heap() -> None:
+    """What a heap of glibc's has reserved and not used ends where its 64 MiB do (malloc/arena.c)."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"

@@ -23,17 +23,25 @@ YOUNG_GARBAGE_S = 10.0
 # How often free memory between what is in use goes back: what a heap of long and short lives keeps free becomes more.
 TRIM_S = 60.0
 
+# The main thread's and one for all others, which mostly wait for each other anyway: each heap keeps holes of its own.
+ARENAS_MAX = 2
+
 # malloc.h
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 
 
 def keep_blocks() -> bool:
-    """Have blocks up to ``LARGE_BYTES`` come from heaps that keep their pages; return whether this C library can."""
+    """Have blocks up to ``LARGE_BYTES`` come from few heaps that keep their pages; return whether this C library can.
+
+    Before threads are started: those that run already keep a heap each.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES) and mallopt(_M_TRIM_THRESHOLD, FREE_BYTES_MAX))
+    done = mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES) and mallopt(_M_TRIM_THRESHOLD, FREE_BYTES_MAX)
+    return bool(done and mallopt(_M_ARENA_MAX, ARENAS_MAX))
 
 
 def collect_seldom() -> None:
