@@ -41,6 +41,18 @@ class TestNodeSilent:
         assert (verdict.node, verdict.fault) == ("n2", "node_unreachable")
         assert verdict.kinds == {"silence", "standstill"}
 
+    def test_what_is_not_sure_yet_is_already_of_the_stop(self) -> None:
+        story = Story().standstill(8)  # of steps of half a second: longer than a pause only from 10 s on
+        story.heard_s[2] = NOW_S - 8
+        verdict = only(detect("node_silent", story.window()))
+        assert (verdict.confidence, verdict.kinds) == (0.5, {"silence", "standstill"})
+        assert verdict.summary == "n2 has been silent for 8.0 s without a goodbye, and the job makes no step"
+
+    def test_a_silence_apart_from_the_stop_does_not_say_that_the_job_goes_on(self) -> None:
+        story = Story().standstill(50)
+        story.heard_s[2] = NOW_S - 16
+        assert only(detect("node_silent", story.window())).summary.endswith("but the job stopped at another time")
+
     def test_silence_alone_is_one_kind_of_evidence(self) -> None:
         story = Story()
         story.heard_s[2] = NOW_S - 20

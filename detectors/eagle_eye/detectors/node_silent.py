@@ -55,15 +55,21 @@ class NodeSilent:
         for node in found.nodes.tolist():
             suspect = why is not None and fell_with_the_job(window, node, state)
             if node not in together and (suspect or float(found.seconds[node]) >= self.alone_s):
-                verdicts.append(self._verdict(window, node, found, suspect and prompt, why))
+                verdicts.append(self._verdict(window, node, found, suspect, suspect and prompt, why))
         return verdicts
 
-    def _verdict(self, window: Window, index: int, found: Silence, stopped: bool, why: Evidence | None) -> Verdict:
+    def _verdict(
+        self, window: Window, index: int, found: Silence, suspect: bool, sure: bool, why: Evidence | None
+    ) -> Verdict:
+        """Return what is said of a silent node; ``why`` shows that the job has stopped, ``suspect``: with it."""
         node, silence_s = window.nodes[index], float(found.seconds[index])
         evidence = [Evidence("node_silence_seconds", node, None, silence_s, 0.0, found.limit_s, "seconds")]
+        tail = "while the job goes on"
         if why is not None:
             evidence.append(why)
-        tail = "and the job has stopped" if stopped else "while the job goes on"
+            tail = "but the job stopped at another time"
+        if suspect:
+            tail = "and the job has stopped" if sure else "and the job makes no step"
         return Verdict(
             detector=self.name,
             fault="node_unreachable",
@@ -71,11 +77,11 @@ class NodeSilent:
             nodes=(node,),
             node=node,
             device=None,
-            confidence=0.97 if stopped else 0.5,
+            confidence=0.97 if sure else 0.5,
             onset_s=window.now_s - silence_s,
             summary=f"{node} has been silent for {silence_s:.1f} s without a goodbye, {tail}",
             evidence=tuple(evidence),
-            kinds=frozenset({"silence", "standstill"} if stopped else {"silence"}),
+            kinds=frozenset({"silence", "standstill"} if suspect else {"silence"}),
         )
 
     def _group_verdict(self, window: Window, group: Shared, found: Silence) -> Verdict:
