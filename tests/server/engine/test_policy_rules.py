@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from eagle_eye.schema.action import MemberRank
@@ -229,6 +230,13 @@ def test_slow_by_one_strong_kind_is_drained_once_it_has_lasted_and_costs_somethi
     lasting = incident(**ONE_KIND, slowdown_ratio=0.2, onset_s=NOW_S - 400)
     assert decide(lasting, situation(settings=act())).kind == "drain_node"
     assert decide(lasting, situation(settings=act(drain_slowdown_min=0))).kind == "notify"
+
+
+def test_what_no_pace_can_show_is_told_of_whatever_it_would_save() -> None:
+    slow = incident(fault="power_throttle", kinds=["clock", "power"], slowdown_ratio=0.009)
+    assert decide(slow, situation(settings=act(remaining_s=1e9))).kind == "notify"
+    costly = msgspec.structs.replace(slow, slowdown_ratio=0.011)
+    assert decide(costly, situation(settings=act(remaining_s=1e9))).kind == "exclude_node"
 
 
 @pytest.mark.parametrize(

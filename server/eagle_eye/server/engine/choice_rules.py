@@ -19,6 +19,7 @@ INDEPENDENT_KINDS_MIN = 2
 SLOW_BY = "compute_time"  # the one kind that is strong alone: it names the rank that the others wait for
 CAUSELESS = "straggler"  # slow and nothing says why: in a small job some rank always computes a little longer
 DRAIN_CONFIDENCE_MIN = 0.6  # what detectors say of a rank that chance does not explain
+SLOWDOWN_MIN = 0.01  # what is less cannot be told from how a job's pace changes by itself
 TELL = Plan("notify")
 
 
@@ -174,6 +175,12 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         why = (
             f"nothing says why it is slow, and it makes steps {100 * slowdown:.1f}% longer: a node leaves for"
             f" {100 * least:.0f}% or more then (policy.drain_slowdown_min)"
+        )
+        return lowered(TELL, why, values)
+    if slowdown < SLOWDOWN_MIN:
+        why = (
+            f"it makes steps {100 * slowdown:.1f}% longer: below {100 * SLOWDOWN_MIN:.0f}% nobody can tell that"
+            " from how a job's pace changes by itself"
         )
         return lowered(TELL, why, values)
     if gain_s <= mine.cost_s:
