@@ -159,5 +159,11 @@ class TestStaysQuiet:
         story.device["gpu_pcie_link_width"][-SICK_ROWS, 5] = 4
         assert DETECTOR.detect(repeated(story, 5, SICK_ROWS).window()) == []
 
+    def test_a_generation_that_does_not_exist_is_a_failed_reading_and_accuses_no_peer(self) -> None:
+        story = job()
+        slot = [i for i, series in enumerate(story.series) if series.device == 1]
+        story.device["gpu_pcie_link_generation"][:, slot[1:]] = 25.0
+        assert DETECTOR.detect(story.window()) == []
+
     def test_a_gpu_that_answers_has_a_link(self) -> None:
         assert DETECTOR.detect(longer_steps(narrow(job(), lanes=0.0)).window()) == []

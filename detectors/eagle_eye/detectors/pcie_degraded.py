@@ -17,6 +17,7 @@ from eagle_eye.detectors.signs.under_load import (
     Comparison,
     Rows,
     compare,
+    compare_values,
     lines_within,
     loaded_rows,
     middle,
@@ -40,6 +41,8 @@ REPLAYS_RATIO, REPLAYS_SIGMAS = 2.0, 10.0  # times what a typical peer shows, an
 PAUSES_PER_SECOND = 200.0  # PFC pauses that a node sends: its adapter's buffers fill since PCIe does not drain them
 PAUSES_RATIO = 5.0  # times the peers' (Minder, Deng et al. 2025: the first sign of a degraded PCIe link)
 LINK_SIGNS = (("gpu_pcie_link_width", "lanes"), ("gpu_pcie_link_generation", "generation"))
+# What there is (PCI-SIG): any other is a failed reading, such as the 0 of a link that does not answer.
+LINKS = {"gpu_pcie_link_width": (1, 2, 4, 8, 12, 16, 32), "gpu_pcie_link_generation": (1, 2, 3, 4, 5, 6, 7)}
 TRAFFIC = ("gpu_pcie_rx_bytes_per_second", "gpu_pcie_tx_bytes_per_second")
 SUSPECTS_MAX = 32
 ALWAYS_RATIO = 0.05  # of all links: more that were always narrow are built so
@@ -194,7 +197,7 @@ def _close_look(window: Window, index: int, rows: Rows, slots: Integers) -> _Sus
     busy = works(window, index, peers, rows)
     worked = loaded_rows(window, lines_within(window.times_s, READ_S)) if busy else rows
     for metric, unit in LINK_SIGNS:
-        found = compare(window, metric, index, peers, rows) if busy else None
+        found = _compare_links(window, metric, index, peers, rows) if busy else None
         if found is None or not found.own < found.peers:
             continue
         own = _link(window, metric, index)
@@ -216,8 +219,20 @@ def _close_look(window: Window, index: int, rows: Rows, slots: Integers) -> _Sus
 
 def _link(window: Window, metric: str, index: int) -> Floats:
     """Return a link's readings, (T,); NaN where there was none: what answers over a link has one."""
-    own = readings(window, metric, index)
-    return np.where(own > 0, own, np.nan)
+    return _possible(metric, readings(window, metric, index))
+
+
+def _possible(metric: str, values: Floats) -> Floats:
+    return np.where(np.isin(values, LINKS[metric]), values, np.nan)
+
+
+def _compare_links(window: Window, metric: str, index: int, peers: Integers, rows: Rows) -> Comparison | None:
+    """Return how a link compares with its peers' over some rows; None where that was not observed."""
+    values = window.device.get(metric)
+    if values is None or len(rows) == 0 or len(peers) == 0:
+        return None
+    own, others = values[rows, index], values[np.ix_(rows, peers)]
+    return compare_values(_possible(metric, own), _possible(metric, others))
 
 
 def _replays_began(window: Window, index: int) -> tuple[float, bool]:
@@ -289,7 +304,7 @@ def _longer_busy(window: Window, suspect: _Suspect) -> float:
         found = compare(window, metric, suspect.index, suspect.peers, suspect.rows)
         moved = max(moved, found.peers if found is not None else 0.0)
     width, generation = (
-        compare(window, metric, suspect.index, suspect.peers, suspect.rows) for metric, _ in LINK_SIGNS
+        _compare_links(window, metric, suspect.index, suspect.peers, suspect.rows) for metric, _ in LINK_SIGNS
     )
     lanes = width or Comparison(float(LANES_USUAL), float(LANES_USUAL), 0.0)
     speed = generation or Comparison(float(GENERATION_USUAL), float(GENERATION_USUAL), 0.0)

@@ -178,8 +178,12 @@ def compare(window: Window, metric: str, index: int, peers: Integers, rows: Rows
     values = window.device.get(metric)
     if values is None or len(rows) == 0 or len(peers) == 0:
         return None
-    own = middle(values[rows, index])
-    levels = median_over_rows(values[np.ix_(rows, peers)])
+    return compare_values(values[rows, index], values[np.ix_(rows, peers)])
+
+
+def compare_values(values: Floats, of_peers: Floats) -> Comparison | None:
+    """Return how a series' values compare with its peers', (rows, peers); None where too few were observed."""
+    own, levels = middle(values), median_over_rows(of_peers)
     levels = levels[np.isfinite(levels)]
     if not math.isfinite(own) or len(levels) < PEERS_MIN:
         return None
