@@ -112,6 +112,14 @@ class TestStaysQuiet:
         story.device["gpu_tensor_active_ratio"][-40:, 5] *= 0.5
         assert DETECTOR.detect(story.window()) == []
 
+    def test_a_clock_that_was_as_low_before_and_rose_again_is_told_of_and_no_more(self) -> None:
+        story = capped(job(rows=240), rows=70)
+        alone = one(DETECTOR.detect(story.window())).confidence
+        before = slice(-140, -110)
+        for name in ("gpu_sm_clock_hertz", "gpu_power_watts"):
+            story.device[name][before, 5] = story.device[name][-30:, 5]
+        assert one(DETECTOR.detect(story.window())).confidence == 0.8 < alone
+
     def test_a_lower_limit_that_does_not_slow_is_no_fault(self) -> None:
         story = job()
         story.device["gpu_power_limit_watts"][:, 5] = 650

@@ -34,6 +34,7 @@ BIT_SHARE_MIN = 0.5  # of the rows
 BIT_SHARE_MORE = 0.3  # than the peers
 LIMIT_RATIO = 0.97  # of the peers' power limit, below which it is another limit
 POWER_DOWN_RATIO = 0.95  # of the peers' power: a GPU that is slow because it works more draws as much or more
+EARLIER_RATIO = 0.75  # of the deficit that the GPU had before and lost again: then its clock does so by itself
 DISTANCE_MIN = 5.0  # robust standard deviations of clock and of power, where no bit or limit tells
 POWER_SIGMA_FLOOR = 0.01  # of the peers' power
 HOTTER_C = 8.0
@@ -62,7 +63,8 @@ class PowerThrottle:
     The clock (``SlowClock``: under load, against comparable GPUs on other nodes, lasting) is the first kind of
     evidence; the second is NVML's power brake or hardware slowdown bit in most rows, or a power limit below the peers',
     or power itself clearly below theirs: at a lower clock only a capped or locked GPU draws less, one that
-    works more draws as much. Hot GPUs are left to ThermalThrottle. Where several nodes lost power together
+    works more draws as much. Where that is all, and the clock was as low before and rose again, it is told of and no
+    more. Hot GPUs are left to ThermalThrottle. Where several nodes lost power together
     or got a lower limit together, the feed or the site did it: one verdict, nobody accused. Nodes that have had a
     limit of their own all along are peers of each other. Blind without SM clocks and while the job is not under load.
     Cannot see: a job whose GPUs are all capped alike, caps of less than 3% of the clock.
@@ -183,7 +185,9 @@ def _capped(window: Window, slow: SlowClock) -> _Capped | None:
         why = f"power limit {limited.own:.0f} W, its peers' {limited.peers:.0f} W"
         confidence = CONFIDENCE_SURE if down else CONFIDENCE_CLEAR
     elif down is not None and (_far(slow, down) or _fell(window, slow)):
-        why, confidence = f"it draws {down.own:.0f} W, its peers {down.peers:.0f} W", CONFIDENCE_CLEAR
+        why = f"it draws {down.own:.0f} W, its peers {down.peers:.0f} W"
+        by_itself = slow.earlier_deficit >= EARLIER_RATIO * slow.deficit
+        confidence = CONFIDENCE_LIKELY if by_itself else CONFIDENCE_CLEAR
     else:
         return None
     if slow.chronic and not braked and (nodes_among(window, slow.peers) < 2 or limit is None):

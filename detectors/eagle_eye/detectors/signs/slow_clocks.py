@@ -52,6 +52,7 @@ class SlowClock:
 
     ``deficit`` is 1 - own / peers, ``distance`` the same in robust standard deviations of the peers. ``rows`` are
     the newest rows under load since the onset, ``stretch`` all of them, ``peers`` the series it was compared with.
+    ``earlier_deficit`` is the largest that it had before the onset, over as many rows as tell of now.
     ``chronic`` says that the window shows no time before, ``lasting`` that it has lasted long enough for its size.
     """
 
@@ -60,6 +61,7 @@ class SlowClock:
     peers_hz: float
     deficit: float
     distance: float
+    earlier_deficit: float
     onset_s: float
     chronic: bool
     lasting: bool
@@ -339,6 +341,7 @@ def _close_look(
         peers_hz=middle(reference[known][since:][-lines:]),
         deficit=deficit,
         distance=deficit / sigma,
+        earlier_deficit=_largest(ratio[:since], lines),
         onset_s=onset_s,
         chronic=chronic,
         lasting=deficit >= CLEAR_DEFICIT and len(stretch) >= ROWS_MIN and lasted_s >= enough_s and low >= LOW_SHARE,
@@ -346,6 +349,14 @@ def _close_look(
         stretch=rows[rows >= seen[since]],
         peers=peers,
     )
+
+
+def _largest(ratio: Floats, lines: int) -> float:
+    """Return the largest deficit over any so many rows; 0 of fewer."""
+    if len(ratio) < lines:
+        return 0.0
+    levels = np.median(np.lib.stride_tricks.sliding_window_view(ratio, lines), axis=1)
+    return max(1 - float(levels.min()), 0.0)
 
 
 def _onset(ratio: Floats, deficit: float) -> int:
