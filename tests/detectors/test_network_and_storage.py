@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -328,6 +330,15 @@ class TestNetworkHang:
         assert (verdict.node, verdict.asks) == ("n2", None)
         assert verdict.kinds == {"standstill", "traffic", "collective_completion"}
 
+    def test_an_open_collective_accuses_nobody_whose_port_fell_out_of_sight(self) -> None:
+        """A port that is down in all rows of a longer standstill may have fallen with its switch."""
+        for state, asks in ((1, ["restart_job"]), (0, [])):
+            story = job(nodes=9).ports().standstill(ROWS - 1)
+            story.device["nccl_completed_sequence"][:, 8] -= 1
+            story.link["link_up"][:, 17] = state
+            window = story.window(advanced_s=NOW_S - ROWS - 5, last_step=200.0)
+            assert [verdict.asks for verdict in detect("network_hang", window)] == asks
+
     def test_one_sign_restarts_nothing_while_most_hosts_write(self) -> None:
         story, writing = job().standstill(70), job().standstill(70)
         for each in (story, writing):
@@ -391,6 +402,34 @@ class TestSwitchDown:
         assert "rail0" in verdict.summary
         assert verdict.asks == "notify"
         quiet(story, "network_hang", "nic_degraded")
+
+    def alone(self, downs: dict[int, int]) -> Story:
+        """The last of nine nodes has a switch of its own; its ports are down since so many rows ago."""
+        story = job(nodes=9).ports().standstill(70)
+        story.links = tuple(replace(link, switch="leaf1" if link.node == "n8" else "leaf0") for link in story.links)
+        for port, rows in downs.items():
+            story.link["link_up"][-rows:, 16 + port] = 0
+        return story
+
+    def test_all_ports_at_once_of_the_only_node_on_a_switch_are_what_they_share(self) -> None:
+        story = self.alone({0: 70, 1: 70})
+        verdict = only("switch_down", story.window())
+        assert (verdict.node, verdict.nodes, verdict.asks) == (None, ("n8",), "notify")
+        assert "leaf1 is down, or all of the node's network" in verdict.summary
+        assert verdict.confidence < 0.9
+        quiet(story, "network_hang", "nic_degraded")
+
+    @pytest.mark.parametrize("downs", [{0: 70}, {0: 70, 1: 40}], ids=["one port", "one after the other"])
+    def test_one_port_or_ports_that_fall_one_by_one_are_the_nodes_own(self, downs: dict[int, int]) -> None:
+        story = self.alone(downs)
+        assert only("network_hang", story.window()).node == "n8"
+        quiet(story, "switch_down")
+
+    def test_all_ports_of_a_node_whose_switch_serves_others_are_the_nodes_own(self) -> None:
+        story = self.alone({0: 70, 1: 70})
+        story.links = tuple(replace(link, switch="leaf0") for link in story.links)
+        assert only("network_hang", story.window()).node == "n8"
+        quiet(story, "switch_down")
 
     def test_is_told_of_in_the_next_row(self) -> None:
         story = job().ports()

@@ -10,7 +10,7 @@ from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.job_course import overdue
-from eagle_eye.detectors.signs.link_state import Outage, observed, outages, surely_used
+from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared, surely_used
 from eagle_eye.detectors.signs.medians import median_of
 from eagle_eye.detectors.signs.peers import latest, level, role_members
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
@@ -47,10 +47,10 @@ class NetworkHang:
     that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the other end's:
     each asks for a restart, when the standstill is ripe. Both together name the node, and either one does beside the
     third sign, that the node alone sends nothing while the others still try. Where several nodes' ports are down at
-    once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a rank lags, its process is silent
-    or, without the hook and with all ports up again, its GPU alone does not wait (Hang). Blind as ``progress`` is, and
-    when neither port states nor errors are observed. Cannot see: a path that drops packets in the fabric; of a broken
-    cable, an end that counts nothing.
+    once nothing is said (SwitchDown), nor where all ports fell at once of the job's only node on a switch, nor where no
+    link or RDMA evidence stands out, a rank lags, its process is silent or, without the hook and with all ports up
+    again, its GPU alone does not wait (Hang). Blind as ``progress`` is, and when neither port states nor errors are
+    observed. Cannot see: a path that drops packets in the fabric; of a broken cable, an end that counts nothing.
     """
 
     patience: Patience
@@ -73,6 +73,8 @@ class NetworkHang:
         lead_s = LEAD_S + LEAD_STEPS * max(state.typical_step_s, window.interval_s)
         fallen = [item for item in outages(window) if abs(item.since_s - state.advanced_s) <= lead_s]
         fell = {item.node for item in fallen}
+        if len(fell) == 1 and shared(window, fallen) is not None:
+            return []
         late, unfinished = _lagging(window, state)
         if len(fell) > 1 or late - fell or _awaited(window, state, fallen) - fell:
             return []
@@ -87,7 +89,7 @@ class NetworkHang:
     def _died(self, window: Window, died_s: float, count: int) -> list[Verdict]:
         """Return the verdict on ranks that all died of a lost peer, when one node's port is down."""
         fallen = [item for item in outages(window) if item.down and item.since_s <= died_s + window.interval_s]
-        if len({item.node for item in fallen}) != 1:
+        if len({item.node for item in fallen}) != 1 or shared(window, fallen) is not None:
             return []
         confidence = CONFIDENCE_RIPE if _settled(window, fallen) else CONFIDENCE_EARLY
         ends = Evidence("process_exits", None, None, float(count), None, 0.0, "processes")
@@ -146,7 +148,7 @@ class NetworkHang:
         most = float(np.delete(errors, worst).max(initial=0.0))
         erring = {worst} if errors[worst] >= ERRORS_MIN and most <= OTHERS_RATIO * errors[worst] else set()
         suspects = erring & unfinished if erring and unfinished else erring | unfinished
-        if len(suspects) != 1:
+        if len(suspects) != 1 or _forgotten(window, state, next(iter(suspects))):
             return []
         mute = suspects & _mute(window, state.advanced_s)
         both = sum((bool(erring), len(unfinished) == 1, bool(mute))) > 1
@@ -196,6 +198,18 @@ def _awaited(window: Window, state: Progress, fallen: list[Outage]) -> set[int]:
     if state.reported or not fallen or any(item.down for item in fallen):
         return set()
     return activity_outliers(window, state.advanced_s)
+
+
+def _forgotten(window: Window, state: Progress, node: int) -> bool:
+    """Whether a port of the node has been down ever since the window begins, and the standstill is older than that.
+
+    It may have fallen by itself or with its switch: when, and what fell with it, is out of sight by now.
+    """
+    up = window.link.get("link_up")
+    if up is None or len(up) == 0 or state.advanced_s >= window.link_times_s[0]:
+        return False
+    own = [port for port, link in enumerate(window.links) if link.node == window.nodes[node]]
+    return bool(((up[:, own] == 0).any(axis=0) & ~(up[:, own] > 0).any(axis=0)).any())
 
 
 def _settled(window: Window, fallen: list[Outage]) -> bool:
