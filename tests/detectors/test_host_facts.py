@@ -245,7 +245,14 @@ class TestProcessGone:
         verdict = only(GONE.detect(story.window()))
         assert (verdict.fault, verdict.node, verdict.device) == ("process_crash", "n1", 1)
         assert not verdict.fact
-        assert verdict.confidence >= 0.9
+
+    def test_the_kernel_has_time_to_say_why_before_the_job_is_restarted(self) -> None:
+        confidence = []
+        for rows in (6, 12):
+            story = waiting(rows)
+            story.device["gpu_memory_used_bytes"][-rows:, 3] = 5e8
+            confidence.append(only(GONE.detect(story.window())).confidence)
+        assert confidence[0] < 0.9 <= confidence[1]
 
     def test_its_peers_may_follow_later(self) -> None:
         story = waiting(16)
