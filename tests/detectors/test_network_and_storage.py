@@ -118,6 +118,12 @@ class TestNicDegraded:
         count_up(story.node["node_congestion_notifications_total"][:, 1], 5_000, rows=70)
         quiet(story, "nic_degraded")
 
+    def test_a_port_that_carries_less_while_most_nodes_are_told_to_pause_is_no_fault(self) -> None:
+        story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=70)
+        story.link["link_tx_bytes_per_second"][-70:, 5] *= 0.3
+        story.node["node_pfc_rx_pause_packets_per_second"][-70:] = 5_000
+        quiet(story, "nic_degraded")
+
     def test_a_third_flap_in_five_minutes_is_a_finding(self) -> None:
         story = job().ports()
         for ago in (90, 60, 30):
@@ -522,6 +528,15 @@ class TestNetworkCongestion:
         verdict = only("network_congestion", story.window())
         assert verdict.nodes == story.nodes[4:8]
         assert "leaf1" in verdict.summary
+
+    @pytest.mark.parametrize(("lone", "named"), [(1_000, 8), (1_800, 9)], ids=["clearly less", "within the spread"])
+    def test_one_node_elsewhere_tells_the_switch_only_when_it_gets_clearly_less(self, lone: float, named: int) -> None:
+        """Of nodes that all get pauses one is the least hit by chance."""
+        story = slower_by_network(job(nodes=9))
+        story.switches = ("leaf0",) * 8 + ("leaf1",)
+        received = story.node["node_pfc_rx_pause_packets_per_second"]
+        received[-SINCE:] = np.append(np.linspace(2_000, 2_600, 8), lone)
+        assert len(only("network_congestion", story.window()).nodes) == named
 
     def test_pauses_that_all_switches_get_alike_are_the_networks(self) -> None:
         assert len(only("network_congestion", racks(self.congested(slice(None))).window()).nodes) == 16

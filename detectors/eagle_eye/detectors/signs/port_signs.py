@@ -47,6 +47,7 @@ LOAD_MIN_BYTES_PER_S = 1e7  # a port that carried less was not in use
 CONGESTION_PER_S = 100.0  # notifications; a receiver sends at most one every 50 µs a flow (DCQCN, SIGCOMM 2015)
 LEAF_NODES_MIN = 3  # of the job on one switch, before what they share is the switch's
 FEW_ELSEWHERE_RATIO = 0.25
+PAUSED_RATIO = 0.5  # of the nodes, that receive pauses: what they carry less is the network's
 
 
 class Sign(NamedTuple):
@@ -143,6 +144,12 @@ def load_signs(window: Window, since_s: float) -> list[Sign]:
 def congested(window: Window) -> bool:
     """Whether congestion notifications have begun to flow somewhere: then errors and loss may be the network's."""
     return bool(_notified(window).any())
+
+
+def paused_by_others(window: Window) -> bool:
+    """Whether at least half of the nodes are told to pause: then a port may carry less through no fault of its own."""
+    values = window.node.get("node_pfc_rx_pause_packets_per_second")
+    return values is not None and len(values) > 0 and float((held(values) >= PAUSES_PER_S).mean()) >= PAUSED_RATIO
 
 
 def leaf_congested(window: Window, node: int) -> bool:
