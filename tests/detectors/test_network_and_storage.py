@@ -345,6 +345,41 @@ class TestNetworkHang:
             window = story.window(advanced_s=NOW_S - ROWS - 5, last_step=200.0)
             assert [verdict.asks for verdict in detect("network_hang", window)] == asks
 
+    def test_what_a_node_sent_before_a_pause_counts_when_the_standstill_follows_the_pause(self) -> None:
+        story = job().standstill(30)
+        story.device["nccl_completed_sequence"][-30:, 2] -= 1
+        story.node["node_rdma_tx_bytes_per_second"][-60:] = 4e6
+        story.node["node_rdma_tx_bytes_per_second"][-30:, 2] = 0.0
+        assert only("network_hang", story.window()).kinds == {"standstill", "traffic", "collective_completion"}
+
+    def trying(self, rows: int, sent: float = 5e7) -> Story:
+        """Ranks that report nothing wait; n2's network sends nothing, and all others send little."""
+        story = Story(nodes=8, rows=2 * ROWS).hardware()
+        for name in [name for name in story.device if name.startswith(("train_", "nccl_"))]:
+            del story.device[name]
+        story.waiting(rows)
+        story.node["node_rdma_tx_bytes_per_second"][-rows:] = sent
+        story.node["node_rdma_tx_bytes_per_second"][-rows:, 2] = 0.0
+        return story
+
+    def test_a_node_that_alone_sends_nothing_while_every_other_tries_again_is_named_when_it_has_lasted(self) -> None:
+        verdict = only("network_hang", self.trying(62).window())
+        assert (verdict.node, verdict.asks) == ("n2", None)
+        assert verdict.kinds == {"standstill", "traffic"}
+        assert verdict.confidence >= 0.9
+        quiet(self.trying(50), "network_hang")
+
+    def test_a_node_that_sends_nothing_is_not_named_for_it_where_others_are_as_silent_or_send_much(self) -> None:
+        silent = self.trying(62)
+        silent.node["node_rdma_tx_bytes_per_second"][-62:, 5] = 5e4
+        quiet(silent, "network_hang")
+        quiet(self.trying(62, sent=5e8), "network_hang")
+
+    def test_nor_while_most_hosts_write(self) -> None:
+        story = self.trying(62)
+        story.node["node_disk_write_bytes_per_second"][-62:] = 2e9
+        quiet(story, "network_hang")
+
     def test_one_sign_restarts_nothing_while_most_hosts_write(self) -> None:
         story, writing = job().standstill(70), job().standstill(70)
         for each in (story, writing):
