@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +83,15 @@ class TestNicDegraded:
         story = slower_by_network(job())
         story.node["node_pfc_tx_pause_packets_per_second"][-SINCE:, 3] = 5_000
         assert only("nic_degraded", story.window()).confidence < 0.9
+
+    @pytest.mark.parametrize(("rows", "found"), [((-31, -1), 0), ((-46, -31, -16, -1), 1)], ids=["twice", "always"])
+    def test_pauses_that_rare_rows_show_must_be_in_all_of_the_newest_readings(self, rows: Any, found: int) -> None:
+        story = slower_by_network(job(), rows=65)
+        sent = story.node["node_pfc_tx_pause_packets_per_second"]
+        sent[:, 3] = np.nan
+        sent[-1::-15, 3] = 0.0
+        sent[list(rows), 3] = 300.0
+        assert len(detect("nic_degraded", story.window())) == found
 
     def test_a_port_that_always_counted_errors_is_not_what_slows_the_job_now(self) -> None:
         story = slower_by_network(job())

@@ -25,7 +25,8 @@ from eagle_eye.detectors.signs.recent_rows import (
 from eagle_eye.detectors.types import Evidence, Floats, Window
 
 HOLD_S = 15.0  # a sign must hold this long: microbursts and retrains are over by then
-HELD_RATIO = 0.8  # of the rows of that time
+HELD_RATIO = 0.8  # of the rows of that time, and of so many readings
+READINGS_MIN = 3
 # The bit error rate that InfiniBand and Ethernet ports are specified for, 1e-12, is 0.4 errors/s at 400 Gb/s.
 ERRORS_PER_S = 1.0
 ERRORS_MIN = 10.0
@@ -196,7 +197,7 @@ def _high(window: Window, source: _Source | None, kind: str, least: float, unit:
     for column in _suspects(window, source, low, threshold):
         own = source.values[:, column]
         above = np.where(np.isfinite(own), own >= threshold, np.nan)
-        if share_of_rows(above[-lines:]) < HELD_RATIO:
+        if share_of_rows(_readings(above, lines)) < HELD_RATIO:
             continue
         onset = onset_line(above, window.interval_s)
         rate = middle(own[-lines:])
@@ -217,6 +218,16 @@ def _sign(
     evidence = Evidence(source.metric, name, None, rate, others if np.isfinite(others) else None, threshold, unit)
     node = window.nodes.index(name) if name in window.nodes else -1
     return Sign(node, kind, onset_s, rate, f"{text} {name}{port}", evidence)
+
+
+def _readings(values: Floats, lines: int) -> Floats:
+    """Return what was observed in the newest lines, and no less than READINGS_MIN where there is so much.
+
+    Nodes' rows come in turns, so that few lines may hold one reading, and one lasts for nothing.
+    """
+    known = np.flatnonzero(np.isfinite(values))
+    first = min(len(values) - lines, int(known[-READINGS_MIN])) if len(known) >= READINGS_MIN else 0
+    return values[first:]
 
 
 def _first_rate(window: Window, source: _Source, column: int) -> float:
