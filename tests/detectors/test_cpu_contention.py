@@ -26,8 +26,9 @@ DETECTOR = CpuContention()
 
 
 def busy(story: Story, node: int = 1, rows: int = SICK_ROWS, share: float = 0.95) -> Story:
-    story.node["node_cpu_utilization_ratio"][-rows:, node] = share
-    story.node["node_cpu_pressure_ratio"][-rows:, node] = 0.6
+    jitter = 0.01 * np.random.default_rng(5).uniform(size=rows)  # no two readings are the same
+    story.node["node_cpu_utilization_ratio"][-rows:, node] = share - jitter
+    story.node["node_cpu_pressure_ratio"][-rows:, node] = 0.6 - jitter
     return story
 
 
@@ -159,3 +160,9 @@ class TestStaysQuiet:
     def test_is_blind_without_host_metrics(self) -> None:
         with pytest.raises(Blind, match="host metric"):
             DETECTOR.detect(without(job(), "node_").window())
+
+    def test_another_host_of_which_one_reading_was_high_and_repeated_is_no_company(self) -> None:
+        story = gpus_less(busy(job(nodes=12), 3), "n3")
+        for name in ("node_cpu_utilization_ratio", "node_cpu_pressure_ratio"):
+            story.node[name][-SICK_ROWS - 20 : -SICK_ROWS - 8, 8] = 0.95
+        assert one(DETECTOR.detect(story.window())).node == "n3"

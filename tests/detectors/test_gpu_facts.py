@@ -342,6 +342,30 @@ class TestGpuHang:
         with pytest.raises(Blind, match="n1/gpu1"):
             HANGS.detect(story.window())
 
+    def silent_in_a_pause(self, rows: int, hook: bool) -> Window:
+        """The job has stood still for half a minute longer than a device has been silent."""
+        story = Story(gpus=2, rows=120).complete().standstill(rows + 30)
+        if not hook:
+            story.waiting(rows + 30)
+            for name in [name for name in story.device if name.startswith(("train_", "nccl_"))]:
+                del story.device[name]
+        for name, values in story.device.items():
+            if name.startswith("gpu_"):
+                values[-rows:, 3] = np.nan
+        return story.window()
+
+    @pytest.mark.parametrize("hook", [True, False])
+    def test_a_device_that_fell_silent_in_a_pause_is_why_the_job_does_not_go_on_after_it(self, hook: bool) -> None:
+        verdict = only(HANGS.detect(self.silent_in_a_pause(20, hook)))
+        assert (verdict.node, verdict.device) == ("n1", 1)
+        assert verdict.kinds == {"device_silence", "standstill"}
+        assert verdict.confidence >= 0.9
+
+    def test_in_a_pause_that_may_yet_end_nobody_can_tell(self) -> None:
+        assert HANGS.detect(self.silent_in_a_pause(6, hook=True)) == []
+        with pytest.raises(Blind, match="pause"):
+            HANGS.detect(self.silent_in_a_pause(6, hook=False))
+
     def test_values_missing_from_a_job_that_goes_on_are_no_hang(self) -> None:
         assert HANGS.detect(self.gone(20, [3]).window()) == []
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -81,6 +84,15 @@ class TestNicDegraded:
         story.node["node_pfc_tx_pause_packets_per_second"][-SINCE:, 3] = 5_000
         assert only("nic_degraded", story.window()).confidence < 0.9
 
+    @pytest.mark.parametrize(("rows", "found"), [((-31, -1), 0), ((-46, -31, -16, -1), 1)], ids=["twice", "always"])
+    def test_pauses_that_rare_rows_show_must_be_in_all_of_the_newest_readings(self, rows: Any, found: int) -> None:
+        story = slower_by_network(job(), rows=65)
+        sent = story.node["node_pfc_tx_pause_packets_per_second"]
+        sent[:, 3] = np.nan
+        sent[-1::-15, 3] = 0.0
+        sent[list(rows), 3] = 300.0
+        assert len(detect("nic_degraded", story.window())) == found
+
     def test_a_port_that_always_counted_errors_is_not_what_slows_the_job_now(self) -> None:
         story = slower_by_network(job())
         count_up(story.node["node_rdma_errors_total"][:, 3], 2, rows=ROWS)
@@ -114,6 +126,12 @@ class TestNicDegraded:
         story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=70)
         story.link["link_tx_bytes_per_second"][-70:, 5] *= 0.3
         count_up(story.node["node_congestion_notifications_total"][:, 1], 5_000, rows=70)
+        quiet(story, "nic_degraded")
+
+    def test_a_port_that_carries_less_while_most_nodes_are_told_to_pause_is_no_fault(self) -> None:
+        story = slower_by_network(Story(nodes=8, rows=2 * ROWS).hardware().ports(), rows=70)
+        story.link["link_tx_bytes_per_second"][-70:, 5] *= 0.3
+        story.node["node_pfc_rx_pause_packets_per_second"][-70:] = 5_000
         quiet(story, "nic_degraded")
 
     def test_a_third_flap_in_five_minutes_is_a_finding(self) -> None:
@@ -328,6 +346,50 @@ class TestNetworkHang:
         assert (verdict.node, verdict.asks) == ("n2", None)
         assert verdict.kinds == {"standstill", "traffic", "collective_completion"}
 
+    def test_an_open_collective_accuses_nobody_whose_port_fell_out_of_sight(self) -> None:
+        """A port that is down in all rows of a longer standstill may have fallen with its switch."""
+        for state, asks in ((1, ["restart_job"]), (0, [])):
+            story = job(nodes=9).ports().standstill(ROWS - 1)
+            story.device["nccl_completed_sequence"][:, 8] -= 1
+            story.link["link_up"][:, 17] = state
+            window = story.window(advanced_s=NOW_S - ROWS - 5, last_step=200.0)
+            assert [verdict.asks for verdict in detect("network_hang", window)] == asks
+
+    def test_what_a_node_sent_before_a_pause_counts_when_the_standstill_follows_the_pause(self) -> None:
+        story = job().standstill(30)
+        story.device["nccl_completed_sequence"][-30:, 2] -= 1
+        story.node["node_rdma_tx_bytes_per_second"][-60:] = 4e6
+        story.node["node_rdma_tx_bytes_per_second"][-30:, 2] = 0.0
+        assert only("network_hang", story.window()).kinds == {"standstill", "traffic", "collective_completion"}
+
+    def trying(self, rows: int, sent: float = 5e7) -> Story:
+        """Ranks that report nothing wait; n2's network sends nothing, and all others send little."""
+        story = Story(nodes=8, rows=2 * ROWS).hardware()
+        for name in [name for name in story.device if name.startswith(("train_", "nccl_"))]:
+            del story.device[name]
+        story.waiting(rows)
+        story.node["node_rdma_tx_bytes_per_second"][-rows:] = sent
+        story.node["node_rdma_tx_bytes_per_second"][-rows:, 2] = 0.0
+        return story
+
+    def test_a_node_that_alone_sends_nothing_while_every_other_tries_again_is_named_when_it_has_lasted(self) -> None:
+        verdict = only("network_hang", self.trying(62).window())
+        assert (verdict.node, verdict.asks) == ("n2", None)
+        assert verdict.kinds == {"standstill", "traffic"}
+        assert verdict.confidence >= 0.9
+        quiet(self.trying(50), "network_hang")
+
+    def test_a_node_that_sends_nothing_is_not_named_for_it_where_others_are_as_silent_or_send_much(self) -> None:
+        silent = self.trying(62)
+        silent.node["node_rdma_tx_bytes_per_second"][-62:, 5] = 5e4
+        quiet(silent, "network_hang")
+        quiet(self.trying(62, sent=5e8), "network_hang")
+
+    def test_nor_while_most_hosts_write(self) -> None:
+        story = self.trying(62)
+        story.node["node_disk_write_bytes_per_second"][-62:] = 2e9
+        quiet(story, "network_hang")
+
     def test_one_sign_restarts_nothing_while_most_hosts_write(self) -> None:
         story, writing = job().standstill(70), job().standstill(70)
         for each in (story, writing):
@@ -391,6 +453,34 @@ class TestSwitchDown:
         assert "rail0" in verdict.summary
         assert verdict.asks == "notify"
         quiet(story, "network_hang", "nic_degraded")
+
+    def alone(self, downs: dict[int, int]) -> Story:
+        """The last of nine nodes has a switch of its own; its ports are down since so many rows ago."""
+        story = job(nodes=9).ports().standstill(70)
+        story.links = tuple(replace(link, switch="leaf1" if link.node == "n8" else "leaf0") for link in story.links)
+        for port, rows in downs.items():
+            story.link["link_up"][-rows:, 16 + port] = 0
+        return story
+
+    def test_all_ports_at_once_of_the_only_node_on_a_switch_are_what_they_share(self) -> None:
+        story = self.alone({0: 70, 1: 70})
+        verdict = only("switch_down", story.window())
+        assert (verdict.node, verdict.nodes, verdict.asks) == (None, ("n8",), "notify")
+        assert "leaf1 is down, or all of the node's network" in verdict.summary
+        assert verdict.confidence < 0.9
+        quiet(story, "network_hang", "nic_degraded")
+
+    @pytest.mark.parametrize("downs", [{0: 70}, {0: 70, 1: 40}], ids=["one port", "one after the other"])
+    def test_one_port_or_ports_that_fall_one_by_one_are_the_nodes_own(self, downs: dict[int, int]) -> None:
+        story = self.alone(downs)
+        assert only("network_hang", story.window()).node == "n8"
+        quiet(story, "switch_down")
+
+    def test_all_ports_of_a_node_whose_switch_serves_others_are_the_nodes_own(self) -> None:
+        story = self.alone({0: 70, 1: 70})
+        story.links = tuple(replace(link, switch="leaf0") for link in story.links)
+        assert only("network_hang", story.window()).node == "n8"
+        quiet(story, "switch_down")
 
     def test_is_told_of_in_the_next_row(self) -> None:
         story = job().ports()
@@ -483,6 +573,15 @@ class TestNetworkCongestion:
         verdict = only("network_congestion", story.window())
         assert verdict.nodes == story.nodes[4:8]
         assert "leaf1" in verdict.summary
+
+    @pytest.mark.parametrize(("lone", "named"), [(1_000, 8), (1_800, 9)], ids=["clearly less", "within the spread"])
+    def test_one_node_elsewhere_tells_the_switch_only_when_it_gets_clearly_less(self, lone: float, named: int) -> None:
+        """Of nodes that all get pauses one is the least hit by chance."""
+        story = slower_by_network(job(nodes=9))
+        story.switches = ("leaf0",) * 8 + ("leaf1",)
+        received = story.node["node_pfc_rx_pause_packets_per_second"]
+        received[-SINCE:] = np.append(np.linspace(2_000, 2_600, 8), lone)
+        assert len(only("network_congestion", story.window()).nodes) == named
 
     def test_pauses_that_all_switches_get_alike_are_the_networks(self) -> None:
         assert len(only("network_congestion", racks(self.congested(slice(None))).window()).nodes) == 16

@@ -175,6 +175,12 @@ class TestRacks:
         assert abs(verdict.onset_s - (NOW_S - SICK_ROWS)) <= 1.0
         assert verdict.slowdown_ratio == pytest.approx((700 / 500) ** 0.5 - 1), "else each node seems to have its own"
 
+    def test_a_limit_of_nothing_is_a_reading_that_failed(self) -> None:
+        story = job(nodes=12)
+        for place, node in enumerate(("n3", "n4", "n5")):
+            story.device["gpu_power_limit_watts"][-SICK_ROWS + place, story.column(node)[0]] = 0
+        assert DETECTOR.detect(story.window()) == []
+
     @pytest.mark.parametrize("delay", [0, 10, 40])
     def test_nodes_that_lost_power_together_are_one_finding(self, delay: int) -> None:
         story = job(nodes=12, rows=200)

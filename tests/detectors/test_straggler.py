@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eagle_eye.detectors.signs.step_noise import MEMORY_UNKNOWN, memory
 from eagle_eye.detectors.straggler import (
     CONFIDENCE_EARLY,
     CONFIDENCE_LONE,
@@ -370,3 +371,37 @@ def test_a_stage_with_some_time_to_spare_costs_what_the_pace_shows() -> None:
     story.device["train_step_seconds"][-rows:] = 5.15
     (verdict,) = said(story)
     assert verdict.slowdown_ratio == pytest.approx(0.03, abs=0.005)
+
+
+def remembered(kept: float = 0.85, stumble: float = 0.0) -> Story:
+    """A job whose steps' noise stays, for the larger part, for the next step; one node has stumbled long ago."""
+    story = job(rows=400, noise=0.0)
+    rng, steps = np.random.default_rng(8), np.arange(400) // int(STEP_S)
+    course = np.zeros((steps[-1] + 1, 8))
+    for step in range(1, len(course)):
+        course[step] = kept * course[step - 1] + np.sqrt(1 - kept**2) * 0.005 * rng.normal(size=8)
+        course[step, 5] += stumble * (step == 30)
+    story.device["train_compute_seconds"] *= np.exp(course)[steps]
+    return waits(story)
+
+
+def test_where_noise_stays_slow_steps_are_one_stumble_and_others_have_stumbled_as_far() -> None:
+    (verdict,) = said(slow(remembered(stumble=0.15), 1.15, 8))
+    assert verdict.confidence == CONFIDENCE_TOLD
+    (verdict,) = said(slow(remembered(kept=0.0, stumble=0.15), 1.15, 8))
+    assert verdict.confidence == CONFIDENCE_RIPE
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(1.6, 8), (1.15, 40)], ids=["far off", "lasting"])
+def test_beyond_all_that_a_stumble_does_it_is_sure(ratio: float, steps: int) -> None:
+    (verdict,) = said(slow(remembered(stumble=0.15), ratio, steps))
+    assert verdict.confidence == CONFIDENCE_RIPE
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.85])
+def test_how_long_noise_stays_is_seen(kept: float) -> None:
+    assert memory(remembered(kept).window(), 0) == pytest.approx(kept, abs=0.2)
+
+
+def test_how_long_noise_stays_is_not_known_of_a_few_steps() -> None:
+    assert memory(job(rows=40).window(), 0) == MEMORY_UNKNOWN

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD
@@ -38,6 +39,7 @@ LASTS_S, CHRONIC_LASTS_S = 10.0, 60.0
 LOW_SHARE = 0.7  # of the rows since the onset that must show it
 PAST_SHARE = 0.5  # of the excess that the node's own past must not have shown
 NODES_SAMPLED = 128
+SATURATED_RATIO = 0.99  # what cannot rise any more is the same in each reading
 # What its GPUs show when their host is late: metric, share of the peers' level below which they do less.
 GPU_SIGNS = (
     ("gpu_tensor_active_ratio", 0.93),
@@ -53,6 +55,8 @@ ARRIVAL_RATIO = 0.7  # of the peers' time in collectives
 STEPS_MIN, STEPS_MAX = 2, 32
 SUSPECTS_MAX = 16
 CONFIDENCE_SURE, CONFIDENCE_CLEAR, CONFIDENCE_LIKELY = 0.95, 0.92, 0.75
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,8 +234,17 @@ def _rose_together(window: Window, busy: _Busy) -> list[Struck]:
     rose = np.zeros(values.shape[1], dtype=np.bool_)
     for first in range(0, len(after), lines):
         block = values[after[first : first + lines]]
-        rose |= (median_over_rows(block) - usual >= least) & (len(block) >= ROWS_MIN)
+        if len(block) >= ROWS_MIN:
+            rose |= (median_over_rows(block) - usual >= least) & _read_twice(block, usual + least)
     return [Struck(int(node), busy.onset_s) for node in np.flatnonzero(rose) if int(node) != busy.node]
+
+
+def _read_twice(block: Floats, line: Floats) -> Flags:
+    """Return which columns were read above their line more than once: a value that is repeated is one reading."""
+    with np.errstate(invalid="ignore"):
+        high = np.where(block >= line, block, np.nan)
+        lowest, highest = np.fmin.reduce(high, axis=0), np.fmax.reduce(high, axis=0)
+        return np.asarray((highest > lowest) | (lowest >= SATURATED_RATIO))
 
 
 def _row_medians(values: Floats) -> Floats:

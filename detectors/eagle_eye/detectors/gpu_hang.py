@@ -39,9 +39,9 @@ class GpuHang:
     XID excludes the node, or drains it when the job is seen to go on (a timeout that only a tool met). Missing values
     are no proof: when a device's ``gpu_*`` values (T, S) are gone for two rows in which its node still reports, the
     answer is "cannot tell" while the job stands still, and a fault once it has stopped at the same moment or a rank has
-    ended then. Values that go after a process has ended are a reset or a diagnosis, whose work that is. Cannot see: a
-    hang of a GPU whose NVML answers (Hang finds its rank); what happened where a node of one GPU falls silent as a
-    whole.
+    ended then, or once a pause in which they went is ripe and has lasted for the floor since. Values that go after a
+    process has ended are a reset or a diagnosis, whose work that is. Cannot see: a hang of a GPU whose NVML answers
+    (Hang finds its rank); what happened where a node of one GPU falls silent as a whole.
     """
 
     patience: Patience
@@ -126,7 +126,8 @@ class GpuHang:
             own = [item for item in gone if window.series[item.column].node == node]
             first = min(own, key=lambda item: item.since_s)
             verdict = self._ended(window, node, first, exits) if state is None else None
-            if state is not None and _together(window, first.since_s, state.advanced_s):
+            paused = state is not None and self._in_a_pause(window, first, state)
+            if state is not None and (paused or _together(window, first.since_s, state.advanced_s)):
                 verdict = self._stopped(window, node, first, state)
             if verdict is not None:
                 found.append(verdict)
@@ -137,13 +138,26 @@ class GpuHang:
         first = min(gone, key=lambda item: item.since_s)
         series, idle_s = window.series[first.column], idle_since_s(window)
         together_s = TOGETHER_S + 2 * window.interval_s
-        if idle_s is None or abs(idle_s - first.since_s) > together_s:
+        if idle_s is None or idle_s - first.since_s > together_s:
             raise Blind(f"{series} does not answer; whether the job goes on is not reported")
+        if first.since_s - idle_s > together_s:
+            state = progress(window, self.patience)
+            if not self._in_a_pause(window, first, state):
+                raise Blind(f"{series} does not answer, and fell silent in a pause of the job")
+            return [self._silent(window, series.node, first, CONFIDENCE_GONE, state.evidence, "standstill", str(state))]
         if window.now_s - max(idle_s, first.since_s) < max(PROMPT_S, window.interval_s):
             return []
         evidence = Evidence("gpu_power_watts", None, None, "fell to that of waiting")
         reason = f"the job's other GPUs have only waited for {window.now_s - idle_s:.1f} s"
         return [self._silent(window, series.node, first, CONFIDENCE_GONE, evidence, "gpu_activity", reason)]
+
+    def _in_a_pause(self, window: Window, first: Vanished, state: Progress) -> bool:
+        """Whether a device fell silent while the job paused, and the pause has outlasted all that the job does since.
+
+        What a checkpoint or an evaluation finds gone is why the job does not go on after it.
+        """
+        lasted_s = window.now_s - first.since_s
+        return first.since_s > state.advanced_s and state.ripe and lasted_s >= self.patience.floor_s
 
     def _ended(self, window: Window, node: str, first: Vanished, exits: list[Exit]) -> Verdict | None:
         near_s = TOGETHER_S + 2 * window.interval_s

@@ -176,10 +176,19 @@ def _worst_switch(window: Window, signs: Sequence[_Sign]) -> tuple[tuple[str, ..
         there = names == switch
         for sign in signs:
             inside, outside = (sign.rate[some & np.isfinite(sign.rate)] for some in (there, ~there))
-            enough = min(len(inside), len(outside)) >= LEAF_NODES_MIN
-            if enough and float(inside.min()) >= HARDER_RATIO * float(outside.max()):
+            if len(inside) < LEAF_NODES_MIN or len(outside) == 0:
+                continue
+            # Of one or two nodes elsewhere chance makes the least hit: they must be further off than those here are.
+            apart = HARDER_RATIO if len(outside) >= LEAF_NODES_MIN else max(HARDER_RATIO, _spread(inside))
+            if float(inside.min()) >= apart * float(outside.max()):
                 return tuple(window.nodes[i] for i in np.flatnonzero(there).tolist()), f"at {switch}"
     return None
+
+
+def _spread(rates: Floats) -> float:
+    """Return the highest of some rates over the lowest; inf where one is none."""
+    lowest = float(rates.min())
+    return float(rates.max()) / lowest if lowest > 0 else float("inf")
 
 
 def _concerned(window: Window, struck: NDArray[np.bool_]) -> tuple[tuple[str, ...], str | None]:

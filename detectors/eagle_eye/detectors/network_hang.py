@@ -10,8 +10,8 @@ from eagle_eye.detectors.signs.exits import unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
 from eagle_eye.detectors.signs.job_course import overdue
-from eagle_eye.detectors.signs.link_state import Outage, observed, outages, surely_used
-from eagle_eye.detectors.signs.medians import median_of
+from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared, surely_used
+from eagle_eye.detectors.signs.medians import median_of, quantile_over_rows
 from eagle_eye.detectors.signs.peers import latest, level, role_members
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.recent_rows import middle
@@ -26,7 +26,10 @@ OTHERS_RATIO = 0.2
 SENT = "node_rdma_tx_bytes_per_second"
 SENT_MIN_BYTES_PER_S = 1e5  # what nodes that wait still send each other: work requests tried again
 USED_MIN_BYTES_PER_S = 1e7  # a node that sent less before sends nothing by design
+USED_QUANTILE = 0.9  # of the rows before: steps take turns with pauses
 MUTE_RATIO = 0.01  # of what the others send
+AGAIN_RATIO = 0.005  # of what a node sent before: what is more is traffic of its own, to a storage or of a next step
+OTHERS_MIN = 2
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.96
 CONFIDENCE_ONE_SIGN = 0.9  # that a restart is right; not that the node is to blame
 RANK_SILENT_S = 5.0  # a process that says nothing for so long may be the culprit
@@ -46,11 +49,12 @@ class NetworkHang:
     standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a collective
     that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the other end's:
     each asks for a restart, when the standstill is ripe. Both together name the node, and either one does beside the
-    third sign, that the node alone sends nothing while the others still try. Where several nodes' ports are down at
-    once nothing is said (SwitchDown), nor where no link or RDMA evidence stands out, a rank lags, its process is silent
-    or, without the hook and with all ports up again, its GPU alone does not wait (Hang). Blind as ``progress`` is, and
-    when neither port states nor errors are observed. Cannot see: a path that drops packets in the fabric; of a broken
-    cable, an end that counts nothing.
+    third sign, that the node alone sends nothing while the others still try; where every other node tries, and hardly
+    sends anything else, that one is enough once the standstill is ripe. Where several nodes' ports are down at once
+    nothing is said (SwitchDown), nor where all ports fell at once of the job's only node on a switch, nor where no link
+    or RDMA evidence stands out, a rank lags, its process is silent or, without the hook and with all ports up again,
+    its GPU alone does not wait (Hang). Blind as ``progress`` is, and when neither port states nor errors are observed.
+    Cannot see: a path that drops packets in the fabric; of a broken cable, an end that counts nothing.
     """
 
     patience: Patience
@@ -73,6 +77,8 @@ class NetworkHang:
         lead_s = LEAD_S + LEAD_STEPS * max(state.typical_step_s, window.interval_s)
         fallen = [item for item in outages(window) if abs(item.since_s - state.advanced_s) <= lead_s]
         fell = {item.node for item in fallen}
+        if len(fell) == 1 and shared(window, fallen) is not None:
+            return []
         late, unfinished = _lagging(window, state)
         if len(fell) > 1 or late - fell or _awaited(window, state, fallen) - fell:
             return []
@@ -87,7 +93,7 @@ class NetworkHang:
     def _died(self, window: Window, died_s: float, count: int) -> list[Verdict]:
         """Return the verdict on ranks that all died of a lost peer, when one node's port is down."""
         fallen = [item for item in outages(window) if item.down and item.since_s <= died_s + window.interval_s]
-        if len({item.node for item in fallen}) != 1:
+        if len({item.node for item in fallen}) != 1 or shared(window, fallen) is not None:
             return []
         confidence = CONFIDENCE_RIPE if _settled(window, fallen) else CONFIDENCE_EARLY
         ends = Evidence("process_exits", None, None, float(count), None, 0.0, "processes")
@@ -145,16 +151,20 @@ class NetworkHang:
         worst = int(np.argmax(errors))
         most = float(np.delete(errors, worst).max(initial=0.0))
         erring = {worst} if errors[worst] >= ERRORS_MIN and most <= OTHERS_RATIO * errors[worst] else set()
+        mute, all_try = _mute(window, state.advanced_s)
         suspects = erring & unfinished if erring and unfinished else erring | unfinished
-        if len(suspects) != 1:
+        if not suspects and all_try and state.ripe:
+            suspects = mute
+        if len(suspects) != 1 or _forgotten(window, state, next(iter(suspects))):
             return []
-        mute = suspects & _mute(window, state.advanced_s)
-        both = sum((bool(erring), len(unfinished) == 1, bool(mute))) > 1
+        mute = suspects & mute
+        signs = sum((bool(erring), len(unfinished) == 1, bool(mute)))
+        both = signs > 1
         if not both and not state.ripe and not (erring and metric == PORT_ERRORS and state.outlasts_pauses):
             return []
         # Errors that a port counts are of its own link; RDMA errors may be of whom the node talks to.
-        certain = both or (bool(erring) and metric == PORT_ERRORS)
-        if not certain and most_busy_with_io(window, state.advanced_s):
+        certain = both or (bool(erring) and metric == PORT_ERRORS) or (bool(mute) and signs == 1)
+        if not both and not (erring and certain) and most_busy_with_io(window, state.advanced_s):
             return []  # nobody kills a checkpoint
         node = window.nodes[next(iter(suspects))]
         evidence, story, kinds = [state.evidence], [], {"standstill"}
@@ -196,6 +206,18 @@ def _awaited(window: Window, state: Progress, fallen: list[Outage]) -> set[int]:
     if state.reported or not fallen or any(item.down for item in fallen):
         return set()
     return activity_outliers(window, state.advanced_s)
+
+
+def _forgotten(window: Window, state: Progress, node: int) -> bool:
+    """Whether a port of the node has been down ever since the window begins, and the standstill is older than that.
+
+    It may have fallen by itself or with its switch: when, and what fell with it, is out of sight by now.
+    """
+    up = window.link.get("link_up")
+    if up is None or len(up) == 0 or state.advanced_s >= window.link_times_s[0]:
+        return False
+    own = [port for port, link in enumerate(window.links) if link.node == window.nodes[node]]
+    return bool(((up[:, own] == 0).any(axis=0) & ~(up[:, own] > 0).any(axis=0)).any())
 
 
 def _settled(window: Window, fallen: list[Outage]) -> bool:
@@ -243,22 +265,27 @@ def _below(values: Floats, node_of: Integers) -> set[int]:
     return {int(node) for node in np.unique(node_of[known & (values < shared_by_two[-1])])}
 
 
-def _mute(window: Window, since_s: float) -> set[int]:
-    """Return the one node that sends nothing since a moment while most others still do; {} where none or several.
+def _mute(window: Window, since_s: float) -> tuple[set[int], bool]:
+    """Return the one node that sends nothing since a moment while most others still do, and whether all others do so.
 
-    Whose peer is dead tries again and is seen to; a dead card sends nothing.
+    {} where none or several. Whose peer is dead tries again and is seen to, with next to nothing of what it sent
+    before; a dead card sends nothing.
     """
     values = window.node.get(SENT)
     first = int(np.searchsorted(window.node_times_s, since_s, side="right"))
     if values is None or first == 0 or len(values) - first <= SETTLED_INTERVALS:
-        return set()
-    sent, usual = level(values[first + 1 :], RECENT_LINES), level(values[:first], OFFSET_LINES)
+        return set(), False
+    # A checkpoint just before the standstill has sent little: what a node does with its network is what it did at most.
+    sent, usual = level(values[first + 1 :], RECENT_LINES), quantile_over_rows(values[:first], USED_QUANTILE)
     with np.errstate(invalid="ignore"):
-        others = sent[sent >= SENT_MIN_BYTES_PER_S]
-        if 2 * len(others) <= len(sent):
-            return set()
-        mute = (sent <= MUTE_RATIO * median_of(others)) & (usual >= USED_MIN_BYTES_PER_S)
-    return {int(node) for node in np.flatnonzero(mute)} if np.count_nonzero(mute) == 1 else set()
+        trying = sent >= SENT_MIN_BYTES_PER_S
+        if 2 * np.count_nonzero(trying) <= len(sent):
+            return set(), False
+        mute = (sent <= MUTE_RATIO * median_of(sent[trying])) & (usual >= USED_MIN_BYTES_PER_S)
+        again = trying & (sent <= AGAIN_RATIO * usual)
+    if np.count_nonzero(mute) != 1:
+        return set(), False
+    return {int(node) for node in np.flatnonzero(mute)}, bool((mute | again).all()) and len(sent) > OTHERS_MIN
 
 
 def _errors_since(window: Window, since_s: float) -> tuple[str, Floats]:

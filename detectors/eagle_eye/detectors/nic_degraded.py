@@ -13,6 +13,7 @@ from eagle_eye.detectors.signs.port_signs import (
     leaf_congested,
     load_signs,
     pause_signs,
+    paused_by_others,
     retransmit_signs,
 )
 from eagle_eye.detectors.signs.progress import Patience, hooked
@@ -70,7 +71,7 @@ class NicDegraded:
     def _lagging(self, window: Window) -> list[Verdict]:
         """Return the verdict on a port that falls behind in load and shows nothing else, when the job is slower."""
         slow = slowed_by_network(window) if hooked(window) else None  # bursts of steps of unknown length mislead
-        if slow is None or congested(window) or window.now_s - slow[0].since_s < LAGGING_S:
+        if slow is None or congested(window) or paused_by_others(window) or window.now_s - slow[0].since_s < LAGGING_S:
             return []
         signs = load_signs(window, slow[0].since_s)
         if len(signs) != 1:

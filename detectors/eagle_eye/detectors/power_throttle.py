@@ -291,6 +291,7 @@ def _lowered_limits(window: Window) -> Verdict | None:
     limits = window.device.get("gpu_power_limit_watts")
     if limits is None or len(limits) <= 2 * LIMIT_ROWS:
         return None
+    limits = np.where(limits > 0, limits, np.nan)  # a GPU that works has a limit: none is a reading that failed
     kept = lines_within(window.times_s, LIMIT_KEPT_S)
     now: Floats = np.fmin.reduce(limits[-kept:], axis=0)
     then: Floats = np.fmax.reduce(limits[:LIMIT_ROWS], axis=0)

@@ -19,7 +19,7 @@ UNORDERED_S = 45.0  # schedulers kill what lingers 30 s after a job was told to 
 SEEN_BEFORE_S = 60.0  # what ended so near to the window's beginning may have followed what lies before it
 TOGETHER_S = 10.0  # the others began to wait at the same moment...
 STEP_S_MAX = 60.0  # ...or as much later as stages of a pipeline go on without one of them
-CONFIDENCE = 0.9
+CONFIDENCE_EARLY, CONFIDENCE = 0.85, 0.9  # as long as the kernel may yet say why it ended, and from then on
 COUNTER = "gpu_ecc_uncorrected_total"
 
 
@@ -33,8 +33,9 @@ class ProcessGone:
     go together the job has ended, and whether that was meant only the scheduler knows. Where a few let go together
     nobody is named, and most must have held on for longer than a scheduler gives them. Of two nodes the other must
     still run kernels: the last rank of a job that ends may save for minutes. It asks for a restart and never accuses
-    hardware: where a GPU of the node counts an uncorrected memory error its detector speaks first. Silent where ranks
-    report steps or ends, and in jobs of one node. Cannot see: why the process ended.
+    hardware: it is told of at once and acted on when the kernel would have named a cause, and where a GPU of the node
+    counts an uncorrected memory error its detector speaks first. Silent where ranks report steps or ends, and in jobs
+    of one node. Cannot see: why the process ended.
     """
 
     patience: Patience
@@ -101,7 +102,7 @@ class ProcessGone:
             nodes=(series.node,) if alone else (),
             node=series.node if alone else None,
             device=series.device if alone else None,
-            confidence=CONFIDENCE,
+            confidence=CONFIDENCE if window.now_s >= since_s + kernel_word_s(window) else CONFIDENCE_EARLY,
             onset_s=since_s,
             summary=f"{who} ended while {waits} for {'it' if alone else 'them'}",
             evidence=(

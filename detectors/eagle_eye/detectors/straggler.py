@@ -13,21 +13,27 @@ from eagle_eye.detectors.signs.beside_its_past import beside_its_past
 from eagle_eye.detectors.signs.even_work import even_work
 from eagle_eye.detectors.signs.medians import (
     TRIM_RATIO,
-    median_of,
     median_over_rows,
     quantile_over_rows,
     trimmed_means,
 )
-from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, step_levels
+from eagle_eye.detectors.signs.peers import PEERS_MIN, step_levels
 from eagle_eye.detectors.signs.progress import SHORT_STEP_S, typical_step_s
 from eagle_eye.detectors.signs.rank_cost import ONSET_MARGIN, PACE_NOTED, cost_since, waited_for
 from eagle_eye.detectors.signs.slow_share import Slowness
-from eagle_eye.detectors.signs.step_peers import PEERS_SAMPLED, StepPeers
+from eagle_eye.detectors.signs.step_noise import (
+    SCREEN_STEPS,
+    STEPS_MIN,
+    chance_digits,
+    highest,
+    screening_noise,
+    unheard_of,
+)
+from eagle_eye.detectors.signs.step_peers import StepPeers
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 DAY_S = 86_400.0
-STEPS_MIN = 3  # fewer steps say nothing about persistence...
-STEPS_TOLD = 2  # ...but are told of where both are slower than all that any peer showed, and long enough
+STEPS_TOLD = 2  # fewer than STEPS_MIN, told of where both are slower than all that any peer showed, and long enough
 # Stretches of steps looked at: a large slowdown is found in a short one, a small one when it has lasted.
 STRETCHES = (2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 SCREEN_RATIO = 0.7  # of the excess that counts, which a plain mean must show before a rank is looked at closely
@@ -35,12 +41,10 @@ MILD_STEPS_MIN = 20  # what is below ``ratio`` must have lasted for so many step
 MILD_STEPS_TOLD, MILD_FLOORS = 5, 2.0  # ...and for so many, and so many floors of time, to be told of
 TOLD_MORE_OFTEN = 10.0  # by chance, than a false exclusion: a page for nothing costs less than a restart for nothing
 SCREEN_SIGMAS = 4.0  # or as many standard errors of the noise
-SCREEN_STEPS = 20  # newest steps from which that noise is taken, and as many before the two that are told of
 SUSPECTS_MAX = 24  # ranks looked at closely for each stretch, worst first
 LONE_STEP_NOISE_MAX = 0.03  # of single steps, above which single steps are no evidence: heavy tails (packed sequences)
 # So many steps it takes then (0.15% of worker-windows of 20 exceed 1.1 by chance, Lin et al., OSDI 2025).
 NOISY_STEPS_MIN = 18
-UNHEARD_OF_DIGITS = 8.0  # of chance, 1e-8, that short stretches of noisy steps must rule out
 STEADY_QUANTILE = 0.25  # this low quantile must be off, too: a few very slow steps are no slow node
 ARRIVAL_RATIO = 0.7  # of the peers' time in collectives, below which a rank arrived late...
 ARRIVAL_EXCESS_RATIO = 0.5  # ...or whose missing wait makes up this much of its excess compute
@@ -87,9 +91,10 @@ class Straggler:
     above ``ratio`` (``mild_ratio`` once it has lasted) and above what chance explains: as many standard errors as
     ``false_per_1000_node_days`` allows, the error from the peers' own means over the stretch (their spread, and their
     noise from step to step). Where single steps are noisy (packed sequences: 21% of single worker-steps are over 10%
-    slower than their peers, Lin et al., OSDI 2025) only long stretches count. Late arrival is the second, independent
-    kind of evidence: the last to arrive waits least (correlation -1.0 for reduce-scatter in the same work), so what it
-    lacks in waiting is what it has too much of computing. So are its own past
+    slower than their peers, Lin et al., OSDI 2025) only long stretches count; where a step's noise stays for the next
+    ones (``signs/step_noise``) many slow steps may be one stumble, which is told of and not acted on. Late arrival is
+    the second, independent kind of evidence: the last to arrive waits least (correlation -1.0 for reduce-scatter in the
+    same work), so what it lacks in waiting is what it has too much of computing. So are its own past
     (``signs/own_history``) and what its GPU shows while its peers wait (``signs/busy_among_waiting``). Where work may
     be uneven (``signs/even_work``) none of them makes it sure. A verdict is raised after ``STEPS_MIN`` steps and
     ``floor_s``, and told of before: two steps beyond all that anyone showed, a mild slowness of a few steps, or one
@@ -132,7 +137,7 @@ class Straggler:
         """Return the ranks whose mean over a stretch is high enough to look closely, short stretches first."""
         relative = window.steps.relative_compute
         found: list[_Suspect] = []
-        noise = _screening_noise(relative)
+        noise = screening_noise(relative)
         lengths = sorted({min(length, len(relative)) for length in STRETCHES})
         total, seen = _sums(relative, lengths)
         ratios = (self.ratio if length < MILD_STEPS_TOLD else self.mild_ratio for length in lengths)
@@ -195,32 +200,35 @@ class Straggler:
         relative, index, length = window.steps.relative_compute, suspect.rank, suspect.length
         noise, error, centre = np.array([suspect.noise]), np.array([suspect.error]), suspect.centre
         if len(own) < STEPS_MIN:
-            most = max(_highest(relative[:, peers.elsewhere(index)]), _highest(relative[:-length, index]))
+            most = max(highest(relative[:, peers.elsewhere(index)]), highest(relative[:-length, index]))
             if not own.min() > most:
                 return None
             noise, error = peers.noise(np.array([index]), np.array([len(own)]), -length - SCREEN_STEPS, -length)
         noisy = bool(noise[0] > LONE_STEP_NOISE_MAX)
-        if noisy and len(own) < NOISY_STEPS_MIN and not _unheard_of(own, relative[:, peers.elsewhere(index)]):
+        if noisy and len(own) < NOISY_STEPS_MIN and not unheard_of(own, relative[:, peers.elsewhere(index)]):
             return None
         ratio = self.ratio if len(own) < MILD_STEPS_MIN else self.mild_ratio
         sure = max(ratio, float(self._line(window, length, error, 1.0)[0]))
         if centre >= sure and len(own) >= STEPS_MIN:
-            return _Slow(centre, sure, told=False, noisy=noisy)
+            elsewhere = relative[:, peers.elsewhere(index)]
+            digits = chance_digits(window, int(window.role_of[index]), elsewhere, centre, len(own))
+            rare = digits >= -math.log10(self._tail(window, length, 1.0))
+            return _Slow(centre, sure, told=not rare, noisy=noisy)
         told = float(self._line(window, length, error, TOLD_MORE_OFTEN)[0])
         return _Slow(centre, told, told=True, noisy=noisy) if centre >= told else None
 
     def _line(self, window: Window, length: int, error: Floats, more_often: float) -> Floats:
         """Return which means over so many steps chance explains at most; NaN where the error is not known."""
-        sigmas = self._sigmas(window, length * typical_step_s(window), more_often)
+        sigmas = NormalDist().inv_cdf(1 - self._tail(window, length, more_often))
         line: Floats = np.maximum(self.mild_ratio, 1 + sigmas * error)
         return line
 
-    def _sigmas(self, window: Window, stretch_s: float, more_often: float) -> float:
-        """Return how many standard errors chance reaches so many times as often as the site accepts exclusions."""
+    def _tail(self, window: Window, length: int, more_often: float) -> float:
+        """Return how probable one test may be by chance alone, where the site's exclusions may be so much as often."""
         ranks = len(window.series) / max(len(window.nodes), 1)
-        tests_per_node_day = ranks * DAY_S / max(stretch_s, 1.0)
+        tests_per_node_day = ranks * DAY_S / max(length * typical_step_s(window), 1.0)
         tail = more_often * self.false_per_1000_node_days / 1000 / tests_per_node_day
-        return NormalDist().inv_cdf(1 - min(max(tail, 1e-15), 0.01))
+        return min(max(tail, 1e-15), 0.01)
 
     def _onset(self, relative: Floats, centre: float, steps: int) -> int:
         """Return the line from which on the rank has been slow."""
@@ -320,30 +328,10 @@ def _sums(relative: Floats, lengths: list[int]) -> tuple[Floats, Floats]:
     return total, seen if complete else np.cumsum(seen, axis=0)
 
 
-def _screening_noise(relative: Floats) -> float:
-    """Return a rough noise of single steps, from a sample of the newest."""
-    newest = relative[-SCREEN_STEPS:, :: max(relative.shape[1] // PEERS_SAMPLED, 1)]
-    known = newest[np.isfinite(newest)]
-    return SIGMA_PER_MAD * median_of(np.abs(known - 1)) if len(known) else 0.0
-
-
 def _turn(excess: Floats, most: float) -> int:
     """Return where a noisy course most likely rose above a line: the largest sum from there on (Page 1954)."""
     steps = np.clip(np.where(np.isfinite(excess), excess, 0.0), -most, most)
     return int(np.argmax(np.cumsum(steps[::-1])[::-1]))
-
-
-def _highest(values: Floats) -> float:
-    return float(np.max(values, initial=-np.inf, where=np.isfinite(values)))
-
-
-def _unheard_of(own: Floats, peers: Floats) -> bool:
-    """Whether every step of a short stretch is slower than any that any peer showed: so often that chance is ruled out.
-
-    One of M peers' steps tops them all with probability 1/M, n independent ones in a row with M to the -n.
-    """
-    known = peers[np.isfinite(peers)]
-    return bool(len(known) > 1 and own.min() > known.max() and len(own) * math.log10(len(known)) >= UNHEARD_OF_DIGITS)
 
 
 def _centres(own: Floats, count: Integers) -> Floats:

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.detectors.signs.link_state import Outage, outages, shared
+from eagle_eye.detectors.signs.link_state import Outage, outages, shared, together_s
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.signs.silence import Silence, job_stopped, silence, silent_together
 from eagle_eye.detectors.signs.topology import Shared, named
 from eagle_eye.detectors.types import Evidence, Verdict, Window
 
-TOGETHER_S = 10.0  # ports that a switch took down fell within this...
-TOGETHER_INTERVALS = 2.0  # ...or this many intervals
 EVIDENCE_NODES_MAX = 6
-CONFIDENCE_PORTS, CONFIDENCE_SILENCE, CONFIDENCE_LOOSE = 0.95, 0.9, 0.7
+CONFIDENCE_PORTS, CONFIDENCE_SILENCE, CONFIDENCE_LOOSE, CONFIDENCE_LONE = 0.95, 0.9, 0.7, 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +25,10 @@ class SwitchDown:
     management network: NodeSilent tells of it). Where nobody says what hangs where, three nodes at one moment (or
     two that are over a tenth of the job) count, with less confidence: at 2 to 7 failures in 1,000 node-days (Llama 3,
     RSC-1) independent ones do not meet within seconds. One verdict, no node accused, nothing asked but to tell.
-    A port that was never up is unused by design. Cannot see: a switch that forwards nothing while its links stay up and
-    the job has no other traffic to compare with; one on which the job has a single node.
+    Of a switch on which the job has one node alone all ports must fall at one moment, two at least: nobody is there to
+    tell the switch from the node's own network, and the summary says both. A port that was never up is unused by
+    design. Cannot see: a switch that forwards nothing while its links stay up and the job has no other traffic to
+    compare with; one on which the job has a single node with a single port, or a single node that falls silent.
     """
 
     patience: Patience
@@ -44,11 +44,10 @@ class SwitchDown:
     def _ports(self, window: Window) -> Verdict | None:
         # A sum over a node's ports says that one fell and not whether it came back: that counts when the job stopped.
         down = [item for item in outages(window) if item.down or not item.link]
-        if len({item.node for item in down}) <= 1:
+        if len(down) <= 1:
             return None
-        together_s = max(TOGETHER_S, TOGETHER_INTERVALS * window.interval_s)
         middle_s = float(np.median([item.since_s for item in down]))
-        at_once = [item for item in down if abs(item.since_s - middle_s) <= together_s]
+        at_once = [item for item in down if abs(item.since_s - middle_s) <= together_s(window)]
         group = shared(window, at_once)
         if group is None:
             return None
@@ -62,7 +61,8 @@ class SwitchDown:
         kinds = {"link_state"} if stopped is None else {"link_state", "standstill"}
         if stopped is not None:
             evidence = (*evidence, stopped)
-        confidence = CONFIDENCE_PORTS if group.switches else CONFIDENCE_LOOSE
+        lone = len(group.nodes) == 1
+        confidence = CONFIDENCE_LONE if lone else CONFIDENCE_PORTS if group.switches else CONFIDENCE_LOOSE
         return self._verdict(window, group, confidence, onset_s, story, evidence, frozenset(kinds))
 
     def _silent(self, window: Window) -> list[Verdict]:
@@ -112,6 +112,8 @@ class SwitchDown:
         kinds: frozenset[str],
     ) -> Verdict:
         where = f"{', '.join(group.switches)} is down" if group.switches else "what they share is down (switch unknown)"
+        if len(group.nodes) == 1:
+            where += ", or all of the node's network: no other node of the job hangs there"
         return Verdict(
             detector=self.name,
             fault="switch_down",

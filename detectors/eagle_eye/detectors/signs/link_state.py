@@ -14,6 +14,9 @@ STATE_LINES = 3  # rows in which a port's state is looked for
 CARRIED = ("link_tx_bytes_per_second", "link_rx_bytes_per_second")
 USED_BYTES_PER_S = 1e6  # what health checks and an idle TCP session make is far less, a step's smallest exchange more
 FLAP_WINDOW_S = 300.0  # in which a port may go down twice (ByteRobust, SOSP 2025: two alerts in five minutes)
+TOGETHER_S = 10.0  # ports that a switch took down fell within this...
+TOGETHER_INTERVALS = 2.0  # ...or this many intervals
+LONE_PORTS_MIN = 2  # ports of one node that fall at once before what they hang on is suspected
 
 
 class Outage(NamedTuple):
@@ -62,8 +65,9 @@ def observed(window: Window) -> bool:
 
 def shared(window: Window, found: list[Outage]) -> Shared | None:
     """Return what the outages share: a switch of which most is down, or too many nodes at once; None: nothing."""
-    if len({item.node for item in found}) < 2:
-        return None
+    nodes_struck = len({item.node for item in found})
+    if nodes_struck < 2:
+        return _lone(window, found) if nodes_struck else None
     newest_s = max(item.since_s for item in found)
     at_once = [item for item in found if newest_s - item.since_s <= FLAP_WINDOW_S]
     if window.links and all(item.port >= 0 for item in at_once):
@@ -80,6 +84,32 @@ def shared(window: Window, found: list[Outage]) -> Shared | None:
     return by_switch or struck_at_once(struck, nodes, len(window.nodes))
 
 
+def together_s(window: Window) -> float:
+    """Return within which time ports that one cause took down are seen to fall."""
+    return max(TOGETHER_S, TOGETHER_INTERVALS * window.interval_s)
+
+
+def _lone(window: Window, found: list[Outage]) -> Shared | None:
+    """Return the switch that one node alone of the job hangs on, when all its ports there are down since one moment.
+
+    Cables and ports fail one by one. What takes several at once is what they share, and no other node can tell whether
+    that is the switch or the node's own network.
+    """
+    down = [item for item in found if item.down]
+    if len(down) < LONE_PORTS_MIN or any(item.port < 0 for item in down):
+        return None
+    since_s = [item.since_s for item in down]
+    switch_of = ports(window).switch_of
+    switches = {switch_of[item.port] for item in down}
+    if len(switches) != 1 or "" in switches or max(since_s) - min(since_s) > together_s(window):
+        return None
+    fallen, up = {item.port for item in down}, window.link.get("link_up")
+    others = [port for port, switch in enumerate(switch_of) if switch in switches and port not in fallen]
+    if up is None or (up[:, others] > 0).any():
+        return None
+    return Shared(tuple(switches), (down[0].node,))
+
+
 def _told(window: Window, node: int) -> bool:
     """Whether the node's ports tell of their state themselves."""
     up, name = window.link.get("link_up"), window.nodes[node]
@@ -90,7 +120,10 @@ def _told(window: Window, node: int) -> bool:
 def _idle(window: Window, item: Outage) -> bool:
     """Whether the port was seen to carry next to nothing before it fell: another job's, or a spare one."""
     seen = [window.link[metric] for metric in CARRIED if metric in window.link] if item.port >= 0 else []
-    before = [values[window.link_times_s <= item.since_s, item.port] for values in seen]
+    then, up = window.link_times_s <= item.since_s, window.link.get("link_up")
+    if up is not None and item.port >= 0:
+        then &= up[:, item.port] != 0  # rows of a port that is down already say nothing of what it carried
+    before = [values[then, item.port] for values in seen]
     known = np.concatenate([values[np.isfinite(values)] for values in before]) if before else np.zeros(0)
     return len(known) > 0 and float(known.max()) < USED_BYTES_PER_S
 

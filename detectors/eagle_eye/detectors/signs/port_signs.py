@@ -25,7 +25,8 @@ from eagle_eye.detectors.signs.recent_rows import (
 from eagle_eye.detectors.types import Evidence, Floats, Window
 
 HOLD_S = 15.0  # a sign must hold this long: microbursts and retrains are over by then
-HELD_RATIO = 0.8  # of the rows of that time
+HELD_RATIO = 0.8  # of the rows of that time, and of so many readings
+READINGS_MIN = 3
 # The bit error rate that InfiniBand and Ethernet ports are specified for, 1e-12, is 0.4 errors/s at 400 Gb/s.
 ERRORS_PER_S = 1.0
 ERRORS_MIN = 10.0
@@ -47,6 +48,7 @@ LOAD_MIN_BYTES_PER_S = 1e7  # a port that carried less was not in use
 CONGESTION_PER_S = 100.0  # notifications; a receiver sends at most one every 50 µs a flow (DCQCN, SIGCOMM 2015)
 LEAF_NODES_MIN = 3  # of the job on one switch, before what they share is the switch's
 FEW_ELSEWHERE_RATIO = 0.25
+PAUSED_RATIO = 0.5  # of the nodes, that receive pauses: what they carry less is the network's
 
 
 class Sign(NamedTuple):
@@ -145,6 +147,12 @@ def congested(window: Window) -> bool:
     return bool(_notified(window).any())
 
 
+def paused_by_others(window: Window) -> bool:
+    """Whether at least half of the nodes are told to pause: then a port may carry less through no fault of its own."""
+    values = window.node.get("node_pfc_rx_pause_packets_per_second")
+    return values is not None and len(values) > 0 and float((held(values) >= PAUSES_PER_S).mean()) >= PAUSED_RATIO
+
+
 def leaf_congested(window: Window, node: int) -> bool:
     """Whether congestion notifications flow to every node of this node's switch, and to few others.
 
@@ -189,7 +197,7 @@ def _high(window: Window, source: _Source | None, kind: str, least: float, unit:
     for column in _suspects(window, source, low, threshold):
         own = source.values[:, column]
         above = np.where(np.isfinite(own), own >= threshold, np.nan)
-        if share_of_rows(above[-lines:]) < HELD_RATIO:
+        if share_of_rows(_readings(above, lines)) < HELD_RATIO:
             continue
         onset = onset_line(above, window.interval_s)
         rate = middle(own[-lines:])
@@ -210,6 +218,16 @@ def _sign(
     evidence = Evidence(source.metric, name, None, rate, others if np.isfinite(others) else None, threshold, unit)
     node = window.nodes.index(name) if name in window.nodes else -1
     return Sign(node, kind, onset_s, rate, f"{text} {name}{port}", evidence)
+
+
+def _readings(values: Floats, lines: int) -> Floats:
+    """Return what was observed in the newest lines, and no less than READINGS_MIN where there is so much.
+
+    Nodes' rows come in turns, so that few lines may hold one reading, and one lasts for nothing.
+    """
+    known = np.flatnonzero(np.isfinite(values))
+    first = min(len(values) - lines, int(known[-READINGS_MIN])) if len(known) >= READINGS_MIN else 0
+    return values[first:]
 
 
 def _first_rate(window: Window, source: _Source, column: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from eagle_eye.detectors.signs.medians import median_of, median_over_rows, trimmed_means
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.slow_share import Slowness
-from eagle_eye.detectors.signs.step_peers import PEERS_SAMPLED
+from eagle_eye.detectors.signs.step_noise import PEERS_SAMPLED
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 ONSET_MARGIN = 0.5  # of the excess: a step above it is already slow

@@ -8,13 +8,11 @@ import numpy as np
 
 from eagle_eye.detectors.signs.medians import median_of, trimmed_means
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.step_noise import NOISE_FLOOR_RATIO, PEERS_SAMPLED, STEPS_MIN
 from eagle_eye.detectors.types import Floats, Integers, Window
 
-PEERS_SAMPLED = 256  # of a large role, enough for its spread
-STEPS_MIN = 3  # a rank with fewer says nothing
 FEW_PEERS = 4.0  # the error of n peers counts 1 + 4/n times (Student's t against the normal, far in the tail)
 TRIM_EFFICIENCY = 1.06  # standard error of a trimmed mean over that of a mean, normal distribution
-NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's grain
 SIGMA_PER_MEAN_DEVIATION = 1.2533  # of the normal distribution
 
 
