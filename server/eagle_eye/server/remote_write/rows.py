@@ -28,6 +28,7 @@ INTERVAL_UNKNOWN_S = 60.0  # said until the pace is known: as slow as sites scra
 # may be from days ago: the gauge keeps the last code.
 XID_WATCHED_S = 60.0
 XID_WATCHED_INTERVALS = 3.0
+MODEL_EVERY_S = 3600.0
 JOB_FRESH_S = 300.0  # a job's label counts for the node's other series for so long
 TARGETS_MAX = 16  # exporters remembered of a node
 TEXT_CHARS_MAX = 200  # of an event's description
@@ -75,6 +76,7 @@ class NodeRows:
     _newest_s: dict[Scope, float] = field(default_factory=dict)
     _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
     _codes_s: dict[int, float] = field(default_factory=dict)  # when the newest code of each device was told
+    _models_s: dict[int, float] = field(default_factory=dict)  # when each device's model was told
     _job: tuple[float, str] | None = None
     lost: int = 0  # moments that were let go before they were durable
 
@@ -102,6 +104,12 @@ class NodeRows:
         found.values.setdefault(row.scope, {}).setdefault(row.key, {})[metric] = value
         found.version += 1
         return found
+
+    def tell_model(self, moment: Moment, device: int, model: str) -> None:
+        """Have a moment that has values of a device tell what its GPU is called, as agents do every hour."""
+        if moment.time_s - self._models_s.get(device, -math.inf) >= MODEL_EVERY_S:
+            self._models_s[device] = moment.time_s
+            moment.events.append(Event(moment.time_s, "inventory", device, {"model": model[:TEXT_CHARS_MAX]}))
 
     def note_code(
         self, kind: str, device: int, time_s: float, job: str | None, code: float, text: str
