@@ -83,14 +83,14 @@ def list_checks(parts: Parts, _: Reader, node: str, cursor: Cursor = None, limit
 
 SdcSeconds = Annotated[
     float,
-    Query(ge=0, le=SDC_S_MAX, description="Look for silent corruption alone, for so many seconds; 0: all other checks."),
+    Query(
+        ge=0, le=SDC_S_MAX, description="Look for silent corruption alone, for so many seconds; 0: all other checks."
+    ),
 ]
 
 
 @router.post("/nodes/{node:name}/check", status_code=202)
-def check(
-    parts: Parts, principal: Operator, node: str, reason: Reason = "", sdc_seconds: SdcSeconds = 0.0
-) -> Response:
+def check(parts: Parts, principal: Operator, node: str, reason: Reason = "", sdc_seconds: SdcSeconds = 0.0) -> Response:
     """Have the node's agent check it now, without touching its standing; one that is under way is answered as it is.
 
     Of those that are under way only a search answers a request for one.
