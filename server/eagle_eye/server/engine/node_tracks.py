@@ -1,7 +1,7 @@
 """When each node was last heard, how often it reports, and whether it said goodbye: as columns, for whole fleets. Pure.
 
-Nodes have places, given when they are first named; a node that is a member and was never heard has one, too. One that is
-long gone loses its place, and another gets it.
+Nodes have places, given when they are first named; a node that is a member and was never heard has one, too. One that
+is long gone loses its place, and another gets it.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class NodeTracks:
         return place
 
     def forget_gone(self, now_s: float, housed: Callable[[], Collection[str]]) -> bool:
-        """Forget, once a day, those that were not heard for a day and have no job; ``housed()`` are those that have one.
+        """Forget, once a day, those that were not heard for a day and are not ``housed()``: those that have a job.
 
-        Return whether it was the time: then places that anybody remembers, but for those of ``housed``, are void.
+        Return whether it was the time: then places that anybody remembers, but for those of ``housed()``, are void.
         """
         if self._looked_s is None or now_s < self._looked_s:
             self._looked_s = now_s

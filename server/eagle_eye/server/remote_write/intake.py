@@ -194,10 +194,7 @@ class Intake:
                 if value is not None and not 0.0 <= value <= rule.most:
                     reasons.add("out_of_range")
                 elif value is not None:
-                    moment = node.note(row, rule.to, time_s, known.job, value)
-                    if known.model:
-                        node.tell_model(moment, int(row.key), known.model)
-                    taken.moments[moment] = None
+                    taken.moments[node.note(row, rule.to, time_s, known.job, value, known.model)] = None
         return reasons
 
     def _take_code(self, known: _Known, node: NodeRows, sample: Sample, time_s: float, taken: Taken) -> None:

@@ -96,20 +96,20 @@ class NodeRows:
         """Return what is open of a moment."""
         return self._moments.get((time_s, job))
 
-    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float) -> Moment:
-        """Put a value into a row of a moment and return the moment."""
+    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float, model: str = "") -> Moment:
+        """Put a value into a row of a moment and return the moment.
+
+        Every hour it tells what the row's GPU is called, ``model``, where that is known, as agents do.
+        """
         found = self._open(row.scope, time_s, job)
         if row.scope is Scope.DEVICE and row.key not in self.watched:
             self._watch(found, int(row.key), Watched(time_s))
         found.values.setdefault(row.scope, {}).setdefault(row.key, {})[metric] = value
+        if model and time_s - self._models_s.get(int(row.key), -math.inf) >= MODEL_EVERY_S:
+            self._models_s[int(row.key)] = time_s
+            found.events.append(Event(time_s, "inventory", int(row.key), {"model": model[:TEXT_CHARS_MAX]}))
         found.version += 1
         return found
-
-    def tell_model(self, moment: Moment, device: int, model: str) -> None:
-        """Have a moment that has values of a device tell what its GPU is called, as agents do every hour."""
-        if moment.time_s - self._models_s.get(device, -math.inf) >= MODEL_EVERY_S:
-            self._models_s[device] = moment.time_s
-            moment.events.append(Event(moment.time_s, "inventory", device, {"model": model[:TEXT_CHARS_MAX]}))
 
     def note_code(
         self, kind: str, device: int, time_s: float, job: str | None, code: float, text: str
