@@ -31,7 +31,7 @@ class NodeTracks:
         self._farewell: NDArray[np.bool_] = np.zeros(_ROOM, dtype=np.bool_)
         self._looked_s: float | None = None
 
-    def __contains__(self, node: str) -> bool:
+    def __contains__(self, node: object) -> bool:
         """Whether the node has a place."""
         return node in self._places
 
