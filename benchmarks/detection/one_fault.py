@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
-from scipy.stats import beta
 
 from benchmarks.detection import generate, judge
 from benchmarks.detection.plan import Case, Plan
@@ -43,7 +43,12 @@ def cases(fault: str, traces: int, first_seed: int, physics: str) -> list[Case]:
 
 def lower_bound(hits: int, tried: int) -> float:
     """Return what the share of hits lies above with CONFIDENCE."""
-    return float(beta.ppf(1 - CONFIDENCE, hits, tried - hits + 1)) if hits else 0.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        share = (low + high) / 2
+        as_many = sum(math.comb(tried, k) * share**k * (1 - share) ** (tried - k) for k in range(hits, tried + 1))
+        low, high = (share, high) if as_many <= 1 - CONFIDENCE else (low, share)
+    return low if hits else 0.0
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
