@@ -25,7 +25,7 @@ from eagle_eye.server.idle_incidents import claimed, over
 from eagle_eye.server.records import Incident
 from eagle_eye.server.store import GPUS, INCIDENTS, NODES, Change, Store
 
-LOOK_S = 120.0
+LOOK_S = 300.0  # of 100,000 GPUs a look takes a third of a second
 SETTLED_S = 300.0  # so long it must have been so: a driver that has just been loaded opens GPU after GPU
 HEARD_S = 60.0  # an agent that was silent for longer may show fewer GPUs, and more again, unseen
 COLLECTOR = "nvml"
