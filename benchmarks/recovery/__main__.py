@@ -30,7 +30,7 @@ from benchmarks.recovery.figures import Session, passed, starts
 from benchmarks.recovery.fire import Fire
 from benchmarks.recovery.hand import Hand
 from benchmarks.recovery.keeping import Kept, keep, opened
-from benchmarks.recovery.plan import Item, draw
+from benchmarks.recovery.plan import SHARES, Item, draw
 from benchmarks.recovery.show import show
 from benchmarks.recovery.site import BUDGETS, NODES, START_DEADLINE_S, FireStack, can_simulate_gpus
 from benchmarks.recovery.yard import Yard
@@ -47,7 +47,7 @@ def main() -> int:
     until_s = time.monotonic() + 60 * args.minutes
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     no_gpus = can_simulate_gpus()
-    items = draw(args.faults, args.seed, gpus=not no_gpus)
+    items = draw(args.faults, args.seed, gpus=not no_gpus, only=args.shapes)
     settings: dict[str, Any] = {
         "repair_after_s": args.repair_after,
         "without_minutes": args.without_minutes,
@@ -57,6 +57,8 @@ def main() -> int:
         "start_deadline_s": START_DEADLINE_S,
         "gpu_faults": no_gpus or "simulated GPUs",
     }
+    if args.shapes:
+        settings["shapes"] = args.shapes
     try:
         kept = opened(args.out, items, args.seed, settings)
     except ValueError as error:
@@ -178,6 +180,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--faults", type=int, default=100, help="in all (100); 10 for a quick look")
     parser.add_argument("--seed", type=int, default=1, help="of the plan (1)")
+    parser.add_argument("--shapes", nargs="+", choices=SHARES, default=[], metavar="SHAPE",
+                        help="of these alone, in turns (all, by their shares)")  # fmt: skip
     parser.add_argument("--repair-after", type=float, default=20.0, metavar="S", help="nodes come back (20)")
     parser.add_argument("--calm", type=float, default=30.0, metavar="S", help="undisturbed, for the pace (30)")
     parser.add_argument("--without-minutes", type=float, default=12.0, metavar="M", help="of torchrun alone (12)")

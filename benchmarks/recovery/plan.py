@@ -43,13 +43,15 @@ class Item(msgspec.Struct, frozen=True):
     pause_s: float
 
 
-def draw(faults: int, seed: int, *, gpus: bool) -> list[Item]:
+def draw(faults: int, seed: int, *, gpus: bool, only: Sequence[Shape] = ()) -> list[Item]:
     """Return items with so many faults in all (one more where the last item has two); an alarm by hand counts as one.
 
-    Kinds come about equally often. ``gpus``: whether the nodes have GPUs, simulated ones, that can fail.
+    Kinds come about equally often. ``gpus``: whether the nodes have GPUs, simulated ones, that can fail; ``only``: the
+    shapes that there are to be, in turns.
     """
     source = random.Random(seed)
-    shapes, kinds = _shuffled(source, list(SHARES), list(SHARES.values())), _endless(source, gpus=gpus)
+    shapes = list(only) or _shuffled(source, list(SHARES), list(SHARES.values()))
+    kinds = _endless(source, gpus=gpus)
     items: list[Item] = []
     count = 0
     while count < faults:

@@ -11,8 +11,8 @@ def test_all_gpus_are_told_of_at_the_start_and_then_only_now_and_then() -> None:
     inventory = Inventory()
     first = inventory.news([TWO, ONE], 100.0, 0.0)
     assert [(event.kind, event.device, event.attributes) for event in first] == [
-        ("inventory", 0, {"uuid": "GPU-1", "model": "H100"}),
-        ("inventory", 1, {"uuid": "GPU-2", "model": "H100"}),
+        ("inventory", 0, {"uuid": "GPU-1", "model": "H100", "gpus": 2}),
+        ("inventory", 1, {"uuid": "GPU-2", "model": "H100", "gpus": 2}),
     ]
     assert inventory.news([ONE, TWO], 101.0, AGAIN_S - 1) == []
     assert len(inventory.news([ONE, TWO], 102.0, AGAIN_S)) == 2
@@ -39,6 +39,6 @@ def test_where_it_sits_and_its_serial_are_told_where_they_are_known() -> None:
     seats = [Seat(0, "GPU-a", "H100", "00000000:1B:00.0", "1652"), Seat(1, "GPU-b", "H100")]
     told = [event.attributes for event in Inventory().news(seats, 100.0, 0.0)]
     assert told == [
-        {"uuid": "GPU-a", "model": "H100", "pci_address": "00000000:1B:00.0", "serial": "1652"},
-        {"uuid": "GPU-b", "model": "H100"},
+        {"uuid": "GPU-a", "model": "H100", "pci_address": "00000000:1B:00.0", "serial": "1652", "gpus": 2},
+        {"uuid": "GPU-b", "model": "H100", "gpus": 2},
     ]

@@ -57,6 +57,13 @@ def test_a_longer_plan_begins_as_the_shorter_one() -> None:
     assert {kind for item in short for kind in item.kinds} <= set(PROCESS_KINDS)
 
 
+def test_a_plan_may_have_one_shape_alone() -> None:
+    items = draw(16, 1, gpus=True, only=("during_recovery",))
+    assert {item.shape for item in items} == {"during_recovery"}
+    assert (len(items), faults_in(items)) == (8, 16)
+    assert {kind for item in items for kind in item.kinds} == {*PROCESS_KINDS, *GPU_KINDS}
+
+
 def test_a_harm_that_anothers_restart_ended_is_neither_named_nor_missed() -> None:
     found = outcome(1, ("hang", "n1"), ("hang", "n2"))
     assert [one.node for one in found.named] == ["n1"]

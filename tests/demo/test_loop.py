@@ -117,7 +117,9 @@ def test_a_script_that_fails_by_itself_is_restarted_once_and_its_owner_is_told(
     stack.start()
     stack.wait("the launcher gives up", lambda: stack.ended("launcher") is not None or None, DEMO_WITHIN_S)
     assert "it is the script's, and no restart helps" in (stack.folder / "logs" / "launcher.log").read_text()
-    assert [action["kind"] for action in stack.items("actions")] == ["restart_job"]
+    asked = [action["kind"] for action in stack.items("actions")]
+    print(f"restarts asked for: {asked.count('restart_job')}")
+    assert asked == ["restart_job"]
     told = sorted(stack.items("incidents"), key=lambda incident: incident["attempt"])
     assert [incident["fault"] for incident in told] == ["process_crash", "application_error"]
     (traceback,) = [item["value"] for item in told[-1]["evidence"] if item["metric"] == "traceback"]
@@ -150,7 +152,9 @@ def test_a_node_whose_training_network_alone_is_cut_goes_after_its_second_failed
     told = [json.loads(line) for line in (stack.folder / "logs" / "launcher.log").read_text().splitlines()]
     when = {(line["event"], line["attempt"]): line["time"] for line in told if "event" in line}
     attempt = actions[-1]["attempt"]
-    assert when["excluded", attempt] - when["attempt_failed", attempt] <= EXCLUDED_WITHIN_S
+    took_s = when["excluded", attempt] - when["attempt_failed", attempt]
+    print(f"excluded {took_s:.1f} s after the second failed start")
+    assert took_s <= EXCLUDED_WITHIN_S
 
 
 def longest_gap_s(stack: Stack, node: str, since_s: float) -> float:

@@ -161,6 +161,32 @@ class TestKernelLog:
         assert EARLY.detect(Story().complete().happened("xid", "n2", 10, 0, code=code).window()) == []
 
 
+def asked_for(words: str, *nodes: str) -> Story:
+    story = Story(gpus=2).complete()
+    for node in nodes:
+        text = f"GPU recovery action changed from 0x0 (None) to {words}"
+        story.happened("xid", node, 3, 0, code=154, text=text).happened("xid", node, 2, 1, code=154, text=text)
+    return story
+
+
+def test_an_imex_domain_that_wants_recovery_is_one_finding_of_all_its_nodes() -> None:
+    verdict = only(EARLY.detect(asked_for("0x5 (Recover IMEX Domain)", "n0", "n1").window()))
+    assert (verdict.fault, verdict.node, verdict.nodes) == ("nvlink_degraded", None, ("n0", "n1"))
+    assert verdict.asks == "notify"
+    assert "0x5 (Recover IMEX Domain), a matter of the domain" in verdict.summary
+
+
+def test_a_recovery_that_nobody_has_looked_up_is_told_of() -> None:
+    verdict = only(EARLY.detect(asked_for("0x9 (Something New)", "n1").window()))
+    assert (verdict.fault, verdict.node, verdict.asks) == ("host_errors", None, "notify")
+    assert verdict.summary.startswith("the driver of n1 asks for 0x9 (Something New)")
+
+
+@pytest.mark.parametrize("words", ["0x0 (None)", "0x1 (PF FLR)", "something else"])
+def test_a_recovery_that_is_known_or_has_no_number_is_others_business(words: str) -> None:
+    assert EARLY.detect(asked_for(words, "n1").window()) == []
+
+
 def test_nothing_here_excludes_or_restarts() -> None:
     story = heated(2, 18.0).happened("xid", "n2", 10, 0, code=136).happened("xid", "n3", 10, 0, code=54)
     story.device["gpu_remap_pending"][-10:, 2] = 1

@@ -36,6 +36,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             deadline_seconds=600.0, detail="GPU 3 is slow", **times,
             outcomes=[CheckOutcome("gemm", "sick", "GPU 3 is slow", values=[Figure("rate", 310.0, "1", "3", 600.0)])],
         )  # fmt: skip
+        figures = [
+            figure
+            for place in range(8)
+            for figure in (
+                Figure("wrong_numbers", 2.0 if place == 6 else 0.0, "1", f"GPU-{place - 5}", 0.0),
+                Figure("operations", 90_112.0, "1", f"GPU-{place - 5}"),
+                Figure("compared_seconds", 45.0, "s", f"GPU-{place - 5}"),
+            )
+        ]
+        search = NodeCheck(
+            id="chk_2", node="n1", purpose="idle", fault="silent_data_corruption", state="sick", asked_by="server",
+            reason="", checks=[], deadline_seconds=180.0, detail="wrong numbers", **times, sdc_seconds=60.0,
+            outcomes=[CheckOutcome("sdc_gemm", "sick", "wrong numbers", values=figures)],
+        )  # fmt: skip
         gpu = Gpu(
             uuid="GPU-1", node="n1", device=3, model="H100", since_s=now_s - 900, first_seen_s=now_s - 900,
             seen_s=now_s, pci_address="0000:1b:00.0", serial="16520",
@@ -63,7 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
                 gpus=(gpu,),
                 gpu_checks=(found,),
                 driver_errors=(error,),
-                node_checks=(check,),
+                node_checks=(check, search),
             )
         )
         yield started
@@ -92,6 +106,15 @@ def test_standing_gpus_checks_and_past_are_there(server: Running, page: Page, ax
     assert "XID 79 of GPU 3, 2 since" in history
     assert page.locator("#metrics figure.chart canvas").count() == 2
     assert axe(page) == []
+
+
+def test_of_many_figures_those_that_should_be_0_and_are_not_come_first(server: Running, page: Page) -> None:
+    opened(page, server, "n1")
+    row = page.locator("#checks li").filter(has_text="silent data corruption")
+    row.locator("summary").click()
+    figures = row.locator("td").filter(has_text="and 18 more").inner_text().splitlines()
+    assert figures[0] == "wrong numbers GPU 3: 2 (limit 0)"  # the device of GPU-1
+    assert len(figures) == 7
 
 
 def test_a_node_returns_by_click_and_a_refusal_is_told(server: Running, page: Page, complaints: Complaints) -> None:

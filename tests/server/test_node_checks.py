@@ -184,6 +184,31 @@ def test_a_look_touches_no_standing_and_only_one_check_runs(site: Site) -> None:
     assert site.audit() == [("local", "check"), ("server", "check sick")]
 
 
+def test_a_person_may_ask_for_the_search_for_silent_corruption(site: Site) -> None:
+    site.hear()
+    id_ = site.look(sdc_seconds=90).json()["id"]
+    (asked,) = site.hear()["requests"]
+    expected = {"checks": ["sdc_gemm", "sdc_all_reduce"], "gemm_s": 0.0, "sdc_s": 90.0, "deadline_s": 210.0}
+    assert asked == {"id": id_, "kind": "node_check", **expected}
+    assert site.look(sdc_seconds=90).json()["id"] == site.look().json()["id"] == id_
+    assert site.tell(id_, report=report("gemm")).json()["state"] == "cannot_tell"
+
+
+def test_a_search_waits_for_a_check_of_another_kind(site: Site) -> None:
+    site.hear()
+    first = site.look().json()["id"]
+    refused = site.look(sdc_seconds=60)
+    assert (refused.status_code, refused.json()["reason"]) == (409, "busy")
+    site.tell(first, report=report("gemm", "gpu_facts"))
+    assert site.look(sdc_seconds=60).json()["fault"] == "silent_data_corruption"
+
+
+@pytest.mark.parametrize("seconds", ["-1", "601", "nan", "x"])
+def test_a_search_has_a_limit(site: Site, seconds: str) -> None:
+    site.hear()
+    assert site.look(sdc_seconds=seconds).status_code == 400
+
+
 def test_a_reason_has_a_limit(site: Site) -> None:
     site.hear()
     assert site.look(reason="x" * 1_001).status_code == 400

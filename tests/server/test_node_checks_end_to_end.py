@@ -125,6 +125,23 @@ def test_the_commands_ask_and_list_and_force(site: Site, capsys: pytest.CaptureF
     assert site.shown()["reason"] == "new disk"
 
 
+@pytest.mark.parametrize(("given", "seconds"), [((), 60.0), (("--seconds", "300"), 300.0)])
+def test_the_command_asks_for_the_search_for_silent_corruption(
+    site: Site, given: tuple[str, ...], seconds: float
+) -> None:
+    site.hear()
+    assert main(["nodes", "check", site.node, "--sdc", *given, "--no-wait", "--server", site.server.url]) == 0
+    assert site.checks()[0]["sdc_seconds"] == seconds
+
+
+@pytest.mark.parametrize("given", [("--seconds", "60"), ("--sdc", "--seconds", "0"), ("--sdc", "--seconds", "601")])
+def test_seconds_that_no_search_takes_are_refused(
+    site: Site, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
+) -> None:
+    assert main(["nodes", "check", site.node, *given, "--server", site.server.url]) != 0
+    assert "--seconds: expected" in capsys.readouterr().err
+
+
 @pytest.fixture
 def answering(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Have the agent answer with a verdict while the command waits."""

@@ -18,6 +18,7 @@ from eagle_eye.server.records import NodeState
 
 POLL_S = 1.0
 WAIT_BEYOND_S = 300.0  # the check's own deadline: until it is taken up, and for its end to be told
+SDC_S, SDC_S_MAX = 60.0, 600.0  # as eagle-eye check --sdc
 OPEN_STATES = ("asked", "running")
 EXIT_CODES = {"healthy": 0, "cannot_tell": 1, "sick": 3}  # as eagle-eye check
 
@@ -52,6 +53,10 @@ class Nodes(Noun):
         check = verbs.add_parser("check", parents=[common], help="put it to work and say whether it is sick")
         check.add_argument("id", metavar="NODE", help="the node's name")
         check.add_argument("--reason", default="", help="reason to keep with it")
+        check.add_argument("--sdc", action="store_true", help="look for silent data corruption alone")
+        check.add_argument(
+            "--seconds", type=float, metavar="S", help=f"how long --sdc looks, at most {SDC_S_MAX:g} ({SDC_S:g})"
+        )
         for one in (readmit, check):
             one.add_argument("--no-wait", action="store_true", help="ask for the check and do not wait for it")
         add_history(verbs, common)
@@ -147,7 +152,14 @@ def _readmit(client: Client, path: str, args: argparse.Namespace) -> int:
 
 
 def _check(client: Client, path: str, args: argparse.Namespace) -> int:
-    record = client.call("POST", f"{path}/check", {"reason": args.reason or None})
+    if args.seconds is not None and not args.sdc:
+        raise ConfigurationError("--seconds: expected --sdc beside it")
+    if args.seconds is not None and not 0 < args.seconds <= SDC_S_MAX:
+        raise ConfigurationError(f"--seconds: expected more than 0 and at most {SDC_S_MAX:g}, got {args.seconds:g}")
+    query = {"reason": args.reason or None}
+    if args.sdc:
+        query["sdc_seconds"] = f"{args.seconds or SDC_S:g}"
+    record = client.call("POST", f"{path}/check", query)
     if args.no_wait:
         if args.json:
             print_json(record)

@@ -11,10 +11,17 @@ import numpy as np
 
 from eagle_eye.detectors.faults import DefaultAction
 from eagle_eye.detectors.signs.counters import grown, rises
-from eagle_eye.detectors.signs.gpu_errors import AT_ONCE_NODES, AT_ONCE_RATIO, gpu, gpu_errors, unknown_errors
+from eagle_eye.detectors.signs.gpu_errors import (
+    AT_ONCE_NODES,
+    AT_ONCE_RATIO,
+    BEFORE_START_S,
+    gpu,
+    gpu_errors,
+    unknown_errors,
+)
 from eagle_eye.detectors.signs.link_state import outages, shared
 from eagle_eye.detectors.signs.temperature_drift import drifts
-from eagle_eye.detectors.signs.xids import CATALOGUE, NVLINK5_XIDS
+from eagle_eye.detectors.signs.xids import CATALOGUE, NVLINK5_XIDS, unknown_recovery_of
 from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
 SUSPECTS_MAX = 64  # counters looked at closely in one pass, those that grew most first
@@ -34,6 +41,7 @@ REMAPS_MIN = 2  # one remapped row is the memory's normal repair (NVIDIA, GPU Me
 REMAP_ROWS = 2  # and they must have come at two moments
 FLAPS_TOLERATED = 2  # in five minutes (ByteRobust, SOSP 2025)
 LINK_TRAINING_XID = 136
+DOMAIN = "domain"  # in what drivers ask for (XID 154, "Recover IMEX Domain"): nodes that share memory over NVLink
 PENDING_LINES = 2  # rows in which a pending remap must show
 
 
@@ -63,7 +71,8 @@ class EarlySigns:
     ``nic_degraded``: a port that goes down more than twice in five minutes while its switch's others do not.
     ``thermal_throttle``: a temperature that leaves its own past and its peers behind, near the limit, at the same
     power. ``nvlink_degraded``: XID 136; XIDs 144 to 150 that are not fatal are only told of. ``power_throttle``: XID
-    54, which a person should look at (notify). ``host_errors``: an XID that is in no catalogue (notify). Sources:
+    54, which a person should look at (notify). ``host_errors``: an XID that is in no catalogue, or a recovery that the
+    driver asks for and nobody has looked up (notify); of an IMEX domain it is one of all its nodes. Sources:
     NVIDIA, XID Errors; NVIDIA, GPU Memory Error Management; NVIDIA DCGM health checks; Meta, "Revisiting Reliability"
     (HPCA 2025): PCIe errors precede XID 79. Counters (T, S), temperatures (T, S), ports (Tl, L), events; each part is
     silent where its metric is absent. Cannot see: drifts slower than the window (the memory of nodes across jobs
@@ -86,7 +95,8 @@ class EarlySigns:
             *_heat(window),
         ):
             found.setdefault((sign.node, sign.fault), []).append(sign)
-        return [self._verdict(window, sorted(signs, key=_surest)) for signs in found.values()]
+        verdicts = [self._verdict(window, sorted(signs, key=_surest)) for signs in found.values()]
+        return verdicts + [self._asked(window, words, said) for words, said in _recoveries(window).items()]
 
     def _verdict(self, window: Window, signs: list[_Sign]) -> Verdict:
         first = signs[0]
@@ -105,6 +115,39 @@ class EarlySigns:
             fact=first.fact,
             asks=first.asks,
         )
+
+    def _asked(self, window: Window, words: str, said: dict[str, float]) -> Verdict:
+        """Return what nodes' drivers ask for that no single node is to blame for, or that nobody has looked up."""
+        domain = DOMAIN in words.lower()
+        whose = "a matter of the domain that they share" if domain else f"of which {CATALOGUE} says nothing"
+        who = f"the drivers of {len(said)} nodes ask" if len(said) > 1 else f"the driver of {next(iter(said))} asks"
+        return Verdict(
+            detector=self.name,
+            fault="nvlink_degraded" if domain else "host_errors",
+            job=window.job,
+            nodes=tuple(said),
+            node=None,
+            device=None,
+            confidence=CONFIDENCE_TOLD,
+            onset_s=min(*said.values(), window.now_s),
+            summary=f"{who} for {words}, {whose}",
+            evidence=tuple(Evidence("xid", node, None, f"154 ({words})") for node in list(said)[:3]),
+            kinds=frozenset({"xid"}),
+            fact=False,
+            asks="notify",
+        )
+
+
+def _recoveries(window: Window) -> dict[str, dict[str, float]]:
+    """Return by its words each recovery that drivers ask for and that is not known here: nodes, and when first."""
+    found: dict[str, dict[str, float]] = {}
+    for event in window.events:
+        if event.kind == "xid" and event.node in window.nodes and event.time_s >= window.started_s - BEFORE_START_S:
+            words = unknown_recovery_of(event.attributes)
+            if words:
+                said = found.setdefault(words, {})
+                said[event.node] = min(event.time_s, said.get(event.node, event.time_s))
+    return found
 
 
 def _surest(sign: _Sign) -> tuple[float, float, int]:

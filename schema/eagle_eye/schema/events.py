@@ -33,8 +33,9 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec("gpu_lost", ("uuid",), "A GPU left the bus."),
     EventSpec(
         "inventory",
-        ("uuid", "model", "pci_address", "serial"),
-        "Which GPU is the device: one for each, when the agent starts, when one comes or goes, and every hour.",
+        ("uuid", "model", "pci_address", "serial", "gpus"),
+        "Which GPU is the device: one for each, when the agent starts, when one comes or goes, and every hour."
+        " gpus says how many there are in all.",
     ),
     EventSpec("machine_check", ("text",), "A machine check exception."),
     EventSpec(

@@ -62,6 +62,7 @@ from eagle_eye.server.integrity import Integrity
 from eagle_eye.server.job_sources import assembly as job_sources
 from eagle_eye.server.known_nodes import recover, write_down
 from eagle_eye.server.limits import Limits
+from eagle_eye.server.missing_gpus import MissingGpus
 from eagle_eye.server.model_file import POLL_S, ModelFile
 from eagle_eye.server.node_checks import SWEEP_S as NODE_CHECKS_SWEEP_S
 from eagle_eye.server.node_checks import NodeChecks
@@ -218,6 +219,7 @@ def _build(
             store, clock, outlook.policy, lambda state: counters.node_checks.labels(state).inc(), config.public_url
         ),
         idle_checks=IdleChecks(store, clock, fleet, config.idle_checks, outlook.policy, watching.courses),
+        missing_gpus=MissingGpus(store, clock, fleet, outlook.policy, config.public_url),
         bookkeeper=Bookkeeper(
             store, watching, fleet, clock, config.accounts, lambda why: counters.accounts_dropped.labels(why).inc()
         ),
@@ -271,6 +273,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
                 ("evidence", lambda: _sweep_evidence(services)),
                 ("node checks", lambda: _sweep_node_checks(services)),
                 ("idle checks", services.idle_checks.run),
+                ("missing GPUs", services.missing_gpus.run),
                 ("accounts", services.bookkeeper.run),
                 ("reload", reload.run),
                 ("job_sources", services.job_sources.run),

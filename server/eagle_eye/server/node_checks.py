@@ -16,17 +16,15 @@ from msgspec.structs import replace
 from eagle_eye.server import ledger, outbound
 from eagle_eye.server.accounts.gpus import compared
 from eagle_eye.server.accounts.records import Comparison, Gpu
-from eagle_eye.server.announcing import announcement, together
+from eagle_eye.server.announcing import together
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.engine import idle_faults
 from eagle_eye.server.engine.check_suites import suite, unproven
-from eagle_eye.server.engine.incidents import fold
-from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.respond import Book, Response
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.standing import Offer
 from eagle_eye.server.errors import Refusal, StoreUnavailable
 from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.idle_incidents import claimed
 from eagle_eye.server.records import (
     AuditEntry,
     CheckOutcome,
@@ -235,15 +233,13 @@ class NodeChecks:
             return of_gpus
         known = [one for one in store.open_incidents() if one.job == idle_faults.NO_JOB and one.node == check.node]
         policy = self._policy()
-        judgement = Judgement(job=idle_faults.NO_JOB, attempt=0, now_s=now_s, verdicts=(verdict,))
-        folded = fold(known, judgement, (), policy, lambda: f"inc_{secrets.token_hex(8)}")
-        told = announcement(Response(tuple(folded), ()), Book(known, ()), policy, self._public_url, now_s)
+        told = claimed(known, verdict, policy, self._public_url, now_s)
         node = store.get(NODES, check.node)
         suspect = Change()
         if node is not None and node.state != "in_service":
             reason = f"{verdict.fault}: {check.id}"
             suspect = Change(nodes=(ledger.take_out(node, verdict.fault, reason, node.state, now_s),))
-        return together([of_gpus, told.change, suspect])
+        return together([of_gpus, told, suspect])
 
     def _returned(
         self, store: Store, check: NodeCheck, now_s: float

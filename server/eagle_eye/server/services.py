@@ -17,6 +17,7 @@ from eagle_eye.server.history import History
 from eagle_eye.server.idle_checks import IdleChecks
 from eagle_eye.server.job_sources.keeper import JobSources
 from eagle_eye.server.limits import Limits
+from eagle_eye.server.missing_gpus import MissingGpus
 from eagle_eye.server.node_checks import NodeChecks
 from eagle_eye.server.notifiers.guard import Guard
 from eagle_eye.server.pictures.reading import Turns
@@ -58,6 +59,7 @@ class Services:
     remote_store: RemoteStore
     node_checks: NodeChecks
     idle_checks: IdleChecks
+    missing_gpus: MissingGpus
     bookkeeper: Bookkeeper
     archive: Archive
     job_sources: JobSources

@@ -319,6 +319,17 @@ def test_samples_of_an_outage_are_kept_and_are_no_news_but_for_what_stays_true(
     assert server.front.services.fleet.last("n1").time_s == NOW + 30  # type: ignore[union-attr]
 
 
+def test_what_a_gpu_is_called_reaches_the_judgement(server: Running, clock: FakeClock) -> None:
+    labels = {"eagle_eye_job": "train", "modelName": "NVIDIA H100 80GB HBM3"}
+    for _ in range(6):
+        clock.advance(15.0)
+        assert write(server, temperature(50.0, clock.time_s, **labels)).status_code == 204
+    engine = Engine(DetectionSettings(), watching_since_s=NOW)
+    for one, received_s, _ in server.watcher.frames:
+        engine.observe(one, received_s)
+    assert engine.tick(clock.time_s)[0].gpu_models == {"n1": ("NVIDIA H100 80GB HBM3",)}
+
+
 @pytest.mark.parametrize(("every_s", "others_s"), [(15.0, 15.0), (60.0, 60.0), (15.0, 1.0), (60.0, 1.0)])
 def test_a_scrape_gap_is_no_silence_and_a_lasting_one_is(
     server: Running, clock: FakeClock, every_s: float, others_s: float

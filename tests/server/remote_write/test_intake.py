@@ -47,7 +47,9 @@ class Site:
                 for key, row in rows.items():
                     for metric, value in row.items():
                         self.values[moment.node.name, key, metric, moment.time_s - T] = value
-            self.events += [(e.kind, e.device, e.time_s - T, e.attributes["code"]) for e in moment.events]
+            for event in moment.events:
+                said = event.attributes.get("code", event.attributes.get("model"))
+                self.events.append((event.kind, event.device, event.time_s - T, said))
             moment.events.clear()
             moment.kept = moment.version
         return taken
@@ -105,6 +107,29 @@ def test_what_cannot_be_is_left_out(value: float, reason: str) -> None:
     site = Site()
     assert site.send(dcgm("DEV_GPU_UTIL", value)).left_out == {reason: 1}
     assert site.values == {}
+
+
+def test_what_a_gpu_is_called_is_told_every_hour() -> None:
+    site = Site()
+    for minute in range(0, 65, 5):
+        for name, value in (("GPU_UTIL", 97.0), ("GPU_TEMP", 60.0)):
+            site.send(dcgm(f"DEV_{name}", value, 60.0 * minute, modelName="NVIDIA H100 80GB HBM3"))
+    assert site.events == [("inventory", 0, 60.0 * minute, "NVIDIA H100 80GB HBM3") for minute in (0, 60)]
+
+
+def test_a_gpu_without_a_name_is_told_of_as_ever() -> None:
+    site = Site()
+    site.send(dcgm("DEV_GPU_UTIL", 97), dcgm("DEV_GPU_TEMP", 50, gpu="1", modelName=""), node("procs_blocked", 1))
+    assert (site.events, len(site.values)) == ([], 3)
+
+
+def test_a_name_that_was_not_kept_comes_with_the_next_try() -> None:
+    site = Site()
+    site.keeps = False
+    site.send(dcgm("DEV_GPU_UTIL", 97, modelName="H100"))
+    site.keeps = True
+    site.send(dcgm("DEV_GPU_UTIL", 97, modelName="H100"))
+    assert site.events == [("inventory", 0, 0.0, "H100")]
 
 
 def test_energy_tells_of_the_power_where_nothing_else_does() -> None:

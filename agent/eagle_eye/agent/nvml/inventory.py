@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eagle_eye.schema.events import Event
 
@@ -33,9 +33,9 @@ class Inventory:
         if not seen or (seen == self._told and monotonic_s - self._told_s < AGAIN_S):
             return []
         self._told, self._told_s = seen, monotonic_s
-        return [Event(now_s, "inventory", s.device, _attributes(s)) for s in seen]
+        return [Event(now_s, "inventory", s.device, _attributes(s, len(seen))) for s in seen]
 
 
-def _attributes(seat: Seat) -> dict[str, str]:
+def _attributes(seat: Seat, gpus: int) -> dict[str, Any]:
     told = {"uuid": seat.uuid, "model": seat.model, "pci_address": seat.pci_address, "serial": seat.serial}
-    return {name: text for name, text in told.items() if text or name in ("uuid", "model")}
+    return {name: text for name, text in told.items() if text or name in ("uuid", "model")} | {"gpus": gpus}

@@ -153,6 +153,7 @@ _RECOVERY_NUMBERS: Mapping[int, Recovery] = MappingProxyType(
     {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 )
 _RECOVERY_NAMES = re.compile("|".join(rf"\b{name}\b" for name, _ in _RECOVERIES))
+_ASKED = re.compile(r"\bto (0x[0-9a-fA-F]{1,8} \([^()]{1,60}\))")
 _CHANGED_TO = re.compile(r"\bto (?:0x([0-9a-f]{1,8})\b)?(.*)")
 
 # NVIDIA, Fabric Manager User Guide, D.4: corrected by the switch, or without effect on what runs.
@@ -173,6 +174,7 @@ SXIDS_FATAL_TO_ALL = frozenset({10003, 12020, 22003, 22011} | set(range(23001, 2
 
 _NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
 _FATAL = re.compile(r"(?<!non-)\bfatal\b", re.IGNORECASE)
+RECOVERY_XID = 154
 NVLINK5_XIDS = frozenset(range(144, 151))
 
 
@@ -196,6 +198,14 @@ def recovery_of(attributes: Mapping[str, Any]) -> Recovery | None:
         return _RECOVERY_NUMBERS.get(int(changed[1], 16))
     found = _RECOVERY_NAMES.findall(changed[2] if changed is not None else said)
     return dict(_RECOVERIES)[found[-1]] if found else None
+
+
+def unknown_recovery_of(attributes: Mapping[str, Any]) -> str:
+    """Return in its own words what an XID 154 asks for that is not known here; "" for any other, and for none."""
+    if code_of(attributes) != RECOVERY_XID or recovery_of(attributes) is not None:
+        return ""
+    asked = _ASKED.search(text(attributes, "text"))
+    return asked[1] if asked is not None else ""
 
 
 def is_fatal(attributes: Mapping[str, Any]) -> bool:

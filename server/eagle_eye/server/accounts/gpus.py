@@ -5,7 +5,7 @@ Agents are not trusted: what is no plausible UUID or code is left out, and how m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -18,6 +18,9 @@ MARK_CHARS_MAX = 64  # of a PCI address, and of a serial number
 MOVES_KEPT = 32  # of one GPU; the oldest go
 MOVES_PLAUSIBLE = 6  # a UUID that moved oftener within the window is that of several GPUs (clones, simulated ones)
 COMPARISONS_KEPT = 8  # of one GPU, and as many with wrong numbers
+DEVICES_MAX = 256  # of a node
+# Of one look at a node's GPUs; what was not told of for longer is gone for good, and missed by nobody.
+TOGETHER_S, MISSED_S = 5.0, 30 * 86_400.0
 CODE_MAX = 100_000  # SXIDs have five digits
 INVENTORY, ERRORS = "inventory", frozenset({"xid", "sxid"})
 
@@ -32,6 +35,7 @@ class Told(NamedTuple):
     time_s: float
     pci_address: str = ""
     serial: str = ""
+    told_with: int = 0
 
     def joined(self, other: Told) -> Told:
         """Return the newer of both."""
@@ -56,7 +60,9 @@ def told(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -
     if not isinstance(uuid, str) or not 0 < len(uuid) <= UUID_CHARS_MAX or not uuid.isprintable() or device < 0:
         return None
     address, serial = (_plain(attributes.get(name), MARK_CHARS_MAX) for name in ("pci_address", "serial"))
-    return Told(uuid, node, device, _plain(model, MODEL_CHARS_MAX), time_s, address, serial)
+    gpus = attributes.get("gpus")
+    count = gpus if isinstance(gpus, int) and not isinstance(gpus, bool) and 0 < gpus <= DEVICES_MAX else 0
+    return Told(uuid, node, device, _plain(model, MODEL_CHARS_MAX), time_s, address, serial, count)
 
 
 def _plain(text: object, most: int) -> str:
@@ -82,13 +88,21 @@ def seated(known: Gpu | None, now: Told) -> Gpu:
             seen_s=now.time_s,
             pci_address=now.pci_address,
             serial=now.serial,
+            told_with=now.told_with,
         )
     if now.time_s <= known.seen_s:
         return known
     serial = now.serial or known.serial
     if (now.node, now.device) == (known.node, known.device):
         address = now.pci_address or known.pci_address
-        return replace(known, seen_s=now.time_s, model=now.model or known.model, pci_address=address, serial=serial)
+        return replace(
+            known,
+            seen_s=now.time_s,
+            model=now.model or known.model,
+            pci_address=address,
+            serial=serial,
+            told_with=now.told_with,
+        )
     moves = [*known.moves, Seat(known.node, known.device, known.since_s, now.time_s)]
     return replace(
         known,
@@ -99,9 +113,47 @@ def seated(known: Gpu | None, now: Told) -> Gpu:
         seen_s=now.time_s,
         pci_address=now.pci_address,
         serial=serial,
+        told_with=now.told_with,
         moves=moves[-MOVES_KEPT:],
         moves_dropped=known.moves_dropped + max(0, len(moves) - MOVES_KEPT),
     )
+
+
+class Stock(NamedTuple):
+    """What a node tells of by its last look at its GPUs, and what it told of before and does no longer."""
+
+    told: tuple[Gpu, ...]
+    missing: tuple[Gpu, ...]
+
+
+def stock(gpus: Sequence[Gpu]) -> Stock | None:
+    """Return which of a node's GPUs are there; None where its last look is not known as a whole.
+
+    One in whose place another has come since, from elsewhere or new, is not missed.
+    """
+    newest_s = max((gpu.seen_s for gpu in gpus), default=0.0)
+    told = tuple(gpu for gpu in gpus if newest_s - gpu.seen_s <= TOGETHER_S)
+    if not told or any(gpu.told_with != len(told) for gpu in told):
+        return None
+    gone = [gpu for gpu in gpus if TOGETHER_S < newest_s - gpu.seen_s <= MISSED_S]
+    came_s = sorted(_came_s(gpu) for gpu in told)
+    missing = []
+    for gpu in sorted(gone, key=lambda gpu: -gpu.seen_s):
+        if came_s and came_s[-1] > gpu.seen_s:
+            came_s.pop()  # it was exchanged
+        else:
+            missing.append(gpu)
+    return Stock(told, tuple(missing))
+
+
+def _came_s(gpu: Gpu) -> float:
+    """Return since when the GPU has been on its node, wherever it sat there."""
+    since_s = gpu.since_s
+    for seat in reversed(gpu.moves):
+        if seat.node != gpu.node:
+            break
+        since_s = seat.since_s
+    return since_s
 
 
 def sat_at(gpu: Gpu, time_s: float) -> tuple[str, int] | None:

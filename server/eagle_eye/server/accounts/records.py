@@ -80,6 +80,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     ``seen_s`` is when an agent last told of it. ``moves_dropped`` counts the oldest seats, which are no longer kept.
     ``pci_address`` is where it sits on its node's bus, ``serial`` what is printed on its board; "" where nobody said.
+    ``told_with`` is of how many GPUs, itself among them, its node told then; 0 where it did not say.
     """
 
     uuid: str
@@ -93,6 +94,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     moves_dropped: int = 0
     pci_address: str = ""
     serial: str = ""
+    told_with: int = 0
 
     @property
     def moved(self) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from msgspec.structs import replace
 
 from eagle_eye.server.api import views
@@ -28,6 +28,7 @@ from eagle_eye.server.api.requests import (
     read_body,
 )
 from eagle_eye.server.auth import Principal
+from eagle_eye.server.engine.idle_faults import FAULT
 from eagle_eye.server.engine.standing import fault_of
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.node_checks import asked, find, offer_of, under_way
@@ -39,6 +40,7 @@ REPORT_BYTES_MAX = 256 << 10
 OUTCOMES_MAX = 32  # of one report
 FIGURES_MAX = 256  # of one outcome: eight for each of 16 GPUs, twice
 TEXT_CHARS_MAX = 300
+SDC_S_MAX = 600.0  # as of eagle-eye check
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
 
@@ -79,9 +81,20 @@ def list_checks(parts: Parts, _: Reader, node: str, cursor: Cursor = None, limit
     return listing(parts.store.page(NODE_CHECKS, {"node": node}, cursor, limit), views.node_check)
 
 
+SdcSeconds = Annotated[
+    float,
+    Query(
+        ge=0, le=SDC_S_MAX, description="Look for silent corruption alone, for so many seconds; 0: all other checks."
+    ),
+]
+
+
 @router.post("/nodes/{node:name}/check", status_code=202)
-def check(parts: Parts, principal: Operator, node: str, reason: Reason = "") -> Response:
-    """Have the node's agent check it now, without touching its standing; one that is under way is answered as it is."""
+def check(parts: Parts, principal: Operator, node: str, reason: Reason = "", sdc_seconds: SdcSeconds = 0.0) -> Response:
+    """Have the node's agent check it now, without touching its standing; one that is under way is answered as it is.
+
+    Of those that are under way only a search answers a request for one.
+    """
     made: list[NodeCheck] = []
 
     def change(store: Store) -> Change:
@@ -91,12 +104,15 @@ def check(parts: Parts, principal: Operator, node: str, reason: Reason = "") -> 
         made.clear()
         open_check = under_way(store, node)
         if open_check is not None:
+            if sdc_seconds and not open_check.sdc_seconds:
+                raise Refusal(409, "busy", f"{node} is at another check ({open_check.id}); ask again when it is over")
             made.append(open_check)
             return Change()
         offer = offer_of(parts.fleet, node, parts.clock.now_s())
         if offer.state != "ready":
             raise Refusal(409, "cannot_check", f"{node} cannot be checked: {offer.why}")
-        made.append(new_check(parts, principal, node, "look", fault_of(record), reason))
+        fault = FAULT if sdc_seconds else fault_of(record)
+        made.append(new_check(parts, principal, node, "look", fault, reason, sdc_seconds))
         entry = audited(parts, principal, "check", node, f"{made[0].id}: {reason}" if reason else made[0].id)
         return Change(node_checks=(made[0],), audit=(entry,))
 
@@ -134,12 +150,18 @@ async def tell(request: Request, parts: Parts, principal: Somebody, check: str) 
 
 
 def new_check(
-    parts: Services, principal: Principal, node: str, purpose: NodeCheckPurpose, fault: str, reason: str
+    parts: Services,
+    principal: Principal,
+    node: str,
+    purpose: NodeCheckPurpose,
+    fault: str,
+    reason: str,
+    sdc_s: float = 0.0,
 ) -> NodeCheck:
-    """Return a request to the node's agent, which was heard."""
+    """Return a request to the node's agent, which was heard; ``sdc_s`` as in ``asked``."""
     heard = parts.fleet.last(node)
     interval_s = heard.interval_s if heard is not None else 0.0
-    return asked(node, purpose, fault, principal.who, reason, interval_s, parts.clock.now_s())
+    return asked(node, purpose, fault, principal.who, reason, interval_s, parts.clock.now_s(), sdc_s)
 
 
 def _outcomes(report: Report) -> list[CheckOutcome]:

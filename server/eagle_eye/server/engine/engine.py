@@ -22,7 +22,7 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.memory import Memory
 from eagle_eye.server.engine.node_tracks import Floats, NodeTracks
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
-from eagle_eye.server.engine.routing import Route, Routed, RouteTable, concerned, placing
+from eagle_eye.server.engine.routing import Route, Routed, RouteTable, concerned, names_other_attempt, placing
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, failed_by_itself, hearing, since_s
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.topology import Topology
@@ -159,6 +159,9 @@ class Engine:
             if may_go(self._declared.get(track.job), track, now_s, kept_s):
                 self._drop(track.job)
         self._forget([job.job for job in self._declared.values() if job.job not in self._jobs and is_past(job, now_s)])
+        if self._nodes.forget_gone(now_s, lambda: {*self._jobs_of_node}.union(*(t.nodes for t in self._jobs.values()))):
+            self._begin_epoch()
+            self.gpu_models.keep(self._nodes)
         self._memory.bound(self._jobs.values())
         for track in list(self._jobs.values()):
             yield self._judge(track, now_s)
@@ -200,13 +203,12 @@ class Engine:
 
     @property
     def node_count(self) -> int:
-        """How many nodes were ever heard."""
+        """How many nodes were heard, but for those that are long gone."""
         return self._nodes.count
 
     def jobs_on(self, node: str) -> list[str]:
         """Return the jobs in memory that have the node as a member in their latest attempt, by name."""
-        names = self._jobs_of_node.get(node, ())
-        return sorted(name for name in names if name in self._jobs and self._jobs[name].is_member(node))
+        return sorted(j for j in self._jobs_of_node.get(node, ()) if j in self._jobs and self._jobs[j].is_member(node))
 
     def _heard_s(self, track: JobTrack) -> Floats:
         return self._nodes.heard_s(
@@ -305,7 +307,7 @@ class Engine:
             # Members keep their rows and events also while no rank of theirs says anything.
             known = self._of_assigned(name, frame)
             member = known is not None and not known.resting and known.is_member(frame.node)
-            if known is not None and member and not self._of_another_attempt(frame, known):
+            if known is not None and member and not names_other_attempt(frame.ranks, known):
                 found.setdefault(name, known)
         return list(found.values()), named
 
@@ -337,9 +339,6 @@ class Engine:
             self.stale_rows_total += 1
             return False
         return True
-
-    def _of_another_attempt(self, frame: Frame, track: JobTrack) -> bool:
-        return any(rank.job == track.job and rank.attempt != track.attempt for rank in frame.ranks)
 
     def _admit(self, track: JobTrack, node: str, rank: Rank) -> bool:
         if track.declared and not track.is_member(node):
@@ -396,5 +395,6 @@ class Engine:
         for job in jobs:
             self._declared.pop(job, None)
             self._assigned.pop(job, None)
-        for names in self._jobs_of_node.values() if jobs else ():
-            names.difference_update(jobs)
+        if jobs:
+            left = ((node, names.difference(jobs)) for node, names in self._jobs_of_node.items())
+            self._jobs_of_node = {node: names for node, names in left if names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,13 @@ class GpuModels:
         if 0 <= device < DEVICES_MAX and known.get(device) != name:
             known[device] = name
             self.changes += 1
+
+    def keep(self, nodes: Container[str]) -> None:
+        """Forget the names of all other nodes' GPUs."""
+        gone = [node for node in self._names if node not in nodes]
+        for node in gone:
+            del self._names[node]
+        self.changes += len(gone)
 
     def of(self, series: Sequence[Series], memo: dict[Any, Any]) -> Named:
         """Return the names of a job's GPUs; ``memo`` is empty again after somebody joined the job."""

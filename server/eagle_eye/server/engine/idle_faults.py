@@ -1,4 +1,4 @@
-"""What a check has found on a node without a job, as a claim for policy, and for how long it stands. Pure."""
+"""What is found on a node without a job, as a claim for policy, and for how long it stands. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from eagle_eye.server.records import CheckOutcome, Figure, Incident, Node
 NO_JOB = ""  # of the incidents and actions that concern no job
 DETECTOR = "node_check"
 FAULT = "silent_data_corruption"
+# Of what a node tells of its GPUs: fewer than it had, and fewer than its like.
+INVENTORY, MISSING, FEWER = "inventory", "gpu_lost", "host_errors"
+CONFIDENCE_FEWER = 0.6  # nodes of one model may have been bought with fewer
+NAMED_MAX = 4  # GPUs, in a sentence
 CHECKS = frozenset({"sdc_gemm", "sdc_all_reduce"})
 OWN_RESULTS = "sdc_gemm"  # each device's own; a sum that is wrong may be any GPU's fault
 WRONG, OPERATIONS, SECONDS = "wrong_numbers", "operations", "compared_seconds"
@@ -60,9 +64,62 @@ def _stands(incident: Incident, node: Node | None) -> bool:
     return node is not None and (node.state != "in_service" or node.updated_s < incident.since_s)
 
 
+def gpus_missing(node: str, missing: Mapping[str, int], told: int, onset_s: float) -> Verdict:
+    """Return the claim that a node has lost GPUs: ``missing`` are their devices by UUID, ``told`` those it has."""
+    named = ", ".join(f"{uuid} (device {device})" for uuid, device in list(missing.items())[:NAMED_MAX])
+    return Verdict(
+        detector=INVENTORY,
+        fault=MISSING,
+        job=NO_JOB,
+        nodes=(node,),
+        node=node,
+        device=None,
+        confidence=1.0,
+        onset_s=onset_s,
+        summary=f"{node} shows {told} of its {told + len(missing)} GPUs; missing: {named}",
+        evidence=tuple(Evidence(INVENTORY, node, device, uuid) for uuid, device in missing.items()),
+        kinds=frozenset({INVENTORY}),
+        fact=True,
+        asks="drain_node",
+    )
+
+
+def fewer_gpus(node: str, model: str, told: int, usual: int, onset_s: float) -> Verdict:
+    """Return the claim that a node has fewer GPUs than nearly all others with the same model, and always had."""
+    return Verdict(
+        detector=INVENTORY,
+        fault=FEWER,
+        job=NO_JOB,
+        nodes=(node,),
+        node=node,
+        device=None,
+        confidence=CONFIDENCE_FEWER,
+        onset_s=onset_s,
+        summary=f"{node} shows {told} GPUs, nearly all other nodes with {model} show {usual}",
+        evidence=(Evidence(INVENTORY, node, None, float(told), float(usual), float(usual), "GPUs"),),
+        kinds=frozenset({INVENTORY}),
+        fact=False,
+        asks="notify",
+    )
+
+
 def _again(incident: Incident) -> Verdict:
     """Return the claim that the incident keeps."""
-    return _claim(incident.node or "", incident.device, incident.onset_s, incident.summary, ())
+    return Verdict(
+        detector=incident.detectors[0],
+        fault=incident.fault,
+        job=NO_JOB,
+        nodes=tuple(incident.nodes),
+        node=incident.node,
+        device=incident.device,
+        confidence=incident.confidence,
+        onset_s=incident.onset_s,
+        summary=incident.summary,
+        evidence=(),
+        kinds=frozenset(incident.kinds),
+        fact=incident.fact,
+        asks="notify" if incident.asks == "notify" else "drain_node",
+    )
 
 
 def _claim(node: str, device: int | None, onset_s: float, summary: str, evidence: tuple[Evidence, ...]) -> Verdict:

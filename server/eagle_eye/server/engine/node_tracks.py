@@ -1,11 +1,12 @@
 """When each node was last heard, how often it reports, and whether it said goodbye: as columns, for whole fleets. Pure.
 
-Nodes have places, given when they are first named and kept; a node that is a member and was never heard has one, too.
+Nodes have places, given when they are first named; a node that is a member and was never heard has one, too. One that
+is long gone loses its place, and another gets it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,30 +15,36 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
 PACE_S_MAX = 120.0  # whatever interval a node claims
+FORGET_S = 86_400.0  # nodes of no job that were not heard for so long are forgotten, as often
 SLOW_INTERVALS = 1.5  # of a job: a node with a longer one has a pace of its own
 _ROOM = 256
 
 
 class NodeTracks:
-    """All nodes that were ever heard or named."""
+    """All nodes that were heard or named of late."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
+        self._free: list[int] = []  # places below the highest that nobody has
         self._heard_s: Floats = np.full(_ROOM, -np.inf)
         self._interval_s: Floats = np.full(_ROOM, np.nan)
         self._farewell: NDArray[np.bool_] = np.zeros(_ROOM, dtype=np.bool_)
-        self._heard: list[str] = []
+        self._looked_s: float | None = None
+
+    def __contains__(self, node: object) -> bool:
+        """Whether the node has a place."""
+        return node in self._places
 
     @property
     def count(self) -> int:
-        """How many nodes were ever heard."""
-        return len(self._heard)
+        """How many nodes were heard."""
+        return int(np.count_nonzero(self._heard_s > -np.inf))
 
     def place(self, node: str) -> int:
         """Return the node's place."""
         place = self._places.get(node)
         if place is None:
-            place = self._places[node] = len(self._places)
+            place = self._places[node] = self._free.pop() if self._free else len(self._places)
             if place >= len(self._heard_s):
                 self._heard_s = _longer(self._heard_s, -np.inf)
                 self._interval_s = _longer(self._interval_s, np.nan)
@@ -61,8 +68,25 @@ class NodeTracks:
         if self._heard_s[place] == -np.inf:
             self._heard_s[place] = received_s
             self._interval_s[place] = interval_s
-            self._heard.append(node)
         return place
+
+    def forget_gone(self, now_s: float, housed: Callable[[], Collection[str]]) -> bool:
+        """Forget, once a day, those that were not heard for a day and are not ``housed()``: those that have a job.
+
+        Return whether it was the time: then places that anybody remembers, but for those of ``housed()``, are void.
+        """
+        if self._looked_s is None or now_s < self._looked_s:
+            self._looked_s = now_s
+        if now_s - self._looked_s < FORGET_S:
+            return False
+        self._looked_s = now_s
+        kept = housed()
+        gone = [n for n, place in self._places.items() if self._heard_s[place] < now_s - FORGET_S and n not in kept]
+        for node in gone:
+            place = self._places.pop(node)
+            self._heard_s[place], self._interval_s[place], self._farewell[place] = -np.inf, np.nan, False
+            self._free.append(place)
+        return True
 
     def hear(self, place: int, received_s: float, *, farewell: bool) -> None:
         """Take note that a node was heard; ``farewell``: it said goodbye."""

@@ -245,6 +245,11 @@ def _runs(
             start = end
 
 
+def names_other_attempt(ranks: Iterable[Rank], track: JobTrack) -> bool:
+    """Return whether one of the ranks that a node names is of another attempt of the job."""
+    return any(rank.job == track.job and rank.attempt != track.attempt for rank in ranks)
+
+
 def concerned(
     event: Happening, housed: Iterable[JobTrack | None], route: Route, ranks: Sequence[Rank]
 ) -> Iterator[JobTrack]:

@@ -396,6 +396,7 @@ export interface Gpu {
   moves_dropped: number;
   pci_address: string;
   serial: string;
+  told_with: number;
 }
 
 export interface GpuChecks {
@@ -421,6 +422,7 @@ export interface GpuInFull {
   moves_dropped: number;
   pci_address: string;
   serial: string;
+  told_with: number;
   driver_errors: Array<DriverError>;
   incidents: Array<Incident>;
   checks: GpuChecks | null;

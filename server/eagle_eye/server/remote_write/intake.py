@@ -65,6 +65,7 @@ class _Known(NamedTuple):
     name: str
     job: str | None = None
     parts: tuple[tuple[Row, Member], ...] = ()
+    model: str = ""  # what NVML calls the GPU
     event: tuple[EventRule, int, str] | None = None
     target: str = ""
     blanks: bool = False
@@ -193,7 +194,7 @@ class Intake:
                 if value is not None and not 0.0 <= value <= rule.most:
                     reasons.add("out_of_range")
                 elif value is not None:
-                    taken.moments[node.note(row, rule.to, time_s, known.job, value)] = None
+                    taken.moments[node.note(row, rule.to, time_s, known.job, value, known.model)] = None
         return reasons
 
     def _take_code(self, known: _Known, node: NodeRows, sample: Sample, time_s: float, taken: Taken) -> None:
@@ -262,7 +263,7 @@ class Intake:
 
     def _measuring(self, series: str, name: str, job: str | None, found: dict[str, str]) -> _Known:
         parts: list[tuple[Row, Member]] = []
-        reason, blanks = "unmapped", False
+        reason, blanks, model = "unmapped", False, ""
         for use in self._table.metrics[series]:
             if not use.fits(found):
                 continue
@@ -276,10 +277,10 @@ class Intake:
             member = cell.member(use, tuple(found.get(label, "") for label in use.rule.each))
             member.width = _width(use.rule, found)
             parts.append((row, member))
-            blanks = use.exporter.blanks
+            blanks, model = use.exporter.blanks, found.get(use.exporter.model, "")
         if not parts:
             return _Known(None, "", reason=reason)
-        return _Known(self._node(name), name, job, tuple(parts), blanks=blanks)
+        return _Known(self._node(name), name, job, tuple(parts), blanks=blanks, model=model)
 
     def _node(self, name: str) -> NodeRows:
         found = self._nodes.get(name)

@@ -23,10 +23,14 @@ Combine = Literal["sum", "max", "first", "ratio", "widest"]
 
 
 class Exporter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which rows an exporter speaks of: GPUs where ``device`` names a label, ports with ``link``, else the node."""
+    """Which rows an exporter speaks of: GPUs where ``device`` names a label, ports with ``link``, else the node.
+
+    ``model`` is the label that has NVML's name of the GPU.
+    """
 
     device: str = ""
     device_pattern: str = ""
+    model: str = ""
     without: tuple[str, ...] = ()
     blanks: bool = False
     link: bool = False

@@ -28,6 +28,7 @@ INTERVAL_UNKNOWN_S = 60.0  # said until the pace is known: as slow as sites scra
 # may be from days ago: the gauge keeps the last code.
 XID_WATCHED_S = 60.0
 XID_WATCHED_INTERVALS = 3.0
+MODEL_EVERY_S = 3600.0
 JOB_FRESH_S = 300.0  # a job's label counts for the node's other series for so long
 TARGETS_MAX = 16  # exporters remembered of a node
 TEXT_CHARS_MAX = 200  # of an event's description
@@ -75,6 +76,7 @@ class NodeRows:
     _newest_s: dict[Scope, float] = field(default_factory=dict)
     _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
     _codes_s: dict[int, float] = field(default_factory=dict)  # when the newest code of each device was told
+    _models_s: dict[int, float] = field(default_factory=dict)  # when each device's model was told
     _job: tuple[float, str] | None = None
     lost: int = 0  # moments that were let go before they were durable
 
@@ -94,12 +96,18 @@ class NodeRows:
         """Return what is open of a moment."""
         return self._moments.get((time_s, job))
 
-    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float) -> Moment:
-        """Put a value into a row of a moment and return the moment."""
+    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float, model: str = "") -> Moment:
+        """Put a value into a row of a moment and return the moment.
+
+        Every hour it tells what the row's GPU is called, ``model``, where that is known, as agents do.
+        """
         found = self._open(row.scope, time_s, job)
         if row.scope is Scope.DEVICE and row.key not in self.watched:
             self._watch(found, int(row.key), Watched(time_s))
         found.values.setdefault(row.scope, {}).setdefault(row.key, {})[metric] = value
+        if model and time_s - self._models_s.get(int(row.key), -math.inf) >= MODEL_EVERY_S:
+            self._models_s[int(row.key)] = time_s
+            found.events.append(Event(time_s, "inventory", int(row.key), {"model": model[:TEXT_CHARS_MAX]}))
         found.version += 1
         return found
 

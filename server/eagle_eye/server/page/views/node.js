@@ -22,6 +22,7 @@ import { NodeVerbs } from "./node_verbs.js";
  */
 
 const OPEN = ["suspected", "confirmed", "acting"];
+const FIGURES_SHOWN = 6; // of one outcome
 const PURPOSES = { readmit: "before its return", look: "a look", idle: "while it had no job" };
 
 /** @param {import("../app/views.js").ViewProps} props */
@@ -74,7 +75,7 @@ function OneNode({ name }) {
     ),
     h(Section, { title: "The last hour", id: "metrics" }, h(NodeCharts, { name })),
     h(Section, { title: "GPUs", id: "gpus" }, history.data ? h(Gpus, { history: history.data }) : h(Reading, { resource: history, what: "the history" })),
-    h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items }) : h(Reading, { resource: checks, what: "the checks" })),
+    h(Section, { title: "Checks", id: "checks" }, checks.data ? h(Checks, { checks: checks.data.items, gpus: history.data?.gpus ?? [] }) : h(Reading, { resource: checks, what: "the checks" })),
     record && h(Section, { title: "How often it fails", id: "memory" }, h(Memory, { record })),
     h(Section, { title: "History", id: "history" }, h(Reading, { resource: history, what: "the history" }), history.data && h(Chapters, { key: name, name, history: history.data })),
   );
@@ -123,7 +124,7 @@ function Gpus({ history: { gpus, gpu_checks } }) {
       { title: "PCI address", cell: (gpu) => gpu.pci_address || "–" },
       { title: "serial", cell: (gpu) => gpu.serial || "–" },
       { title: "here since", cell: (gpu) => h(Time, { at: gpu.since }) },
-      { title: "sat before in", cell: (gpu) => gpu.moves.map((/** @type {any} */ seat, /** @type {number} */ at) => h("div", { key: at }, h(NodeLink, { name: seat.node }), ` device ${seat.device}`)) },
+      { title: "sat before in", cell: (gpu) => (gpu.moves.length ? gpu.moves.map((/** @type {any} */ seat, /** @type {number} */ at) => h("div", { key: at }, h(NodeLink, { name: seat.node }), ` device ${seat.device}`)) : "–") },
       { title: "compared", cell: (gpu) => h(Compared, { checks: checks.get(gpu.uuid) }) },
     ],
   });
@@ -132,12 +133,12 @@ function Gpus({ history: { gpus, gpu_checks } }) {
 /** What checks for silent corruption found: nothing found is no proof. @param {{checks: import("../api").GpuChecks | undefined}} props */
 function Compared({ checks }) {
   if (!checks) return h("span", { class: "quiet" }, "never");
-  const found = checks.wrong_numbers ? h("span", { class: "warn-ink" }, `${count(checks.wrong_numbers)} wrong numbers`) : "nothing found";
+  const found = checks.wrong_numbers ? h("span", { class: "bad-ink" }, `${count(checks.wrong_numbers)} wrong numbers`) : "nothing found";
   return [found, ` in ${count(checks.operations)} products, ${duration(checks.seconds)}`];
 }
 
-/** @param {{checks: NodeCheck[]}} props */
-function Checks({ checks }) {
+/** @param {{checks: NodeCheck[], gpus: NodeHistory["gpus"]}} props */
+function Checks({ checks, gpus }) {
   if (!checks.length) return h(Empty, null, "It was never put to work to see whether it is sick.");
   return h(
     "ul",
@@ -166,7 +167,7 @@ function Checks({ checks }) {
                 { title: "check", cell: (one) => words(one["name"]) },
                 { title: "outcome", cell: (one) => h(Badge, { state: one["state"], tone: one["state"] === "passed" ? "good" : one["state"] === "sick" ? "bad" : "note" }) },
                 { title: "took", right: true, cell: (one) => duration(one["duration_s"]) },
-                { title: "figures", cell: (one) => one["values"].slice(0, 6).map((/** @type {any} */ f, /** @type {number} */ at) => h("div", { key: at }, `${words(f.name)}${f.device ? ` ${f.device}` : ""}: ${measured(f.value, f.unit)}${f.threshold === null ? "" : ` (limit ${measured(f.threshold, f.unit)})`}`)) },
+                { title: "figures", cell: (one) => h(Figures, { values: one["values"], gpus }) },
                 { title: "why", class: "wide", cell: (one) => one["reason"] },
               ],
             }),
@@ -174,6 +175,17 @@ function Checks({ checks }) {
       );
     }),
   );
+}
+
+/** The first few figures of an outcome; of eight GPUs' those that should be 0 and are not. @param {{values: any[], gpus: {uuid: string, device: number}[]}} props */
+function Figures({ values, gpus }) {
+  const named = new Map(gpus.map((gpu) => [gpu.uuid, `GPU ${gpu.device}`]));
+  const rank = (/** @type {any} */ f) => (f.threshold === 0 && f.value > 0 ? 0 : f.threshold === null ? 2 : 1);
+  const shown = [...values].sort((a, b) => rank(a) - rank(b)).slice(0, FIGURES_SHOWN);
+  return [
+    shown.map((f, at) => h("div", { key: at, class: rank(f) ? "" : "bad-ink" }, `${words(f.name)}${f.device ? ` ${named.get(f.device) ?? f.device}` : ""}: ${measured(f.value, f.unit)}${f.threshold === null ? "" : ` (limit ${measured(f.threshold, f.unit)})`}`)),
+    values.length > shown.length && h("div", { class: "quiet" }, `and ${count(values.length - shown.length)} more`),
+  ];
 }
 
 /** @param {{record: NodeRecord}} props */

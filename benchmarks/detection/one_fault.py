@@ -1,0 +1,98 @@
+"""One fault alone, in jobs as the suite draws them: how much of it is found, and what so few traces bound.
+
+    python -m benchmarks.detection.one_fault silent_data_corruption
+    python -m benchmarks.detection.one_fault silent_data_corruption --traces 59 --first-seed 91000000 --physics second
+
+Found, as ``eagle-eye backtest`` counts: with what the trace's label asks for, of the node that it names. The bound is
+what the share lies above with 95% confidence (Clopper and Pearson, one-sided): 59 of 59 bound it at 0.95.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.detection import generate, judge
+from benchmarks.detection.plan import Case, Plan
+from benchmarks.detection.score import Outcome
+from eagle_eye.server.backtest.score import Scorecard
+from eagle_eye.simulator.names import FAULTS
+from eagle_eye.simulator.scenario import PHYSICS
+
+FIRST_SEED = 90_000_000
+CONFIDENCE = 0.95
+
+
+def cases(fault: str, traces: int, first_seed: int, physics: str) -> list[Case]:
+    """Return the suite's own draws of sizes, steps, strengths and what goes on beside it, all with this fault."""
+    plan = Plan(
+        faults=traces, node_days=0.0, profiles=(), situations=generate.situations(), tuning_faults=0, tuning_quiet=0,
+        gpus=8, quiet_nodes=8, quiet_minutes=30.0, quiet_interval_s=1.0, physics=physics, first_seed=first_seed,
+    )  # fmt: skip
+    return [replace(case, fault=fault) for case in plan.reporting() if case.kind == "fault"]
+
+
+def lower_bound(hits: int, tried: int) -> float:
+    """Return what the share of hits lies above with CONFIDENCE."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        share = (low + high) / 2
+        as_many = sum(math.comb(tried, k) * share**k * (1 - share) ** (tried - k) for k in range(hits, tried + 1))
+        low, high = (share, high) if as_many <= 1 - CONFIDENCE else (low, share)
+    return low if hits else 0.0
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the figures of the traces, and of each that was missed or wrong what was said instead."""
+    card, not_right = Scorecard(), []
+    for outcome in outcomes:
+        one = Scorecard()
+        for each in (card, one):
+            each.add(outcome.labels, outcome.lines, outcome.nodes, outcome.seconds)
+        if one.overall.hits < one.overall.labelled or one.overall.false:
+            said = [f"{line.time:.0f} {line.fault} {line.node} {line.action}: {line.summary}" for line in outcome.lines]
+            not_right.append({"key": outcome.key, "hits": one.overall.hits, "said": said})
+    found = card.overall
+    return {
+        "labelled": found.labelled,
+        "found": found.hits,
+        "recall": found.hits / found.labelled if found.labelled else None,
+        "recall_lower_95": lower_bound(found.hits, found.labelled),
+        "wrong_actions": found.false,
+        "not_right": not_right,
+    }
+
+
+def main() -> int:
+    """Measure one fault in one profile; print the figures as JSON, keep them if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("fault", choices=sorted(FAULTS), metavar="FAULT")
+    parser.add_argument("--traces", type=int, default=60, metavar="N", help="(60)")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="S", help=f"({FIRST_SEED})")
+    parser.add_argument("--physics", choices=PHYSICS, default="own")
+    parser.add_argument("--profile", choices=generate.profiles(), default="full")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="keep the figures")
+    args = parser.parse_args()
+    console = Console(stderr=True)
+    drawn = cases(args.fault, args.traces, args.first_seed, args.physics)
+    shown = track(drawn, args.fault, console=console, disable=not console.is_terminal)
+    outcomes = [outcome for case in shown for outcome in judge.outcomes(case, [args.profile])]
+    asked = {name: getattr(args, name) for name in ("fault", "traces", "first_seed", "physics", "profile")}
+    text = json.dumps(asked | summary(outcomes), indent=1) + "\n"
+    if args.out is not None:
+        args.out.write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
