@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle_eye.agent.nvml.inventory import AGAIN_S, Inventory, Seat
+from eagle_eye.agent.nvml.inventory import AGAIN_S, LINKS_S, Inventory, Seat
 
 ONE, TWO = Seat(0, "GPU-1", "H100"), Seat(1, "GPU-2", "H100")
 
@@ -42,3 +42,12 @@ def test_where_it_sits_and_its_serial_are_told_where_they_are_known() -> None:
         {"uuid": "GPU-a", "model": "H100", "pci_address": "00000000:1B:00.0", "serial": "1652", "gpus": 2},
         {"uuid": "GPU-b", "model": "H100", "gpus": 2},
     ]
+
+
+def test_links_that_come_and_go_are_told_of_once_a_minute() -> None:
+    inventory, fewer = Inventory(), ONE._replace(nvlinks=17)
+    (first,) = inventory.news([ONE._replace(nvlinks=18)], 100.0, 0.0)
+    assert first.attributes["nvlinks"] == 18
+    assert inventory.news([fewer], 101.0, LINKS_S - 1) == []
+    (second,) = inventory.news([fewer], 102.0, LINKS_S)
+    assert second.attributes["nvlinks"] == 17

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,9 @@ class Site:
         self.watch = Watch(Engine(DETECTION, watching_since_s=NOW), self.store, self.clock, POLICY, "http://eagle-eye")
         self._sequence = 0
 
-    def shows(self, node: str, *uuids: str, count: int | None = None, model: str = MODEL) -> None:
+    def shows(
+        self, node: str, *uuids: str, count: int | None = None, model: str = MODEL, links: Sequence[int] = ()
+    ) -> None:
         """Have the node's agent tell of its GPUs, and an hour's worth of frames be heard."""
         if self.store.get(NODES, node) is None:
             known = Node(node=node, state="in_service", reason="", updated_s=self.clock.now_s() - 1)
@@ -56,6 +58,8 @@ class Site:
             Event(now_s, "inventory", device, {"uuid": uuid, "model": model, "gpus": gpus})
             for device, uuid in enumerate(uuids)
         ]
+        for event, up in zip(told, links, strict=False):
+            event.attributes["nvlinks"] = up
         self.keeper.note(node, told)
         self.keeper.look([], now_s)
 
@@ -115,6 +119,35 @@ def test_it_is_over_once_the_gpu_is_back_or_exchanged(site: Site) -> None:
         assert {incident.state for incident in site.pass_by(LOOK_S, "n1")} <= {"recovered"}
         site.clock.advance(3_600)
         site.pass_by(LOOK_S, "n1")
+
+
+GPUS = ("GPU-0", "GPU-1", "GPU-2")
+
+
+def test_an_nvlink_that_is_missing_after_a_boot_drains_its_node(site: Site) -> None:
+    site.shows("n1", *GPUS, links=(18, 17, 18))
+    (incident,) = site.pass_by(SETTLED_S + LOOK_S, "n1")
+    assert (incident.fault, incident.job, incident.device) == ("nvlink_degraded", "", 1)
+    assert incident.summary == "n1 has fewer than 18 NVLinks up: gpu1 17"
+    (action,) = site.store.all(ACTIONS)
+    assert (action.kind, action.exclude, action.restart) == ("drain_node", ["n1"], False)
+    site.shows("n1", *GPUS, links=(18, 18, 18))
+    assert {incident.state for incident in site.pass_by(LOOK_S, "n1")} <= {"recovered"}
+
+
+def test_links_that_all_of_a_node_have_no_longer_are_told_of_and_no_more(site: Site) -> None:
+    site.shows("n1", *GPUS, links=(18, 18, 18))
+    site.clock.advance(600)
+    site.shows("n1", *GPUS, links=(0, 0, 0))
+    (incident,) = site.pass_by(SETTLED_S + LOOK_S, "n1")
+    assert (incident.fault, incident.asks) == ("nvlink_degraded", "notify")
+    assert site.store.all(ACTIONS) == []
+
+
+@pytest.mark.parametrize("links", [(), (0, 0, 0), (18, 18)])
+def test_links_that_are_not_used_or_not_all_told_of_are_not_missed(site: Site, links: tuple[int, ...]) -> None:
+    site.shows("n1", *GPUS, links=links)
+    assert site.pass_by(SETTLED_S + LOOK_S, "n1") == []
 
 
 def test_a_person_who_puts_the_node_back_as_it_is_is_heeded(site: Site) -> None:

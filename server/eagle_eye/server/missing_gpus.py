@@ -1,4 +1,4 @@
-"""Nodes that show fewer GPUs than they had, or than their like: found without any event, from what agents tell.
+"""Nodes that show fewer GPUs or NVLinks than they had, or than their like: found without any event, by inventory.
 
 Touches: the store. Beside the detection loop, as the accounts.
 """
@@ -9,14 +9,14 @@ import asyncio
 import collections
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.accounts.gpus import Stock, stock
+from eagle_eye.server.accounts.gpus import Stock, links_due, stock
 from eagle_eye.server.accounts.records import Gpu
 from eagle_eye.server.clock import Clock
-from eagle_eye.server.engine.idle_faults import FEWER, INVENTORY, NO_JOB, fewer_gpus, gpus_missing
+from eagle_eye.server.engine.idle_faults import FEWER, INVENTORY, NO_JOB, fewer_gpus, gpus_missing, nvlinks_down
 from eagle_eye.server.engine.incidents import OPEN_STATES
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.errors import StoreUnavailable
@@ -143,7 +143,20 @@ def _claims(stocks: Mapping[str, Stock]) -> dict[str, _Claim]:
         elif len(told) < usual.get(model, 0):
             verdict = fewer_gpus(node, model, len(told), usual[model], seen_s)
             found[node] = _Claim(verdict, frozenset({FEWER}))
+        elif up := _links_down(told):
+            alike = len(up) == len(told) and len(set(up.values())) == 1
+            verdict = nvlinks_down(node, up, links_due(told), alike, seen_s)
+            found[node] = _Claim(verdict, frozenset(float(links) for links in up.values()))
     return found
+
+
+def _links_down(told: Sequence[Gpu]) -> dict[int, int]:
+    """Return how many NVLinks are up of those GPUs that lack some, by device; of one model, where all say it."""
+    due = links_due(told)
+    up = {gpu.device: gpu.nvlinks for gpu in told if gpu.nvlinks is not None}
+    if len(up) < len(told) or not _model(told):
+        return {}
+    return {device: links for device, links in sorted(up.items()) if links < due}
 
 
 def _usual(stocks: Mapping[str, Stock]) -> dict[str, int]:

@@ -94,7 +94,7 @@ class NvmlCollector:
         self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
         observed.events = [*self._lost(now_s), *self._xids(library, now_s)]
         if not library.simulated:  # those have the same UUIDs on every node
-            seats = (Seat(one.index, one.uuid, one.name, one.bus_id, one.serial) for one in self._devices)
+            seats = (Seat(one.index, one.uuid, one.name, one.bus_id, one.serial, one.nvlinks) for one in self._devices)
             observed.events += self._inventory.news(seats, now_s, begin_s)
         self._map_instances()
         self._log_left_out(answers)

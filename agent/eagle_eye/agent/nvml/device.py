@@ -93,6 +93,12 @@ class Device:
         answer.failed += self._seldom_failed
         return answer
 
+    @property
+    def nvlinks(self) -> int | None:
+        """How many NVLinks were up when it was last asked; None where it did not say."""
+        active = self._seldom_row.get("gpu_nvlinks_active")
+        return None if active is None else int(active)
+
     def close(self) -> None:
         """Give back what the library holds for this GPU."""
         if self._activity is not None:

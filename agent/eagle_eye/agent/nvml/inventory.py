@@ -8,20 +8,25 @@ from typing import Any, NamedTuple
 from eagle_eye.schema.events import Event
 
 AGAIN_S = 3_600.0  # a server may have lost what it knew
+LINKS_S = 60.0  # no oftener for links that come and go
 
 
 class Seat(NamedTuple):
-    """One GPU: its row, its UUID, what it calls itself, where on the bus it sits, its board's serial ("": not said)."""
+    """One GPU: its row, its UUID, what it calls itself, where on the bus it sits, its board's serial ("": not said).
+
+    ``nvlinks`` is how many are up, None where it does not say.
+    """
 
     device: int
     uuid: str
     model: str
     pci_address: str = ""
     serial: str = ""
+    nvlinks: int | None = None
 
 
 class Inventory:
-    """Tells of all GPUs when one is new, gone or elsewhere, and every AGAIN_S."""
+    """Tells of all GPUs when one is new, gone or elsewhere or its links have changed, and every AGAIN_S."""
 
     def __init__(self) -> None:
         self._told: tuple[Seat, ...] = ()
@@ -29,13 +34,20 @@ class Inventory:
 
     def news(self, seats: Iterable[Seat], now_s: float, monotonic_s: float) -> list[Event]:
         """Return an event for each GPU, or nothing while all is as told. No GPUs at all are no news."""
-        seen = tuple(sorted(seats))
-        if not seen or (seen == self._told and monotonic_s - self._told_s < AGAIN_S):
+        seen = tuple(sorted(seats, key=lambda seat: (seat.device, seat.uuid)))
+        told = _without_links(seen) == _without_links(self._told)
+        patience_s = AGAIN_S if seen == self._told else LINKS_S
+        if not seen or (told and monotonic_s - self._told_s < patience_s):
             return []
         self._told, self._told_s = seen, monotonic_s
         return [Event(now_s, "inventory", s.device, _attributes(s, len(seen))) for s in seen]
 
 
+def _without_links(seats: Iterable[Seat]) -> list[Seat]:
+    return [seat._replace(nvlinks=None) for seat in seats]
+
+
 def _attributes(seat: Seat, gpus: int) -> dict[str, Any]:
     told = {"uuid": seat.uuid, "model": seat.model, "pci_address": seat.pci_address, "serial": seat.serial}
-    return {name: text for name, text in told.items() if text or name in ("uuid", "model")} | {"gpus": gpus}
+    links = {} if seat.nvlinks is None else {"nvlinks": seat.nvlinks}
+    return {name: text for name, text in told.items() if text or name in ("uuid", "model")} | {"gpus": gpus} | links

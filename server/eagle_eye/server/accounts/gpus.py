@@ -18,7 +18,7 @@ MARK_CHARS_MAX = 64  # of a PCI address, and of a serial number
 MOVES_KEPT = 32  # of one GPU; the oldest go
 MOVES_PLAUSIBLE = 6  # a UUID that moved oftener within the window is that of several GPUs (clones, simulated ones)
 COMPARISONS_KEPT = 8  # of one GPU, and as many with wrong numbers
-DEVICES_MAX = 256  # of a node
+DEVICES_MAX, LINKS_MAX = 256, 64  # of a node, of a GPU
 # Of one look at a node's GPUs; what was not told of for longer is gone for good, and missed by nobody.
 TOGETHER_S, MISSED_S = 5.0, 30 * 86_400.0
 CODE_MAX = 100_000  # SXIDs have five digits
@@ -36,6 +36,7 @@ class Told(NamedTuple):
     pci_address: str = ""
     serial: str = ""
     told_with: int = 0
+    nvlinks: int | None = None
 
     def joined(self, other: Told) -> Told:
         """Return the newer of both."""
@@ -60,9 +61,12 @@ def told(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -
     if not isinstance(uuid, str) or not 0 < len(uuid) <= UUID_CHARS_MAX or not uuid.isprintable() or device < 0:
         return None
     address, serial = (_plain(attributes.get(name), MARK_CHARS_MAX) for name in ("pci_address", "serial"))
-    gpus = attributes.get("gpus")
-    count = gpus if isinstance(gpus, int) and not isinstance(gpus, bool) and 0 < gpus <= DEVICES_MAX else 0
-    return Told(uuid, node, device, _plain(model, MODEL_CHARS_MAX), time_s, address, serial, count)
+    gpus, links = _count(attributes.get("gpus"), DEVICES_MAX) or 0, _count(attributes.get("nvlinks"), LINKS_MAX)
+    return Told(uuid, node, device, _plain(model, MODEL_CHARS_MAX), time_s, address, serial, gpus, links)
+
+
+def _count(value: object, most: int) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
 
 
 def _plain(text: object, most: int) -> str:
@@ -78,7 +82,7 @@ def code_of(attributes: Mapping[str, Any]) -> int | None:
 def seated(known: Gpu | None, now: Told) -> Gpu:
     """Return the GPU as it is known by now; another node or device is a move. Older news than known change nothing."""
     if known is None:
-        return Gpu(
+        first = Gpu(
             uuid=now.uuid,
             node=now.node,
             device=now.device,
@@ -86,36 +90,36 @@ def seated(known: Gpu | None, now: Told) -> Gpu:
             since_s=now.time_s,
             first_seen_s=now.time_s,
             seen_s=now.time_s,
-            pci_address=now.pci_address,
-            serial=now.serial,
-            told_with=now.told_with,
         )
+        return _as_told(first, now)
     if now.time_s <= known.seen_s:
         return known
-    serial = now.serial or known.serial
     if (now.node, now.device) == (known.node, known.device):
-        address = now.pci_address or known.pci_address
-        return replace(
-            known,
-            seen_s=now.time_s,
-            model=now.model or known.model,
-            pci_address=address,
-            serial=serial,
-            told_with=now.told_with,
-        )
+        return _as_told(known, now)
     moves = [*known.moves, Seat(known.node, known.device, known.since_s, now.time_s)]
-    return replace(
+    moved = replace(
         known,
         node=now.node,
         device=now.device,
-        model=now.model or known.model,
         since_s=now.time_s,
-        seen_s=now.time_s,
-        pci_address=now.pci_address,
-        serial=serial,
-        told_with=now.told_with,
+        pci_address="",
+        nvlinks_most=0,
         moves=moves[-MOVES_KEPT:],
         moves_dropped=known.moves_dropped + max(0, len(moves) - MOVES_KEPT),
+    )
+    return _as_told(moved, now)
+
+
+def _as_told(known: Gpu, now: Told) -> Gpu:
+    return replace(
+        known,
+        seen_s=now.time_s,
+        model=now.model or known.model,
+        pci_address=now.pci_address or known.pci_address,
+        serial=now.serial or known.serial,
+        told_with=now.told_with,
+        nvlinks=now.nvlinks,
+        nvlinks_most=max(known.nvlinks_most, now.nvlinks or 0),
     )
 
 
@@ -144,6 +148,14 @@ def stock(gpus: Sequence[Gpu]) -> Stock | None:
         else:
             missing.append(gpu)
     return Stock(told, tuple(missing))
+
+
+def links_due(gpus: Sequence[Gpu]) -> int:
+    """Return how many NVLinks each of a node's GPUs of one model should have up: as many as any has or, here, had.
+
+    No documented number takes its place: of a board whose links are not used (virtual machines) none is up.
+    """
+    return max((gpu.nvlinks_most for gpu in gpus), default=0)
 
 
 def _came_s(gpu: Gpu) -> float:

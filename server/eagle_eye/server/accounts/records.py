@@ -80,7 +80,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     ``seen_s`` is when an agent last told of it. ``moves_dropped`` counts the oldest seats, which are no longer kept.
     ``pci_address`` is where it sits on its node's bus, ``serial`` what is printed on its board; "" where nobody said.
-    ``told_with`` is of how many GPUs, itself among them, its node told then; 0 where it did not say.
+    ``told_with`` is of how many GPUs, itself among them, its node told then; 0 where it did not say. ``nvlinks`` were
+    up then (None: not said), and ``nvlinks_most`` at most since it sits there.
     """
 
     uuid: str
@@ -95,6 +96,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     pci_address: str = ""
     serial: str = ""
     told_with: int = 0
+    nvlinks: int | None = None
+    nvlinks_most: int = 0
 
     @property
     def moved(self) -> int:

@@ -12,7 +12,7 @@ NO_JOB = ""  # of the incidents and actions that concern no job
 DETECTOR = "node_check"
 FAULT = "silent_data_corruption"
 # Of what a node tells of its GPUs: fewer than it had, and fewer than its like.
-INVENTORY, MISSING, FEWER = "inventory", "gpu_lost", "host_errors"
+INVENTORY, MISSING, FEWER, UNLINKED = "inventory", "gpu_lost", "host_errors", "nvlink_degraded"
 CONFIDENCE_FEWER = 0.6  # nodes of one model may have been bought with fewer
 NAMED_MAX = 4  # GPUs, in a sentence
 CHECKS = frozenset({"sdc_gemm", "sdc_all_reduce"})
@@ -100,6 +100,33 @@ def fewer_gpus(node: str, model: str, told: int, usual: int, onset_s: float) -> 
         kinds=frozenset({INVENTORY}),
         fact=False,
         asks="notify",
+    )
+
+
+def nvlinks_down(node: str, up: Mapping[int, int], due: int, alike: bool, onset_s: float) -> Verdict:
+    """Return the claim that GPUs of a node lack NVLinks: ``up`` by device, where others there have ``due``, or had.
+
+    Told of and no more where all of the node's GPUs are ``alike``: somebody may have set them so.
+    """
+    named = ", ".join(f"gpu{device} {links}" for device, links in list(up.items())[:NAMED_MAX])
+    more = f" and {len(up) - NAMED_MAX} more" if len(up) > NAMED_MAX else ""
+    return Verdict(
+        detector=INVENTORY,
+        fault=UNLINKED,
+        job=NO_JOB,
+        nodes=(node,),
+        node=node,
+        device=next(iter(up)) if len(up) == 1 else None,
+        confidence=CONFIDENCE_FEWER if alike else 1.0,
+        onset_s=onset_s,
+        summary=f"{node} has fewer than {due} NVLinks up: {named}{more}",
+        evidence=tuple(
+            Evidence("gpu_nvlinks_active", node, device, float(links), float(due), float(due), "links")
+            for device, links in up.items()
+        ),
+        kinds=frozenset({INVENTORY}),
+        fact=not alike,
+        asks="notify" if alike else "drain_node",
     )
 
 

@@ -397,6 +397,8 @@ export interface Gpu {
   pci_address: string;
   serial: string;
   told_with: number;
+  nvlinks: number | null;
+  nvlinks_most: number;
 }
 
 export interface GpuChecks {
@@ -423,6 +425,8 @@ export interface GpuInFull {
   pci_address: string;
   serial: string;
   told_with: number;
+  nvlinks: number | null;
+  nvlinks_most: number;
   driver_errors: Array<DriverError>;
   incidents: Array<Incident>;
   checks: GpuChecks | null;
