@@ -33,9 +33,10 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec("gpu_lost", ("uuid",), "A GPU left the bus."),
     EventSpec(
         "inventory",
-        ("uuid", "model", "pci_address", "serial", "gpus"),
-        "Which GPU is the device: one for each, when the agent starts, when one comes or goes, and every hour."
-        " gpus says how many there are in all.",
+        ("uuid", "model", "pci_address", "serial", "gpus", "nvlinks"),
+        "Which GPU is the device: one for each, when the agent starts, when one comes or goes or its links change (then"
+        " once a minute at most), and every hour. gpus says how many there are in all, nvlinks how many of the GPU are"
+        " up.",
     ),
     EventSpec("machine_check", ("text",), "A machine check exception."),
     EventSpec(
