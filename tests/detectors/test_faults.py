@@ -53,6 +53,14 @@ class TestNodeSilent:
         story.heard_s[2] = NOW_S - 16
         assert only(detect("node_silent", story.window())).summary.endswith("but the job stopped at another time")
 
+    def test_the_others_may_wait_for_a_rank_that_is_heard(self) -> None:
+        story = Story().standstill(14)
+        story.heard_s[2] = NOW_S - 14
+        story.device["nccl_sequence"][-14:, 1] -= 1  # n1 has not entered what n0 and n3 wait in
+        assert detect("node_silent", story.window()) == []
+        story.heard_s[2] = NOW_S - 20  # SETTINGS.silent_alone_s is over
+        assert "standstill" in only(detect("node_silent", story.window())).kinds
+
     def test_silence_alone_is_one_kind_of_evidence(self) -> None:
         story = Story()
         story.heard_s[2] = NOW_S - 20

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_eye.detectors.signs.activity_pace import changed_of_late
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers
-from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.without_hook import work
 from eagle_eye.detectors.types import Blind, Verdict
 from eagle_eye.server.engine.detectors import build_detectors
@@ -420,3 +420,21 @@ class TestPace:
 
     def test_ordinary_weather_is_none(self) -> None:
         assert changed_of_late(job().window()) is None
+
+
+@pytest.mark.parametrize(("reported", "outlasting_s"), [(True, 36.0), (False, 52.0)])
+def test_a_rest_of_gpus_outlasts_those_before_later_than_a_pause_of_steps(reported: bool, outlasting_s: float) -> None:
+    """The longest of many rests is soon exceeded by a little."""
+    seen = Progress(
+        advanced_s=0.0,
+        standstill_s=outlasting_s - 1.0,
+        typical_step_s=1.0,
+        due_s=30.0,
+        ripe_s=60.0,
+        phase="",
+        accused_due_s=30.0,
+        reported=reported,
+        known_pause_s=26.0,
+    )
+    assert not seen.outlasts_pauses
+    assert dataclasses.replace(seen, standstill_s=outlasting_s).outlasts_pauses

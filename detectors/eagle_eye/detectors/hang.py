@@ -9,25 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.at_work import pausing_at_work
-from eagle_eye.detectors.signs.collective_counts import (
-    COMPLETED,
-    ENQUEUED,
-    WAITING_RATIO,
-    resting_count,
-    waiting_ratio,
-)
+from eagle_eye.detectors.signs.collective_counts import WAITING_RATIO, behind, waiting_ratio
 from eagle_eye.detectors.signs.exits import left_early, unplanned_exits
 from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
 from eagle_eye.detectors.signs.host_activity import most_busy_with_io
-from eagle_eye.detectors.signs.peers import latest, role_members
+from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import PAUSE_FLOORS, PROMPT_S, STARTING, Patience, Progress, progress
 from eagle_eye.detectors.signs.rank_work import at_rest, uses_cpu, works
 from eagle_eye.detectors.signs.unstarted import missing_nodes, missing_ranks
 from eagle_eye.detectors.signs.without_hook import unused_devices, work
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
-RUN_AHEAD_MAX = 64.0  # collectives that hosts enqueue ahead of their GPUs; more apart, ranks count from other offsets
-MINORITY_SHARE = 3  # where completions are not known, at most one in so many ranks can be the one that lags
 CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.85, 0.97
 CONFIDENCE_UNKNOWN = 0.8
 RANKS_SAY = frozenset({"rank_silence", "collective_sequence", "rank_missing"})  # beyond what their GPUs show
@@ -73,7 +65,7 @@ class Hang:
             return []  # a process has ended: ProcessGone
         silent = self._silent_nodes(window)
         early = state.reported and not (silent or state.ripe or self._unheard(window))
-        if early and not np.fmax.reduce(self._lag(window), initial=0.0) > 0:
+        if early and not np.fmax.reduce(behind(window), initial=0.0) > 0:
             return []  # what most standstills are: nobody stands out, and it may end by itself
         if not silent and pausing_at_work(window, state):
             return []
@@ -84,7 +76,7 @@ class Hang:
             return self._within_usual_pause(window, state, silent)
         if self._unheard(window):
             raise Blind("a node of the job has not been heard of since before the standstill became due")
-        lag = self._lag(window)
+        lag = behind(window)
         culprit, kinds = self._culprit(window, state, silent, lag)
         if culprit is not None:
             # Where GPUs alone accuse, one rank's write or evaluation that nobody announces is not told of.
@@ -97,7 +89,7 @@ class Hang:
         """Return the verdict on a node that stands out in two ways while the job has stood still for longer before."""
         if self._unheard(window):
             return []
-        lag = self._lag(window)
+        lag = behind(window)
         culprit, kinds = self._culprit(window, state, silent, lag)
         if culprit is None or len(kinds) < 2 or works(window, culprit, state.advanced_s) is not False:
             return []
@@ -139,32 +131,6 @@ class Hang:
     def _silent_nodes(self, window: Window) -> set[int]:
         quiet = window.silent_s > self.rank_silent_s
         return set() if quiet.all() else {int(n) for n in np.unique(window.node_of[quiet])}
-
-    def _lag(self, window: Window) -> Floats:
-        """Return by how many collectives each rank is behind the one that its role waits in: (S,), NaN unknown.
-
-        Hosts run ahead of their GPUs by different amounts, so that waiting ranks have not all enqueued the same
-        number. What tells is who has nothing outstanding while most others have.
-        """
-        lag = np.full(len(window.series), np.nan)
-        enqueued, completed = resting_count(window, ENQUEUED), resting_count(window, COMPLETED)
-        known, ahead = np.isfinite(enqueued - completed), enqueued > completed
-        if len(lag) and known.all() and ahead.all():
-            lag[:] = 0.0  # everybody waits
-            return lag
-        for members in role_members(window):
-            own, done = enqueued[members], completed[members]
-            if np.count_nonzero(known[members]) >= 2:
-                if 2 * np.count_nonzero(ahead[members]) >= len(members):
-                    behind = np.where(own <= done, np.maximum(np.fmax.reduce(done) + 1 - own, 1.0), 0.0)
-                    lag[members] = np.where(known[members], behind, np.nan)
-            elif np.count_nonzero(np.isfinite(own)) >= 2:
-                least, most = np.fmin.reduce(own), np.fmax.reduce(own)
-                if most - least <= RUN_AHEAD_MAX:
-                    lowest = own == least
-                    few = MINORITY_SHARE * np.count_nonzero(lowest) <= len(members)
-                    lag[members] = np.where(lowest & few, most - own, 0.0)
-        return lag
 
     def _unknown(self, window: Window, state: Progress, lag: Floats) -> list[Verdict]:
         """Return a hang whose culprit nobody can name, once it cannot be a pause or a write any more."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from eagle_eye.detectors.signs.once import once
-from eagle_eye.detectors.signs.peers import latest
+from eagle_eye.detectors.signs.peers import latest, role_members
 from eagle_eye.detectors.types import Floats, Window
 
 ENQUEUED, COMPLETED = "nccl_sequence", "nccl_completed_sequence"
 WAITING_RATIO = 0.5  # of the ranks, that must be inside a collective for the job to wait and do nothing else
 RECENT_LINES = 8  # rows among which a rank's newest reports are: those of nodes fall between each other
+RUN_AHEAD_MAX = 64.0  # collectives that hosts enqueue ahead of their GPUs; more apart, ranks count from other offsets
+MINORITY_SHARE = 3  # where completions are not known, at most one in so many ranks can be the one that lags
 REPORTS_AT_REST = 2  # newest reports between which a rank's collective sequence must not have moved
 
 
@@ -49,3 +51,31 @@ def resting_count(window: Window, metric: str) -> Floats:
     last_two = known & (np.cumsum(known, axis=0) <= REPORTS_AT_REST)
     moving = ((rows != newest) & last_two).any(axis=0) | (last_two.sum(axis=0) < REPORTS_AT_REST)
     return np.where(moving, np.nan, newest)
+
+
+@once
+def behind(window: Window) -> Floats:
+    """Return by how many collectives each rank is behind the one that its role waits in: (S,), NaN unknown.
+
+    Hosts run ahead of their GPUs by different amounts, so that waiting ranks have not all enqueued the same
+    number. What tells is who has nothing outstanding while most others have.
+    """
+    lag = np.full(len(window.series), np.nan)
+    enqueued, completed = resting_count(window, ENQUEUED), resting_count(window, COMPLETED)
+    known, ahead = np.isfinite(enqueued - completed), enqueued > completed
+    if len(lag) and known.all() and ahead.all():
+        lag[:] = 0.0  # everybody waits
+        return lag
+    for members in role_members(window):
+        own, done = enqueued[members], completed[members]
+        if np.count_nonzero(known[members]) >= 2:
+            if 2 * np.count_nonzero(ahead[members]) >= len(members):
+                behind = np.where(own <= done, np.maximum(np.fmax.reduce(done) + 1 - own, 1.0), 0.0)
+                lag[members] = np.where(known[members], behind, np.nan)
+        elif np.count_nonzero(np.isfinite(own)) >= 2:
+            least, most = np.fmin.reduce(own), np.fmax.reduce(own)
+            if most - least <= RUN_AHEAD_MAX:
+                lowest = own == least
+                few = MINORITY_SHARE * np.count_nonzero(lowest) <= len(members)
+                lag[members] = np.where(lowest & few, most - own, 0.0)
+    return lag

@@ -78,7 +78,9 @@ class Progress:
         False for a job that has made no pause yet: nobody knows how long its first one will be.
         """
         known_s = self.known_pause_s
-        longer_s = max(PROMPT_S, self.accused_due_s, known_s + min((PAUSE_MARGIN_RATIO - 1) * known_s, PROMPT_S))
+        # GPUs rest in many more ways than ranks pause, and the longest of them is soon exceeded.
+        margin_s = min((PAUSE_MARGIN_RATIO - 1) * known_s, PROMPT_S) if self.reported else known_s
+        longer_s = max(PROMPT_S, self.accused_due_s, known_s + margin_s)
         return known_s >= PROMPT_S and self.standstill_s >= longer_s
 
     @property
