@@ -61,6 +61,22 @@ class TestNodeSilent:
         story.heard_s[2] = NOW_S - 20  # SETTINGS.silent_alone_s is over
         assert "standstill" in only(detect("node_silent", story.window())).kinds
 
+    def gappy(self, nodes: tuple[int, ...], silent_s: int) -> Window:
+        """Nodes that gave nothing for 10 s, half a minute ago; then n2 falls silent with the job."""
+        story = Story().standstill(silent_s)
+        story.heard_s[2] = NOW_S - silent_s
+        for values in story.device.values():
+            values[20:29, list(nodes)] = np.nan
+        return story.window()
+
+    def test_a_silence_no_longer_than_those_that_just_passed_is_no_news(self) -> None:
+        assert detect("node_silent", self.gappy((0, 1), 13)) == []
+        assert "standstill" in only(detect("node_silent", self.gappy((0, 1), 16))).kinds
+
+    @pytest.mark.parametrize(("node", "found"), [(0, 1), (2, 0)])
+    def test_one_silence_that_passed_elsewhere_is_chance_and_its_own_is_not(self, node: int, found: int) -> None:
+        assert len(detect("node_silent", self.gappy((node,), 13))) == found
+
     def test_silence_alone_is_one_kind_of_evidence(self) -> None:
         story = Story()
         story.heard_s[2] = NOW_S - 20

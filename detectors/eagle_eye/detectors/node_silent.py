@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from eagle_eye.detectors.signs.collective_counts import behind
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.signs.silence import Silence, fell_with_the_job, job_stopped, silence, silent_together
+from eagle_eye.detectors.signs.silence import (
+    Silence,
+    fell_with_the_job,
+    job_stopped,
+    passed_silences_s,
+    silence,
+    silent_together,
+)
 from eagle_eye.detectors.signs.topology import Shared, named
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
@@ -22,11 +29,11 @@ class NodeSilent:
     a second kind of evidence; not when it went on for steps after the node fell silent, for no synchronous job makes a
     step without one of its nodes, nor when the node fell silent long after the stop, unless the others have entered a
     collective since and stay in it; and not before ``alone_s`` while a rank that is heard has not entered the
-    collective that the others wait in, for then it may be that one. While the job goes on, silence is told of after
-    ``alone_s``, for most of it passes by itself. Nodes that fell silent at one moment and share a switch, or are too
-    many for chance, are told of together and none is accused; when the job stopped with them SwitchDown speaks. When
-    most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot see: a node whose agent
-    lives on while its GPUs are gone.
+    collective that the others wait in, for then it may be that one, nor while silences as long have just passed
+    (``passed_silences_s``). While the job goes on, silence is told of after ``alone_s``, for most of it passes by
+    itself. Nodes that fell silent at one moment and share a switch, or are too many for chance, are told of together
+    and none is accused; when the job stopped with them SwitchDown speaks. When most of a job's nodes are silent the
+    fault is likelier between them and us: Blind. Cannot see: a node whose agent lives on while its GPUs are gone.
     """
 
     patience: Patience
@@ -58,7 +65,8 @@ class NodeSilent:
         elsewhere = _held_up_elsewhere(window, found)
         for node in found.nodes.tolist():
             suspect = why is not None and fell_with_the_job(window, node, state)
-            suspect &= not elsewhere or float(found.seconds[node]) >= self.alone_s
+            seconds = float(found.seconds[node])
+            suspect &= seconds >= self.alone_s or (not elsewhere and seconds > passed_silences_s(window)[node])
             if node not in together and (suspect or float(found.seconds[node]) >= self.alone_s):
                 verdicts.append(self._verdict(window, node, found, suspect, suspect and prompt, why))
         return verdicts

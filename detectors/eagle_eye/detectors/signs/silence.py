@@ -17,6 +17,9 @@ from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Window
 
 TOGETHER_S = 3.0  # nodes cut off at one moment were last heard within this...
 WENT_ON_STEPS, WENT_ON_INTERVALS = 2.0, 2.0  # what may still end and be reported after a node is gone
+METRICS_LOOKED_AT = 3  # of which a row that came has one
+GAP_INTERVALS = 2.5  # between two rows, beyond which some are missing
+PASSED_RATIO = 1.5  # of silences that passed, beyond which another one is news
 TOGETHER_INTERVALS = 1.5  # ...or this many intervals, for agents report at different moments
 
 
@@ -65,6 +68,37 @@ def silent_together(window: Window, intervals: float, floor_s: float) -> list[Sh
             groups.append(group)
             taken.update(group.nodes)
     return groups
+
+
+@once
+def passed_silences_s(window: Window) -> Floats:
+    """Return for how long each node's silence has to last before it is news: (N,), 0 where silences do not pass.
+
+    What passed on the node itself, or on two others, while nothing was wrong with them: where agents often give nothing
+    for a minute, a minute of silence says nothing. Of what came late nothing is seen.
+    """
+    longest_s = _longest_gaps_s(window)
+    many_s = np.sort(longest_s)[-2] if len(longest_s) > 1 else 0.0
+    lasting_s: Floats = PASSED_RATIO * np.maximum(longest_s, many_s)
+    return lasting_s
+
+
+def _longest_gaps_s(window: Window) -> Floats:
+    """Return the longest time between two rows of each node in the window, 0 of what is no more than usual: (N,)."""
+    longest_s = np.zeros(len(window.nodes))
+    names = [name for name in window.device if not name.startswith("train_")][:METRICS_LOOKED_AT] or [*window.device]
+    if not names or len(window.times_s) < 2:
+        return longest_s
+    seen = np.zeros((len(window.times_s), len(window.nodes)), dtype=np.bool_)
+    for name in names:
+        rows, columns = np.nonzero(np.isfinite(window.device[name]))
+        seen[rows, window.node_of[columns]] = True
+    rows = np.where(seen, np.arange(len(seen))[:, None], -1)
+    before = np.vstack([np.full(len(window.nodes), -1), np.maximum.accumulate(rows, axis=0)[:-1]])
+    gaps_s = np.where(seen & (before >= 0), window.times_s[:, None] - window.times_s[np.maximum(before, 0)], 0.0)
+    longest_s = gaps_s.max(axis=0)
+    usual: Floats = np.where(longest_s > GAP_INTERVALS * window.interval_s, longest_s, 0.0)
+    return usual
 
 
 def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool:
