@@ -119,6 +119,13 @@ class TestStaysQuiet:
         told = [one(DETECTOR.detect(story.window())).confidence for story in (once, twice)]
         assert told == [0.92, 0.8]
 
+    def test_one_low_reading_that_is_repeated_has_not_lasted(self) -> None:
+        story = capped(job(rows=240), rows=20)
+        for name, values in story.device.items():
+            if name.startswith("gpu_"):
+                values[-20:, 5] = values[-20, 5]
+        assert DETECTOR.detect(story.window()) == []
+
     def test_a_lower_limit_that_does_not_slow_is_no_fault(self) -> None:
         story = job()
         story.device["gpu_power_limit_watts"][:, 5] = 650

@@ -12,6 +12,7 @@ import numpy as np
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.once import once, once_for_members
 from eagle_eye.detectors.signs.peers import PEERS_MIN, SIGMA_PER_MAD, group_members
+from eagle_eye.detectors.signs.readings import READINGS_MIN, read_anew
 from eagle_eye.detectors.signs.shared_cause import TOGETHER_ROWS, TOGETHER_S, Struck
 from eagle_eye.detectors.signs.under_load import (
     ROWS_MIN,
@@ -332,6 +333,7 @@ def _close_look(
     chronic = since == 0
     enough_s = LARGE_LASTS_S if deficit >= LARGE_DEFICIT and not chronic else CLEAR_LASTS_S
     low = float((stretch < 1 - deficit / 2).mean())
+    times_read = int(np.count_nonzero(read_anew(window, index)[seen[since:]]))
     newest = rows[rows >= max(seen[since], seen[-min(lines, len(seen))])]
     if not works(window, index, peers, newest):
         return None
@@ -344,7 +346,7 @@ def _close_look(
         earlier_deficit=_largest(ratio[:since], lines),
         onset_s=onset_s,
         chronic=chronic,
-        lasting=deficit >= CLEAR_DEFICIT and len(stretch) >= ROWS_MIN and lasted_s >= enough_s and low >= LOW_SHARE,
+        lasting=deficit >= CLEAR_DEFICIT and times_read >= READINGS_MIN and lasted_s >= enough_s and low >= LOW_SHARE,
         rows=newest,
         stretch=rows[rows >= seen[since]],
         peers=peers,
