@@ -405,3 +405,12 @@ def test_how_long_noise_stays_is_seen(kept: float) -> None:
 
 def test_how_long_noise_stays_is_not_known_of_a_few_steps() -> None:
     assert memory(job(rows=40).window(), 0) == MEMORY_UNKNOWN
+
+
+@pytest.mark.parametrize(("capped", "asks"), [(["n2"], None), (["n2", "n3"], "notify")])
+def test_what_a_power_limit_that_nodes_share_costs_is_not_the_nodes(capped: list[str], asks: str | None) -> None:
+    story = slow(job(), 1.2, 8)
+    limits = [600.0 if series.node in capped else 700.0 for series in story.series]
+    story.device["gpu_power_limit_watts"] = np.tile(limits, (len(story.times_s), 1))
+    (verdict,) = said(story)
+    assert (verdict.node, verdict.asks) == ("n2", asks)

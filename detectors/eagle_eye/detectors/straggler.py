@@ -30,6 +30,7 @@ from eagle_eye.detectors.signs.step_noise import (
     unheard_of,
 )
 from eagle_eye.detectors.signs.step_peers import StepPeers
+from eagle_eye.detectors.signs.under_load import LIMITS_ALIKE_RATIO, nodes_among
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
 DAY_S = 86_400.0
@@ -54,6 +55,7 @@ CONFIDENCE_LONE, CONFIDENCE_TOLD, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.65,
 
 # What would settle it, where nothing does yet.
 UNEVEN = "; it may have more work: train_work_units, or a restart that moves the ranks, would tell"
+LIMITED = "; its GPUs have a lower power limit than its peers', as those of other nodes"
 ALONE = "; nothing else says so: collective times, or a restart that moves the ranks, would"
 
 
@@ -96,13 +98,13 @@ class Straggler:
     the second, independent kind of evidence: the last to arrive waits least (correlation -1.0 for reduce-scatter in the
     same work), so what it lacks in waiting is what it has too much of computing. So are its own past
     (``signs/own_history``) and what its GPU shows while its peers wait (``signs/busy_among_waiting``). Where work may
-    be uneven (``signs/even_work``) none of them makes it sure. A verdict is raised after ``STEPS_MIN`` steps and
-    ``floor_s``, and told of before: two steps beyond all that anyone showed, a mild slowness of a few steps, or one
-    that chance brings ten times as often, once the job's pace says what it costs. It is surer once it has lasted
-    ``ripe_s``: what passes by itself has passed by then. Whom no step waits for is none: where noise has heavy tails,
-    or computing is a small part of a step, somebody always computes longer. One whose excess the job's pace does not
-    show (a stage with time to spare, or not yet) is recorded, and nobody is told. Blind with fewer than three
-    comparable ranks or no compute time. Cannot see: a whole role that is slow; causes.
+    be uneven (``signs/even_work``), or nodes share a lower power limit, none of them makes it sure. A verdict is raised
+    after ``STEPS_MIN`` steps and ``floor_s``, and told of before: two steps beyond all that anyone showed, a mild
+    slowness of a few steps, or one that chance brings ten times as often, once the job's pace says what it costs. It is
+    surer once it has lasted ``ripe_s``: what passes by itself has passed by then. Whom no step waits for is none: where
+    noise has heavy tails, or computing is a small part of a step, somebody always computes longer. One whose excess the
+    job's pace does not show (a stage with time to spare, or not yet) is recorded, and nobody is told. Blind with fewer
+    than three comparable ranks or no compute time. Cannot see: a whole role that is slow; causes.
     """
 
     ratio: float
@@ -245,6 +247,8 @@ class Straggler:
         centre = slow.centre
         series = window.series[index]
         own_s, peers_s = step_levels(window, "train_compute_seconds", onset, index, peers)
+        if not math.isfinite(own_s):
+            return None  # its reports of these steps have not come
         evidence = [
             Evidence(
                 "train_compute_seconds", series.node, series.device, own_s, peers_s, peers_s * slow.threshold, "seconds"
@@ -263,7 +267,8 @@ class Straggler:
             cost = Slowness(waited, measured=False)
         elif cost.ratio > 0:
             kinds.add("step_time")
-        even, seen = even_work(window, index, onset), cost.ratio if "step_time" in kinds else 0.0
+        limited = _limited_with_others(window, index, peers)
+        even, seen = even_work(window, index, onset) and not limited, cost.ratio if "step_time" in kinds else 0.0
         before = beside_its_past(window, index, onset, onset_s, seen if even else 0.0)
         alone = late is None and not (before.kinds and seen > 0 and centre >= self.ratio)
         kinds |= before.kinds
@@ -277,6 +282,7 @@ class Straggler:
         elif not alone:
             confidence = CONFIDENCE_RIPE if window.now_s - onset_s >= ripe_s else CONFIDENCE_EARLY
         settle = "" if slow.told else UNEVEN if not even else ALONE if alone else ""
+        settle = LIMITED if limited else settle
         tail = f" and waits least in collectives ({late.value:.3f} s against {late.peers_median:.3f} s)" if late else ""
         costs = f"the job's steps are {100 * cost.ratio:.0f}% longer for it" if cost.ratio > 0 else str(cost)
         return Verdict(
@@ -295,7 +301,7 @@ class Straggler:
             evidence=tuple(evidence),
             kinds=frozenset(kinds),
             slowdown_ratio=float(cost.ratio),
-            # Nobody is drained for the work that he was given.
+            # Nobody is drained for the work that he was given, nor for the power.
             asks="none" if cost.ratio <= 0 else None if even else "notify",
         )
 
@@ -308,6 +314,16 @@ class Straggler:
                 series = window.series[index]
                 return Evidence(metric, series.node, series.device, waits_s, peers_s, limit_s, "seconds")
         return None
+
+
+def _limited_with_others(window: Window, index: int, peers: Integers) -> bool:
+    """Whether a rank's GPU has a lower power limit than most of its peers', and so have other nodes' GPUs."""
+    limits = window.device.get("gpu_power_limit_watts")
+    if limits is None:
+        return False
+    newest = np.fmax.reduce(limits[-STEPS_MIN:], axis=0)
+    lowest = newest <= (1 + LIMITS_ALIKE_RATIO) * newest[index]
+    return bool(np.mean(lowest[peers]) < 0.5 and nodes_among(window, np.flatnonzero(lowest)) > 1)
 
 
 def _sums(relative: Floats, lengths: list[int]) -> tuple[Floats, Floats]:
