@@ -326,6 +326,15 @@ class TestSilence:
         story.heard_s[3] -= 55
         assert said("node_silent", story) == []
 
+    def test_one_that_falls_silent_while_the_gpus_rest_as_in_any_step_may_have_stopped_it(self) -> None:
+        story = job().waiting(70)
+        story.heard_s[3] -= 55
+        for values in (story.device, story.node, story.link):
+            for name in values:
+                values[name][-150:-120] = values[name][-30:]
+        (verdict,) = said("node_silent", story)
+        assert (verdict.node, "standstill" in verdict.kinds) == ("n3", True)
+
     def test_where_kernels_keep_all_but_the_wires_it_is_unreachable_too(self) -> None:
         story = TestWork().kept(70)
         story.heard_s[3] -= 70

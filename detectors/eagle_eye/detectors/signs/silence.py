@@ -122,7 +122,7 @@ def fell_with_the_job(window: Window, node: int, state: Progress | None) -> bool
     ended_s = WENT_ON_INTERVALS * window.interval_s + TOGETHER_S
     underway_s = WENT_ON_STEPS * max(typical_step_s(window), window.interval_s)
     if after_s > 0 and state is not None and not state.reported:
-        underway_s = 0.0  # its GPUs worked until then, whatever a step takes
+        underway_s = state.known_pause_s  # its GPUs worked until then, and rest as long as that in an ordinary step
     if max(after_s, before_s) <= underway_s + ended_s:
         return True
     inside = waiting_ratio(window)
