@@ -44,6 +44,7 @@ SAMPLED, SAMPLE_MIN = 8_192, 64  # of a large fleet's series, for the screen's m
 LARGE_GROUP_NODES = 8  # whose median one node's GPUs do not move
 SUSPECTS_MAX = 48  # looked at closely in one pass, worst first
 SMOOTHED = 5  # rows whose median is taken to find the onset: single rows are noise, throttling itself flickers
+COARSE_RATIO = 0.2  # of the rows that show anything new: where fewer do, numbers are coarse and not repeated
 LOW_SHARE = 0.6  # of the stretch's rows that must be low
 
 
@@ -333,7 +334,10 @@ def _close_look(
     chronic = since == 0
     enough_s = LARGE_LASTS_S if deficit >= LARGE_DEFICIT and not chronic else CLEAR_LASTS_S
     low = float((stretch < 1 - deficit / 2).mean())
-    times_read = int(np.count_nonzero(read_anew(window, index)[seen[since:]]))
+    anew = read_anew(window, index)
+    if anew[rows].mean() < COARSE_RATIO:
+        anew[:] = True
+    times_read = int(np.count_nonzero(anew[seen[since:]]))
     newest = rows[rows >= max(seen[since], seen[-min(lines, len(seen))])]
     if not works(window, index, peers, newest):
         return None
