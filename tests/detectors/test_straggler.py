@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eagle_eye.detectors.signs.even_work import even_work
 from eagle_eye.detectors.signs.step_noise import MEMORY_UNKNOWN, memory
 from eagle_eye.detectors.straggler import (
     CONFIDENCE_EARLY,
@@ -414,3 +415,15 @@ def test_what_a_power_limit_that_nodes_share_costs_is_not_the_nodes(capped: list
     story.device["gpu_power_limit_watts"] = np.tile(limits, (len(story.times_s), 1))
     (verdict,) = said(story)
     assert (verdict.node, verdict.asks) == ("n2", asks)
+
+
+def test_ranks_with_the_same_data_that_became_slower_before_it_was_noticed_show_no_equal_work() -> None:
+    """All of a node's ranks get longer documents, of changing length; most of it lies before the onset."""
+    story = Story(nodes=3, gpus=4, rows=120)
+    compute = np.ones((120, 12)) * np.exp(0.01 * np.random.default_rng(5).normal(size=(120, 12)))
+    documents = np.where(np.arange(120) % 3 == 0, 1.0, 1.5)
+    compute[20:, 8:] *= documents[20:, None]
+    story.device["train_step"] = np.repeat(1.0 + np.arange(120.0)[:, None], 12, axis=1)
+    story.device["train_compute_seconds"] = compute
+    window = story.window()
+    assert not even_work(window, 8, len(window.steps.number) - 30)

@@ -41,7 +41,7 @@ def even_work(window: Window, index: int, onset: int) -> bool:
         return False
     if all(_steady(part) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
         return True
-    return _same_data_not_slower(earlier, later, index, grown)
+    return _same_data_not_slower(earlier, later, index)
 
 
 def _steady(relative: Floats) -> bool:
@@ -65,7 +65,7 @@ def _tokens_growth(window: Window, index: int, onset: int, peers: Integers) -> f
     return float(own[0]) - median_of(others) if len(own) and len(others) else 0.0
 
 
-def _same_data_not_slower(earlier: Floats, later: Floats, index: int, grown: float) -> bool:
+def _same_data_not_slower(earlier: Floats, later: Floats, index: int) -> bool:
     """Whether ranks whose times went up and down with a rank's, and so have the same data, have not grown with it."""
     own = earlier[:, index]
     known = np.isfinite(own)
@@ -82,8 +82,8 @@ def _same_data_not_slower(earlier: Floats, later: Floats, index: int, grown: flo
     with np.errstate(invalid="ignore", divide="ignore"):
         likeness = own_off @ others_off / np.sqrt((own_off**2).sum() * (others_off**2).sum(axis=0))
     mates = some[likeness >= ALIKE]
-    changes = growths(earlier[:, mates], later[:, mates])
-    if not len(changes) or median_of(changes) > (1 - WORK_SHARE) * grown:
+    changes, own_change = growths(earlier[:, mates], later[:, mates]), growths(earlier[:, [index]], later[:, [index]])
+    if not len(changes) or not len(own_change) or median_of(changes) >= (1 - WORK_SHARE) * float(own_change[0]):
         return False
     with np.errstate(invalid="ignore", divide="ignore"):
         apart = own / median_over_rows(earlier[:, mates].T)
