@@ -62,7 +62,7 @@ class NodeSilent:
             if why is None and max(float(found.seconds[node]) for node in group.nodes) >= self.alone_s
         ]
         prompt = state is None or state.prompt
-        elsewhere = _held_up_elsewhere(window, found)
+        elsewhere = why is not None and _held_up_elsewhere(window, found)
         for node in found.nodes.tolist():
             suspect = why is not None and fell_with_the_job(window, node, state)
             seconds = float(found.seconds[node])

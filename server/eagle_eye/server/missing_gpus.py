@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.accounts.gpus import Stock, links_due, stock
+from eagle_eye.server.accounts.gpus import Stock, stock
 from eagle_eye.server.accounts.records import Gpu
 from eagle_eye.server.clock import Clock
 from eagle_eye.server.engine.idle_faults import FEWER, INVENTORY, NO_JOB, fewer_gpus, gpus_missing, nvlinks_down
@@ -143,20 +143,24 @@ def _claims(stocks: Mapping[str, Stock]) -> dict[str, _Claim]:
         elif len(told) < usual.get(model, 0):
             verdict = fewer_gpus(node, model, len(told), usual[model], seen_s)
             found[node] = _Claim(verdict, frozenset({FEWER}))
-        elif up := _links_down(told):
-            alike = len(up) == len(told) and len(set(up.values())) == 1
-            verdict = nvlinks_down(node, up, links_due(told), alike, seen_s)
-            found[node] = _Claim(verdict, frozenset(float(links) for links in up.values()))
+        elif (unlinked := _links_down(node, told, seen_s)) is not None:
+            found[node] = unlinked
     return found
 
 
-def _links_down(told: Sequence[Gpu]) -> dict[int, int]:
-    """Return how many NVLinks are up of those GPUs that lack some, by device; of one model, where all say it."""
-    due = links_due(told)
-    up = {gpu.device: gpu.nvlinks for gpu in told if gpu.nvlinks is not None}
-    if len(up) < len(told) or not _model(told):
-        return {}
-    return {device: links for device, links in sorted(up.items()) if links < due}
+def _links_down(node: str, told: Sequence[Gpu], seen_s: float) -> _Claim | None:
+    """Return that GPUs lack NVLinks, of which each should have as many up as any of the node's has or, here, had.
+
+    No documented number takes its place: of a board whose links are not used (virtual machines) none is up. Nothing is
+    said of GPUs of several models, nor where one does not say it.
+    """
+    due = max((gpu.nvlinks_most for gpu in told), default=0)
+    links = {gpu.device: gpu.nvlinks for gpu in told if gpu.nvlinks is not None}
+    up = {device: count for device, count in sorted(links.items()) if count < due}
+    if len(links) < len(told) or not _model(told) or not up:
+        return None
+    alike = len(up) == len(told) and len(set(up.values())) == 1
+    return _Claim(nvlinks_down(node, up, due, alike, seen_s), frozenset(float(count) for count in up.values()))
 
 
 def _usual(stocks: Mapping[str, Stock]) -> dict[str, int]:

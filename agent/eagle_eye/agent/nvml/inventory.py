@@ -34,10 +34,11 @@ class Inventory:
 
     def news(self, seats: Iterable[Seat], now_s: float, monotonic_s: float) -> list[Event]:
         """Return an event for each GPU, or nothing while all is as told. No GPUs at all are no news."""
-        seen = tuple(sorted(seats, key=lambda seat: (seat.device, seat.uuid)))
-        told = _without_links(seen) == _without_links(self._told)
-        patience_s = AGAIN_S if seen == self._told else LINKS_S
-        if not seen or (told and monotonic_s - self._told_s < patience_s):
+        seen = tuple(sorted(seats))
+        patience_s = AGAIN_S
+        if seen != self._told:
+            patience_s = LINKS_S if _without_links(seen) == _without_links(self._told) else 0.0
+        if not seen or monotonic_s - self._told_s < patience_s:
             return []
         self._told, self._told_s = seen, monotonic_s
         return [Event(now_s, "inventory", s.device, _attributes(s, len(seen))) for s in seen]

@@ -150,14 +150,6 @@ def stock(gpus: Sequence[Gpu]) -> Stock | None:
     return Stock(told, tuple(missing))
 
 
-def links_due(gpus: Sequence[Gpu]) -> int:
-    """Return how many NVLinks each of a node's GPUs of one model should have up: as many as any has or, here, had.
-
-    No documented number takes its place: of a board whose links are not used (virtual machines) none is up.
-    """
-    return max((gpu.nvlinks_most for gpu in gpus), default=0)
-
-
 def _came_s(gpu: Gpu) -> float:
     """Return since when the GPU has been on its node, wherever it sat there."""
     since_s = gpu.since_s

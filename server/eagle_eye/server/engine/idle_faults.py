@@ -34,6 +34,8 @@ def found(
     seats = {devices[uuid] for uuid in whose if uuid in devices}
     reasons = dict.fromkeys(f"{outcome.name}: {outcome.reason}" for outcome, _ in wrong)
     return _claim(
+        DETECTOR,
+        FAULT,
         node,
         device=seats.pop() if len(whose) == len(seats) == 1 else None,
         onset_s=onset_s,
@@ -42,6 +44,7 @@ def found(
             Evidence(f"{outcome.name}.{WRONG}", node, devices.get(figure.device), figure.value, None, 0.0, "1")
             for outcome, figure in wrong
         ),
+        proven=True,
     )
 
 
@@ -67,39 +70,29 @@ def _stands(incident: Incident, node: Node | None) -> bool:
 def gpus_missing(node: str, missing: Mapping[str, int], told: int, onset_s: float) -> Verdict:
     """Return the claim that a node has lost GPUs: ``missing`` are their devices by UUID, ``told`` those it has."""
     named = ", ".join(f"{uuid} (device {device})" for uuid, device in list(missing.items())[:NAMED_MAX])
-    return Verdict(
-        detector=INVENTORY,
-        fault=MISSING,
-        job=NO_JOB,
-        nodes=(node,),
-        node=node,
+    return _claim(
+        INVENTORY,
+        MISSING,
+        node,
         device=None,
-        confidence=1.0,
         onset_s=onset_s,
         summary=f"{node} shows {told} of its {told + len(missing)} GPUs; missing: {named}",
         evidence=tuple(Evidence(INVENTORY, node, device, uuid) for uuid, device in missing.items()),
-        kinds=frozenset({INVENTORY}),
-        fact=True,
-        asks="drain_node",
+        proven=True,
     )
 
 
 def fewer_gpus(node: str, model: str, told: int, usual: int, onset_s: float) -> Verdict:
     """Return the claim that a node has fewer GPUs than nearly all others with the same model, and always had."""
-    return Verdict(
-        detector=INVENTORY,
-        fault=FEWER,
-        job=NO_JOB,
-        nodes=(node,),
-        node=node,
+    return _claim(
+        INVENTORY,
+        FEWER,
+        node,
         device=None,
-        confidence=CONFIDENCE_FEWER,
         onset_s=onset_s,
         summary=f"{node} shows {told} GPUs, nearly all other nodes with {model} show {usual}",
         evidence=(Evidence(INVENTORY, node, None, float(told), float(usual), float(usual), "GPUs"),),
-        kinds=frozenset({INVENTORY}),
-        fact=False,
-        asks="notify",
+        proven=False,
     )
 
 
@@ -110,23 +103,18 @@ def nvlinks_down(node: str, up: Mapping[int, int], due: int, alike: bool, onset_
     """
     named = ", ".join(f"gpu{device} {links}" for device, links in list(up.items())[:NAMED_MAX])
     more = f" and {len(up) - NAMED_MAX} more" if len(up) > NAMED_MAX else ""
-    return Verdict(
-        detector=INVENTORY,
-        fault=UNLINKED,
-        job=NO_JOB,
-        nodes=(node,),
-        node=node,
+    return _claim(
+        INVENTORY,
+        UNLINKED,
+        node,
         device=next(iter(up)) if len(up) == 1 else None,
-        confidence=CONFIDENCE_FEWER if alike else 1.0,
         onset_s=onset_s,
         summary=f"{node} has fewer than {due} NVLinks up: {named}{more}",
         evidence=tuple(
             Evidence("gpu_nvlinks_active", node, device, float(links), float(due), float(due), "links")
             for device, links in up.items()
         ),
-        kinds=frozenset({INVENTORY}),
-        fact=not alike,
-        asks="notify" if alike else "drain_node",
+        proven=not alike,
     )
 
 
@@ -149,19 +137,30 @@ def _again(incident: Incident) -> Verdict:
     )
 
 
-def _claim(node: str, device: int | None, onset_s: float, summary: str, evidence: tuple[Evidence, ...]) -> Verdict:
+def _claim(
+    detector: str,
+    fault: str,
+    node: str,
+    device: int | None,
+    onset_s: float,
+    summary: str,
+    evidence: tuple[Evidence, ...],
+    *,
+    proven: bool,
+) -> Verdict:
+    """Return a claim: what is proven drains the node, all other is told of."""
     return Verdict(
-        detector=DETECTOR,
-        fault=FAULT,
+        detector=detector,
+        fault=fault,
         job=NO_JOB,
         nodes=(node,),
         node=node,
         device=device,
-        confidence=1.0,
+        confidence=1.0 if proven else CONFIDENCE_FEWER,
         onset_s=onset_s,
         summary=summary,
         evidence=evidence,
-        kinds=frozenset({DETECTOR}),
-        fact=True,
-        asks="drain_node",  # there is no job to restart
+        kinds=frozenset({detector}),
+        fact=proven,
+        asks="drain_node" if proven else "notify",  # there is no job to restart
     )
