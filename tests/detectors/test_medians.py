@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from eagle_eye.detectors.signs.medians import median_of_others, median_over_rows, quantile_over_rows
-from eagle_eye.detectors.signs.step_peers import StepNoise
+from eagle_eye.detectors.signs.step_noise import StepNoise
 
 cells = st.one_of(st.just(np.nan), st.integers(-50, 50).map(float))
 tables = st.tuples(st.integers(1, 8), st.integers(1, 8)).flatmap(

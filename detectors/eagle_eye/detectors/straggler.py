@@ -26,10 +26,12 @@ from eagle_eye.detectors.signs.step_noise import (
     STEPS_MIN,
     chance_digits,
     highest,
+    noise_of_peers,
+    peers_elsewhere,
     screening_noise,
+    step_peers,
     unheard_of,
 )
-from eagle_eye.detectors.signs.step_peers import StepPeers
 from eagle_eye.detectors.signs.under_load import LIMITS_ALIKE_RATIO, nodes_among
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Integers, Verdict, Window
 
@@ -125,17 +127,16 @@ class Straggler:
         if not np.isfinite(relative[-STEPS_MIN:]).any():
             raise Blind(f"no rank has {PEERS_MIN} comparable peers that report: nobody can say which is off")
         worst: dict[str, Verdict] = {}
-        peers = StepPeers(window)
-        for suspect in self._suspects(window, peers):
+        for suspect in self._suspects(window):
             node = window.series[suspect.rank].node
             known = worst.get(node)
             if known is None or known.confidence < CONFIDENCE_RIPE:
-                verdict = self._judge(window, suspect, peers)
+                verdict = self._judge(window, suspect)
                 if verdict is not None and (known is None or verdict.confidence > known.confidence):
                     worst[node] = verdict
         return list(worst.values())
 
-    def _suspects(self, window: Window, peers: StepPeers) -> list[_Suspect]:
+    def _suspects(self, window: Window) -> list[_Suspect]:
         """Return the ranks whose mean over a stretch is high enough to look closely, short stretches first."""
         relative = window.steps.relative_compute
         found: list[_Suspect] = []
@@ -154,10 +155,10 @@ class Straggler:
             high = np.flatnonzero(suspect[place] & (2 * own >= length) & (own >= STEPS_TOLD))
             if len(high) > SUSPECTS_MAX:
                 high = high[np.argpartition(-excess[place][high] / own[high], SUSPECTS_MAX)[:SUSPECTS_MAX]]
-            found.extend(self._stand_out(window, high, length, peers))
+            found.extend(self._stand_out(window, high, length))
         return found
 
-    def _stand_out(self, window: Window, indexes: Integers, length: int, peers: StepPeers) -> list[_Suspect]:
+    def _stand_out(self, window: Window, indexes: Integers, length: int) -> list[_Suspect]:
         """Return those that are slow on the whole, not in a few steps alone, and beyond what chance explains."""
         own = window.steps.relative_compute[-length:, indexes]
         steps = np.isfinite(own).sum(axis=0)
@@ -165,24 +166,24 @@ class Straggler:
         centres, low = _centres(own, steps), quantile_over_rows(own, STEADY_QUANTILE)
         high = np.flatnonzero((centres >= least) & (low >= 1 + ONSET_MARGIN * (least - 1)))
         indexes, steps, centres = indexes[high], steps[high], centres[high]
-        noise, error = peers.noise(indexes, steps, -length)
+        noise, error = noise_of_peers(window, indexes, steps, -length)
         few = steps < STEPS_MIN  # they say little about noise
         noise[few] = error[few] = np.nan
         kept = np.flatnonzero(~(centres < self._line(window, length, error, TOLD_MORE_OFTEN)))
         columns = (indexes[kept], np.full(len(kept), length), centres[kept], noise[kept], error[kept])
         return [_Suspect(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def _judge(self, window: Window, suspect: _Suspect, all_peers: StepPeers) -> Verdict | None:
+    def _judge(self, window: Window, suspect: _Suspect) -> Verdict | None:
         relative = window.steps.relative_compute
         index, length, centre = suspect.rank, suspect.length, suspect.centre
         told = len(relative) - length + np.flatnonzero(np.isfinite(relative[-length:, index]))
         own = relative[told, index]
         if len(np.unique(window.steps.times_s[told])) < min(len(own), STEPS_MIN):
             return None  # a row that covers several steps is one report of them
-        found = self._slow(window, suspect, own, all_peers)
+        found = self._slow(window, suspect, own)
         if found is None:
             return None
-        peers = all_peers.of(index)
+        peers = step_peers(window, index)
         onset = self._onset(relative[:, index], centre, len(own))
         if found.noisy and length >= NOISY_STEPS_MIN:
             line = 1 + ONSET_MARGIN * (centre - 1)
@@ -197,22 +198,24 @@ class Straggler:
             return None
         return self._verdict(window, index, onset, onset_s, found, peers)
 
-    def _slow(self, window: Window, suspect: _Suspect, own: Floats, peers: StepPeers) -> _Slow | None:
+    def _slow(self, window: Window, suspect: _Suspect, own: Floats) -> _Slow | None:
         """Return a rank's mean over a stretch where chance does not explain it."""
         relative, index, length = window.steps.relative_compute, suspect.rank, suspect.length
         noise, error, centre = np.array([suspect.noise]), np.array([suspect.error]), suspect.centre
         if len(own) < STEPS_MIN:
-            most = max(highest(relative[:, peers.elsewhere(index)]), highest(relative[:-length, index]))
+            most = max(highest(relative[:, peers_elsewhere(window, index)]), highest(relative[:-length, index]))
             if not own.min() > most:
                 return None
-            noise, error = peers.noise(np.array([index]), np.array([len(own)]), -length - SCREEN_STEPS, -length)
+            noise, error = noise_of_peers(
+                window, np.array([index]), np.array([len(own)]), -length - SCREEN_STEPS, -length
+            )
         noisy = bool(noise[0] > LONE_STEP_NOISE_MAX)
-        if noisy and len(own) < NOISY_STEPS_MIN and not unheard_of(own, relative[:, peers.elsewhere(index)]):
+        if noisy and len(own) < NOISY_STEPS_MIN and not unheard_of(own, relative[:, peers_elsewhere(window, index)]):
             return None
         ratio = self.ratio if len(own) < MILD_STEPS_MIN else self.mild_ratio
         sure = max(ratio, float(self._line(window, length, error, 1.0)[0]))
         if centre >= sure and len(own) >= STEPS_MIN:
-            elsewhere = relative[:, peers.elsewhere(index)]
+            elsewhere = relative[:, peers_elsewhere(window, index)]
             digits = chance_digits(window, int(window.role_of[index]), elsewhere, centre, len(own))
             rare = digits >= -math.log10(self._tail(window, length, 1.0))
             return _Slow(centre, sure, told=not rare, noisy=noisy)

@@ -1,4 +1,4 @@
-"""What chance makes of ranks' steps: their noise, its tails, and how long one stumble is remembered."""
+"""Whom a rank's steps are compared with, and what chance makes of them: noise, its tails, how long a stumble stays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import math
 
 import numpy as np
 
-from eagle_eye.detectors.signs.medians import median_of, median_over_rows
+from eagle_eye.detectors.signs.medians import median_of, median_over_rows, trimmed_means
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
-from eagle_eye.detectors.types import Floats, Window
+from eagle_eye.detectors.types import Floats, Integers, Window
 
 STEPS_MIN = 3  # fewer steps say nothing about persistence
 PEERS_SAMPLED = 256  # of a large role, enough for its spread
 SCREEN_STEPS = 20  # newest steps from which noise is taken at first
+FEW_PEERS = 4.0  # the error of n peers counts 1 + 4/n times (Student's t against the normal, far in the tail)
+TRIM_EFFICIENCY = 1.06  # standard error of a trimmed mean over that of a mean, normal distribution
+SIGMA_PER_MEAN_DEVIATION = 1.2533  # of the normal distribution
 NOISE_FLOOR_RATIO = 0.004  # identical peers still differ by a timer's grain
 UNHEARD_OF_DIGITS = 8.0  # of chance, 1e-8, that short stretches of noisy steps must rule out
 MEMORY_STEPS, MEMORY_STEPS_MIN = 64, 12  # newest steps that tell how long noise is remembered; fewer do not
@@ -23,15 +26,104 @@ OUTLIER_SIGMAS = 3.0
 
 
 @once
+def role_sample(window: Window, role: int) -> Integers:
+    """Return (a sample of) the ranks of a role, as indexes."""
+    members = np.flatnonzero(window.role_of == role)
+    sample: Integers = members[:: math.ceil((len(members) - 1) / PEERS_SAMPLED) or 1]
+    return sample
+
+
+def step_peers(window: Window, index: int) -> Integers:
+    """Return whom a rank is compared with, as indexes: its role's others, a sample of a large one."""
+    members = role_sample(window, int(window.role_of[index]))
+    peers: Integers = members[members != index]
+    return peers
+
+
+def peers_elsewhere(window: Window, index: int) -> Integers:
+    """Return those of them on other nodes: all of a node may be slow."""
+    peers = step_peers(window, index)
+    elsewhere: Integers = peers[window.node_of[peers] != window.node_of[index]]
+    return elsewhere
+
+
+class StepNoise:
+    """The noise of (steps, ranks) relative values, sorted once for as many questions as there are suspects."""
+
+    def __init__(self, relative: Floats) -> None:
+        known = np.isfinite(relative)
+        enough = known.sum(axis=0) >= STEPS_MIN
+        self._place_of = np.append(np.where(enough, np.cumsum(enough) - 1, -1), -1)
+        self._centres = trimmed_means(relative[:, enough])
+        spread = np.abs(relative[:, enough] - self._centres).T  # (ranks, steps): of a rank lies together
+        seen = np.isfinite(spread)
+        self._spread = spread[seen]
+        self._bounds = np.concatenate([[0], np.cumsum(seen.sum(axis=1))])
+        order = np.argsort(self._spread, kind="stable")
+        self._ordered = self._spread[order]
+        self._rank_of = np.empty_like(order)
+        self._rank_of[order] = np.arange(len(order))
+        self._total = float(self._spread.sum())
+
+    def of_others(self, columns: Integers, steps: Integers) -> tuple[Floats, Floats]:
+        """Return the noise of single steps, and the error of a mean over so many: the ranks' spread counts, too.
+
+        Each without the rank of its column (-1: of all ranks); infinite where no other reports enough steps.
+        """
+        places = self._place_of[columns]
+        others = len(self._centres) - (places >= 0)
+        noise, between = np.full(len(places), np.inf), np.full(len(places), np.inf)
+        for at in np.flatnonzero(others > 0).tolist():
+            # The mean deviation reaches into the tails that the median deviation does not see.
+            median, mean = self._spread_without(int(places[at]))
+            noise[at] = max(SIGMA_PER_MAD * median, SIGMA_PER_MEAN_DEVIATION * mean)
+            centres = np.delete(self._centres, places[at]) if places[at] >= 0 else self._centres
+            between[at] = SIGMA_PER_MAD * median_of(np.abs(centres - median_of(centres)))
+        error = TRIM_EFFICIENCY * np.maximum(noise, NOISE_FLOOR_RATIO) / np.sqrt(np.maximum(steps, 1))
+        few = 1 + FEW_PEERS / np.maximum(others, 1)  # a spread taken from few is not well known
+        return noise, few * np.maximum(np.maximum(error, between), NOISE_FLOOR_RATIO)
+
+    def _spread_without(self, place: int) -> tuple[float, float]:
+        """Return the median and the mean of all deviations but those of one rank."""
+        first, end = self._bounds[place : place + 2] if place >= 0 else (0, 0)
+        gone = np.sort(self._rank_of[first:end])
+        count = len(self._ordered) - len(gone)
+        low, high = (count - 1) // 2, count // 2
+        # What is k-th of the rest is k + j-th of all, if j of those that are gone stand before it.
+        gone -= np.arange(len(gone))
+        low += int(np.searchsorted(gone, low, side="right"))
+        high += int(np.searchsorted(gone, high, side="right"))
+        median = float(self._ordered[low] + self._ordered[high]) / 2
+        return median, (self._total - float(self._spread[first:end].sum())) / count
+
+
+def noise_of_peers(
+    window: Window, indexes: Integers, steps: Integers, first: int, end: int = 0
+) -> tuple[Floats, Floats]:
+    """Return the noise of each rank's peers in lines ``first`` to ``end`` (0: the newest), (ranks,).
+
+    And the error of a mean over so many steps.
+    """
+    noise, error = np.empty(len(indexes)), np.empty(len(indexes))
+    roles = window.role_of[indexes]
+    for role in np.unique(roles).tolist():
+        of_role = np.flatnonzero(roles == role)
+        members = role_sample(window, role)
+        place = np.minimum(np.searchsorted(members, indexes[of_role]), len(members) - 1)
+        columns = np.where(members[place] == indexes[of_role], place, -1)
+        values = window.steps.relative_compute[first : end or None][:, members]
+        noise[of_role], error[of_role] = StepNoise(values).of_others(columns, steps[of_role])
+    return noise, error
+
+
+@once
 def memory(window: Window, role: int) -> float:
     """Return the correlation of a rank's compute, beside its peers', in one step with that in the next.
 
     The median over the ranks of a role, so that a rank that is slow has no say; what the ranks' own levels in a short
     view hide is added (Kendall 1954).
     """
-    members = np.flatnonzero(window.role_of == role)
-    members = members[:: math.ceil(len(members) / PEERS_SAMPLED)] if len(members) else members
-    relative = window.steps.relative_compute[-MEMORY_STEPS:, members]
+    relative = window.steps.relative_compute[-MEMORY_STEPS:, role_sample(window, role)]
     relative = relative[:, np.isfinite(relative).sum(axis=0) >= MEMORY_STEPS_MIN]
     if relative.size == 0:
         return MEMORY_UNKNOWN
