@@ -250,6 +250,28 @@ class TestNetworkHang:
             assert verdict.node == "n2"
             assert verdict.confidence < 0.9
 
+    @pytest.mark.parametrize(("pause_s", "out"), [(None, False), (4.0, True), (9.0, False)])
+    def test_a_dead_port_is_acted_on_in_a_job_of_short_steps_once_all_its_known_pauses_are_exceeded(
+        self, pause_s: float | None, out: bool
+    ) -> None:
+        story = job().ports().standstill(12)
+        story.link["link_up"][-12:, 4:6] = 0
+        story.device["train_step_seconds"][:] = 0.8
+        story.pauses = [] if pause_s is None else [Pause("", pause_s, False)]
+        verdict = only("network_hang", story.window())
+        assert (verdict.node, verdict.asks) == ("n2", None)
+        assert (verdict.confidence >= 0.9) is out
+
+    @pytest.mark.parametrize(("signs", "out"), [(2, True), (1, False)])
+    def test_so_are_two_signs_of_one_card_and_one_is_not(self, signs: int, out: bool) -> None:
+        story = job().standstill(12)
+        count_up(story.node["node_rdma_errors_total"][:, 2], 5, rows=12)
+        if signs > 1:
+            story.device["nccl_completed_sequence"][-12:, 2] -= 1
+        story.device["train_step_seconds"][:] = 0.8
+        story.pauses = [Pause("", 4.0, False)]
+        assert any(v.confidence >= 0.9 for v in detect("network_hang", story.window())) is out
+
     def test_an_event_is_enough(self) -> None:
         story = job().standstill(70)
         story.events.append(Happening(NOW_S - 71, "n2", -1, "link_down", {"link": "mlx5_0"}))

@@ -72,7 +72,8 @@ class Story:
         return self
 
     def starts(self) -> Story:
-        self.happens(*(on.RanksStarted(node, self.state.attempt) for node in self.state.members))
+        members = enumerate(self.state.members)
+        self.happens(*(on.RanksStarted(node, self.state.attempt, (rank,)) for rank, node in members))
         return self
 
     def stopped(self, *nodes: str) -> None:
@@ -474,9 +475,13 @@ def warm(**rules: Any) -> Story:
     return story.starts()
 
 
-def seen(story: Story, absent: Collection[str] = (), stopped: Collection[str] = ()) -> None:
-    """Each runner says where its one rank is."""
+def seen(
+    story: Story, absent: Collection[str] = (), stopped: Collection[str] = (), unheard: Collection[str] = ()
+) -> None:
+    """Each runner that is heard says where its one rank is."""
     for rank, node in enumerate(story.state.members):
+        if node in unheard:
+            continue
         mine = (rank,)
         sight = on.RanksSeen(
             node, story.state.attempt, node not in absent, mine * (node in absent), mine * (node in stopped)
@@ -484,17 +489,25 @@ def seen(story: Story, absent: Collection[str] = (), stopped: Collection[str] = 
         story.happens(sight)
 
 
+def goes_on_starting(story: Story, seconds: float, *out: Collection[str]) -> None:
+    """Time passes, and each time that ranks are looked at their runners say where they are."""
+    until_s = story.now_s + seconds
+    while due_s(story.state) < until_s:
+        story.passes(max(0.0, due_s(story.state) - story.now_s))
+        if story.ordered(to.LookAtRanks):
+            seen(story, *out)
+    story.passes(until_s - story.now_s)
+
+
 def test_a_start_longer_than_known_ones_is_looked_at_and_fails_for_a_rank_that_has_not_come() -> None:
     story = warm()
-    story.passes(299.0)
-    assert story.ordered(to.LookAtRanks) == []
-    story.passes(1.0)
+    goes_on_starting(story, 300.0, {"n2"})
     assert story.ordered(to.LookAtRanks) == [to.LookAtRanks(2, ("n1", "n2", "n3"))]
     seen(story, absent={"n2"})
     story.passes(5.0)
     assert story.ordered(to.TellServer) == [to.TellServer("running", 2, ("n1", "n2", "n3"), (1,))]
     (stuck, failed_) = story.ordered(to.Say)
-    assert stuck.fields == {"nodes": ["n2"], "stopped": [], "absent": [1], "waited_s": 305.0}
+    assert stuck.fields == {"nodes": ["n2"], "stopped": [], "absent": [1], "unheard": [], "waited_s": 305.0}
     assert "ranks 1 have not come" in str(failed_.fields["reason"])
     assert story.state.phase is Phase.DECIDING
     story.passes(30.0)
@@ -503,7 +516,7 @@ def test_a_start_longer_than_known_ones_is_looked_at_and_fails_for_a_rank_that_h
 
 def test_a_start_is_judged_as_soon_as_every_runner_has_said_where_its_ranks_are() -> None:
     story = warm()
-    story.passes(300.0)
+    goes_on_starting(story, 300.0)
     seen(story, absent={"n2"})
     story.passes(0.0)
     assert [told.event for told in story.ordered(to.Say)] == ["start_stuck", "attempt_failed"]
@@ -512,7 +525,7 @@ def test_a_start_is_judged_as_soon_as_every_runner_has_said_where_its_ranks_are(
 def test_a_node_that_holds_two_starts_in_a_row_up_is_left_out() -> None:
     story = warm(verdict_wait_s=0.0, backoff_s=0.0)
     for _ in range(2):
-        story.passes(300.0)
+        goes_on_starting(story, 300.0)
         seen(story, stopped={"n2"})
         story.passes(5.0)
         story.passes(0.0)
@@ -597,7 +610,7 @@ def test_starts_in_a_row_that_fail_at_different_nodes_accuse_none() -> None:
 
 def test_a_slow_start_in_which_nobody_stands_out_is_left_alone() -> None:
     story = warm()
-    story.passes(300.0)
+    goes_on_starting(story, 300.0)
     seen(story)
     story.passes(5.0)
     assert (story.state.phase, story.ordered(to.Say)) == (Phase.VERIFYING, [])
@@ -610,10 +623,40 @@ def test_a_slow_start_in_which_nobody_stands_out_is_left_alone() -> None:
 def test_most_that_have_not_come_or_all_that_are_stopped_are_nobodys_fault() -> None:
     for absent, stopped in (({"n1", "n2"}, ()), ((), {"n1", "n2", "n3"})):
         story = warm()
-        story.passes(300.0)
+        goes_on_starting(story, 300.0, absent, stopped)
         seen(story, absent, stopped)
         story.passes(5.0)
         assert story.state.phase is Phase.VERIFYING
+
+
+def test_a_rank_that_stays_stopped_holds_a_start_up_long_before_it_is_longer_than_known_ones() -> None:
+    story = warm()
+    goes_on_starting(story, 6.0, (), {"n2"})
+    assert story.state.phase is Phase.VERIFYING  # it may be so for a moment
+    goes_on_starting(story, 3.0, (), {"n2"})
+    assert story.everything.count(to.TellServer("running", 2, ("n1", "n2", "n3"), (1,))) == 1
+    assert story.state.phase is Phase.DECIDING
+
+
+def test_so_does_a_node_that_answers_no_more_once_all_others_have_come_and_known_starts_took_less() -> None:
+    for absent, ended in (((), Phase.DECIDING), ({"n3"}, Phase.VERIFYING)):
+        story = warm()
+        goes_on_starting(story, 149.0, absent, (), {"n2"})
+        assert story.state.phase is Phase.VERIFYING
+        goes_on_starting(story, 8.0, absent, (), {"n2"})
+        assert story.state.phase is ended
+        held_up_by = [told.held_up_by for told in story.everything if isinstance(told, to.TellServer)]
+        assert ((1,) in held_up_by) is (ended is Phase.DECIDING)
+
+
+def test_one_that_goes_on_in_between_or_that_has_only_not_come_yet_does_not() -> None:
+    story = warm()
+    for stopped in ({"n2"}, set(), {"n2"}, set()):
+        story.passes(due_s(story.state) - story.now_s)
+        assert story.ordered(to.LookAtRanks)
+        seen(story, absent={"n3"}, stopped=stopped)
+        story.passes(0.0)
+        assert (story.state.phase, story.ordered(to.Say)) == (Phase.VERIFYING, [])
 
 
 def test_a_start_on_a_node_that_is_new_to_the_job_or_of_another_kind_has_the_whole_time() -> None:
@@ -622,18 +665,18 @@ def test_a_start_on_a_node_that_is_new_to_the_job_or_of_another_kind_has_the_who
     story.stopped("n1", "n2", "n3")
     story.starts()
     assert story.state.members == ("n1", "n4", "n3")
-    story.passes(1_799.0)
-    assert story.orders == []
-    story.passes(1.0)
-    assert story.ordered(to.LookAtRanks)
+    goes_on_starting(story, 1_799.0, {"n4"})
+    assert story.state.phase is Phase.VERIFYING
+    goes_on_starting(story, 10.0, {"n4"})
+    assert story.state.phase is Phase.DECIDING
     began = Story(verified_within_s=1_800.0, warm_within_s=60.0, settled_after_s=5_000.0).running()
     began.passes(10.0)
     began.happens(on.StepSeen(1, 1, 60), restart())
     began.newest = 40  # from a checkpoint for the first time
     began.stopped("n1", "n2", "n3")
     began.starts()
-    began.passes(700.0)
-    assert began.orders == []
+    goes_on_starting(began, 700.0, {"n2"})
+    assert began.state.phase is Phase.VERIFYING
 
 
 def test_a_job_of_which_no_start_was_ever_seen_to_end_is_only_told_of() -> None:
@@ -651,8 +694,8 @@ def test_known_starts_outlive_a_killed_launcher() -> None:
     story = warm()
     story.is_killed_and_started_again()
     story.running()
-    story.passes(300.0)
-    assert story.ordered(to.LookAtRanks)
+    goes_on_starting(story, 310.0, {"n2"})
+    assert story.state.phase is Phase.DECIDING
 
 
 def test_own_restarts_wait_longer_each_time_and_are_forgotten_after_lasting_progress() -> None:

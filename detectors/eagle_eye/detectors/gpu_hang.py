@@ -182,7 +182,7 @@ class GpuHang:
                 raise Blind(f"{place} does not answer and no step has finished for {state.standstill_s:.1f} s")
             return None
         evidence = state.evidence
-        confidence = CONFIDENCE_GONE if state.prompt else CONFIDENCE_EARLY
+        confidence = CONFIDENCE_GONE if state.prompt or state.past_own_pauses else CONFIDENCE_EARLY
         reason = str(state)
         return self._silent(window, node, first, confidence, evidence, "standstill", reason)
 

@@ -43,10 +43,10 @@ class NetworkHang:
     All ranks wait in the same collective (equal ``nccl_sequence`` since the last step, or unknown; C4D, Wu et al. HPCA
     2025: a communication hang) and one node's port is down, or went down as the standstill began, while the others' are
     up. It is told of when a step is overdue, whatever pauses the job had while all ports were up, and acted on once the
-    standstill is ``prompt``; also when the ranks have died of it, each of a lost peer. A port that came back asks for a
-    restart only: its node is not to be excluded for one flap; nor for one of which only the kernel's log tells, and
-    nobody whether the job uses it. While ports are up, errors that one node's port alone counts name it once the
-    standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a collective
+    standstill is ``prompt`` or, in a job of short steps, longer than its known pauses; also when the ranks have died of
+    it, each of a lost peer. A port that came back asks for a restart only: its node is not to be excluded for one flap;
+    nor for one of which only the kernel's log tells, and nobody whether the job uses it. While ports are up, errors
+    that one node's port alone counts name it once the standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a collective
     that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the other end's:
     each asks for a restart, when the standstill is ripe. Both together name the node, and either one does beside the
     third sign, that the node alone sends nothing while the others still try; where every other node tries, and hardly
@@ -103,7 +103,8 @@ class NetworkHang:
     def _fallen(self, window: Window, state: Progress, fallen: list[Outage], kinds: frozenset[str]) -> Verdict:
         down = any(item.down for item in fallen)
         # Only a sum of ports' falls is known: nobody can say whether the port came back.
-        sure = _settled(window, fallen) and (state.prompt if down else state.ripe)
+        prompt = state.prompt or (state.past_own_pauses and any(item.down and surely_used(item) for item in fallen))
+        sure = _settled(window, fallen) and (prompt if down else state.ripe)
         return self._verdict(
             window,
             fallen,
@@ -182,7 +183,7 @@ class NetworkHang:
             evidence.append(Evidence("nccl_completed_sequence", node, None, "behind its peers"))
             story.append(f"{node} has not completed a collective that its peers have")
             kinds.add("collective_completion")
-        sure = (both and state.prompt) or (certain and state.overstayed)
+        sure = (both and (state.prompt or state.past_own_pauses)) or (certain and state.overstayed)
         return [
             Verdict(
                 detector=self.name,

@@ -84,6 +84,15 @@ class Progress:
         return known_s >= PROMPT_S and self.standstill_s >= longer_s
 
     @property
+    def past_own_pauses(self) -> bool:
+        """Whether it has lasted longer than any pause that the job is known to have made, and not for a moment only.
+
+        Then a part of the hardware that is seen to be broken may be acted on, however short the job's steps are.
+        """
+        longer_s = max(PROMPT_S, self.due_s, PAUSE_MARGIN_RATIO * self.known_pause_s)
+        return self.known_pause_s > 0 and self.standstill_s >= longer_s
+
+    @property
     def overstayed(self) -> bool:
         """Whether it is ripe, or need not be: what no pause explains may be acted on by either."""
         return self.ripe or self.outlasts_pauses

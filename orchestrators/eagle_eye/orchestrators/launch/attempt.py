@@ -14,23 +14,30 @@ from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, Stat
 
 UNSEEN_S = 5.0  # ranks that end so soon may have ended before any agent saw them, and nobody tells of them...
 UNSEEN_WAIT_S = 10.0  # ...so that word of something else, a lost GPU, is waited for no longer
+LOOK_EVERY_S = 5.0  # at a start, for whoever is stopped or answers no more
 UNSEEN = "nobody told of a step; without Eagle Eye's hook in the training script nobody can"
 
 
 def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
     """The attempt is up as soon as each of its nodes has started; whoever asked for it is answered."""
-    if state.phase is not Phase.STARTING or not state.started.issuperset(state.members):
+    if state.phase is not Phase.STARTING or not state.started.keys() >= set(state.members):
         return state, []
-    within_s = state.starts.limit_s(
-        state.members, rules.warm_within_s, rules.verified_within_s, resumed=state.resumed_step is not None
-    )
+    within_s = start_within_s(rules, state)
+    if state.starts.any_known:
+        within_s = min(within_s, LOOK_EVERY_S)
     running = to.Running(state.attempt, state.members, state.requests, tuple(sorted(state.awaiting)))
     state = move(
         state, Phase.VERIFYING,
         requests=(), up_since_s=now.monotonic_s, settled_due_s=now.monotonic_s + rules.settled_after_s,
-        due_s=now.monotonic_s + within_s, looking=False, sights=(),
+        due_s=now.monotonic_s + within_s, looking=False, sights=(), held_before=frozenset(),
     )  # fmt: skip
     return state, [running]
+
+
+def start_within_s(rules: Rules, state: State) -> float:
+    """Return how long the attempt's start may take before whoever has not come holds it up."""
+    resumed = state.resumed_step is not None
+    return state.starts.limit_s(state.members, rules.warm_within_s, rules.verified_within_s, resumed=resumed)
 
 
 def progress(rules: Rules, state: State, seen: on.Progress, now: on.Moment) -> Step:
@@ -67,7 +74,7 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"
         state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
         return state, [told, *orders]
-    state = replace(state, succeeded=state.succeeded | {ended.node}, started=state.started | {ended.node})
+    state = replace(state, succeeded=state.succeeded | {ended.node}, started={ended.node: (), **state.started})
     state, orders = running_yet(rules, state, now)
     if state.phase in UP and state.succeeded.issuperset(state.members):
         state, more = end(state, Phase.FINISHED, "every rank ended with success", 0)

@@ -43,7 +43,7 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         distrusted += (Span(state.distrust_since_s, max(state.distrust_since_s, now.unix_s)),)
     state = move(
         state, Phase.STARTING,
-        members=plan, started=frozenset(), succeeded=frozenset(), advanced=False, chosen=False,
+        members=plan, started={}, succeeded=frozenset(), advanced=False, chosen=False,
         resumed_step=None, resumed_s=None, stepped=False,
         draining=state.draining & set(plan), excluded=state.excluded | (state.draining - set(plan)),
         distrusted=distrusted, distrust_since_s=None,

@@ -71,10 +71,11 @@ class RunnerLost:
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """The node's ranks were spawned."""
+    """The node's ranks, these, were spawned."""
 
     node: str
     attempt: int
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,14 @@ class KnownStarts(msgspec.Struct, frozen=True):
             return KnownStarts(nodes, self.fresh_s, max(took_s, self.resumed_s or 0.0))
         return KnownStarts(nodes, max(took_s, self.fresh_s or 0.0), self.resumed_s)
 
-    def limit_s(self, members: Iterable[str], least_s: float, most_s: float, *, resumed: bool) -> float:
-        """Return after how long a start is to be looked at.
+    def took_s(self, members: Iterable[str], *, resumed: bool) -> float | None:
+        """Return the longest known start; None where not all of these nodes have started the job in the same way.
 
-        Before ``most_s`` only where these very nodes have started the job before, in the same way: to load a checkpoint
-        may take longer than to begin.
+        To load a checkpoint may take longer than to begin.
         """
-        took_s = self.resumed_s if resumed else self.fresh_s
-        if took_s is None or not self.nodes.issuperset(members):
-            return most_s
-        return min(most_s, max(least_s, KNOWN_MARGIN * took_s))
+        return (self.resumed_s if resumed else self.fresh_s) if self.nodes.issuperset(members) else None
+
+    def limit_s(self, members: Iterable[str], least_s: float, most_s: float, *, resumed: bool) -> float:
+        """Return after how long a start is to be looked at: before ``most_s`` only where one like it is known."""
+        took_s = self.took_s(members, resumed=resumed)
+        return most_s if took_s is None else min(most_s, max(least_s, KNOWN_MARGIN * took_s))

@@ -78,9 +78,9 @@ def _runner_says(rules: Rules, state: State, said: on.RunnerWord, now: on.Moment
             return _runner_silent(rules, state, said, now)
         case on.RanksStopped(node, survivors):
             return _ranks_stopped(rules, state, node, survivors, now)
-        case on.RanksStarted(node, attempt):
+        case on.RanksStarted(node, attempt, ranks):
             if attempt == state.attempt and node in state.members:
-                return running_yet(rules, replace(state, started=state.started | {node}), now)
+                return running_yet(rules, replace(state, started={**state.started, node: ranks}), now)
         case on.RanksEnded(node, attempt):
             if attempt == state.attempt and node in state.members:
                 return ranks_ended(rules, state, said, now)
@@ -191,7 +191,7 @@ def _start_late(rules: Rules, state: State, now: on.Moment) -> Step:
     if not state.chosen:
         detail = f"the checkpoints could not be looked through within {rules.started_within_s:g} s"
         return attempt_failed(rules, state, detail, now, 0.0)
-    late = set(state.members) - state.started
+    late = set(state.members) - state.started.keys()
     why = f"slow: it answers, and had not started its ranks within {rules.started_within_s:g} s"
     state, orders = abandon(rules, state, dict.fromkeys(late, why), now)
     state, more = attempt_failed(rules, state, f"{', '.join(sorted(late))} did not start", now, 0.0)

@@ -162,7 +162,7 @@ class Runners:
                 self._post(on.NodeUnfit(node, reasons))
             case messages.Started():
                 self.started[node] = message
-                self._post(on.RanksStarted(node, message.attempt))
+                self._post(on.RanksStarted(node, message.attempt, tuple(rank.rank for rank in message.ranks)))
             case messages.Seen(attempt, ranks):
                 absent = tuple(one.rank for one in ranks if one.joined is False)
                 stopped = tuple(one.rank for one in ranks if one.stopped)

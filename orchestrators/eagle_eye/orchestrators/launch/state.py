@@ -80,8 +80,8 @@ class Rules:
 class State:
     """Everything that decides what happens next.
 
-    ``members`` are the nodes of the attempt by node rank; ``awaiting`` are nodes told to stop that have not
-    confirmed it; ``returning`` are lost ones that are expected back soon; ``unfit`` have failed their check;
+    ``members`` are the nodes of the attempt by node rank; ``started`` those whose ranks were spawned, with them;
+    ``awaiting`` are nodes told to stop that have not confirmed it; ``returning`` are lost ones that are expected back soon; ``unfit`` have failed their check;
     ``doing`` is what runners said that they do before they are ready.
     ``requests`` are answered once the attempt runs. ``step_max`` is the highest step of which a complete
     checkpoint was ever seen, ``resumed_step`` that of the checkpoint resumed from, None for the beginning, once it
@@ -90,7 +90,7 @@ class State:
     has completed one itself or that one was judged; ``doubted_s`` that of one from which the numbers broke after some
     steps, ``suspected`` those from which they broke at once or again (checkpoints.py). ``raised`` are
     the exceptions that ended this attempt's ranks, ``raised_before`` those of the last one. ``starts`` is what starts
-    took; while ``looking``, ``sights`` says where ranks are.
+    took; while ``looking``, ``sights`` says where ranks are; ``held_before`` seemed to hold the start up one look ago.
     ``stuck`` are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt
     without a step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those
     whose ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. Dues are monotonic times.
@@ -106,7 +106,7 @@ class State:
     doing: Mapping[str, str] = field(default_factory=dict)
     excluded: frozenset[str] = frozenset()
     draining: frozenset[str] = frozenset()
-    started: frozenset[str] = frozenset()
+    started: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     succeeded: frozenset[str] = frozenset()
     awaiting: frozenset[str] = frozenset()
     restarts: int = 0
@@ -126,6 +126,7 @@ class State:
     starts: KnownStarts = field(default_factory=KnownStarts)
     looking: bool = False
     sights: tuple[on.RanksSeen, ...] = ()
+    held_before: frozenset[int] = frozenset()
     stuck: frozenset[str] = frozenset()
     stuck_again: frozenset[str] = frozenset()
     unreached: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -2,7 +2,9 @@
 
 What a start takes is learned from those of this job. Only one that is longer than any known one, and in which a few
 ranks are stopped or have not come to the rendezvous while the others have, is ended: absence of a step alone is not
-enough, for it may be that nobody could tell of it.
+enough, for it may be that nobody could tell of it. Sooner a start is ended for ranks that stay stopped from one look to
+the next, for no start stops a process; and, once it is longer than any known one, for those of a node that answers no
+look while the ranks of all others have come.
 """
 
 from __future__ import annotations
@@ -14,23 +16,35 @@ import msgspec
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.attempt import attempt_failed, unverified
+from eagle_eye.orchestrators.launch.attempt import LOOK_EVERY_S, attempt_failed, start_within_s, unverified
 from eagle_eye.orchestrators.launch.state import Rules, State, Step
 
 AT_ONCE_S = -math.inf
-LOOK_WITHIN_S = 5.0  # for runners to say where their ranks are
+LOOK_WITHIN_S, EARLY_WITHIN_S = 5.0, 2.0  # for runners to say where their ranks are
+LOOK_AGAIN_S = 3.0  # what holds a start up may do so for a moment
+UNHEARD_MARGIN = 1.5  # over the longest known start
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Who holds a start up: ranks that are stopped and those that have not come, and the nodes that they are on."""
+    """Who holds a start up, and where: ranks that are stopped, have not come, or whose node does not answer."""
 
     nodes: frozenset[str]
-    stopped: tuple[int, ...]
-    absent: tuple[int, ...]
+    stopped: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
+    unheard: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All of them."""
+        return tuple(sorted({*self.stopped, *self.absent, *self.unheard}))
 
     def __str__(self) -> str:
         """Return it in words."""
-        parts = [("are stopped", self.stopped), ("have not come to the rendezvous, as others have", self.absent)]
+        parts = [
+            ("are stopped", self.stopped),
+            ("have not come to the rendezvous, as others have", self.absent),
+            ("are on a node that does not answer, and the others wait", self.unheard),
+        ]
         return "; ".join(f"ranks {', '.join(map(str, ranks))} {what}" for what, ranks in parts if ranks)
 
 
@@ -39,11 +53,16 @@ def overdue(rules: Rules, state: State, now: on.Moment) -> Step:
     if not rules.verified_within_s:
         return unverified(state)
     if not state.looking:
-        state = replace(state, looking=True, sights=(), due_s=now.monotonic_s + LOOK_WITHIN_S)
+        early = now.monotonic_s - state.up_since_s < start_within_s(rules, state)
+        due_s = now.monotonic_s + (EARLY_WITHIN_S if early else LOOK_WITHIN_S)
+        state = replace(state, looking=True, sights=(), due_s=due_s)
         return state, [to.LookAtRanks(state.attempt, state.members)]
     state = replace(state, looking=False)
-    held = held_up(state.members, state.sights)
     waited_s = now.monotonic_s - state.up_since_s
+    within_s = start_within_s(rules, state)
+    if waited_s < within_s:
+        return _early(rules, state, waited_s, within_s, now)
+    held = held_up(state.members, state.sights)
     if held is not None and state.starts.any_known:
         return _stuck(rules, state, held, waited_s, now)
     if waited_s < rules.verified_within_s:
@@ -78,21 +97,41 @@ def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> Held 
     return Held(nodes, tuple(sorted(stopped)), tuple(sorted({*absent} - {*stopped})))
 
 
+def _early(rules: Rules, state: State, waited_s: float, within_s: float, now: on.Moment) -> Step:
+    """Within the time that a start may take only what lasts from one look to the next holds it up: see above."""
+    held = held_up(state.members, tuple(replace(sight, absent=()) for sight in state.sights)) or _unheard(state)
+    known_s = state.starts.took_s(state.members, resumed=state.resumed_step is not None)
+    due = held is not None and (held.stopped or (known_s is not None and waited_s >= UNHEARD_MARGIN * known_s))
+    if held is not None and due and state.held_before.issuperset(held.ranks):
+        return _stuck(rules, state, held, waited_s, now)
+    due_s = now.monotonic_s + min(LOOK_EVERY_S if held is None else LOOK_AGAIN_S, within_s - waited_s)
+    return replace(state, due_s=due_s, held_before=frozenset(held.ranks if held is not None else ())), []
+
+
+def _unheard(state: State) -> Held | None:
+    """Return the ranks of the nodes that have not said where theirs are, once those of all others have come."""
+    heard = {sight.node for sight in state.sights}
+    nodes = frozenset(state.members) - heard
+    ranks = sorted(rank for node in nodes for rank in state.started.get(node, ()))
+    come = all(sight.joined and not sight.absent and not sight.stopped for sight in state.sights)
+    return Held(nodes, unheard=tuple(ranks)) if ranks and come and 2 * len(nodes) <= len(state.members) else None
+
+
 def _stuck(rules: Rules, state: State, held: Held, waited_s: float, now: on.Moment) -> Step:
     """The attempt fails; a node that holds a second start in a row up is left out of the next one."""
     nodes = sorted(held.nodes)
     again = held.nodes & state.stuck
     state = replace(state, stuck=held.nodes, stuck_again=again)
     reason = f"no first step within {waited_s:.0f} s; {', '.join(nodes)}: {held}"
-    ranks = (*held.stopped, *held.absent)
     told: list[to.Order] = [
-        to.TellServer("running", state.attempt, state.members, tuple(sorted(ranks))),
+        to.TellServer("running", state.attempt, state.members, held.ranks),
         to.Say(
             "start_stuck",
             {
                 "nodes": nodes,
                 "stopped": list(held.stopped),
                 "absent": list(held.absent),
+                "unheard": list(held.unheard),
                 "waited_s": round(waited_s, 1),
             },
         ),
