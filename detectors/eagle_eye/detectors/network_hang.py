@@ -46,15 +46,16 @@ class NetworkHang:
     standstill is ``prompt`` or, in a job of short steps, longer than its known pauses; also when the ranks have died of
     it, each of a lost peer. A port that came back asks for a restart only: its node is not to be excluded for one flap;
     nor for one of which only the kernel's log tells, and nobody whether the job uses it. While ports are up, errors
-    that one node's port alone counts name it once the standstill is ripe. RDMA errors that grow on one node alone, or one node alone that has not completed a collective
-    that its peers have (Aegis, Dong et al. NSDI 2025: more work requests than completions), may be the other end's:
-    each asks for a restart, when the standstill is ripe. Both together name the node, and either one does beside the
-    third sign, that the node alone sends nothing while the others still try; where every other node tries, and hardly
-    sends anything else, that one is enough once the standstill is ripe. Where several nodes' ports are down at once
-    nothing is said (SwitchDown), nor where all ports fell at once of the job's only node on a switch, nor where no link
-    or RDMA evidence stands out, a rank lags, its process is silent or, without the hook and with all ports up again,
-    its GPU alone does not wait (Hang). Blind as ``progress`` is, and when neither port states nor errors are observed.
-    Cannot see: a path that drops packets in the fabric; of a broken cable, an end that counts nothing.
+    that one node's port alone counts name it once the standstill is ripe. RDMA errors that grow on one node alone, or
+    one node alone that has not completed a collective that its peers have (Aegis, Dong et al. NSDI 2025: more work
+    requests than completions), may be the other end's: each asks for a restart, when the standstill is ripe. Both
+    together name the node, and either one does beside the third sign, that the node alone sends nothing while the
+    others still try; where every other node tries, and hardly sends anything else, that one is enough once the
+    standstill is ripe. Where several nodes' ports are down at once nothing is said (SwitchDown), nor where all ports
+    fell at once of the job's only node on a switch, nor where no link or RDMA evidence stands out, a rank lags, its
+    process is silent or, without the hook and with all ports up again, its GPU alone does not wait (Hang). Blind as
+    ``progress`` is, and when neither port states nor errors are observed. Cannot see: a path that drops packets in the
+    fabric; of a broken cable, an end that counts nothing.
     """
 
     patience: Patience

@@ -81,8 +81,8 @@ class State:
     """Everything that decides what happens next.
 
     ``members`` are the nodes of the attempt by node rank; ``started`` those whose ranks were spawned, with them;
-    ``awaiting`` are nodes told to stop that have not confirmed it; ``returning`` are lost ones that are expected back soon; ``unfit`` have failed their check;
-    ``doing`` is what runners said that they do before they are ready.
+    ``awaiting`` are nodes told to stop that have not confirmed it; ``returning`` are lost ones that are expected back
+    soon; ``unfit`` have failed their check; ``doing`` is what runners said that they do before they are ready.
     ``requests`` are answered once the attempt runs. ``step_max`` is the highest step of which a complete
     checkpoint was ever seen, ``resumed_step`` that of the checkpoint resumed from, None for the beginning, once it
     is ``chosen``; ``advanced`` says that this attempt has completed a checkpoint beyond ``step_max``, ``stepped`` that
