@@ -21,11 +21,11 @@ import uvicorn
 
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Rank, block
+from eagle_eye.schema.host_lists import expand
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.app import create_app
 from eagle_eye.server.clock import SystemClock
 from eagle_eye.server.command import connection_options
-from eagle_eye.server.job_sources.host_lists import expand
 from eagle_eye.server.job_sources.settings import SlurmSettings
 from eagle_eye.server.job_sources.slurm_rest import SlurmRest
 from eagle_eye.server.job_sources.slurm_squeue import Squeue

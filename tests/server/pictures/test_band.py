@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.pictures import sentence
 from eagle_eye.server.pictures.band import Band, band, begun, silences, without
-from eagle_eye.server.pictures.cast import Cast, cast, natural, picked
+from eagle_eye.server.pictures.cast import Cast, cast, picked
 from eagle_eye.server.pictures.drawing import drawing_of
 from eagle_eye.server.pictures.windows import Stretch
 from eagle_eye.server.steps import Steps
@@ -66,12 +66,6 @@ def test_what_is_picked_is_of_the_names_in_order_and_no_more(names: list[str], m
     found = picked(names, most)
     assert len(found) == min(most, len(names))
     assert list(found) == [name for name in names if name in found]
-
-
-@given(st.lists(st.text(max_size=12)))
-def test_any_names_can_be_put_in_order(names: list[str]) -> None:
-    sorted(names, key=natural)
-    assert sorted(["n10", "n2", "n1"], key=natural) == ["n1", "n2", "n10"]
 
 
 def test_the_accused_stands_beside_the_median_and_percentiles_of_its_peers() -> None:

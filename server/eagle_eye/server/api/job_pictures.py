@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Query, Response
 
 from eagle_eye.schema.metrics import BY_NAME as METRICS
+from eagle_eye.schema.natural_order import natural
 from eagle_eye.server.accounts.goodput import clipped
 from eagle_eye.server.accounts.records import Attempt
 from eagle_eye.server.accounts.timeline import Span
@@ -16,7 +17,7 @@ from eagle_eye.server.api.pictures import numbers, resolutions
 from eagle_eye.server.api.requests import Parts, Reader, Since, answer, missing
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.pictures import course, lanes
-from eagle_eye.server.pictures.cast import natural, picked
+from eagle_eye.server.pictures.cast import picked
 from eagle_eye.server.pictures.members import members_of
 from eagle_eye.server.pictures.reading import Found, read
 from eagle_eye.server.pictures.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, stretch

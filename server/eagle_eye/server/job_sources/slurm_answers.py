@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from eagle_eye.server.job_sources.host_lists import BadHostList, expand
+from eagle_eye.schema.host_lists import BadHostList, expand
 from eagle_eye.server.job_sources.slurm_states import job_state, node_state
 from eagle_eye.server.job_sources.source import (
     HELD_STATES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,6 @@ from eagle_eye.schema.action import MemberRank
 
 PEER_NODES_MAX = 16  # enough for a median and a spread: of eight GPUs each, 128 series
 ACCUSED_MAX = 16  # nodes of one incident that are drawn as one
-_DIGITS = re.compile(r"(\d+)")
 
 
 class Cast(NamedTuple):
@@ -41,12 +39,6 @@ class Cast(NamedTuple):
     def comparable(self, node: str, device: int) -> bool:
         """Whether a series of a peer does the same work as the accused."""
         return not self.roles or self.role_of.get((node, device), "") in self.roles
-
-
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Return what sorts n2 before n10."""
-    parts = _DIGITS.split(name)
-    return tuple((0, int(part[:18])) if part.isdecimal() else (1, part) for part in parts if part)
 
 
 def cast(

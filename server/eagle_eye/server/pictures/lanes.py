@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.natural_order import natural
 from eagle_eye.server.accounts.records import Attempt
-from eagle_eye.server.pictures.cast import natural
 from eagle_eye.server.records import Incident
 
 ROWS_MAX = 256

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.natural_order import natural
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.history import History
-from eagle_eye.server.pictures.cast import natural, picked
+from eagle_eye.server.pictures.cast import picked
 from eagle_eye.server.store import ATTEMPTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store
 
 ROLES_NODES_MAX = 256  # whose frames are read for the roles of ranks of an attempt that is over

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.job_sources.host_lists import BadHostList, expand
+from eagle_eye.schema.host_lists import BadHostList, expand
 
 
 @pytest.mark.parametrize(
