@@ -31,7 +31,10 @@ from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.job_sources.settings import JobSourceSettings, KubernetesSettings, SlurmSettings
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning")
+ROOMS = (
+    *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
+    "checkpoint",
+)
 FOLDERS = (*ROOMS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "release", "dashboards")
 
 
@@ -111,6 +114,7 @@ def test_no_file_outgrows_one_head() -> None:
         ("eagle_eye.schema.frame", {"numpy", "torch", "fastapi", "psutil", "httpx"}),
         ("eagle_eye.agent.command", {"numpy", "torch", "fastapi", "httpx", "pandas"}),
         ("eagle_eye.agent.hook", {"numpy", "torch", "fastapi", "httpx", "msgspec", "psutil"}),
+        ("eagle_eye.checkpoint.command", {"numpy", "torch", "fastapi", "httpx", "rich"}),
         ("eagle_eye.cli.main", {"numpy", "torch", "fastapi", "httpx"}),
         ("eagle_eye.server.app", {"torch"}),
         ("eagle_eye.orchestrators.launch.command", {"torch"}),

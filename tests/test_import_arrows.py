@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning")
+ROOMS = (
+    *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
+    "checkpoint",
+)
 HEADING = "## What may import what"
 
 Arrows = dict[str, set[str]]

@@ -55,6 +55,7 @@ BASE: dict[str, list[str]] = {
     "tokens revoke": ["--data=data"],
     "backup": ["--data=data"],
     "train": ["--out=model"],
+    "checkpoint plan": ["--nodes=3", "--shard-bytes=1GiB"],
 }
 # They start what goes on, or look at this host for seconds: given only what is refused before.
 GOES_ON = ("agent", "check", "demo", "doctor", "launch", "orchestrate")

@@ -60,7 +60,7 @@ KNOWN = (
 # They take more than seconds: only with EAGLE_EYE_TEST_DOCS=1, as make test-full sets it.
 # Where a page's later commands need what an earlier one made, both stand here.
 SLOW = (
-    (ANY, r"eagle-eye check(?! --list)"),
+    (ANY, r"eagle-eye check\b(?! --list)"),
     (ANY, r"eagle-eye simulate .*--nodes (32|[1-9]\d\d+)|eagle-eye backtest /tmp/hot|eagle-eye replay .*--speed 10\b"),
     (r"docs/(traces|tuning)\.md", r"eagle-eye (record|backtest|replay)\b"),
     (r"docs/webhook-receivers\.md", r"eagle-eye simulate\b"),

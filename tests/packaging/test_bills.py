@@ -123,7 +123,9 @@ def test_the_wheel_says_which_extra_brings_a_library(folder: Path) -> None:
     found = components(read(folder, WHEEL))
     assert found["msgspec"]["scope"] == "required"
     assert found["torch"]["scope"] == "optional"
-    assert found["torch"]["properties"] == [{"name": "eagle-eye:extra", "value": "ml"}]
+    assert found["torch"]["properties"] == [
+        {"name": "eagle-eye:extra", "value": extra} for extra in ("checkpoint", "ml")
+    ]
     assert found["uplot"]["purl"] == "pkg:npm/uplot@1.6.32"
     assert not {"pytest", "ruff", "hatchling"} & found.keys()
 

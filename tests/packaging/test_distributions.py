@@ -15,7 +15,10 @@ import pytest
 from eagle_eye.cli.main import version
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("schema", "agent", "server", "detectors", "orchestrators", "cli", "demo", "simulator", "learning", "checks")
+ROOMS = (
+    *("schema", "agent", "server", "detectors", "orchestrators", "cli", "demo", "simulator", "learning", "checks"),
+    "checkpoint",
+)
 EPOCH = "1700000000"
 
 

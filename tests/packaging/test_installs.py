@@ -19,11 +19,13 @@ from release import build, libraries
 
 REPOSITORY = Path(__file__).parents[2]
 GATE = "EAGLE_EYE_TEST_PACKAGES"
-RUNTIME = ("agent", "ml", "nvrx", "orchestrators", "server")
+RUNTIME = ("agent", "checkpoint", "ml", "nvrx", "orchestrators", "server")
 # Which extras a module needs: the first line that it begins with. What imports torch runs beside the training job.
 NEEDS = (
     ("agent.nvrx_health", {"agent", "nvrx"}),
     ("agent", {"agent"}),
+    ("checkpoint", {"checkpoint"}),
+    ("checkpoint.command", set[str]()),
     ("checks", {"agent"}),
     ("cli", set[str]()),
     ("cli.replaying", {"server"}),
@@ -46,7 +48,7 @@ NEEDS = (
 # What asks a server or a host's own files, and needs nothing beside the base to do so.
 LIGHT = {
     *("nodes", "jobs", "incidents", "actions", "audit", "goodput", "ledger", "tickets", "policy", "deliveries"),
-    *("subscriptions", "check"),
+    *("subscriptions", "check", "checkpoint"),
 }
 NOWHERE = "http://127.0.0.1:9"
 # These find out what they lack when they run.

@@ -159,6 +159,19 @@ GUIDES: dict[str, Guide] = {
         "0 healthy; 3 sick; 1 nobody can tell, stderr and --json say why; 2 wrong usage.",
         ("check", "probation"),
     ),
+    "checkpoint": Guide(
+        "Says where the copies of a job's checkpoints would lie in its nodes' memory, and which losses they outlive.",
+        (
+            ("eagle-eye checkpoint plan --nodes 16 --replicas 2", "how likely is it that a copy is left?"),
+            (
+                "eagle-eye checkpoint plan --nodes 'gpu[01-16]' --topology /etc/eagle-eye/topology.json",
+                "no two copies behind one switch or in one rack, where that can be",
+            ),
+            ("eagle-eye checkpoint plan --nodes 16 --shard-bytes 24GiB --keep 2", "and the memory that it takes"),
+        ),
+        _DONE,
+        ("checkpoint",),
+    ),
     "flight-recorder": Guide(
         "Reads PyTorch's flight-recorder dumps of a hung job and names the rank that holds it up.",
         (("eagle-eye flight-recorder /tmp/nccl_traces", "one dump for each rank"),),

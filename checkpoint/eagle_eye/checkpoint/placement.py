@@ -1,0 +1,185 @@
+"""Where the copies of every node's shards lie: Gemini's placement (SOSP 2023, section 4), spread over failure domains.
+
+Every node that knows the same names and domains works out the same placement: nobody need tell it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from eagle_eye.schema.natural_order import natural
+
+REPLICAS_MAX = 32  # each one costs every node its shards' memory again: more is a slip of the hand
+TRIALS_MAX = 50_000  # exchanges of two nodes that are tried to part copies: half a second
+
+_Domains = Mapping[str, frozenset[str]]  # the failure domains of each node
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Who holds whose shards.
+
+    ``holders`` are, for every node, the nodes that hold its shards, itself first. The members of each of ``groups`` all
+    hold one another's; a node of ``ring`` has its copies on itself and on those that follow it there.
+    ``shared_domains`` are, for each node whose copies all lie in one failure domain, these domains: empty where no
+    node's do, and for one copy, which has no other to share with. ``without_domain`` are nodes that no domain names:
+    each is taken to stand alone.
+    """
+
+    replicas: int
+    groups: tuple[tuple[str, ...], ...]
+    ring: tuple[str, ...]
+    holders: Mapping[str, tuple[str, ...]]
+    shared_domains: Mapping[str, tuple[str, ...]]
+    without_domain: tuple[str, ...]
+
+
+def place(nodes: Sequence[str], replicas: int, domains: Mapping[str, Collection[str]] | None = None) -> Placement:
+    """Return where ``replicas`` copies of every node's shards lie, the node's own being one of them.
+
+    ``domains`` are the nodes that fail together, by the domain's name. A node may be in several of them (its switch,
+    its rack); those that are not of ``nodes`` count for nothing. Where ``replicas`` divides the number of nodes and
+    domains do not cross (a rack of two switches' nodes does), no other groups leave fewer copies together; elsewhere
+    nodes are exchanged until no exchange of two leaves fewer. The order of nodes and domains does not matter. Raises
+    ValueError.
+    """
+    _check(nodes, replicas)
+    domains_of = _domains_of(nodes, domains or {})
+    everywhere = frozenset.intersection(*domains_of.values())  # nothing parts what lies there
+    parting = {node: found - everywhere for node, found in domains_of.items()}
+    order = _together(nodes, parting)
+    rest_nodes = len(nodes) % replicas
+    ring_nodes = replicas + rest_nodes if rest_nodes else 0
+    ring = _for_the_ring(order, ring_nodes, parting)
+    others = [node for node in order if node not in ring]
+    groups = len(others) // replicas
+    # Domains are contiguous in the order: so few of one as can be come into one group.
+    slots = [*ring, *(node for group in range(groups) for node in others[group::groups])]
+    windows = _windows(len(ring), groups, replicas)
+    if replicas > 1:
+        _part(slots, windows, parting)
+    holders = {slots[window[0]]: tuple(slots[slot] for slot in window) for window in windows}
+    in_order = sorted(nodes, key=_counted)
+    return Placement(
+        replicas,
+        tuple(tuple(slots[at : at + replicas]) for at in range(len(ring), len(slots), replicas)),
+        tuple(slots[: len(ring)]),
+        {node: holders[node] for node in in_order},
+        {
+            node: tuple(sorted(shared, key=_counted))
+            for node in in_order
+            if replicas > 1 and (shared := _shared(holders[node], domains_of))
+        },
+        tuple(node for node in in_order if domains and not domains_of[node]),
+    )
+
+
+def _check(nodes: Sequence[str], replicas: int) -> None:
+    if not nodes:
+        raise ValueError("nodes: expected one or more, got none")
+    twice = [node for node, times in Counter(nodes).items() if times > 1]
+    if twice:
+        raise ValueError(f"nodes: {twice[0]} is named {nodes.count(twice[0])} times; name each node once")
+    if not 1 <= replicas <= REPLICAS_MAX:
+        raise ValueError(f"replicas: expected 1 to {REPLICAS_MAX}, got {replicas}; 2 survive the loss of any one node")
+    if replicas > len(nodes):
+        raise ValueError(
+            f"replicas: {replicas} copies need as many nodes, got {len(nodes)}; ask for fewer copies or name more nodes"
+        )
+
+
+def _domains_of(nodes: Sequence[str], domains: Mapping[str, Collection[str]]) -> _Domains:
+    found = defaultdict[str, set[str]](set)
+    for domain, members in domains.items():
+        for node in members:
+            found[node].add(domain)
+    return {node: frozenset(found[node]) for node in nodes}
+
+
+def _counted(name: str) -> tuple[tuple[tuple[int, int | str], ...], str]:
+    """Return what sorts names as people count them; n1 and n01 are two names."""
+    return natural(name), name
+
+
+def _together(nodes: Sequence[str], domains_of: _Domains) -> list[str]:
+    """Return the nodes so that those of one domain stand together, the largest first, and within it smaller ones."""
+    size = Counter(domain for node in nodes for domain in domains_of[node])
+
+    def place_of(node: str) -> tuple[object, ...]:
+        of_it = sorted((-size[domain], _counted(domain)) for domain in domains_of[node])
+        return not of_it, of_it, _counted(node)
+
+    return sorted(nodes, key=place_of)
+
+
+def _for_the_ring(order: list[str], ring_nodes: int, domains_of: _Domains) -> list[str]:
+    """Return the ring's nodes: of the domains that are hardest to part, and of none so many that the ring cannot."""
+    if not ring_nodes:
+        return []
+    left = Counter(domain for node in order for domain in domains_of[node])
+    taken = Counter[str]()
+    stride = len(order) // ring_nodes  # neighbours by name often share what nobody told us of
+    candidates = [node for start in range(stride) for node in order[start::stride]]
+    chosen: list[str] = []
+
+    def fitness(node: str) -> tuple[bool, list[int]]:
+        of_it = domains_of[node]
+        # Two others in the ring cut any domain's run below ``replicas``, as it has fewer than twice as many nodes.
+        return all(taken[one] < ring_nodes - 2 for one in of_it), sorted((left[one] for one in of_it), reverse=True)
+
+    for _ in range(ring_nodes):
+        node = max(candidates, key=fitness)
+        candidates.remove(node)
+        chosen.append(node)
+        left.subtract(domains_of[node])
+        taken.update(domains_of[node])
+    return chosen
+
+
+def _windows(ring_nodes: int, groups: int, replicas: int) -> list[tuple[int, ...]]:
+    """Return, for the node in each slot, the slots of its copies, its own first. The ring's slots come first."""
+    ring = [tuple((slot + more) % ring_nodes for more in range(replicas)) for slot in range(ring_nodes)]
+    grouped = [
+        tuple(ring_nodes + group * replicas + (member + more) % replicas for more in range(replicas))
+        for group in range(groups)
+        for member in range(replicas)
+    ]
+    return ring + grouped
+
+
+def _shared(holders: Sequence[str], domains_of: _Domains) -> frozenset[str]:
+    """Return the domains in which all of them lie."""
+    return frozenset.intersection(*(domains_of[node] for node in holders))
+
+
+def _part(slots: list[str], windows: Sequence[tuple[int, ...]], domains_of: _Domains) -> None:
+    """Exchange two nodes as long as that leaves fewer copies in one domain, after ``TRIALS_MAX`` tries at most."""
+    touched = [set[int]() for _ in slots]  # by slot, the owners (by their own slots) that have a copy there
+    for owner, window in enumerate(windows):
+        for slot in window:
+            touched[slot].add(owner)
+
+    def together(owners: Collection[int]) -> int:
+        return sum(len(_shared([slots[slot] for slot in windows[owner]], domains_of)) for owner in owners)
+
+    budget = iter(range(TRIALS_MAX))
+
+    def parted(slot: int) -> bool:
+        for other in range(len(slots)):
+            if domains_of[slots[slot]] == domains_of[slots[other]]:
+                continue
+            if next(budget, None) is None:
+                break
+            owners = touched[slot] | touched[other]
+            before = together(owners)
+            slots[slot], slots[other] = slots[other], slots[slot]
+            if together(owners) < before:
+                return True
+            slots[slot], slots[other] = slots[other], slots[slot]
+        return False
+
+    better = 1
+    while better:
+        better = sum(parted(slot) for slot in range(len(slots)) if together(touched[slot]))
