@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from eagle_eye.checkpoint import plan_command
+from eagle_eye.checkpoint import plan_command, status_command, store_command, verify_command
 
 
 class Verb(Protocol):
@@ -30,7 +30,7 @@ class Verb(Protocol):
         ...
 
 
-VERBS: tuple[Verb, ...] = (plan_command,)
+VERBS: tuple[Verb, ...] = (store_command, status_command, verify_command, plan_command)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

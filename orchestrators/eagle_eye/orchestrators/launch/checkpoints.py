@@ -1,5 +1,7 @@
 """Which checkpoint to resume from. Reads file names and times below one folder; the choice itself is pure.
 
+One in the memory of the nodes counts like one in the folder: by when it was taken.
+
 A checkpoint is a folder ``step_<N>`` written by torch.distributed.checkpoint, which writes ``.metadata`` last:
 without it the checkpoint is not complete, and its modification time is when it was.
 """
@@ -11,6 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+
+from eagle_eye.schema.memory_steps import MEMORY_PREFIX, MemoryStep, whole_in_memory
 
 _NAME = re.compile(r"step_(\d{1,18})\Z")
 _COMPLETE = ".metadata"
@@ -24,9 +28,14 @@ class Checkpoint(msgspec.Struct, frozen=True):
     written_s: float
 
     @property
-    def folder(self) -> Path:
-        """Return the path as such."""
-        return Path(self.path)
+    def folder(self) -> Path | None:
+        """Return the path as such; None of one that is in the nodes' memory."""
+        return None if self.path.startswith(MEMORY_PREFIX) else Path(self.path)
+
+
+def in_memory(copies: list[MemoryStep]) -> list[Checkpoint]:
+    """Return the checkpoints of which these copies are all parts."""
+    return [Checkpoint(f"{MEMORY_PREFIX}{step}", step, at_s) for step, at_s in whole_in_memory(copies).items()]
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import logs, messages
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
-from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, choose_checkpoint, find_checkpoints
+from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, choose_checkpoint, find_checkpoints, in_memory
 from eagle_eye.orchestrators.launch.job import Job, ServerLink, Sight
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.memory import MemoryFile, resume
@@ -32,6 +32,7 @@ from eagle_eye.schema.action import JobUpdate, MemberRank
 RESTART_OWNER = "eagle-eye"
 WORD_S = 0.25
 LAST_WORD_S = 2.0
+IN_MEMORY_WITHIN_S = 2.0  # for nodes to say what they hold
 
 
 class Coordinator:
@@ -184,9 +185,9 @@ class Coordinator:
         """In a thread, because a folder may hang: choose what to resume from, without what is damaged."""
         try:
             found = find_checkpoints(self._job.checkpoint_dir)
-            left = found
+            left = found + in_memory(self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S))
             while (chosen := choose_checkpoint(left, order.distrusted, order.suspected)) is not None:
-                if not (wrong := flaw(chosen.folder)):
+                if chosen.folder is None or not (wrong := flaw(chosen.folder)):
                     break
                 fields = {"step": chosen.step, "path": chosen.path, "reason": wrong}
                 self._output.say("checkpoint_damaged", order.attempt, fields)

@@ -53,7 +53,7 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         *orders,
         to.Persist(),
         to.TellServer("running", state.attempt, plan),
-        to.ChooseCheckpoint(state.attempt, distrusted, state.suspected),
+        to.ChooseCheckpoint(state.attempt, distrusted, state.suspected, plan),
     ]
 
 

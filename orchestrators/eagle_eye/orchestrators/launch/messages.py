@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from eagle_eye.schema.memory_steps import MemoryStep
+
 
 class Prepare(msgspec.Struct, frozen=True):
     """What a standby has to have imported besides torch, and for which command and number of ranks.
@@ -76,6 +78,13 @@ class Look(msgspec.Struct, frozen=True, tag_field="do", tag="look"):
     """Say where the attempt's ranks are; answered by Seen."""
 
     attempt: int
+
+
+class Hold(msgspec.Struct, frozen=True, tag_field="do", tag="hold"):
+    """Say which steps of the job the node has in memory; answered by Held."""
+
+    job: str
+    node: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag_field="do", tag="ping"):
@@ -166,9 +175,17 @@ class Logs(msgspec.Struct, frozen=True, tag_field="is", tag="logs"):
     files: dict[str, str]
 
 
-ToRunner = Configure | Start | Stop | Check | Look | Ping
+ToRunner = Configure | Start | Stop | Check | Look | Hold | Ping
+
+
+class Held(msgspec.Struct, frozen=True, tag_field="is", tag="held"):
+    """The copies that the node's memory holds of the job's steps."""
+
+    copies: list[MemoryStep]
+
+
 OfStandby = Prepare | Prepared | Forked
-FromRunner = Alive | Ready | Unfit | Started | Seen | Ended | Stopped | Logs
+FromRunner = Alive | Ready | Unfit | Started | Seen | Ended | Stopped | Logs | Held
 
 decode_to_runner = msgspec.json.Decoder(ToRunner).decode
 decode_from_runner = msgspec.json.Decoder(FromRunner).decode

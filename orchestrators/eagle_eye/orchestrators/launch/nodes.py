@@ -19,6 +19,7 @@ from eagle_eye.orchestrators.launch.messages import (
     Check,
     Configure,
     FromRunner,
+    Hold,
     Look,
     Ping,
     Start,
@@ -95,6 +96,10 @@ class NodeRunner:
     def look(self, attempt: int) -> None:
         """The runner says where the attempt's ranks are."""
         self._send(Look(attempt))
+
+    def hold(self, job: str) -> None:
+        """The runner says which steps of the job its node has in memory."""
+        self._send(Hold(job, self.node))
 
     def run(self, start: Start) -> None:
         """The ranks will be started, replacing what runs."""

@@ -12,17 +12,19 @@ from eagle_eye.orchestrators.launch.checkpoints import Span
 class ChooseCheckpoint:
     """Look for the newest complete checkpoint outside ``distrusted``, and say which it is.
 
-    One written at a time in ``suspected`` is taken only where there is no other.
+    On storage, and in the memory of ``nodes``. One written at a time in ``suspected`` is taken only where there is no
+    other.
     """
 
     attempt: int
     distrusted: tuple[Span, ...]
     suspected: tuple[float, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Start the attempt on the nodes, by node rank. ``resume_from`` is a checkpoint's folder, "" for the beginning."""
+    """Start the attempt on the nodes, by node rank. ``resume_from``: a folder, ``memory:STEP``, or ""."""
 
     attempt: int
     nodes: tuple[str, ...]

@@ -27,6 +27,8 @@ from eagle_eye.orchestrators.launch.messages import (
     Configure,
     Ended,
     FromRunner,
+    Held,
+    Hold,
     Logs,
     Look,
     Ping,
@@ -47,6 +49,7 @@ from eagle_eye.orchestrators.launch.own_process import PR_SET_CHILD_SUBREAPER, n
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
 from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
+from eagle_eye.schema.memory_steps import STORE_WORDS, read_steps, store_folder
 
 KILL_DEADLINE_S = 3.0
 POLL_S = 0.5
@@ -133,6 +136,8 @@ class Runner:
                 self._say(Stopped(survivors))
             case Look(attempt):
                 self._say(Seen(attempt, self._look(attempt)))
+            case Hold(job, node):
+                self._say(Held(read_steps(store_folder(node), job)))
             case Ping():
                 self._say(Alive(self._doing))
 
@@ -242,7 +247,9 @@ class Runner:
             self._say(Ended(attempt, success=False, detail="the elastic agent ended without a word"))
 
     def _kill(self) -> list[int]:
-        """Every process that descends from this one is dead, but for its standby; returns the ids of the unkillable.
+        """Every process that descends from this one is dead, but for its standby and the node's checkpoint store.
+
+        Returns the ids of the unkillable.
 
         SIGKILL, because a stopped rank does not take SIGTERM and a hung one need not. Ranks are in sessions
         of their own, so that process groups do not reach them; orphans come to this process (a subreaper).
@@ -279,7 +286,9 @@ def _descendants(spared: int | None) -> list[psutil.Process]:
     alive = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.pid != spared and process.status() != psutil.STATUS_ZOMBIE:
+            if process.pid == spared or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.cmdline()[2:5] != STORE_WORDS:  # a rank may have started it, and copies outlive ranks
                 alive.append(process)
     return alive
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import logs, messages
 from eagle_eye.orchestrators.launch.job import Job
 from eagle_eye.orchestrators.launch.nodes import RUNNER, NodeRunner
+from eagle_eye.schema.memory_steps import MemoryStep
 
 PING_EVERY_S = 2.0
 LEASE_S = 30.0
@@ -48,6 +49,8 @@ class Runners:
         self._ping_due_s = 0.0
         self._doing: dict[str, str] = {}
         self.started: dict[str, messages.Started] = {}  # of the attempt that runs, by node
+        self._memory_heard = threading.Condition()
+        self._in_memory: dict[str, list[MemoryStep]] = {}
 
     @property
     def due_s(self) -> float:
@@ -90,6 +93,19 @@ class Runners:
         """The node's runner says where its ranks are, if there is one."""
         if node in self._runners:
             self._runners[node].look(attempt)
+
+    def steps_in_memory(self, nodes: Collection[str], within_s: float) -> list[MemoryStep]:
+        """Return the copies that these nodes hold of the job's steps, of those that say so in time.
+
+        Any thread may ask.
+        """
+        with self._memory_heard:
+            self._in_memory = {}
+            asked = [node for node in nodes if node in self._runners]
+            for node in asked:
+                self._runners[node].hold(self._job.name)
+            self._memory_heard.wait_for(lambda: self._in_memory.keys() >= set(asked), within_s)
+            return [copy for copies in self._in_memory.values() for copy in copies]
 
     def check(self, node: str) -> None:
         """The node is checked again, by the runner that it has or by a new one."""
@@ -163,18 +179,22 @@ class Runners:
             case messages.Started():
                 self.started[node] = message
                 self._post(on.RanksStarted(node, message.attempt, tuple(rank.rank for rank in message.ranks)))
-            case messages.Seen(attempt, ranks):
-                absent = tuple(one.rank for one in ranks if one.joined is False)
-                stopped = tuple(one.rank for one in ranks if one.stopped)
-                joined = sum(one.joined is True for one in ranks)
-                self._post(on.RanksSeen(node, attempt, joined, absent, stopped, self._in_touch()))
+            case messages.Seen():
+                self._post(_seen(node, message, self._in_touch()))
             case messages.Ended(attempt, success, exits, detail):
                 codes = tuple((one.rank, one.exit_code) for one in exits)
                 self._post(on.RanksEnded(node, attempt, success, codes, detail, self._in_touch()))
             case messages.Stopped(survivors):
                 self._post(on.RanksStopped(node, len(survivors)))
+            case messages.Held(copies):
+                self._note_memory(node, copies)
             case messages.Logs(attempt, files):
                 self._gather(node, attempt, files)
+
+    def _note_memory(self, node: str, copies: list[MemoryStep]) -> None:
+        with self._memory_heard:
+            self._in_memory[node] = copies
+            self._memory_heard.notify_all()
 
     def _gather(self, node: str, attempt: int, files: dict[str, str]) -> None:
         try:
@@ -185,3 +205,10 @@ class Runners:
     def _gone(self, node: str, detail: str) -> None:
         """On the runner's thread: it has ended."""
         self._post(on.RunnerLost(node, detail, in_touch=self._in_touch()))
+
+
+def _seen(node: str, said: messages.Seen, in_touch: bool) -> on.RanksSeen:
+    absent = tuple(one.rank for one in said.ranks if one.joined is False)
+    stopped = tuple(one.rank for one in said.ranks if one.stopped)
+    joined = sum(one.joined is True for one in said.ranks)
+    return on.RanksSeen(node, said.attempt, joined, absent, stopped, in_touch)

@@ -1,0 +1,537 @@
+"""``MemoryCheckpointer``: a training job's state in memory, on its node and at its neighbours, at each step.
+
+TRANSOM's checkpoint engine (TCE, arXiv 2310.10046) and Gemini (SOSP 2023) in one: ``capture`` copies a rank's shard
+into shared memory and returns; the node's store brings it to other nodes, and whole steps to storage, behind the
+training's back; ``restore`` reads the newest step of which every shard has a copy left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+
+from eagle_eye.checkpoint.connection import connect
+from eagle_eye.checkpoint.layout import JobLayout, ShardWriter, named, unpack
+from eagle_eye.checkpoint.messages import (
+    Blob,
+    Captured,
+    CopyInfo,
+    Find,
+    Found,
+    GetBlob,
+    Grant,
+    Member,
+    Message,
+    MetadataMade,
+    MetadataWanted,
+    Open,
+    Opened,
+    Persisted,
+    Skipped,
+    Whole,
+)
+from eagle_eye.checkpoint.placement import place
+from eagle_eye.checkpoint.reading import LocalShard, MemoryReader, RemoteShard, Shard
+from eagle_eye.checkpoint.shared_memory import mapped
+from eagle_eye.checkpoint.state import KeptState
+from eagle_eye.checkpoint.storage import METADATA, folder_of
+from eagle_eye.checkpoint.store_client import StoreClient
+from eagle_eye.schema.memory_steps import MEMORY_PREFIX, store_folder
+
+_log = logging.getLogger(__name__)
+
+KEY_FILE, COMMITTED_FILE = ".eagle-eye-key", ".eagle-eye-committed"
+RESUME_VARIABLE = "EAGLE_EYE_RESUME_FROM"
+REMOTE_WITHIN_S = 30.0
+KEY_WITHIN_S = 30.0
+NAMED_MAX = 5
+
+T = TypeVar("T")
+
+
+class NoCheckpoint(RuntimeError):
+    """There should be a step to go on from, and no copy of one is left."""
+
+
+class AnotherModel(ValueError):
+    """The checkpoint is of another model: some tensors are missing in it or have another shape."""
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What each rank tells the others before they decide where to go on."""
+
+    node: str
+    address: str
+    attempt: int
+    copies: tuple[CopyInfo, ...]
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """A step of which every shard has a copy: ``where`` are (node, address) by rank."""
+
+    step: int
+    plan: str
+    tails: dict[int, tuple[int, ...]]
+    lengths: dict[int, int]
+    where: dict[int, tuple[tuple[str, str], ...]]
+    captured_s: float
+
+
+class MemoryCheckpointer:
+    """Keeps a training job's state in memory. Made, and ``restore`` called, on every rank before training.
+
+    ``state`` names what is kept: models, optimizers, tensors, and whatever has ``state_dict`` and ``load_state_dict``.
+    ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes there as a plain
+    torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep`` the whole steps.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        directory: str | os.PathLike[str],
+        persist_every: int = 0,
+        *,
+        replicas: int = 2,
+        keep: int = 2,
+        job: str | None = None,
+        node: str | None = None,
+        domains: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        if replicas < 1 or keep < 1 or persist_every < 0:
+            raise ValueError(f"replicas={replicas}, keep={keep}, persist_every={persist_every}: at least 1, 1 and 0")
+        self._state = KeptState(state)
+        self._directory = Path(directory).absolute()
+        self._persist_every = persist_every
+        self._replicas = replicas
+        self._keep = keep
+        self._domains = domains
+        self._node = node or os.environ.get("EAGLE_EYE_NODE") or socket.gethostname()
+        self._job = job or os.environ.get("EAGLE_EYE_JOB") or self._directory.name
+        self._distributed = dist.is_available() and dist.is_initialized()
+        self._rank = dist.get_rank() if self._distributed else 0
+        self._world = dist.get_world_size() if self._distributed else 1
+        # Objects travel over the CPU's network, whatever the training's backend is.
+        self._group = dist.new_group(backend="gloo") if self._distributed else None
+        self._key = self._shared(self._make_key)
+        self._client = StoreClient(store_folder(self._node), self._node, self._job, self._key)
+        self._plan: tuple[JobLayout, ShardWriter] | None = None
+        self._slots: list[tuple[memoryview, list[torch.Tensor]]] = []
+        self._granted: int | None = None
+        self._lock = threading.Lock()
+        self._whole: int | None = None
+        self._said: set[str] = set()
+        self.counts: dict[str, float] = {"captured": 0, "skipped": 0, "blocked_s": 0.0, "bytes": 0}
+
+    @property
+    def whole_step(self) -> int | None:
+        """The newest step of which all copies of all shards are whole, None before the first."""
+        return self._whole
+
+    def restore(self) -> int:
+        """Load the state and return its step; 0 for a job that has never had one. Every rank calls it, once.
+
+        Where the launcher says (``EAGLE_EYE_RESUME_FROM``: a folder, or ``memory:STEP``), else the newest step that is
+        whole in memory or on storage. Raises NoCheckpoint, AnotherModel, DoesNotFit, and OSError.
+        """
+        welcome = self._agreed(self._client.hello)
+        told = _Told(self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies)
+        everyone = self._gather(told)
+        attempt = max(one.attempt for one in everyone) + 1
+        step, chosen = self._resume(everyone)
+        self._plan, self._whole = self._planned(), step or None
+        opening = self._agreed(lambda: self._opening(everyone, attempt, step, chosen))
+        self._agreed(lambda: self._client.open(opening, self._attach, self._hear))
+        return step
+
+    def capture(self, step: int) -> None:
+        """Keep the state as it is at the end of this step, which is greater than any before. Never raises, never waits.
+
+        Every rank calls it at the same steps. A step that cannot be kept now is skipped, counted, and said once.
+        """
+        began_s = time.monotonic()
+        try:
+            self._capture(step)
+        except Exception as error:  # noqa: BLE001 - training must go on whatever happens to its checkpoints
+            self._skip(step, f"{type(error).__name__}: {error}")
+        self.counts["blocked_s"] += time.monotonic() - began_s
+
+    def close(self) -> None:
+        """The training has ended as it should: its memory is freed once every rank has said so."""
+        self._client.close(ended=True)
+
+    # Where to go on.
+
+    def _resume(self, everyone: Sequence[_Told]) -> tuple[int, _Step | None]:
+        """Load the best there is; return its step, and what it was where it came from memory.
+
+        Where the launcher says which step of memory, later ones are not to be trusted, and earlier ones may serve.
+        """
+        word = self._shared(lambda: os.environ.get(RESUME_VARIABLE, ""))
+        if word and not word.startswith(MEMORY_PREFIX):
+            return self._load_folder(Path(word)), None
+        steps = whole_steps(everyone)
+        on_storage = self._shared(lambda: self._newest_folder(_step_of(word) if word else None))
+        if word:
+            newest = _step_of(word)
+            steps = [one for one in steps if one.step <= newest]
+        looked_for = []
+        for one in steps:
+            if on_storage is not None and one.step < on_storage[0]:
+                break
+            try:
+                self._load_memory(one)
+            except (OSError, ValueError) as error:
+                if isinstance(error, AnotherModel):
+                    raise
+                looked_for.append(f"step {one.step} in memory: {error}")
+                _log.warning("step %d is not read from memory: %s", one.step, error)
+                continue
+            return one.step, one
+        if on_storage is not None:
+            return self._load_folder(Path(on_storage[1])), None
+        if word or self._shared((self._directory / COMMITTED_FILE).exists):
+            held = sorted({copy.step for one in everyone for copy in one.copies})
+            whole = [one.step for one in steps]
+            looked_for.append(f"copies in memory of steps {held or 'none'}, whole ones {whole or 'none'}")
+            looked_for.append(f"folders step_N in {self._directory}")
+            raise NoCheckpoint(
+                f"job {self._job} has had a step, and none is left ({'; '.join(looked_for)}). To begin anew on purpose,"
+                f" remove {self._directory / COMMITTED_FILE}"
+            )
+        return 0, None
+
+    def _load_memory(self, step: _Step) -> None:
+        layout = self._agreed(lambda: self._layout_of(step))
+        reader = MemoryReader(layout, dict(step.tails), lambda rank: self._shard(step, rank), step.step)
+        self._load(reader)
+
+    def _load_folder(self, path: Path) -> int:
+        named_step = path.name.removeprefix("step_")
+        if not named_step.isdecimal():
+            raise NoCheckpoint(f"{path} is no checkpoint of ours: its name should be step_N")
+        self._load(FileSystemReader(path))
+        return int(named_step)
+
+    def _load(self, reader: StorageReader) -> None:
+        def wanted() -> dict[str, Any]:
+            metadata = reader.read_metadata()
+            state = self._state.to_load(metadata.state_dict_metadata, self._rank)
+            _compare(state, metadata)
+            return state
+
+        state = self._agreed(wanted)
+        planner = DefaultLoadPlanner(allow_partial_load=True)
+        failure: BaseException | None = None
+        try:
+            load(
+                state, storage_reader=reader, planner=planner, process_group=self._group, no_dist=not self._distributed
+            )
+        except Exception as error:  # noqa: BLE001 - of whichever rank; all of them fail together
+            failure = error
+        if failure is not None:
+            raise OSError(_first_line(failure)) from failure
+        self._agreed(lambda: self._state.load(state))
+
+    def _layout_of(self, step: _Step) -> JobLayout:
+        data = self._client.blob(step.plan)
+        for _, address in () if data is not None else {where for held in step.where.values() for where in held}:
+            connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
+            try:
+                data = connection.ask(GetBlob(step.plan), Blob).data
+            finally:
+                connection.close()
+            if data is not None:
+                break
+        if data is None:
+            raise OSError(f"nobody says what is laid out where in step {step.step}")
+        return unpack(data, self._key)
+
+    def _shard(self, step: _Step, rank: int) -> Shard:
+        """Return a shard's bytes: this node's own, else another node's. Raises OSError."""
+        what = f"rank {rank}'s shard of step {step.step}"
+        held = step.where[rank]
+        if any(node == self._node for node, _ in held):
+            found = self._client.find(step.plan, rank, step.step)
+            if found.path is not None:
+                return LocalShard(found.path, found.length, found.sums, f"{what} on {self._node}")
+        reasons = []
+        for node, address in held:
+            if node == self._node:
+                continue
+            try:
+                connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
+            except OSError as error:
+                reasons.append(f"{node}: {error}")
+                continue
+            if connection.ask(Find(step.plan, rank, step.step), Found).path is None:
+                connection.close()
+                reasons.append(f"{node} does not hold it any more")
+                continue
+            return RemoteShard(connection, step.plan, rank, step.step, step.lengths[rank], f"{what} on {node}")
+        raise OSError(f"{what} is nowhere: {'; '.join(reasons)}")
+
+    def _newest_folder(self, at_most: int | None) -> tuple[int, str] | None:
+        found = [
+            (int(path.name.removeprefix("step_")), str(path))
+            for path in self._directory.glob("step_*")
+            if path.name.removeprefix("step_").isdecimal() and (path / METADATA).exists()
+        ]
+        return max((one for one in found if at_most is None or one[0] <= at_most), default=None)
+
+    # Beginning an attempt.
+
+    def _reachable(self, address: str) -> str:
+        """Return the store's address as other nodes reach it: over the network on which this job meets."""
+        host, _, port = address.rpartition(":")
+        if host not in {"0.0.0.0", "::"}:  # noqa: S104 - that is what it is compared with
+            return address
+        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
+            return f"{probe.getsockname()[0]}:{port}"
+        finally:
+            probe.close()
+
+    def _opening(self, everyone: Sequence[_Told], attempt: int, step: int, resumed: _Step | None) -> Open:
+        layout, writer = self._plan_of_all()
+        nodes: dict[str, list[int]] = {}
+        for rank, one in enumerate(everyone):
+            nodes.setdefault(one.node, []).append(rank)
+        address = {one.node: one.address for one in everyone}
+        members = tuple(Member(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
+        replicas = min(self._replicas, len(nodes))
+        holders = place(sorted(nodes), replicas, self._domains).holders[self._node]
+        same = resumed is not None and resumed.plan == layout.plan
+        return Open(
+            job=self._job,
+            key=self._key,
+            attempt=attempt,
+            rank=self._rank,
+            members=members,
+            holders=holders,
+            plan=layout.plan,
+            blob=layout.pack(self._key),
+            capacity_bytes=writer.capacity_bytes,
+            keep=self._keep,
+            step=step,
+            resumed_step=resumed.step if resumed is not None else None,
+            sources=tuple(where for _, where in resumed.where[self._rank]) if resumed is not None and same else (),
+            directory=str(self._directory),
+            persist_every=self._persist_every,
+        )
+
+    def _plan_of_all(self) -> tuple[JobLayout, ShardWriter]:
+        if self._plan is None:
+            raise RuntimeError("restore() is called before the first capture()")
+        return self._plan
+
+    def _planned(self) -> tuple[JobLayout, ShardWriter]:
+        """Agree with all ranks on what lies where, as torch.distributed.checkpoint does when it saves."""
+        planner = DefaultSavePlanner()
+
+        def local_plan() -> SavePlan:
+            planner.set_up_planner(self._state.collect(self._rank), is_coordinator=self._rank == 0)
+            return planner.create_local_plan()
+
+        plans = self._gather(self._agreed(local_plan))
+        final, metadata = self._agreed(lambda: planner.create_global_plan(plans))
+        writer = self._agreed(lambda: ShardWriter(planner, planner.finish_plan(final[self._rank])))
+        self._state.forget_probe()
+        layout = named(self._gather(writer.layout), metadata)
+        return layout, writer
+
+    def _attach(self, opened: Opened) -> None:
+        """The slots are there, or there anew: map them, and write into them what no capture writes."""
+        _, writer = self._plan_of_all()
+        with self._lock:
+            self._granted = None
+            slots = []
+            for path in opened.slots:
+                view = memoryview(mapped(path, writer.capacity_bytes))
+                slots.append((view, writer.prepare(view)))
+            self._slots = slots
+
+    # While training.
+
+    def _capture(self, step: int) -> None:
+        with self._lock:
+            slot, self._granted = self._granted, None
+            if slot is None:
+                self._skip(step, "no slot is free: earlier steps are still being copied, or the store is away")
+                return
+            _, writer = self._plan_of_all()
+            view, targets = self._slots[slot]
+            try:
+                length, tail = writer.write(self._state.collect(self._rank), view, targets)
+            except BaseException:
+                self._granted = slot
+                raise
+        self._client.say(Captured(step, slot, length, tail, time.time()))
+        self.counts["captured"] += 1
+        self.counts["bytes"] += length
+
+    def _skip(self, step: int, reason: str) -> None:
+        self.counts["skipped"] += 1
+        self._client.say(Skipped(step, reason[:500]))
+        kind = reason.partition(":")[0]
+        if kind not in self._said:
+            self._said.add(kind)
+            _log.warning("step %d is not kept in memory: %s (counted from now on, and not said again)", step, reason)
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Grant(slot):
+                with self._lock:
+                    self._granted = slot
+            case Whole(step):
+                if self._whole is None and self._rank == 0:
+                    self._commit(step)
+                self._whole = self._client.whole = step
+            case MetadataWanted(step, tails):
+                self._make_metadata(step, tails)
+            case Persisted(step, path):
+                _log.info("step %d is on storage: %s", step, path)
+
+    def _make_metadata(self, step: int, tails: Mapping[int, tuple[int, ...]]) -> None:
+        layout, _ = self._plan_of_all()
+        metadata = layout.metadata_of(dict(tails), str(folder_of(str(self._directory), step)))
+        self._client.say(MetadataMade(step, pickle.dumps(metadata)))
+
+    def _commit(self, step: int) -> None:
+        """From now on the job has had a step: to begin anew would lose it."""
+        try:
+            path = self._directory / COMMITTED_FILE
+            said = {"job": self._job, "step": step, "time_s": time.time()}
+            path.write_text(json.dumps(said) + "\n", encoding="utf-8")
+        except OSError as error:
+            _log.warning("%s is not written: %s", COMMITTED_FILE, error)
+
+    # Together.
+
+    def _gather(self, mine: T) -> list[T]:
+        if not self._distributed:
+            return [mine]
+        found: list[Any] = [None] * self._world
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
+
+    def _shared(self, make: Callable[[], T]) -> T:
+        """Return what rank 0 makes. Raises on all ranks what it raises there."""
+        made: list[Any] = [None, None]
+        if self._rank == 0:
+            try:
+                made = [make(), None]
+            except (OSError, ValueError) as error:
+                made = [None, error]
+        if self._distributed:
+            dist.broadcast_object_list(made, src=0, group=self._group)
+        if made[1] is not None:
+            raise made[1]
+        result: T = made[0]
+        return result
+
+    def _agreed(self, work: Callable[[], T]) -> T:
+        """Return what every rank's own work returns. Where one fails all do: with the error of the first.
+
+        Work that itself gathers must fail on all ranks or on none.
+        """
+        result: T | None = None
+        mine: Exception | None = None
+        try:
+            result = work()
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            mine = error
+        failed = next((error for error in self._gather(mine) if error is not None), None)
+        if mine is not None:
+            raise mine
+        if failed is not None:
+            raise failed
+        return result  # type: ignore[return-value]  # the work has returned
+
+    def _make_key(self) -> bytes:
+        """Return the job's key, which lies beside its checkpoints for its owner alone."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / KEY_FILE
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return bytes.fromhex(path.read_text(encoding="ascii"))
+        key = secrets.token_bytes(32)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(key.hex())
+        return key
+
+
+def whole_steps(everyone: Iterable[_Told]) -> list[_Step]:
+    """Return the steps of which some node has a copy of every shard, the newest first. Pure."""
+    held: dict[tuple[int, str], dict[int, dict[str, tuple[str, CopyInfo]]]] = {}
+    for one in everyone:
+        for copy in one.copies:
+            held.setdefault((copy.step, copy.plan), {}).setdefault(copy.rank, {})[one.node] = (one.address, copy)
+    found = []
+    for (step, plan), ranks in held.items():
+        if ranks.keys() != set(range(int(plan.partition("-")[0]))):
+            continue
+        first = {rank: next(iter(nodes.values()))[1] for rank, nodes in ranks.items()}
+        found.append(
+            _Step(
+                step,
+                plan,
+                {rank: copy.tail for rank, copy in first.items()},
+                {rank: copy.length for rank, copy in first.items()},
+                {rank: tuple((node, address) for node, (address, _) in nodes.items()) for rank, nodes in ranks.items()},
+                max(copy.captured_s for copy in first.values()),
+            )
+        )
+    return sorted(found, key=lambda one: (one.step, one.captured_s), reverse=True)
+
+
+def _step_of(word: str) -> int:
+    """Return STEP of ``memory:STEP``. Raises ValueError."""
+    text = word.removeprefix(MEMORY_PREFIX)
+    if not text.isdecimal():
+        raise ValueError(f"{RESUME_VARIABLE}={word!r}: expected a folder, or {MEMORY_PREFIX}STEP")
+    return int(text)
+
+
+def _compare(state: Mapping[str, Any], metadata: Metadata) -> None:
+    """Raise AnotherModel where a tensor of the state is missing in the checkpoint, or has another shape there."""
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    wrong = []
+    flat, _ = flatten_state_dict(dict(state))
+    for name, value in flat.items():
+        saved = metadata.state_dict_metadata.get(name)
+        if saved is None:
+            wrong.append(f"{name} is not in it")
+        elif isinstance(value, torch.Tensor) and isinstance(saved, TensorStorageMetadata) and value.shape != saved.size:
+            wrong.append(f"{name} is {tuple(saved.size)} there and {tuple(value.shape)} here")
+    if wrong:
+        more = f", and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""
+        raise AnotherModel(f"the checkpoint is of another model: {'; '.join(wrong[:NAMED_MAX])}{more}")
+
+
+def _first_line(error: BaseException) -> str:
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

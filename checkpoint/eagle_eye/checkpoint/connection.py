@@ -1,0 +1,202 @@
+"""Frames over a socket: for the store in its event loop, for ranks in a thread; and the handshake over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+import socket
+from typing import TypeVar
+
+import msgspec
+
+from eagle_eye.checkpoint.messages import (
+    FRAME_BYTES_MAX,
+    VERSION,
+    Challenge,
+    Greet,
+    Message,
+    Proof,
+    Refused,
+    decode,
+    encode,
+)
+
+NONCE_BYTES = 16
+PIECE_BYTES = 1 << 20
+
+MessageT = TypeVar("MessageT")
+
+
+class ProtocolError(ConnectionError):
+    """The other side speaks something else than it should."""
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is no address: HOST:PORT is one")
+    return host.strip("[]"), int(port)
+
+
+def proof(key: bytes, side: bytes, ours: bytes, theirs: bytes) -> bytes:
+    """Return what only who has the job's key can say of these two numbers."""
+    return hmac.new(key, side + ours + theirs, hashlib.sha256).digest()
+
+
+class Connection:
+    """A connection of the store, in its event loop. One coroutine receives; any may send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._sending = asyncio.Lock()
+
+    async def send(self, message: Message, data: memoryview | None = None) -> None:
+        """Send a message, and the bytes that belong to it, undivided. Raises OSError."""
+        async with self._sending:
+            await self._loop.sock_sendall(self._socket, encode(message))
+            if data is not None:
+                await self._send_data(data)
+
+    async def send_data(self, data: memoryview) -> None:
+        """Send the bytes that were announced. Raises OSError."""
+        async with self._sending:
+            await self._send_data(data)
+
+    async def receive(self) -> Message | None:
+        """Return the next message, None at the end. Raises ProtocolError, ConnectionError."""
+        head = bytearray(4)
+        if not await self.receive_into(memoryview(head), end_allowed=True):
+            return None
+        body = bytearray(frame_length(head))
+        await self.receive_into(memoryview(body))
+        return parsed(body)
+
+    async def expect(self, kind: type[MessageT]) -> MessageT:
+        """Return the next message, which must be of this kind. Raises ProtocolError; what was refused says why."""
+        return expected(await self.receive(), kind)
+
+    async def receive_into(self, view: memoryview, *, end_allowed: bool = False) -> bool:
+        """Fill the view. False where the other side had ended before its first byte and may."""
+        filled = 0
+        while filled < len(view):
+            count = await self._loop.sock_recv_into(self._socket, view[filled:])
+            if count == 0:
+                if filled == 0 and end_allowed:
+                    return False
+                raise ProtocolError("the other side ended in the middle of a message")
+            filled += count
+        return True
+
+    async def _send_data(self, data: memoryview) -> None:
+        for start in range(0, len(data), PIECE_BYTES):
+            await self._loop.sock_sendall(self._socket, data[start : start + PIECE_BYTES])
+
+    def close(self) -> None:
+        """End it; whoever waits for its bytes gets an error."""
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+
+
+class BlockingConnection:
+    """A connection of a rank. Not for several threads at once, but that one may receive while another sends."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float | None) -> None:
+        sock.settimeout(timeout_s)
+        self._socket = sock
+
+    def send(self, message: Message) -> None:
+        """Send a message. Raises OSError."""
+        self._socket.sendall(encode(message))
+
+    def receive(self) -> Message | None:
+        """Return the next message, None at the end. Raises ProtocolError, OSError."""
+        head = bytearray(4)
+        if not self._fill(memoryview(head), end_allowed=True):
+            return None
+        body = bytearray(frame_length(head))
+        self._fill(memoryview(body))
+        return parsed(body)
+
+    def ask(self, message: Message, kind: type[MessageT]) -> MessageT:
+        """Return the answer to a message. Raises ProtocolError, OSError; what was refused says why."""
+        self.send(message)
+        return expected(self.receive(), kind)
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill the view. Raises ProtocolError, OSError."""
+        self._fill(view)
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        """How long to wait for the other side from now on."""
+        self._socket.settimeout(timeout_s)
+
+    def close(self) -> None:
+        """End it, also for a thread that waits in ``receive``."""
+        with contextlib.suppress(OSError):  # it had ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _fill(self, view: memoryview, *, end_allowed: bool = False) -> bool:
+        filled = 0
+        while filled < len(view):
+            count = self._socket.recv_into(view[filled:])
+            if count == 0:
+                if filled == 0 and end_allowed:
+                    return False
+                raise ProtocolError("the other side ended in the middle of a message")
+            filled += count
+        return True
+
+
+def connect(address: str, job: str, key: bytes, timeout_s: float) -> BlockingConnection:
+    """Return a connection of a rank to the store of another node, both sides proven. Raises OSError, ValueError."""
+    connection = BlockingConnection(socket.create_connection(address_of(address), timeout_s), timeout_s)
+    try:
+        nonce = os.urandom(NONCE_BYTES)
+        challenge = connection.ask(Greet(VERSION, job, nonce), Challenge)
+        connection.send(answer(key, nonce, challenge))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def answer(key: bytes, nonce: bytes, challenge: Challenge) -> Proof:
+    """Return the answer to a store's challenge. Raises ProtocolError where it has another key."""
+    if not hmac.compare_digest(challenge.proof, proof(key, b"store", nonce, challenge.nonce)):
+        raise ProtocolError("the store does not have this job's key")
+    return Proof(proof(key, b"peer", nonce, challenge.nonce))
+
+
+def frame_length(head: bytes | bytearray) -> int:
+    """Return the length that a frame's first four bytes say. Raises ProtocolError."""
+    length = int.from_bytes(head, "big")
+    if length > FRAME_BYTES_MAX:
+        raise ProtocolError(f"a message of {length:,} bytes; {FRAME_BYTES_MAX:,} is the limit")
+    return length
+
+
+def parsed(body: bytearray) -> Message:
+    """Return the message of a frame. Raises ProtocolError."""
+    try:
+        return decode(bytes(body))
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"not a message of version {VERSION}: {error}") from error
+
+
+def expected(message: Message | None, kind: type[MessageT]) -> MessageT:
+    """Return the message if it is of the kind. Raises ProtocolError."""
+    if isinstance(message, kind):
+        return message
+    if isinstance(message, Refused):
+        raise ProtocolError(message.reason)
+    if message is None:
+        raise ProtocolError(f"the other side ended where {kind.__name__} was expected")
+    raise ProtocolError(f"{type(message).__name__} where {kind.__name__} was expected")

@@ -1,0 +1,330 @@
+"""What ranks and stores say to each other: msgspec structs, one length-prefixed frame each, none larger than a limit.
+
+A rank talks to the store of its node over a Unix socket, stores and ranks of other nodes over TCP after a handshake
+(``connection.py``). The bytes of a shard follow the frame that announces them, outside of any frame.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+VERSION = 1
+FRAME_BYTES_MAX = 64 << 20  # a plan of 100,000 tensors fits; what is longer is no message of ours
+
+
+class CopyInfo(msgspec.Struct, frozen=True):
+    """A copy of one rank's shard of one step, whole and verified when it was written.
+
+    ``tail`` are the lengths of the objects behind the tensors; ``captured_s`` is the Unix time of the capture.
+    """
+
+    plan: str
+    rank: int
+    step: int
+    length: int
+    tail: tuple[int, ...]
+    captured_s: float
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A node of the job with the TCP address of its store and the ranks that it runs."""
+
+    node: str
+    address: str
+    ranks: tuple[int, ...]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A rank greets the store of its node. ``key`` is the job's key: only who has it may ask about the job."""
+
+    version: int
+    job: str
+    key: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """What the store knows: who it is, the newest attempt that it has seen of the job, and the copies that it holds."""
+
+    version: int
+    node: str
+    address: str
+    attempt: int
+    copies: tuple[CopyInfo, ...]
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """A rank begins an attempt: its shards need ``capacity_bytes`` a slot.
+
+    ``holders`` are the nodes that keep copies of them, its own first. ``plan`` names what is laid out where in shards;
+    ``blob`` says it (opaque to stores). The attempt goes on after ``step``; ``resumed_step`` is the same where it came
+    from memory, else None, and ``sources`` are the addresses of stores that hold a copy of this rank's shard of it.
+    """
+
+    job: str
+    key: bytes
+    attempt: int
+    rank: int
+    members: tuple[Member, ...]
+    holders: tuple[str, ...]
+    plan: str
+    blob: bytes
+    capacity_bytes: int
+    keep: int
+    step: int
+    resumed_step: int | None
+    sources: tuple[str, ...]
+    directory: str
+    persist_every: int
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """The rank's slots, as paths of files in shared memory of the capacity that was asked for."""
+
+    slots: tuple[str, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Why not; ``reason`` gives the value, the limit and the remedy."""
+
+    reason: str
+
+
+class Captured(msgspec.Struct, frozen=True, tag="captured"):
+    """A rank has written its shard of a step into a slot."""
+
+    step: int
+    slot: int
+    length: int
+    tail: tuple[int, ...]
+    captured_s: float
+
+
+class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
+    """A rank has not captured a step, and why."""
+
+    step: int
+    reason: str
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    """The rank may write into this slot, once."""
+
+    slot: int
+
+
+class Whole(msgspec.Struct, frozen=True, tag="whole"):
+    """All copies of all shards of this step are whole."""
+
+    step: int
+
+
+class MetadataWanted(msgspec.Struct, frozen=True, tag="metadata_wanted"):
+    """Rank 0 is asked for the ``.metadata`` of a step that is written to storage; ``tails`` by rank."""
+
+    step: int
+    tails: dict[int, tuple[int, ...]]
+
+
+class MetadataMade(msgspec.Struct, frozen=True, tag="metadata_made"):
+    """It is this."""
+
+    step: int
+    data: bytes
+
+
+class Persisted(msgspec.Struct, frozen=True, tag="persisted"):
+    """A step is whole on storage, as a folder."""
+
+    step: int
+    path: str
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """The rank has ended as it should: its node's memory may be freed once all have."""
+
+
+class Find(msgspec.Struct, frozen=True, tag="find"):
+    """A rank asks for the path of the slot with a copy on this node."""
+
+    plan: str
+    rank: int
+    step: int
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """It is there: ``sums`` are the chunks' checksums, eight bytes each. No path: it is not held here."""
+
+    path: str | None
+    length: int = 0
+    sums: bytes = b""
+    copy: CopyInfo | None = None
+
+
+class GetBlob(msgspec.Struct, frozen=True, tag="get_blob"):
+    """What is laid out where, of a plan."""
+
+    plan: str
+
+
+class Blob(msgspec.Struct, frozen=True, tag="blob"):
+    """It is this; None: not known here."""
+
+    data: bytes | None
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """A rank of another node asks for a part of a copy: whole chunks, of which the last may be shorter."""
+
+    plan: str
+    rank: int
+    step: int
+    offset: int
+    length: int
+
+
+class Bytes(msgspec.Struct, frozen=True, tag="bytes"):
+    """``length`` bytes follow; ``sums`` are those of their chunks. Negative length: not held here."""
+
+    length: int
+    sums: bytes = b""
+
+
+class Reserve(msgspec.Struct, frozen=True, tag="reserve"):
+    """A store asks another one for memory for copies of a rank's shards."""
+
+    attempt: int
+    rank: int
+    plan: str
+    blob: bytes
+    capacity_bytes: int
+    keep: int
+    resumed_step: int | None
+
+
+class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
+    """The memory is there."""
+
+
+class Put(msgspec.Struct, frozen=True, tag="put"):
+    """The bytes of a shard follow once the other side has a place for them (``Proceed``)."""
+
+    attempt: int
+    copy: CopyInfo
+    sums: bytes
+
+
+class Proceed(msgspec.Struct, frozen=True, tag="proceed"):
+    """Whether to send the bytes. ``have``: this copy is here already."""
+
+    yes: bool
+    have: bool = False
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored"):
+    """The copy is here, and each chunk was verified; or which was not."""
+
+    yes: bool
+    reason: str = ""
+
+
+class Copies(msgspec.Struct, frozen=True, tag="copies"):
+    """A store tells the coordinator that all copies of a shard of its node are whole."""
+
+    attempt: int
+    copy: CopyInfo
+
+
+class Missed(msgspec.Struct, frozen=True, tag="missed"):
+    """A store tells the coordinator that there will be no shard of this rank of this step."""
+
+    attempt: int
+    rank: int
+    step: int
+    reason: str
+
+
+class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
+    """The coordinator tells every store: which step is whole; never will be; is to go to storage; is done there."""
+
+    attempt: int
+    whole: int | None = None
+    void: int | None = None
+    persist: int | None = None
+    persisted: int | None = None
+
+
+class ShardPersisted(msgspec.Struct, frozen=True, tag="shard_persisted"):
+    """A store tells the coordinator that the shards of its node are on storage; or why not."""
+
+    attempt: int
+    node: str
+    step: int
+    reason: str = ""
+
+
+class Greet(msgspec.Struct, frozen=True, tag="greet"):
+    """Whoever connects over TCP says for which job, with a number used once."""
+
+    version: int
+    job: str
+    nonce: bytes
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    """The store's own number, and the proof that it has the job's key."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(msgspec.Struct, frozen=True, tag="proof"):
+    """The proof that the other side has it, too."""
+
+    proof: bytes
+
+
+class StatusAsked(msgspec.Struct, frozen=True, tag="status"):
+    """Somebody asks what the store holds."""
+
+
+class Status(msgspec.Struct, frozen=True, tag="status_is"):
+    """As ``status.py`` says it: plain containers."""
+
+    jobs: list[dict[str, Any]]
+
+
+class VerifyAsked(msgspec.Struct, frozen=True, tag="verify"):
+    """Somebody asks whether every copy is what was written."""
+
+
+class Verified(msgspec.Struct, frozen=True, tag="verified"):
+    """So many are, of so many bytes; these are not, and are gone."""
+
+    copies: int
+    total_bytes: int
+    damaged: tuple[str, ...]
+
+
+Message = (
+    Hello | Welcome | Open | Opened | Refused | Captured | Skipped | Grant | Whole | MetadataWanted | MetadataMade
+    | Persisted | Close | Find | Found | GetBlob | Blob | Read | Bytes | Reserve | Reserved | Put | Proceed | Stored
+    | Copies | Missed | Agreed | ShardPersisted | Greet | Challenge | Proof | StatusAsked | Status
+    | VerifyAsked | Verified
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as one frame: four bytes of length, big-endian, then msgpack."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+def decode(body: bytes) -> Message:
+    """Return the message of a frame without its length. Raises msgspec.DecodeError for what is none."""
+    message: Message = _decoder.decode(body)
+    return message

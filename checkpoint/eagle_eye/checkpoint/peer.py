@@ -1,0 +1,138 @@
+"""A store's connections to the store of another node: one for shards, one for words, which must not wait for shards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, ProtocolError, address_of, answer
+from eagle_eye.checkpoint.messages import (
+    VERSION,
+    Bytes,
+    Challenge,
+    CopyInfo,
+    Find,
+    Found,
+    Greet,
+    Message,
+    Proceed,
+    Put,
+    Read,
+    Reserve,
+    Reserved,
+    Stored,
+)
+
+CONNECT_WITHIN_S = 5.0
+ANSWER_WITHIN_S = 30.0
+
+
+class Peer:
+    """The store of another node. Connects when there is something to say, and again after an error."""
+
+    def __init__(self, node: str, address: str, job: str, key: bytes) -> None:
+        self.node = node
+        self.address = address
+        self._job = job
+        self._key = key
+        self._shards: Connection | None = None
+        self._words: Connection | None = None
+        self._moving = asyncio.Lock()
+        self._speaking = asyncio.Lock()
+
+    async def tell(self, message: Message) -> None:
+        """Say something that has no answer. Raises OSError."""
+        async with self._speaking:
+            try:
+                self._words = self._words or await self._connect()
+                await self._words.send(message)
+            except OSError:
+                self._words = _closed(self._words)
+                raise
+
+    async def reserve(self, wish: Reserve) -> None:
+        """Have memory reserved there. Raises OSError; ProtocolError with the reason where it is refused."""
+        async with self._moving:
+            await self._ask(wish, Reserved)
+
+    async def put(self, put: Put, data: memoryview) -> bool:
+        """Bring a copy there; False where it has no place for it now. Raises OSError, ProtocolError."""
+        async with self._moving:
+            proceed = await self._ask(put, Proceed)
+            if not proceed.yes:
+                return proceed.have
+            try:
+                connection = self._connected()
+                await connection.send_data(data)
+                stored = await asyncio.wait_for(connection.expect(Stored), ANSWER_WITHIN_S)
+            except (OSError, asyncio.TimeoutError) as error:
+                self._shards = _closed(self._shards)
+                raise ConnectionError(f"{self.node} did not take a shard: {error or 'no answer'}") from error
+            if not stored.yes:
+                raise ProtocolError(f"{self.node} refused a shard: {stored.reason}")
+            return True
+
+    async def describe(self, plan: str, rank: int, step: int) -> CopyInfo | None:
+        """Return the copy that is held there, None for none. Raises OSError."""
+        async with self._moving:
+            found: Found = await self._ask(Find(plan, rank, step), Found)
+            return found.copy
+
+    async def fetch(self, copy: CopyInfo, into: memoryview) -> bytes | None:
+        """Fill the view with a copy, and return its chunks' sums; None where it is not held there. Raises OSError."""
+        async with self._moving:
+            answered = await self._ask(Read(copy.plan, copy.rank, copy.step, 0, copy.length), Bytes)
+            if answered.length != copy.length:
+                return None
+            await self._connected().receive_into(into)
+            return answered.sums
+
+    def close(self) -> None:
+        """End both connections."""
+        self._shards, self._words = _closed(self._shards), _closed(self._words)
+
+    def _connected(self) -> Connection:
+        if self._shards is None:
+            raise ConnectionError(f"{self.node} is gone")
+        return self._shards
+
+    async def _ask(self, message: Message, kind: type) -> Any:
+        try:
+            self._shards = self._shards or await self._connect()
+            await self._shards.send(message)
+            return await asyncio.wait_for(self._shards.expect(kind), ANSWER_WITHIN_S)
+        except ProtocolError:
+            self._shards = _closed(self._shards)
+            raise
+        except (OSError, asyncio.TimeoutError) as error:
+            self._shards = _closed(self._shards)
+            raise ConnectionError(f"{self.node} ({self.address}) does not answer: {error or 'time is over'}") from error
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        host, port = address_of(self.address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            await asyncio.wait_for(loop.sock_connect(sock, (host, port)), CONNECT_WITHIN_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(sock)
+            nonce = os.urandom(NONCE_BYTES)
+            await connection.send(Greet(VERSION, self._job, nonce))
+            challenge = await asyncio.wait_for(connection.expect(Challenge), CONNECT_WITHIN_S)
+            await connection.send(answer(self._key, nonce, challenge))
+        except asyncio.TimeoutError as error:
+            sock.close()
+            raise ConnectionError(f"{self.address} does not answer within {CONNECT_WITHIN_S:g} s") from error
+        except BaseException:
+            sock.close()
+            raise
+        return connection
+
+
+def _closed(connection: Connection | None) -> None:
+    if connection is not None:
+        connection.close()

@@ -1,0 +1,80 @@
+"""Slots as files in shared memory: reserved as a whole before anybody writes into them, mapped, freed.
+
+A page that a full tmpfs cannot give to a process that touches it is SIGBUS; posix_fallocate asks for all of them first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+from pathlib import Path
+
+from eagle_eye.checkpoint.memory_plan import DoesNotFit
+
+MARGIN_BYTES = 1 << 26  # of memory that other processes of the host are left with
+
+
+class SlotFile:
+    """One slot: a file in shared memory that is mapped for as long as this object lives."""
+
+    def __init__(self, path: Path, capacity_bytes: int) -> None:
+        self.path = path
+        self.capacity_bytes = capacity_bytes
+        self._map = mapped(path, capacity_bytes)
+        self.view = memoryview(self._map)
+
+    def close(self, *, remove: bool) -> None:
+        """Unmap it; with ``remove`` its memory is free once nobody else maps it."""
+        if remove:
+            self.path.unlink(missing_ok=True)
+        self.view.release()
+        with contextlib.suppress(BufferError):  # whoever still looks at it lets go of it in the end
+            self._map.close()
+
+
+def reserve(path: Path, capacity_bytes: int) -> SlotFile:
+    """Return a new slot whose memory is there, all of it. Raises DoesNotFit, and leaves nothing behind."""
+    try:
+        free_bytes = free(path.parent)
+        if capacity_bytes + MARGIN_BYTES > free_bytes:
+            raise DoesNotFit(
+                f"{capacity_bytes:,} bytes for {path.name} do not fit: {path.parent} has {free_bytes:,} bytes free"
+                f" (and {MARGIN_BYTES:,} stay so); keep fewer steps or copies, or enlarge the tmpfs"
+            )
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, capacity_bytes)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        if error.errno in {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT}:
+            raise DoesNotFit(f"{capacity_bytes:,} bytes for {path.name} do not fit: {error.strerror}") from error
+        raise
+    return SlotFile(path, capacity_bytes)
+
+
+def mapped(path: str | Path, capacity_bytes: int) -> mmap.mmap:
+    """Return the file mapped to read and write, its pages present: to touch one first costs more than to copy it."""
+    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(handle).st_size < capacity_bytes:
+            raise OSError(errno.EINVAL, f"shorter than {capacity_bytes:,} bytes", str(path))
+        return mmap.mmap(handle, capacity_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    finally:
+        os.close(handle)
+
+
+def free(folder: Path) -> int:
+    """Return how many bytes may still be reserved: what the filesystem has, and at most what the host's memory has."""
+    space = os.statvfs(folder)
+    return min(space.f_bavail * space.f_frsize, _available_bytes())
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62

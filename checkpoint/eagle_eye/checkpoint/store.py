@@ -1,0 +1,416 @@
+"""The store of a node: a process of its own that owns the copies of shards in shared memory, and moves them.
+
+It outlives the ranks whose steps it keeps, their job's restarts and their launcher. Ranks of this node speak to it over
+a Unix socket in its folder, stores and ranks of other nodes over TCP, with the job's key. Nothing in it waits for
+training, and nothing in training waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, check, chunks, sums_in
+from eagle_eye.checkpoint.connection import NONCE_BYTES, BlockingConnection, Connection, ProtocolError, proof
+from eagle_eye.checkpoint.held_job import HeldJob, Shard, adopt, write_whole
+from eagle_eye.checkpoint.job_service import JobService
+from eagle_eye.checkpoint.memory_plan import DoesNotFit
+from eagle_eye.checkpoint.messages import (
+    VERSION,
+    Agreed,
+    Blob,
+    Bytes,
+    Challenge,
+    Copies,
+    Find,
+    Found,
+    GetBlob,
+    Greet,
+    Hello,
+    Message,
+    Missed,
+    Open,
+    Proceed,
+    Proof,
+    Put,
+    Read,
+    Refused,
+    Reserve,
+    Reserved,
+    ShardPersisted,
+    Status,
+    StatusAsked,
+    Stored,
+    Verified,
+    VerifyAsked,
+    Welcome,
+)
+from eagle_eye.checkpoint.status import status_of
+from eagle_eye.schema.memory_steps import STEPS_FILE
+
+_log = logging.getLogger(__name__)
+
+SOCKET, PORT = "socket", "port"
+BACKLOG = 1024
+HANDSHAKE_WITHIN_S = 10.0
+HOUSEKEEPING_S = 0.05
+CONNECTIONS_MAX = 4096
+
+MessageT = TypeVar("MessageT")
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user has decided.
+
+    ``folder`` is in shared memory; ``listen`` is for other nodes, port 0 for any; ``free_after_s`` is how long copies
+    of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, None for no limit.
+    Without any job for ``exit_when_idle_s`` it ends; None: never.
+    """
+
+    folder: Path
+    node: str
+    listen: tuple[str, int]
+    free_after_s: float = 3600.0
+    persist_bytes_per_s: float | None = None
+    scrub_every_s: float = 600.0
+    exit_when_idle_s: float | None = None
+
+
+class Store:
+    """One node's store. ``run`` serves until it is cancelled, or idle for as long as it may be; its files stay."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self._jobs: dict[str, JobService] = {}
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._idle = asyncio.Event()
+        self.address = ""
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve. Raises OSError where it cannot listen."""
+        folder = self._settings.folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in sorted((folder / "jobs").glob("*")):
+            job = adopt(path)
+            if job is not None:
+                job.left_s = time.monotonic()
+                self._jobs[job.name] = self._service(job)
+        tcp = self._listening()
+        self.address = "{}:{}".format(*tcp.getsockname()[:2])
+        (folder / PORT).write_text(str(tcp.getsockname()[1]), encoding="ascii")
+        path = folder / SOCKET
+        path.unlink(missing_ok=True)
+        unix = socket.socket(socket.AF_UNIX)
+        unix.bind(str(path))
+        path.chmod(0o600)
+        unix.listen(BACKLOG)
+        try:
+            self._spawn(self._accept(tcp, self._serve_peer))
+            self._spawn(self._accept(unix, self._serve_local))
+            self._spawn(self._keep_house())
+            ready()
+            await self._idle.wait()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            tcp.close()
+            unix.close()
+            path.unlink(missing_ok=True)
+            for service in self._jobs.values():
+                service.close()
+                service.job.unmap()
+
+    def _listening(self) -> socket.socket:
+        """Listen: where any port will do, on that of the store before, for other nodes know no other."""
+        host, port = self._settings.listen
+        if port == 0:
+            with contextlib.suppress(OSError, ValueError):
+                before = int((self._settings.folder / PORT).read_text(encoding="ascii"))
+                return socket.create_server((host, before), backlog=BACKLOG)
+        return socket.create_server((host, port), backlog=BACKLOG)
+
+    async def _accept(self, server: socket.socket, serve: Callable[[Connection], Awaitable[None]]) -> None:
+        server.setblocking(False)
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(server)
+            if len(self._tasks) > CONNECTIONS_MAX:
+                sock.close()
+                continue
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._spawn(self._served(Connection(sock), serve))
+
+    async def _served(self, connection: Connection, serve: Callable[[Connection], Awaitable[None]]) -> None:
+        try:
+            await serve(connection)
+        except (OSError, ValueError, asyncio.TimeoutError) as error:
+            _log.info("a connection has ended: %s", error)
+        finally:
+            connection.close()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task of the store failed", exc_info=error)
+
+    def _service(self, job: HeldJob) -> JobService:
+        return JobService(job, self._settings.node, self._settings.persist_bytes_per_s, self._spawn)
+
+    # Ranks of this node.
+
+    async def _serve_local(self, connection: Connection) -> None:
+        first = await asyncio.wait_for(connection.receive(), HANDSHAKE_WITHIN_S)
+        match first:
+            case None:
+                return  # somebody has looked whether a store is here
+            case StatusAsked():
+                await connection.send(Status([status_of(service.job) for service in self._jobs.values()]))
+            case VerifyAsked():
+                await connection.send(await self._verified())
+            case Hello():
+                await self._serve_rank(first, connection)
+            case _:
+                raise ProtocolError(f"{type(first).__name__} where a rank says hello")
+
+    async def _serve_rank(self, hello: Hello, connection: Connection) -> None:
+        if hello.version != VERSION:
+            reason = f"this store speaks version {VERSION} and the rank {hello.version}: update the older one"
+            await connection.send(Refused(reason))
+            return
+        service = self._entered(hello.job, hello.key)
+        if service is None:
+            await connection.send(Refused(f"job {hello.job!r} is here with another key: it is somebody else's"))
+            return
+        job = service.job
+        copies = tuple(copy for _, _, copy in job.copies())
+        await connection.send(Welcome(VERSION, self._settings.node, self.address, job.attempt, copies))
+        shard: Shard | None = None
+        try:
+            while (message := await connection.receive()) is not None:
+                if isinstance(message, Open):
+                    shard = await service.open(message, connection)
+                elif shard is not None and shard.connection is connection:
+                    await service.hear(shard, message)
+                else:
+                    await self._answer(service, message, connection)
+        finally:
+            if shard is not None and shard.connection is connection:
+                service.left(shard)
+
+    def _entered(self, name: str, key: bytes) -> JobService | None:
+        """Return the job's service, None where the job is here with another key, and has ranks.
+
+        One that has none yields to a new job of its name.
+        """
+        service = self._jobs.get(name)
+        if service is not None and service.job.left_s is not None and not hmac.compare_digest(service.job.key, key):
+            self._free(service, "is another job now")
+            service = None
+        if service is None:
+            folder = self._settings.folder / "jobs" / hashlib.sha256(name.encode()).hexdigest()[:16]
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            service = self._jobs[name] = self._service(HeldJob(name, key, folder))
+        return service if hmac.compare_digest(service.job.key, key) else None
+
+    async def _verified(self) -> Verified:
+        held = [copy for service in self._jobs.values() for _, _, copy in service.job.copies()]
+        damaged = [text for service in list(self._jobs.values()) for text in await service.scrub()]
+        return Verified(len(held) - len(damaged), sum(copy.length for copy in held), tuple(damaged))
+
+    # Other nodes.
+
+    async def _serve_peer(self, connection: Connection) -> None:
+        first = await asyncio.wait_for(connection.receive(), HANDSHAKE_WITHIN_S)
+        if not isinstance(first, Greet) or len(first.nonce) != NONCE_BYTES:
+            raise ProtocolError("a peer that does not greet")
+        service = self._jobs.get(first.job)
+        if first.version != VERSION or service is None:
+            reason = f"version {VERSION} is spoken here" if service else f"job {first.job!r} is not known here"
+            await connection.send(Refused(reason))
+            return
+        nonce, key = os.urandom(NONCE_BYTES), service.job.key
+        await connection.send(Challenge(nonce, proof(key, b"store", first.nonce, nonce)))
+        given = await asyncio.wait_for(connection.expect(Proof), HANDSHAKE_WITHIN_S)
+        if not hmac.compare_digest(given.proof, proof(key, b"peer", first.nonce, nonce)):
+            raise ProtocolError("a peer without the job's key")
+        while (message := await connection.receive()) is not None:
+            if self._jobs.get(first.job) is not service:
+                raise ProtocolError("the job has ended here")
+            await self._answer(service, message, connection)
+
+    async def _answer(self, service: JobService, message: Message, connection: Connection) -> None:
+        job = service.job
+        match message:
+            case Find(plan, rank, step):
+                await connection.send(_found(job, plan, rank, step))
+            case GetBlob(plan):
+                await connection.send(Blob(job.blob(plan)))
+            case Read():
+                await _read(job, message, connection)
+            case Reserve():
+                await self._reserve(job, message, connection)
+            case Put():
+                await _take(job, message, connection)
+            case Copies() | Missed() | Agreed() | ShardPersisted():
+                await service.agree(message)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} was not expected")
+
+    async def _reserve(self, job: HeldJob, wish: Reserve, connection: Connection) -> None:
+        if wish.attempt < job.attempt:
+            await connection.send(Refused(f"attempt {wish.attempt} is over: attempt {job.attempt} has begun"))
+            return
+        job.begin_elsewhere(wish)
+        job.keep_blob(wish.plan, wish.blob)
+        try:
+            job.shard(wish.plan, wish.rank, wish.capacity_bytes, wish.keep + 1, local=False)
+        except (DoesNotFit, OSError) as error:
+            await connection.send(Refused(f"{self._settings.node}: {error}"))
+            return
+        job.save()
+        await connection.send(Reserved())
+
+    def _free(self, service: JobService, why: str) -> None:
+        _log.info("%s %s; its memory is free", service.job.name, why)
+        del self._jobs[service.job.name]
+        service.close()
+        service.job.free()
+        self._say_steps(changed=True)
+
+    def _say_steps(self, *, changed: bool) -> None:
+        """The file for whoever decides where a job goes on says what is held."""
+        jobs = [service.job for service in self._jobs.values()]
+        if changed or any(job.changed for job in jobs):
+            for job in jobs:
+                job.changed = False
+            steps = [step for job in jobs for step in job.steps()]
+            write_whole(self._settings.folder / STEPS_FILE, msgspec.json.encode(steps))
+
+    async def _keep_house(self) -> None:
+        """Say what is held; free what nobody needs any more; verify all copies now and then."""
+        scrubbed_s = idle_since_s = time.monotonic()
+        self._say_steps(changed=True)
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            now_s = time.monotonic()
+            self._say_steps(changed=False)
+            idle_since_s = now_s if self._jobs else idle_since_s
+            if self._settings.exit_when_idle_s is not None and now_s - idle_since_s > self._settings.exit_when_idle_s:
+                self._idle.set()
+            for service in list(self._jobs.values()):
+                left_s = service.job.left_s
+                if left_s is not None and (service.ended or now_s - left_s > self._settings.free_after_s):
+                    why = "has ended" if service.ended else f"has had no ranks for {now_s - left_s:.0f} s"
+                    self._free(service, why)
+            if now_s - scrubbed_s > self._settings.scrub_every_s:
+                scrubbed_s = now_s
+                for service in list(self._jobs.values()):
+                    await service.scrub()
+
+
+def ask_status(folder: Path, within_s: float = 5.0) -> list[dict[str, Any]]:
+    """Return what the store of a folder holds, job by job: ``status_of``. Raises OSError where none answers."""
+    return _asked(folder, StatusAsked(), Status, within_s).jobs
+
+
+def ask_verify(folder: Path, within_s: float = 600.0) -> Verified:
+    """Have the store of a folder verify every copy. Raises OSError where none answers."""
+    return _asked(folder, VerifyAsked(), Verified, within_s)
+
+
+def _asked(folder: Path, question: Message, kind: type[MessageT], within_s: float) -> MessageT:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(within_s)
+    try:
+        sock.connect(str(folder / SOCKET))
+    except OSError:
+        sock.close()
+        raise
+    connection = BlockingConnection(sock, within_s)
+    try:
+        return connection.ask(question, kind)
+    finally:
+        connection.close()
+
+
+def _found(job: HeldJob, plan: str, rank: int, step: int) -> Found:
+    held = job.find(plan, rank, step)
+    if held is None:
+        return Found(None)
+    shard, slot, copy = held
+    return Found(str(shard.files[slot].path), copy.length, shard.sums[slot], copy)
+
+
+async def _read(job: HeldJob, read: Read, connection: Connection) -> None:
+    held = job.find(read.plan, read.rank, read.step)
+    if held is None or read.offset % CHUNK_BYTES or not 0 < read.length <= held[2].length - read.offset:
+        await connection.send(Bytes(-1))
+        return
+    shard, slot, copy = held
+    view = shard.view(slot, copy.length)[read.offset : read.offset + read.length]
+    await connection.send(Bytes(read.length, sums_in(shard.sums[slot], read.offset, read.length)), view)
+
+
+async def _take(job: HeldJob, put: Put, connection: Connection) -> None:
+    """Receive a copy from another node, chunk by chunk verified."""
+    copy = put.copy
+    shard = job.shards.get((copy.plan, copy.rank))
+    if put.attempt != job.attempt or shard is None or len(put.sums) != SUM_BYTES * -(-copy.length // CHUNK_BYTES):
+        await connection.send(Proceed(yes=False))
+        return
+    if shard.verified(copy.step) is not None:
+        await connection.send(Proceed(yes=False, have=True))
+        return
+    fits = 0 < copy.length <= shard.capacity_bytes
+    slot = shard.slots.grant(job.needed.among(one.step for one in shard.slots.copies)) if fits else None
+    if slot is None:
+        await connection.send(Proceed(yes=False))
+        return
+    shard.sums.pop(slot, None)
+    whole, reason = False, ""
+    try:
+        await connection.send(Proceed(yes=True))
+        reason = await _received(shard.view(slot, copy.length), put, connection)
+        whole = not reason and put.attempt == job.attempt and shard.slots.granted == slot
+    finally:
+        if whole:
+            shard.slots.written(slot, copy)
+            shard.sums[slot] = put.sums
+        elif shard.slots.granted == slot:
+            shard.slots.give_back()
+    if whole:
+        job.count("bytes_received", copy.length)
+        job.save()
+    else:
+        reason = reason or "another attempt has begun"
+        job.trouble(f"a copy did not arrive whole: {reason}")
+    await connection.send(Stored(whole, reason))
+
+
+async def _received(view: memoryview, put: Put, connection: Connection) -> str:
+    """Fill the view; return which chunk did not arrive as it was sent, "" where all did."""
+    reason = ""
+    for number, (start, end) in enumerate(chunks(0, put.copy.length)):
+        await connection.receive_into(view[start:end])
+        try:
+            check(view[start:end], put.sums, number, f"step {put.copy.step} of rank {put.copy.rank}")
+        except Damaged as error:
+            reason = reason or str(error)
+    return reason

@@ -1,0 +1,39 @@
+"""``eagle-eye checkpoint verify``: whether every copy on this node is what was written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from eagle_eye.checkpoint.sizes import told
+from eagle_eye.checkpoint.status_command import folder_of
+from eagle_eye.checkpoint.store import ask_verify
+
+NAME = "verify"
+HELP = "compare every copy on this node with its checksums"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("--folder", type=Path, default=None, metavar="DIR", help="of the store (the user's own)")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found; return 0, or 1 where a copy is damaged or no store answers. What is damaged is gone."""
+    folder = folder_of(args.folder)
+    try:
+        verified = ask_verify(folder)
+    except OSError as error:
+        print(f"no store answers in {folder} ({error})", file=sys.stderr)
+        return 1
+    if args.json:
+        figures = {"copies": verified.copies, "bytes": verified.total_bytes, "damaged": list(verified.damaged)}
+        print(json.dumps(figures, indent=2))
+    else:
+        print(f"{verified.copies} copies are what was written ({told(verified.total_bytes)} read)")
+        for text in verified.damaged:
+            print(f"damaged, and removed: {text}")
+    return 1 if verified.damaged else 0

@@ -1,0 +1,52 @@
+"""What the store of a node says in a file of the steps that it holds, for whoever decides where a job goes on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+FOLDER_VARIABLE = "EAGLE_EYE_CHECKPOINT_STORE"
+STEPS_FILE = "steps.json"
+STEPS_BYTES_MAX = 16 << 20
+MEMORY_PREFIX = "memory:"
+STORE_WORDS = ["eagle_eye.cli.main", "checkpoint", "store"]  # of a store's command line, behind ``python -m``
+
+
+class MemoryStep(msgspec.Struct, frozen=True):
+    """A verified copy of one rank's shard of one step. ``plan`` begins with the number of ranks, and a hyphen."""
+
+    job: str
+    plan: str
+    rank: int
+    step: int
+    captured_s: float
+
+
+def store_folder(node: str) -> Path:
+    """Return the folder of a node's store: the environment's, else one in shared memory for this user."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    return Path(given) if given else Path(f"/dev/shm/eagle-eye-{os.getuid()}") / node  # noqa: S108 - it must be there
+
+
+def read_steps(folder: Path, job: str) -> list[MemoryStep]:
+    """Return the copies that a store holds of a job's steps; none where there is no store, or it cannot be read."""
+    try:
+        with (folder / STEPS_FILE).open("rb") as file:
+            found = msgspec.json.decode(file.read(STEPS_BYTES_MAX), type=list[MemoryStep])
+    except (OSError, msgspec.DecodeError):
+        return []
+    return [one for one in found if one.job == job]
+
+
+def whole_in_memory(copies: list[MemoryStep]) -> dict[int, float]:
+    """Return the steps of which there is a copy of every rank's shard, with when the last of them was captured."""
+    held: dict[tuple[int, str], dict[int, float]] = {}
+    for copy in copies:
+        held.setdefault((copy.step, copy.plan), {})[copy.rank] = copy.captured_s
+    return {
+        step: max(ranks.values())
+        for (step, plan), ranks in held.items()
+        if plan.partition("-")[0].isdecimal() and ranks.keys() == set(range(int(plan.partition("-")[0])))
+    }
