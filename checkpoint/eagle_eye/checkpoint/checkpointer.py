@@ -102,6 +102,7 @@ class MemoryCheckpointer:
     ``state`` names what is kept: models, optimizers, tensors, and whatever has ``state_dict`` and ``load_state_dict``.
     ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes there as a plain
     torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep`` the whole steps.
+    ``resumed_from`` says where ``restore`` found the state: step, where (memory, storage) and nodes; None: nowhere.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class MemoryCheckpointer:
         self._lock = threading.Lock()
         self._whole: int | None = None
         self._said: set[str] = set()
+        self.resumed_from: dict[str, Any] | None = None
         self.counts: dict[str, float] = {"captured": 0, "skipped": 0, "blocked_s": 0.0, "bytes": 0}
 
     @property
@@ -205,6 +207,8 @@ class MemoryCheckpointer:
                 looked_for.append(f"step {one.step} in memory: {error}")
                 _log.warning("step %d is not read from memory: %s", one.step, error)
                 continue
+            nodes = sorted({node for held in one.where.values() for node, _ in held})
+            self.resumed_from = {"step": one.step, "where": "memory", "nodes": nodes}
             return one.step, one
         if on_storage is not None:
             return self._load_folder(Path(on_storage[1])), None
@@ -229,6 +233,7 @@ class MemoryCheckpointer:
         if not named_step.isdecimal():
             raise NoCheckpoint(f"{path} is no checkpoint of ours: its name should be step_N")
         self._load(FileSystemReader(path))
+        self.resumed_from = {"step": int(named_step), "where": "storage", "nodes": []}
         return int(named_step)
 
     def _load(self, reader: StorageReader) -> None:

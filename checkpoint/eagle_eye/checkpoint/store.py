@@ -61,7 +61,7 @@ from eagle_eye.schema.memory_steps import STEPS_FILE
 
 _log = logging.getLogger(__name__)
 
-SOCKET, PORT = "socket", "port"
+SOCKET, PORT, LOCK = "socket", "port", "lock"
 BACKLOG = 1024
 HANDSHAKE_WITHIN_S = 10.0
 HOUSEKEEPING_S = 0.05

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eagle_eye.checkpoint.connection import address_of
 from eagle_eye.checkpoint.sizes import size_bytes
-from eagle_eye.checkpoint.store import Store, StoreSettings
+from eagle_eye.checkpoint.store import LOCK, Store, StoreSettings
 from eagle_eye.schema.memory_steps import store_folder
 
 _log = logging.getLogger(__name__)
@@ -53,12 +53,15 @@ def run(args: argparse.Namespace) -> int:
         exit_when_idle_s=args.exit_when_idle,
     )
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (settings.folder / "lock").open("w") as lock:
+    with (settings.folder / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"a store serves {settings.folder} already", file=sys.stderr)
             return 0
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         return asyncio.run(_serve(Store(settings)))
 
 
