@@ -356,7 +356,8 @@ class JobService:
         loop, path = asyncio.get_running_loop(), None
         if failed is None and metadata is not None:
             try:
-                path = await loop.run_in_executor(None, complete, job.directory, step, metadata)
+                captured_s = max(copy.captured_s for copy in agreement.copies[step].values())
+                path = await loop.run_in_executor(None, complete, job.directory, step, metadata, captured_s)
             except OSError as error:
                 job.trouble(f"step {step} is not on storage: {error}")
         if path is None:

@@ -39,13 +39,17 @@ def write_shard(directory: str, step: int, rank: int, data: memoryview, rate_byt
         os.fsync(file.fileno())
 
 
-def complete(directory: str, step: int, metadata: bytes) -> Path:
-    """All files are there: the folder is complete, and has its name. Raises OSError."""
+def complete(directory: str, step: int, metadata: bytes, captured_s: float) -> Path:
+    """All files are there: the folder is complete, and has its name. Raises OSError.
+
+    The modification time of its metadata is the capture's: what was captured later is newer, however late this is done.
+    """
     part, folder = _partial(directory, step), folder_of(directory, step)
     with (part / METADATA).open("wb") as file:
         file.write(metadata)
         file.flush()
         os.fsync(file.fileno())
+    os.utime(part / METADATA, (captured_s, captured_s))
     if folder.exists():
         shutil.rmtree(folder)  # of an attempt whose steps were not to be trusted, or that was resumed before it
     part.rename(folder)

@@ -2,7 +2,7 @@
 
 Started by torchrun or ``eagle-eye launch``; Gloo on the CPU. Knows nothing of faults. The two lines that
 tell Eagle Eye how training goes are marked. Its state is kept in memory at each step and goes to storage now and then;
-with ``--storage-only`` it goes there at once, and the training waits.
+with ``--checkpoints storage`` it goes there at once, and the training waits.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(CharacterModel(text.characters))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    checkpointer = None if args.storage_only else _in_memory(model, optimizer, args)
+    checkpointer = _in_memory(model, optimizer, args) if args.checkpoints == "memory" else None
     step = _resume(model, optimizer) if checkpointer is None else checkpointer.restore()
     first, source = step + 1, None if checkpointer is None else checkpointer.resumed_from
     training = attach(model, optimizer, step=step)  # the first of the two lines
@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--step-log", type=Path, required=True)
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--checkpoint-every", type=int, default=10)
-    parser.add_argument("--storage-only", action="store_true")
+    parser.add_argument("--checkpoints", choices=("memory", "storage"), default="memory")
     parser.add_argument("--evaluate-every", type=int, default=50)
     parser.add_argument("--evaluation-batches", type=int, default=10)
     parser.add_argument("--collective-seconds-max", type=float, default=1800.0)  # torch's own default for Gloo
@@ -135,9 +135,7 @@ def _loss(model: nn.Module, text: Text) -> torch.Tensor:
     return nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
-def _in_memory(
-    model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace
-) -> MemoryCheckpointer:
+def _in_memory(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> MemoryCheckpointer:
     return MemoryCheckpointer({"model": model, "optimizer": optimizer}, args.checkpoint_dir, args.checkpoint_every)
 
 

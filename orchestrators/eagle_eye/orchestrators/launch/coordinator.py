@@ -185,7 +185,7 @@ class Coordinator:
         """In a thread, because a folder may hang: choose what to resume from, without what is damaged."""
         try:
             found = find_checkpoints(self._job.checkpoint_dir)
-            left = found + in_memory(self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S))
+            left = in_memory(self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S)) + found
             while (chosen := choose_checkpoint(left, order.distrusted, order.suspected)) is not None:
                 if chosen.folder is None or not (wrong := flaw(chosen.folder)):
                     break
