@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from eagle_eye.checkpoint.connection import connect
+from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
 from eagle_eye.checkpoint.layout import JobLayout, ShardWriter, named, unpack
 from eagle_eye.checkpoint.messages import (
     Blob,
@@ -102,6 +103,7 @@ class MemoryCheckpointer:
     ``state`` names what is kept: models, optimizers, tensors, and whatever has ``state_dict`` and ``load_state_dict``.
     ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes there as a plain
     torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep`` the whole steps.
+    With a ``topology`` file (the server's) copies lie behind several switches and in several racks where they can.
     ``resumed_from`` says where ``restore`` found the state: step, where (memory, storage) and nodes; None: nowhere.
     """
 
@@ -115,7 +117,7 @@ class MemoryCheckpointer:
         keep: int = 2,
         job: str | None = None,
         node: str | None = None,
-        domains: Mapping[str, Sequence[str]] | None = None,
+        topology: str | os.PathLike[str] | None = None,
     ) -> None:
         if replicas < 1 or keep < 1 or persist_every < 0:
             raise ValueError(f"replicas={replicas}, keep={keep}, persist_every={persist_every}: at least 1, 1 and 0")
@@ -124,7 +126,7 @@ class MemoryCheckpointer:
         self._persist_every = persist_every
         self._replicas = replicas
         self._keep = keep
-        self._domains = domains
+        self._topology = None if topology is None else Path(topology)
         self._node = node or os.environ.get("EAGLE_EYE_NODE") or socket.gethostname()
         self._job = job or os.environ.get("EAGLE_EYE_JOB") or self._directory.name
         self._distributed = dist.is_available() and dist.is_initialized()
@@ -324,7 +326,7 @@ class MemoryCheckpointer:
         address = {one.node: one.address for one in everyone}
         members = tuple(Member(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
         replicas = min(self._replicas, len(nodes))
-        holders = place(sorted(nodes), replicas, self._domains).holders[self._node]
+        holders = place(sorted(nodes), replicas, self._domains()).holders[self._node]
         same = resumed is not None and resumed.plan == layout.plan
         return Open(
             job=self._job,
@@ -343,6 +345,9 @@ class MemoryCheckpointer:
             directory=str(self._directory),
             persist_every=self._persist_every,
         )
+
+    def _domains(self) -> dict[str, frozenset[str]]:
+        return {} if self._topology is None else together(read_failure_domains(self._topology))
 
     def _plan_of_all(self) -> tuple[JobLayout, ShardWriter]:
         if self._plan is None:
