@@ -113,7 +113,7 @@ def test_a_suspected_checkpoint_is_taken_only_where_the_alternative_is_the_begin
 def test_a_step_in_memory_counts_by_when_it_was_captured_and_goes_before_the_same_one_on_storage() -> None:
     copies = [MemoryStep("j", "2-a", rank, step, float(step)) for rank in (0, 1) for step in (18, 20)]
     found = in_memory(copies)
-    assert choose_checkpoint([*found, Checkpoint("c/step_20", 20, 20.0)]) == Checkpoint("memory:20", 20, 20.0)
+    assert choose_checkpoint([*found, Checkpoint("c/step_20", 20, 20.0)], ()) == Checkpoint("memory:20", 20, 20.0)
     assert choose_checkpoint([*found, Checkpoint("c/step_15", 15, 15.0)], [Span(19.0, 30.0)]) == found[0]
     on_storage = Checkpoint("c/step_15", 15, 15.0)
     assert choose_checkpoint([*found, on_storage], [Span(16.0, 30.0)]) == on_storage

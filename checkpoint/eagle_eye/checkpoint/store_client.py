@@ -50,7 +50,7 @@ def start_store(folder: Path, node: str) -> None:
     """
     if answers(folder):
         return
-    command = [sys.executable, "-m", *STORE_WORDS, "--folder", str(folder), "--node", node]
+    command = [sys.executable, "-m", "eagle_eye.cli.main", *STORE_WORDS, "--folder", str(folder), "--node", node]
     command += ["--exit-when-idle", f"{EXIT_WHEN_IDLE_S:g}"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Neither a child of the rank nor, by its environment, taken for a rank: whoever ends those must not end it.
