@@ -173,7 +173,7 @@ class MemoryCheckpointer:
         """
         began_s = time.monotonic()
         try:
-            self._capture(step)
+            self._capture(step, began_s)
         except Exception as error:  # noqa: BLE001 - training must go on whatever happens to its checkpoints
             self._skip(step, f"{type(error).__name__}: {error}")
         self.counts["blocked_s"] += time.monotonic() - began_s
@@ -382,7 +382,7 @@ class MemoryCheckpointer:
 
     # While training.
 
-    def _capture(self, step: int) -> None:
+    def _capture(self, step: int, began_s: float) -> None:
         with self._lock:
             slot, self._granted = self._granted, None
             if slot is None:
@@ -395,7 +395,7 @@ class MemoryCheckpointer:
             except BaseException:
                 self._granted = slot
                 raise
-        self._client.say(Captured(step, slot, length, tail, time.time()))
+        self._client.say(Captured(step, slot, length, tail, time.time(), time.monotonic() - began_s))
         self.counts["captured"] += 1
         self.counts["bytes"] += length
 

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import os
 import socket
+import struct
 from typing import TypeVar
 
 import msgspec
@@ -55,6 +56,12 @@ class Connection:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
+
+    @property
+    def peer_pid(self) -> int:
+        """The process at the other end of a Unix socket; 0 where the kernel does not show it to this one."""
+        pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
 
     async def send(self, message: Message, data: memoryview | None = None) -> None:
         """Send a message, and the bytes that belong to it, undivided. Raises OSError."""

@@ -102,6 +102,8 @@ class HeldJob:
         self.persisting_since_s: float | None = None
         self.left_s: float | None = None
         self.changed = False
+        self.step: int | None = None
+        self.blocked_s = 0.0
         self.counts: dict[str, int] = {}
         self.troubles: list[str] = []
 
@@ -124,6 +126,10 @@ class HeldJob:
         _log.warning("%s: %s", self.name, text)
         self.troubles = [*self.troubles[-7:], text]
 
+    def came_to(self, step: int) -> None:
+        """A rank of this node has finished the step."""
+        self.step = step if self.step is None else max(step, self.step)
+
     def begin(self, opening: Open) -> None:
         """A new attempt begins. What is later than the step that it resumed from will be made again, and is dropped."""
         self.attempt = self.begun_attempt = opening.attempt
@@ -135,6 +141,7 @@ class HeldJob:
         self.agreement = Agreement(ranks, opening.persist_every, persisted=opening.step)
         self.directory = opening.directory
         self.persisting_since_s = None
+        self.step = opening.step or None
         for shard in self.shards.values():
             shard.connection, shard.closed, shard.holders = None, False, ()
         self._drop_after(opening.resumed_step)

@@ -108,15 +108,18 @@ class JobService:
         """Take in what a rank says while it trains."""
         job = self.job
         match message:
-            case Captured(step, slot, length, tail, captured_s):
+            case Captured(step, slot, length, tail, captured_s, blocked_s):
                 copy = CopyInfo(shard.plan, shard.rank, step, length, tail, captured_s)
                 shard.view(slot, length)  # raises for what no slot could hold
                 shard.slots.written(slot, copy)
                 job.count("captured")
+                job.came_to(step)
+                job.blocked_s += blocked_s
                 self._spawn(self._replicate(shard, slot, copy))
                 await self._grant(shard)
             case Skipped(step, reason):
                 job.count("skipped")
+                job.came_to(step)
                 await self._tell_coordinator(Missed(job.attempt, shard.rank, step, reason))
             case MetadataMade(step, data):
                 self._metadata[step] = data
@@ -321,6 +324,8 @@ class JobService:
             job.count("persist_failed")
             job.trouble(reason)
         if job.attempt == attempt:
+            if not self._coordinates:  # which waits for the others
+                job.persisting_since_s = None
             await self._tell_coordinator(ShardPersisted(attempt, self._node, step, reason))
 
     async def _write(self, shard: Shard, step: int) -> None:

@@ -56,6 +56,7 @@ from eagle_eye.checkpoint.messages import (
     VerifyAsked,
     Welcome,
 )
+from eagle_eye.checkpoint.standing import StandingFile
 from eagle_eye.checkpoint.status import status_of
 from eagle_eye.schema.memory_steps import STEPS_FILE
 
@@ -95,6 +96,7 @@ class Store:
         self._jobs: dict[str, JobService] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
+        self._standing = StandingFile(settings.folder)
         self.address = ""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -119,6 +121,7 @@ class Store:
             self._spawn(self._accept(tcp, self._serve_peer))
             self._spawn(self._accept(unix, self._serve_local))
             self._spawn(self._keep_house())
+            self._spawn(self._scrub_now_and_then())
             ready()
             await self._idle.wait()
         finally:
@@ -127,6 +130,7 @@ class Store:
             tcp.close()
             unix.close()
             path.unlink(missing_ok=True)
+            self._standing.remove()
             for service in self._jobs.values():
                 service.close()
                 service.job.unmap()
@@ -304,13 +308,14 @@ class Store:
             write_whole(self._settings.folder / STEPS_FILE, msgspec.json.encode(steps))
 
     async def _keep_house(self) -> None:
-        """Say what is held; free what nobody needs any more; verify all copies now and then."""
-        scrubbed_s = idle_since_s = time.monotonic()
+        """Say what is held; free what nobody needs any more."""
+        idle_since_s = time.monotonic()
         self._say_steps(changed=True)
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             now_s = time.monotonic()
             self._say_steps(changed=False)
+            self._standing.say((service.job for service in self._jobs.values()), now_s)
             idle_since_s = now_s if self._jobs else idle_since_s
             if self._settings.exit_when_idle_s is not None and now_s - idle_since_s > self._settings.exit_when_idle_s:
                 self._idle.set()
@@ -319,10 +324,16 @@ class Store:
                 if left_s is not None and (service.ended or now_s - left_s > self._settings.free_after_s):
                     why = "has ended" if service.ended else f"has had no ranks for {now_s - left_s:.0f} s"
                     self._free(service, why)
-            if now_s - scrubbed_s > self._settings.scrub_every_s:
-                scrubbed_s = now_s
-                for service in list(self._jobs.values()):
+
+    async def _scrub_now_and_then(self) -> None:
+        """Verify all copies. Beside the housekeeping, which must not wait for minutes of reading."""
+        while True:
+            await asyncio.sleep(self._settings.scrub_every_s)
+            for service in list(self._jobs.values()):
+                try:
                     await service.scrub()
+                except (OSError, ValueError) as error:  # the job's memory was freed meanwhile
+                    _log.info("%s is not verified: %s", service.job.name, error)
 
 
 def ask_status(folder: Path, within_s: float = 5.0) -> list[dict[str, Any]]:
