@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
-from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, ProtocolError, address_of, answer
+from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, Pace, ProtocolError, address_of, answer
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Bytes,
@@ -24,6 +25,7 @@ from eagle_eye.checkpoint.messages import (
     Reserved,
     Stored,
 )
+from eagle_eye.checkpoint.traffic import Unwanted
 
 CONNECT_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 30.0
@@ -57,16 +59,22 @@ class Peer:
         async with self._moving:
             await self._ask(wish, Reserved)
 
-    async def put(self, put: Put, data: memoryview) -> bool:
-        """Bring a copy there; False where it has no place for it now. Raises OSError, ProtocolError."""
+    async def put(self, put: Put, data: memoryview, pace_to: Callable[[str], Pace]) -> bool:
+        """Bring a copy there; False where it has no place for it now. Raises OSError, ProtocolError, Unwanted.
+
+        ``pace_to`` returns the pace to an IP address.
+        """
         async with self._moving:
             proceed = await self._ask(put, Proceed)
             if not proceed.yes:
                 return proceed.have
             try:
                 connection = self._connected()
-                await connection.send_data(data)
+                await connection.send_data(data, pace_to(connection.host))
                 stored = await asyncio.wait_for(connection.expect(Stored), ANSWER_WITHIN_S)
+            except Unwanted:
+                self._shards = _closed(self._shards)  # the other side still waits for the rest
+                raise
             except (OSError, asyncio.TimeoutError) as error:
                 self._shards = _closed(self._shards)
                 raise ConnectionError(f"{self.node} did not take a shard: {error or 'no answer'}") from error
