@@ -10,9 +10,10 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -67,6 +68,7 @@ class Shard:
     files: list[SlotFile] = field(default_factory=list)
     slots: Slots = field(default_factory=lambda: Slots([]))
     sums: dict[int, bytes] = field(default_factory=dict)
+    newest_step: int = -1  # that its rank has come to
     attempt: int = 0
     holders: tuple[str, ...] = ()
     connection: Connection | None = None
@@ -106,6 +108,7 @@ class HeldJob:
         self.blocked_s = 0.0
         self.counts: dict[str, int] = {}
         self.troubles: list[str] = []
+        self.links: Callable[[], list[dict[str, Any]]] = list  # what is known of the interfaces that copies take
 
     @property
     def coordinator(self) -> Member | None:

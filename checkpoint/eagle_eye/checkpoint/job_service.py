@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from eagle_eye.checkpoint.checksums import Damaged, check, check_all, chunks, sums_of
-from eagle_eye.checkpoint.connection import Connection, ProtocolError
+from eagle_eye.checkpoint.connection import Connection, Pace, ProtocolError
 from eagle_eye.checkpoint.held_job import HeldJob, Shard
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
 from eagle_eye.checkpoint.messages import (
@@ -38,6 +38,7 @@ from eagle_eye.checkpoint.messages import (
 )
 from eagle_eye.checkpoint.peer import Peer
 from eagle_eye.checkpoint.storage import complete, discard, write_shard
+from eagle_eye.checkpoint.traffic import Traffic, Unwanted
 
 SCRUB_PAUSE_S, SCRUB_CHUNKS = 0.02, 16  # a tenth of a core at most
 
@@ -51,8 +52,11 @@ class JobService:
         node: str,
         persist_bytes_per_s: float | None,
         spawn: Callable[[Awaitable[None]], None],
+        traffic: Traffic,
     ) -> None:
         self.job = job
+        self._traffic = traffic
+        job.links = traffic.status
         self._node = node
         self._persist_bytes_per_s = persist_bytes_per_s
         self._spawn = spawn
@@ -68,6 +72,7 @@ class JobService:
 
     def close(self) -> None:
         """End the connections to other nodes."""
+        self._traffic.close()
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
@@ -115,11 +120,13 @@ class JobService:
                 job.count("captured")
                 job.came_to(step)
                 job.blocked_s += blocked_s
+                self._came_to(shard, step)
                 self._spawn(self._replicate(shard, slot, copy))
                 await self._grant(shard)
             case Skipped(step, reason):
                 job.count("skipped")
                 job.came_to(step)
+                self._came_to(shard, step)
                 await self._tell_coordinator(Missed(job.attempt, shard.rank, step, reason))
             case MetadataMade(step, data):
                 self._metadata[step] = data
@@ -135,6 +142,11 @@ class JobService:
         self.job.renew_granted(shard)
         if all(one.connection is None for one in self.job.local):
             self.job.left_s = time.monotonic()
+
+    def _came_to(self, shard: Shard, step: int) -> None:
+        shard.newest_step = step
+        if shard is next(iter(self.job.local), None):  # the other ranks of the node end their steps at the same time
+            self._traffic.mark()
 
     async def _grant(self, shard: Shard) -> None:
         if shard.connection is None:
@@ -159,7 +171,20 @@ class JobService:
         job.save()
         others = shard.holders[1:]
         put = Put(attempt, copy, sums)
-        outcomes = await asyncio.gather(*(self._bring(node, put, view) for node in others), return_exceptions=True)
+
+        def wanted() -> bool:
+            return job.attempt == attempt and shard.slots.holds[slot] == copy and job.needed.awaits(copy.step)
+
+        def pace_to(host: str) -> Pace:
+            return self._traffic.copy(host, wanted)
+
+        bringing = (self._bring(node, put, view, pace_to) for node in others)
+        outcomes = await asyncio.gather(*bringing, return_exceptions=True)
+        if shard.newest_step != copy.step:
+            job.count("copies_late")
+        if any(isinstance(outcome, Unwanted) for outcome in outcomes):
+            job.count("copies_dropped")
+            return
         failed = [f"{node}: {why}" for node, why in zip(others, outcomes, strict=True) if why is not None]
         if job.attempt != attempt:
             return
@@ -170,8 +195,8 @@ class JobService:
         job.trouble(f"step {copy.step} of rank {copy.rank} has no copy on {'; '.join(failed)}")
         await self._tell_coordinator(Missed(attempt, copy.rank, copy.step, failed[0]))
 
-    async def _bring(self, node: str, put: Put, view: memoryview) -> None:
-        if not await self._peer(node).put(put, view):
+    async def _bring(self, node: str, put: Put, view: memoryview, pace_to: Callable[[str], Pace]) -> None:
+        if not await self._peer(node).put(put, view, pace_to):
             raise ProtocolError("no slot is free there")
         self.job.count("bytes_sent", len(view))
 
@@ -185,7 +210,7 @@ class JobService:
         for node in shard.holders[1:]:
             try:
                 put = Put(opening.attempt, copy, shard.sums[slot])
-                await self._bring(node, put, shard.view(slot, copy.length))
+                await self._bring(node, put, shard.view(slot, copy.length), lambda _: self._traffic.urgent())
             except (OSError, KeyError) as error:
                 job.trouble(f"step {step} of rank {shard.rank} is not on {node} again yet: {error}")
 

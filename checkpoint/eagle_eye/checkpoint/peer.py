@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, ProtocolError, address_of, answer
+from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, Pace, ProtocolError, address_of, answer
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Bytes,
@@ -24,6 +25,9 @@ from eagle_eye.checkpoint.messages import (
     Reserved,
     Stored,
 )
+from eagle_eye.checkpoint.traffic import Unwanted
+
+MessageT = TypeVar("MessageT")
 
 CONNECT_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 30.0
@@ -49,7 +53,8 @@ class Peer:
                 self._words = self._words or await self._connect()
                 await self._words.send(message)
             except OSError:
-                self._words = _closed(self._words)
+                _close(self._words)
+                self._words = None
                 raise
 
     async def reserve(self, wish: Reserve) -> None:
@@ -57,18 +62,26 @@ class Peer:
         async with self._moving:
             await self._ask(wish, Reserved)
 
-    async def put(self, put: Put, data: memoryview) -> bool:
-        """Bring a copy there; False where it has no place for it now. Raises OSError, ProtocolError."""
+    async def put(self, put: Put, data: memoryview, pace_to: Callable[[str], Pace]) -> bool:
+        """Bring a copy there; False where it has no place for it now. Raises OSError, ProtocolError, Unwanted.
+
+        ``pace_to`` returns the pace to an IP address.
+        """
         async with self._moving:
             proceed = await self._ask(put, Proceed)
             if not proceed.yes:
                 return proceed.have
             try:
                 connection = self._connected()
-                await connection.send_data(data)
+                await connection.send_data(data, pace_to(connection.host))
                 stored = await asyncio.wait_for(connection.expect(Stored), ANSWER_WITHIN_S)
+            except Unwanted:
+                _close(self._shards)
+                self._shards = None  # the other side still waits for the rest
+                raise
             except (OSError, asyncio.TimeoutError) as error:
-                self._shards = _closed(self._shards)
+                _close(self._shards)
+                self._shards = None
                 raise ConnectionError(f"{self.node} did not take a shard: {error or 'no answer'}") from error
             if not stored.yes:
                 raise ProtocolError(f"{self.node} refused a shard: {stored.reason}")
@@ -91,23 +104,27 @@ class Peer:
 
     def close(self) -> None:
         """End both connections."""
-        self._shards, self._words = _closed(self._shards), _closed(self._words)
+        for connection in (self._shards, self._words):
+            _close(connection)
+        self._shards = self._words = None
 
     def _connected(self) -> Connection:
         if self._shards is None:
             raise ConnectionError(f"{self.node} is gone")
         return self._shards
 
-    async def _ask(self, message: Message, kind: type) -> Any:
+    async def _ask(self, message: Message, kind: type[MessageT]) -> MessageT:
         try:
             self._shards = self._shards or await self._connect()
             await self._shards.send(message)
             return await asyncio.wait_for(self._shards.expect(kind), ANSWER_WITHIN_S)
         except ProtocolError:
-            self._shards = _closed(self._shards)
+            _close(self._shards)
+            self._shards = None
             raise
         except (OSError, asyncio.TimeoutError) as error:
-            self._shards = _closed(self._shards)
+            _close(self._shards)
+            self._shards = None
             raise ConnectionError(f"{self.node} ({self.address}) does not answer: {error or 'time is over'}") from error
 
     async def _connect(self) -> Connection:
@@ -133,6 +150,6 @@ class Peer:
         return connection
 
 
-def _closed(connection: Connection | None) -> None:
+def _close(connection: Connection | None) -> None:
     if connection is not None:
         connection.close()

@@ -103,6 +103,10 @@ class Needed:
         if word.persisted is not None and word.persisted == self.persisting:
             self.persisting = None
 
+    def awaits(self, step: int) -> bool:
+        """Whether a step may still become the newest one that is whole."""
+        return step not in self.void and (self.newest_whole is None or step > self.newest_whole)
+
     def among(self, steps: Iterable[int]) -> set[int]:
         """Return those of the steps that are needed: kept, on their way to storage, or not yet known to be whole."""
         newest = -1 if self.newest_whole is None else self.newest_whole

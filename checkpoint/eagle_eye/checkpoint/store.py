@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, check, chunks, sums_in
-from eagle_eye.checkpoint.connection import NONCE_BYTES, BlockingConnection, Connection, ProtocolError, proof
+from eagle_eye.checkpoint.connection import NONCE_BYTES, BlockingConnection, Connection, Pace, ProtocolError, proof
 from eagle_eye.checkpoint.held_job import HeldJob, Shard, adopt, write_whole
 from eagle_eye.checkpoint.job_service import JobService
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
@@ -56,8 +56,10 @@ from eagle_eye.checkpoint.messages import (
     VerifyAsked,
     Welcome,
 )
+from eagle_eye.checkpoint.pacing import Cap
 from eagle_eye.checkpoint.standing import StandingFile
 from eagle_eye.checkpoint.status import status_of
+from eagle_eye.checkpoint.traffic import Capped, Traffic
 from eagle_eye.schema.memory_steps import STEPS_FILE
 
 _log = logging.getLogger(__name__)
@@ -75,7 +77,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the user has decided.
 
     ``folder`` is in shared memory; ``listen`` is for other nodes, port 0 for any; ``free_after_s`` is how long copies
-    of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, None for no limit.
+    of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, ``copy_bytes_per_s`` to
+    other nodes, None for no limit; ``paced`` copies go while training leaves the network idle.
     Without any job for ``exit_when_idle_s`` it ends; None: never.
     """
 
@@ -84,6 +87,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: tuple[str, int]
     free_after_s: float = 3600.0
     persist_bytes_per_s: float | None = None
+    copy_bytes_per_s: float | None = None
+    paced: bool = True
     scrub_every_s: float = 600.0
     exit_when_idle_s: float | None = None
 
@@ -97,6 +102,7 @@ class Store:
         self._tasks: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
         self._standing = StandingFile(settings.folder)
+        self._cap = Cap(settings.copy_bytes_per_s)
         self.address = ""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -175,7 +181,8 @@ class Store:
             _log.error("a task of the store failed", exc_info=error)
 
     def _service(self, job: HeldJob) -> JobService:
-        return JobService(job, self._settings.node, self._settings.persist_bytes_per_s, self._spawn)
+        traffic = Traffic(self._cap, job.count, paced=self._settings.paced)
+        return JobService(job, self._settings.node, self._settings.persist_bytes_per_s, self._spawn, traffic)
 
     # Ranks of this node.
 
@@ -267,7 +274,7 @@ class Store:
             case GetBlob(plan):
                 await connection.send(Blob(job.blob(plan)))
             case Read():
-                await _read(job, message, connection)
+                await _read(job, message, connection, Capped(self._cap))
             case Reserve():
                 await self._reserve(job, message, connection)
             case Put():
@@ -369,14 +376,14 @@ def _found(job: HeldJob, plan: str, rank: int, step: int) -> Found:
     return Found(str(shard.files[slot].path), copy.length, shard.sums[slot], copy)
 
 
-async def _read(job: HeldJob, read: Read, connection: Connection) -> None:
+async def _read(job: HeldJob, read: Read, connection: Connection, pace: Pace) -> None:
     held = job.find(read.plan, read.rank, read.step)
     if held is None or read.offset % CHUNK_BYTES or not 0 < read.length <= held[2].length - read.offset:
         await connection.send(Bytes(-1))
         return
     shard, slot, copy = held
     view = shard.view(slot, copy.length)[read.offset : read.offset + read.length]
-    await connection.send(Bytes(read.length, sums_in(shard.sums[slot], read.offset, read.length)), view)
+    await connection.send(Bytes(read.length, sums_in(shard.sums[slot], read.offset, read.length)), view, pace)
 
 
 async def _take(job: HeldJob, put: Put, connection: Connection) -> None:

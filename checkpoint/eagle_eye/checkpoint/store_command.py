@@ -35,6 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--persist-rate", default=None, metavar="SIZE", help="most bytes a second to storage (no limit)"
     )
+    parser.add_argument(
+        "--copy-rate", default=None, metavar="SIZE", help="most bytes a second to other nodes (no limit)"
+    )
+    parser.add_argument(
+        "--copy-at-once", action="store_true", help="do not wait until training leaves the network idle"
+    )
     parser.add_argument("--exit-when-idle", type=float, default=None, metavar="S", help="without any job (never)")
     parser.add_argument("--scrub-every", type=float, default=600.0, metavar="S", help="verify all copies (600)")
 
@@ -49,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         listen=(host, port),
         free_after_s=args.free_after,
         persist_bytes_per_s=float(size_bytes(args.persist_rate)) if args.persist_rate else None,
+        copy_bytes_per_s=float(size_bytes(args.copy_rate)) if args.copy_rate else None,
+        paced=not args.copy_at_once,
         scrub_every_s=args.scrub_every,
         exit_when_idle_s=args.exit_when_idle,
     )
