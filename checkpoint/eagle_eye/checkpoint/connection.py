@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
@@ -32,6 +32,8 @@ from eagle_eye.checkpoint.messages import (
 NONCE_BYTES = 16
 PIECE_BYTES = 1 << 20
 STALLED_S = 30.0
+STRANGERS_FRAME_BYTES_MAX = 1 << 16  # of whoever has not proven yet that it has the job's key
+SILENT_FOR_S = 30  # then a node that lost its power, or its network, is gone
 
 MessageT = TypeVar("MessageT")
 
@@ -64,6 +66,16 @@ class Pace(Protocol):
         ...
 
 
+def tuned(sock: socket.socket) -> socket.socket:
+    """Return a TCP socket that sends at once, and whose other side is not waited for forever where it is silent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", SILENT_FOR_S * 1000)):
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return sock
+
+
 class Connection:
     """A connection of the store, in its event loop. One coroutine receives; any may send."""
 
@@ -72,6 +84,8 @@ class Connection:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
+        self._at_work = 0
+        self._closed = False
 
     @property
     def peer_pid(self) -> int:
@@ -88,21 +102,23 @@ class Connection:
     async def send(self, message: Message, data: memoryview | None = None, pace: Pace | None = None) -> None:
         """Send a message, and the bytes that belong to it, undivided. Raises OSError."""
         async with self._sending:
-            await self._loop.sock_sendall(self._socket, encode(message))
-            if data is not None:
-                await self._send_data(data, pace)
+            with self._working():
+                await self._loop.sock_sendall(self._socket, encode(message))
+                if data is not None:
+                    await self._send_data(data, pace)
 
     async def send_data(self, data: memoryview, pace: Pace | None = None) -> None:
         """Send the bytes that were announced, at a pace, None: at once. Raises OSError."""
         async with self._sending:
-            await self._send_data(data, pace)
+            with self._working():
+                await self._send_data(data, pace)
 
-    async def receive(self) -> Message | None:
+    async def receive(self, bytes_max: int = FRAME_BYTES_MAX) -> Message | None:
         """Return the next message, None at the end. Raises ProtocolError, ConnectionError."""
         head = bytearray(4)
         if not await self.receive_into(memoryview(head), end_allowed=True):
             return None
-        body = bytearray(frame_length(head))
+        body = bytearray(frame_length(head, bytes_max))
         await self.receive_into(memoryview(body))
         return parsed(body)
 
@@ -113,14 +129,24 @@ class Connection:
     async def receive_into(self, view: memoryview, *, end_allowed: bool = False) -> bool:
         """Fill the view. False where the other side had ended before its first byte and may."""
         filled = 0
-        while filled < len(view):
-            count = await self._loop.sock_recv_into(self._socket, view[filled:])
-            if count == 0:
-                if filled == 0 and end_allowed:
-                    return False
-                raise ProtocolError("the other side ended in the middle of a message")
-            filled += count
+        with self._working():
+            while filled < len(view):
+                count = await self._loop.sock_recv_into(self._socket, view[filled:])
+                if count == 0:
+                    if filled == 0 and end_allowed:
+                        return False
+                    raise ProtocolError("the other side ended in the middle of a message")
+                filled += count
         return True
+
+    def ended(self) -> bool:
+        """Whether the other side has ended it. Not to be asked while somebody receives."""
+        try:
+            return not self._closed and self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     async def _send_data(self, data: memoryview, pace: Pace | None) -> None:
         start = 0
@@ -143,10 +169,27 @@ class Connection:
         return unsent
 
     def close(self) -> None:
-        """End it; whoever waits for its bytes gets an error."""
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._socket.close()
+        """End it; whoever waits for its bytes gets an error, whoever waits for a message hears that it has ended."""
+        if self._closed:
+            return
+        self._closed = True
+        # Not closed under whoever waits: its number could be another connection's before the loop has looked.
+        with contextlib.suppress(OSError):  # it had ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if not self._at_work:
+            self._socket.close()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        if self._closed:
+            raise ConnectionError("the connection has ended")
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+            if self._closed and not self._at_work:
+                self._socket.close()
 
 
 class BlockingConnection:
@@ -202,7 +245,7 @@ class BlockingConnection:
 
 def connect(address: str, job: str, key: bytes, timeout_s: float) -> BlockingConnection:
     """Return a connection of a rank to the store of another node, both sides proven. Raises OSError, ValueError."""
-    connection = BlockingConnection(socket.create_connection(address_of(address), timeout_s), timeout_s)
+    connection = BlockingConnection(tuned(socket.create_connection(address_of(address), timeout_s)), timeout_s)
     try:
         nonce = os.urandom(NONCE_BYTES)
         challenge = connection.ask(Greet(VERSION, job, nonce), Challenge)
@@ -220,11 +263,11 @@ def answer(key: bytes, nonce: bytes, challenge: Challenge) -> Proof:
     return Proof(proof(key, b"peer", nonce, challenge.nonce))
 
 
-def frame_length(head: bytes | bytearray) -> int:
+def frame_length(head: bytes | bytearray, bytes_max: int = FRAME_BYTES_MAX) -> int:
     """Return the length that a frame's first four bytes say. Raises ProtocolError."""
     length = int.from_bytes(head, "big")
-    if length > FRAME_BYTES_MAX:
-        raise ProtocolError(f"a message of {length:,} bytes; {FRAME_BYTES_MAX:,} is the limit")
+    if length > bytes_max:
+        raise ProtocolError(f"a message of {length:,} bytes; {bytes_max:,} is the limit")
     return length
 
 
