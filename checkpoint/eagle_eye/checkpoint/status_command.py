@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.checkpoint.sizes import told
-from eagle_eye.checkpoint.store import ask_status
 from eagle_eye.schema.memory_steps import store_folder
 
 NAME = "status"
@@ -27,6 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the store holds; return 0, or 1 where none answers."""
+    from eagle_eye.checkpoint.store import ask_status
+
     folder = folder_of(args.folder)
     try:
         jobs = ask_status(folder)

@@ -11,11 +11,13 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from eagle_eye.checkpoint.connection import address_of
 from eagle_eye.checkpoint.sizes import size_bytes
-from eagle_eye.checkpoint.store import LOCK, Store, StoreSettings
 from eagle_eye.schema.memory_steps import store_folder
+
+if TYPE_CHECKING:
+    from eagle_eye.checkpoint.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. Copies stay."""
+    from eagle_eye.checkpoint.store import LOCK, Store, StoreSettings
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     host, port = _address(args.listen)
     settings = StoreSettings(
@@ -89,4 +93,6 @@ def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if port == "0" and host:
         return host, 0
+    from eagle_eye.checkpoint.connection import address_of
+
     return address_of(text)
