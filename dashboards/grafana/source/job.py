@@ -161,7 +161,6 @@ def _gpus() -> Sequence[Panel]:
 def _checkpoints() -> Sequence[Panel]:
     kept = f"{Q}memory_checkpoint"
     blocked = f"sum(rate({kept}_blocked_seconds_total{JOB}[$__rate_interval]))"
-    captures = f"sum(rate({kept}_captures_total{JOB}[$__rate_interval]))"
     return [
         number(
             "Newest whole step",
@@ -196,7 +195,7 @@ def _checkpoints() -> Sequence[Panel]:
         lines(
             "Captures",
             [
-                Query(captures, "captured"),
+                Query(f"sum(rate({kept}_captures_total{JOB}[$__rate_interval]))", "captured"),
                 Query(f"sum(rate({kept}_skips_total{JOB}[$__rate_interval]))", "skipped"),
             ],
             "cps",
@@ -204,10 +203,11 @@ def _checkpoints() -> Sequence[Panel]:
             about="Of all ranks. A step is skipped while the one before is still on its way to other nodes.",
         ),
         lines(
-            "A capture blocks a rank for",
-            [Query(f"{blocked} / ({captures} > 0)", "mean")],
-            "s",
+            "Time that captures take",
+            [Query(f"{blocked} / max({Q}job_gpus{JOB})", "of ranks' time")],
+            "percentunit",
             8,
+            about="For which training stands still: ranks are held up while their state is copied.",
         ),
         lines(
             "Writing to storage",
