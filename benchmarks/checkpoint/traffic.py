@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,7 +31,7 @@ from benchmarks.checkpoint.traffic_job import MODES
 from eagle_eye.checkpoint.store import ask_status
 from eagle_eye.schema.memory_steps import STORE_WORDS
 
-MARGIN_S = 120.0  # beyond the seconds that were asked for: start, last block, end
+MARGIN_S = 300.0  # beyond the seconds that were asked for: start, last block, end
 
 
 def main(words: list[str] | None = None) -> int:
@@ -80,7 +81,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         for rank in ranks:
             stack.callback(_end, rank)
         _until(folder / "figures.json", ranks, args.seconds + MARGIN_S, folder)
-        told = {mode: _asked(memory / mode / "node0") for mode in MODES[1:]}
+        told = {mode: [_asked(memory / mode / f"node{number}") for number in range(args.nodes)] for mode in MODES[1:]}
         (folder / "asked").touch()
         for rank in ranks:
             rank.wait(timeout=MARGIN_S)
@@ -131,7 +132,7 @@ def _asked(folder: Path) -> dict[str, Any]:
     return job
 
 
-def _report(args: argparse.Namespace, figures: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+def _report(args: argparse.Namespace, figures: dict[str, Any], told: dict[str, list[Any]]) -> dict[str, Any]:
     usual = statistics.median(figures["none"]["step_s"])
     modes = {}
     for mode in MODES:
@@ -148,9 +149,12 @@ def _report(args: argparse.Namespace, figures: dict[str, Any], told: dict[str, A
             "whole_steps": figures[mode]["whole"],
         }
         if mode in told:
-            links = told[mode]["links"]
-            modes[mode]["shard_bytes"] = max(copy["bytes"] for copy in told[mode]["copies"])
-            modes[mode]["store_counts"] = told[mode]["counts"]
+            stores = told[mode]
+            links = [link for store in stores for link in store["links"]]
+            modes[mode]["shard_bytes"] = max(copy["bytes"] for store in stores for copy in store["copies"])
+            counts: Counter[str] = sum((Counter(store["counts"]) for store in stores), Counter())
+            modes[mode]["store_counts"] = dict(sorted(counts.items()))
+            modes[mode]["troubles"] = [text for store in stores for text in store["troubles"]]
             modes[mode]["idle_spans_s"] = links[0]["idle_spans_s"] if links else []
             modes[mode]["links"] = links
     settings = {"rate": args.rate, "nodes": args.nodes, "width": args.width, "micro_batches": args.micro_batches}

@@ -10,6 +10,8 @@ import pytest
 from benchmarks.checkpoint import traffic
 from benchmarks.checkpoint.namespaces import why_not
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:

@@ -29,5 +29,7 @@ def test_what_was_sent_is_counted_once_it_was_sent() -> None:
 
 
 def test_an_interface_that_is_not_there_is_an_error() -> None:
+    counter = LinkCounter(1 << 30)
     with pytest.raises(OSError, match="the kernel"):
-        LinkCounter(1 << 30).sent_bytes()
+        counter.sent_bytes()
+    counter.close()

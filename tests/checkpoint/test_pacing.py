@@ -94,7 +94,7 @@ def test_delay_and_rate_of_a_link_are_learned_from_its_pieces(rate: float, delay
 
 def test_a_link_that_has_become_slower_is_known_after_some_pieces() -> None:
     cost = measured(1e9, 0.0)
-    for number in range(30):
+    for number in range(50):
         count = cost.bytes_within(PIECE_S) >> number % 3
         cost.measured(count, 0.0002 + count / 1e8)
     assert cost.bytes_per_s == pytest.approx(1e8, rel=0.1)

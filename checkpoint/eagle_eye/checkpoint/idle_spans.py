@@ -35,6 +35,7 @@ class IdleSpans:
         # By the number of bursts before it in the step: (length, whether the step ended in it).
         self._lengths: defaultdict[int, deque[tuple[float, bool]]] = defaultdict(lambda: deque(maxlen=STEPS_KEPT))
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._bursts_of_steps: deque[int] = deque(maxlen=STEPS_KEPT)
         self._bursts = 0
         self._busy_since_s: float | None = None
         self._idle_since_s: float | None = None
@@ -47,14 +48,16 @@ class IdleSpans:
 
     @property
     def lengths_s(self) -> list[float]:
-        """The length that each idle span of a step is taken to have, in order; unknown ones are left out."""
-        known = ((burst, self._shortest(burst, 0.0)) for burst in sorted(self._lengths))
-        return [length for _, length in known if length is not None]
+        """The length that each idle span of most steps is taken to have, in order; unknown ones are left out."""
+        bursts = statistics.median_high(self._bursts_of_steps) if self._bursts_of_steps else 0
+        known = (self._shortest(burst, 0.0) for burst in range(bursts + 1))
+        return [length for length in known if length is not None]
 
     def mark(self, now_s: float) -> None:
         """A step has ended, and another one begins."""
         if self._marked_s is not None:
             self._steps.append(now_s - self._marked_s)
+            self._bursts_of_steps.append(self._bursts)
         self._marked_s = now_s
         if self._idle_since_s is not None:
             self._lengths[self._bursts].append((max(0.0, now_s - self._idle_since_s), True))

@@ -145,8 +145,10 @@ class Store:
             ready()
             await self._idle.wait()
         finally:
-            for task in list(self._tasks):
+            tasks = list(self._tasks)
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # none looks at memory that is about to be unmapped
             tcp.close()
             unix.close()
             path.unlink(missing_ok=True)
