@@ -71,7 +71,7 @@ def test_a_new_attempt_has_its_own_steps_and_goes_on_counting(store: Path) -> No
     first.captures(1)
     first.captures(2)
     first.close()
-    second = Rank(store, step=1, resumed_step=1)
+    second = Rank(store, step=1, resumed_step=1, resumed_attempt=1)
     job = said(store, lambda job: job.attempt == 2)
     assert (job.step, job.whole_step, job.copies, job.captured) == (1, 1, 1, 2)
     second.close()
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
 def test_how_long_writing_to_storage_takes_is_said_while_it_does(tmp_path: Path) -> None:
     job = HeldJob("llm", b"", tmp_path)
     job.needed = Needed(keep=1)
-    job.needed.agree(Agreed(0, whole=4, persist=4))
+    job.needed.agree(Agreed(0, whole=(4,), persist=4))
     job.persisting_since_s = 100.0
     assert standing_of(job, 130.0).persisting_for_s == 30.0
     job.needed.agree(Agreed(0, persisted=4))

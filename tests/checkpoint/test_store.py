@@ -811,7 +811,7 @@ class TestStorage:
         (tmp_path / "step_4").mkdir()
         (tmp_path / "step_4" / "old").write_bytes(b"")
         partial(str(tmp_path), 4, 2).mkdir()
-        assert complete(str(tmp_path), 4, 2, b"metadata") == tmp_path / "step_4"
+        assert complete(str(tmp_path), 4, 2, b"metadata", 0.0) == tmp_path / "step_4"
         assert [path.name for path in (tmp_path / "step_4").iterdir()] == [".metadata"]
         assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
 
@@ -919,7 +919,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def hello(node: Node) -> object:
+def hello(node: Node) -> Welcome:
     rank = Rank(node)
     try:
         return rank.hello()

@@ -176,8 +176,7 @@ class Connection:
         # Not closed under whoever waits: its number could be another connection's before the loop has looked.
         with contextlib.suppress(OSError):  # it had ended
             self._socket.shutdown(socket.SHUT_RDWR)
-        if not self._at_work:
-            self._socket.close()
+        self._close_if_done()
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
@@ -188,8 +187,11 @@ class Connection:
             yield
         finally:
             self._at_work -= 1
-            if self._closed and not self._at_work:
-                self._socket.close()
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._closed and not self._at_work:
+            self._socket.close()
 
 
 class BlockingConnection:
