@@ -22,15 +22,16 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from eagle_eye.checkpoint.connection import connect
+from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
 from eagle_eye.checkpoint.layout import JobLayout, ShardWriter, named, unpack
 from eagle_eye.checkpoint.messages import (
     Blob,
@@ -104,6 +105,8 @@ class MemoryCheckpointer:
     ``state`` names what is kept: models, optimizers, tensors, and whatever has ``state_dict`` and ``load_state_dict``.
     ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes there as a plain
     torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep`` the whole steps.
+    With a ``topology`` file (the server's) copies lie behind several switches and in several racks where they can.
+    ``resumed_from`` says where ``restore`` found the state: step, where (memory, storage) and nodes; None: nowhere.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class MemoryCheckpointer:
         keep: int = 2,
         job: str | None = None,
         node: str | None = None,
-        domains: Mapping[str, Sequence[str]] | None = None,
+        topology: str | os.PathLike[str] | None = None,
     ) -> None:
         if replicas < 1 or keep < 1 or persist_every < 0:
             raise ValueError(f"replicas={replicas}, keep={keep}, persist_every={persist_every}: at least 1, 1 and 0")
@@ -125,7 +128,7 @@ class MemoryCheckpointer:
         self._persist_every = persist_every
         self._replicas = replicas
         self._keep = keep
-        self._domains = domains
+        self._topology = None if topology is None else Path(topology)
         self._node = node or os.environ.get("EAGLE_EYE_NODE") or socket.gethostname()
         self._job = job or os.environ.get("EAGLE_EYE_JOB") or self._directory.name
         self._distributed = dist.is_available() and dist.is_initialized()
@@ -143,6 +146,7 @@ class MemoryCheckpointer:
         self._whole: int | None = None
         self._committed = False
         self._said: set[str] = set()
+        self.resumed_from: dict[str, Any] | None = None
         self.counts: dict[str, float] = {"captured": 0, "skipped": 0, "blocked_s": 0.0, "bytes": 0}
 
     @property
@@ -175,7 +179,7 @@ class MemoryCheckpointer:
         """
         began_s = time.monotonic()
         try:
-            self._capture(step)
+            self._capture(step, began_s)
         except Exception as error:  # noqa: BLE001 - training must go on whatever happens to its checkpoints
             self._skip(step, f"{type(error).__name__}: {error}")
         self.counts["blocked_s"] += time.monotonic() - began_s
@@ -214,6 +218,8 @@ class MemoryCheckpointer:
                 looked_for.append(f"step {one.step} in memory: {error}")
                 _log.warning("step %d is not read from memory: %s", one.step, error)
                 continue
+            nodes = sorted({node for held in one.where.values() for node, _ in held})
+            self.resumed_from = {"step": one.step, "where": "memory", "nodes": nodes}
             return one.step, one
         if on_storage is not None:
             return self._load_folder(Path(on_storage[1])), None
@@ -238,6 +244,7 @@ class MemoryCheckpointer:
         if not named_step.isdecimal():
             raise NoCheckpoint(f"{path} is no checkpoint of ours: its name should be step_N")
         self._load(FileSystemReader(path))
+        self.resumed_from = {"step": int(named_step), "where": "storage", "nodes": []}
         return int(named_step)
 
     def _load(self, reader: StorageReader) -> None:
@@ -335,7 +342,7 @@ class MemoryCheckpointer:
         address = {one.node: one.address for one in everyone}
         members = tuple(Member(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
         replicas = min(self._replicas, len(nodes))
-        holders = place(sorted(nodes), replicas, self._domains).holders[self._node]
+        holders = place(sorted(nodes), replicas, self._domains()).holders[self._node]
         same = resumed is not None and resumed.plan == layout.plan
         return Open(
             job=self._job,
@@ -356,6 +363,9 @@ class MemoryCheckpointer:
             persisted_step=persisted_step,
             resumed_attempt=resumed.attempt if resumed is not None else 0,
         )
+
+    def _domains(self) -> dict[str, frozenset[str]]:
+        return {} if self._topology is None else together(read_failure_domains(self._topology))
 
     def _plan_of_all(self) -> tuple[JobLayout, ShardWriter]:
         if self._plan is None:
@@ -391,7 +401,7 @@ class MemoryCheckpointer:
 
     # While training.
 
-    def _capture(self, step: int) -> None:
+    def _capture(self, step: int, began_s: float) -> None:
         _, writer = self._plan_of_all()
         with self._lock:
             grant, self._granted, line = self._granted, None, self._line
@@ -406,7 +416,7 @@ class MemoryCheckpointer:
                 raise
             finally:
                 self._state.forget_probe()
-            line.say(Captured(step, grant.slot, length, tail, time.time()))
+            line.say(Captured(step, grant.slot, length, tail, time.time(), time.monotonic() - began_s))
         self.counts["captured"] += 1
         self.counts["bytes"] += length
 

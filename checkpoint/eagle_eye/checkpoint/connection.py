@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
 import socket
-from collections.abc import Iterator
-from typing import TypeVar
+import struct
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -27,6 +31,7 @@ from eagle_eye.checkpoint.messages import (
 
 NONCE_BYTES = 16
 PIECE_BYTES = 1 << 20
+STALLED_S = 30.0
 STRANGERS_FRAME_BYTES_MAX = 1 << 16  # of whoever has not proven yet that it has the job's key
 SILENT_FOR_S = 30  # then a node that lost its power, or its network, is gone
 
@@ -50,6 +55,17 @@ def proof(key: bytes, side: bytes, ours: bytes, theirs: bytes) -> bytes:
     return hmac.new(key, side + ours + theirs, hashlib.sha256).digest()
 
 
+class Pace(Protocol):
+    """How the bytes of a shard are sent: piece by piece."""
+
+    def piece(self, left: int, unsent: Callable[[], int]) -> AbstractAsyncContextManager[int]:
+        """Wait until some of the bytes that are left may go; enter with how many, and leave once they are sent.
+
+        ``unsent`` returns how many of those before the other side has not acknowledged. Raises OSError.
+        """
+        ...
+
+
 def tuned(sock: socket.socket) -> socket.socket:
     """Return a TCP socket that sends at once, and whose other side is not waited for forever where it is silent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -71,19 +87,31 @@ class Connection:
         self._at_work = 0
         self._closed = False
 
-    async def send(self, message: Message, data: memoryview | None = None) -> None:
+    @property
+    def peer_pid(self) -> int:
+        """The process at the other end of a Unix socket; 0 where the kernel does not show it to this one."""
+        pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
+    @property
+    def host(self) -> str:
+        """The other side's IP address. Raises OSError."""
+        host: str = self._socket.getpeername()[0]
+        return host
+
+    async def send(self, message: Message, data: memoryview | None = None, pace: Pace | None = None) -> None:
         """Send a message, and the bytes that belong to it, undivided. Raises OSError."""
         async with self._sending:
             with self._working():
                 await self._loop.sock_sendall(self._socket, encode(message))
                 if data is not None:
-                    await self._send_data(data)
+                    await self._send_data(data, pace)
 
-    async def send_data(self, data: memoryview) -> None:
-        """Send the bytes that were announced. Raises OSError."""
+    async def send_data(self, data: memoryview, pace: Pace | None = None) -> None:
+        """Send the bytes that were announced, at a pace, None: at once. Raises OSError."""
         async with self._sending:
             with self._working():
-                await self._send_data(data)
+                await self._send_data(data, pace)
 
     async def receive(self, bytes_max: int = FRAME_BYTES_MAX) -> Message | None:
         """Return the next message, None at the end. Raises ProtocolError, ConnectionError."""
@@ -120,9 +148,25 @@ class Connection:
         except OSError:
             return True
 
-    async def _send_data(self, data: memoryview) -> None:
-        for start in range(0, len(data), PIECE_BYTES):
-            await self._loop.sock_sendall(self._socket, data[start : start + PIECE_BYTES])
+    async def _send_data(self, data: memoryview, pace: Pace | None) -> None:
+        start = 0
+        while start < len(data):
+            going = contextlib.nullcontext(PIECE_BYTES) if pace is None else pace.piece(len(data) - start, self._unsent)
+            async with going as count:
+                sending = self._loop.sock_sendall(self._socket, data[start : start + count])
+                try:
+                    await asyncio.wait_for(sending, STALLED_S)
+                except asyncio.TimeoutError as error:
+                    raise ConnectionError(f"the other side takes nothing any more, for {STALLED_S:g} s") from error
+            start += count
+
+    def _unsent(self) -> int:
+        """Return how many bytes the other side has not acknowledged, 0 where the kernel does not say."""
+        try:
+            unsent: int = struct.unpack("=i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))[0]
+        except OSError:
+            return 0
+        return unsent
 
     def close(self) -> None:
         """End it; whoever waits for its bytes gets an error, whoever waits for a message hears that it has ended."""

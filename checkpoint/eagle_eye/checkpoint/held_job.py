@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -80,6 +81,7 @@ class Shard:
     files: list[SlotFile] = field(default_factory=list)
     slots: Slots = field(default_factory=lambda: Slots([]))
     sums: dict[int, bytes] = field(default_factory=dict)
+    newest_step: int = -1  # that its rank has come to
     attempt: int = 0
     holders: tuple[str, ...] = ()
     connection: Connection | None = None
@@ -122,9 +124,12 @@ class HeldJob:
         self.persisting_since_s: float | None = None
         self.left_s: float | None = None
         self.changed = False
+        self.step: int | None = None
+        self.blocked_s = 0.0
         self.counts: dict[str, int] = {}
         self.troubles: list[str] = []
         self._record = Record(folder)
+        self.links: Callable[[], list[dict[str, Any]]] = list  # what is known of the interfaces that copies take
 
     @property
     def coordinator(self) -> Member | None:
@@ -150,6 +155,10 @@ class HeldJob:
         _log.warning("%s: %s", self.name, text)
         self.troubles = [*self.troubles[-7:], text]
 
+    def came_to(self, step: int) -> None:
+        """A rank of this node has finished the step."""
+        self.step = step if self.step is None else max(step, self.step)
+
     def begin(self, opening: Open) -> None:
         """A rank of this node is the first to begin the attempt, or to go on with it in a store that began anew."""
         self.enter(opening.attempt, opening.keep, opening.resumed_step, opening.resumed_attempt)
@@ -172,6 +181,7 @@ class HeldJob:
         )
         self.directory = opening.directory
         self.persisting_since_s = None
+        self.step = opening.step or None
 
     def enter(self, attempt: int, keep: int, resumed_step: int | None, resumed_attempt: int) -> None:
         """A new attempt begins here: its first word may come from another node's store.

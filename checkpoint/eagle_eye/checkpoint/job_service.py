@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from eagle_eye.checkpoint.checksums import Damaged, check, check_all, chunks, sums_of
-from eagle_eye.checkpoint.connection import Connection, ProtocolError
+from eagle_eye.checkpoint.connection import Connection, Pace, ProtocolError
 from eagle_eye.checkpoint.held_job import HeldJob, Shard
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
 from eagle_eye.checkpoint.messages import (
@@ -41,6 +41,7 @@ from eagle_eye.checkpoint.messages import (
 )
 from eagle_eye.checkpoint.peer import Peer
 from eagle_eye.checkpoint.storage import apart, complete, discard, discard_others, partial, write_shard
+from eagle_eye.checkpoint.traffic import Traffic, Unwanted
 
 SCRUB_PAUSE_S, SCRUB_CHUNKS = 0.02, 16  # a tenth of a core at most
 SAY_AGAIN_S = 1.0
@@ -58,8 +59,11 @@ class JobService:
         node: str,
         persist_bytes_per_s: float | None,
         spawn: Callable[[Awaitable[None]], None],
+        traffic: Traffic,
     ) -> None:
         self.job = job
+        self._traffic = traffic
+        job.links = traffic.status
         self._node = node
         self._persist_bytes_per_s = persist_bytes_per_s
         self._spawn = spawn
@@ -97,6 +101,7 @@ class JobService:
     def close(self) -> None:
         """End the connections to other nodes, and those of ranks. What ranks were writing stays as it is."""
         self._closed = True
+        self._traffic.close()
         self._close_peers()
         for connection in list(self._ranks):
             connection.close()
@@ -171,15 +176,20 @@ class JobService:
         """Take in what a rank says while it trains."""
         job = self.job
         match message:
-            case Captured(step, slot, length, tail, captured_s):
+            case Captured(step, slot, length, tail, captured_s, blocked_s):
                 copy = CopyInfo(shard.plan, shard.rank, step, length, tail, captured_s, job.attempt)
                 shard.view(slot, length)  # raises for what no slot could hold
                 shard.slots.written(slot, copy)
                 job.count("captured")
+                job.came_to(step)
+                job.blocked_s += blocked_s
+                self._came_to(shard, step)
                 self._spawn(self._replicate(shard, slot, copy))
                 await self._grant(shard)
             case Skipped(step, reason):
                 job.count("skipped")
+                job.came_to(step)
+                self._came_to(shard, step)
                 # No slot may be free because a word was lost: say again what nobody has answered.
                 before = [msgspec.structs.replace(word, whole=job.needed.known) for word in shard.told.values()]
                 missed = Missed(job.attempt, shard.rank, step, reason, job.needed.known)
@@ -191,6 +201,11 @@ class JobService:
                 shard.closed = True
             case _:
                 raise ProtocolError(f"{type(message).__name__} from a rank that trains")
+
+    def _came_to(self, shard: Shard, step: int) -> None:
+        shard.newest_step = step
+        if shard is next(iter(self.job.local), None):  # the other ranks of the node end their steps at the same time
+            self._traffic.mark()
 
     async def _grant(self, shard: Shard) -> None:
         if shard.connection is None:
@@ -226,10 +241,22 @@ class JobService:
         others = shard.holders[1:]
         if job.save():
             put = Put(attempt, copy, sums, job.needed.known, job.needed.known_void)
-            bringing = (self._bring(shard, node, put, view) for node in others)
+
+            def wanted() -> bool:
+                return job.attempt == attempt and job.needed.unresolved(copy.step)
+
+            def pace_to(host: str) -> Pace:
+                return self._traffic.copy(host, wanted)
+
+            bringing = (self._bring(shard, node, put, view, pace_to) for node in others)
             outcomes = await asyncio.gather(*bringing, return_exceptions=True)
         else:
             others, outcomes = (self._node,), [OSError("the record of it has no room")]
+        if shard.newest_step != copy.step:
+            job.count("copies_late")
+        if any(isinstance(outcome, Unwanted) for outcome in outcomes):
+            job.count("copies_dropped")
+            return
         failed = [f"{node}: {why}" for node, why in zip(others, outcomes, strict=True) if why is not None]
         if job.attempt != attempt:
             return
@@ -242,13 +269,13 @@ class JobService:
             shard.told[copy.step] = msgspec.structs.replace(word, again=True)
         await self._tell_coordinator(word)
 
-    async def _bring(self, shard: Shard, node: str, put: Put, view: memoryview) -> None:
+    async def _bring(self, shard: Shard, node: str, put: Put, view: memoryview, pace_to: Callable[[str], Pace]) -> None:
         """Bring a copy to a node. Raises OSError; ProtocolError where it has no slot for it."""
         peer = self._peer(node)
-        outcome = await peer.put(put, view)
+        outcome = await peer.put(put, view, pace_to)
         if not outcome.reserved and shard.opening is not None:
             await peer.reserve(_wish(shard.opening))  # its store was started anew, and found nothing
-            outcome = await peer.put(put, view)
+            outcome = await peer.put(put, view, pace_to)
         if not outcome.yes and not outcome.have:
             raise ProtocolError("no slot is free there")
         if outcome.yes:
@@ -268,7 +295,7 @@ class JobService:
         for node in shard.holders[1:]:
             try:
                 put = Put(opening.attempt, copy, source.sums[slot], job.needed.known, job.needed.known_void)
-                await self._bring(shard, node, put, source.view(slot, copy.length))
+                await self._bring(shard, node, put, source.view(slot, copy.length), lambda _: self._traffic.urgent())
             except (OSError, KeyError) as error:
                 job.trouble(f"step {step} of rank {shard.rank} is not on {node} again yet: {error}")
 
@@ -458,6 +485,8 @@ class JobService:
         if reason:
             job.count("persist_failed")
             job.trouble(reason)
+        if not self._coordinates:  # which waits for the others
+            job.persisting_since_s = None
         said = self._written[step] = ShardPersisted(attempt, self._node, step, reason)
         await self._tell_coordinator(said)
 
@@ -494,7 +523,8 @@ class JobService:
         path = None
         if failed is None and metadata is not None:
             try:
-                path = await apart(complete, job.directory, step, attempt, metadata)
+                captured_s = max(copy.captured_s for copy in agreement.copies[step].values())
+                path = await apart(complete, job.directory, step, attempt, metadata, captured_s)
             except OSError as error:
                 job.count("persist_failed")
                 job.trouble(f"step {step} is not on storage: {error}")

@@ -210,7 +210,8 @@ def _enveloped(index: MetadataIndex, tensor: torch.Tensor, offset: int) -> tuple
         torch.serialization.set_crc32_options(computes_sums)
     data = buffer.getbuffer()
     buffer.seek(0)
-    begin = torch._C.PyTorchFileReader(buffer).get_record_offset("data/0")
+    reader: Any = torch._C.PyTorchFileReader(buffer)  # its stub lacks what follows
+    begin = reader.get_record_offset("data/0")
     place = TensorPlace(index, offset, len(data), offset + begin, tensor.dtype, tuple(tensor.shape))
     return place, (bytes(data[:begin]), bytes(data[begin + place.data_bytes :]))
 

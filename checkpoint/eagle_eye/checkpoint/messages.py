@@ -98,13 +98,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Captured(msgspec.Struct, frozen=True, tag="captured"):
-    """A rank has written its shard of a step into a slot."""
+    """A rank has written its shard of a step into a slot, and was blocked for ``blocked_s`` by it."""
 
     step: int
     slot: int
     length: int
     tail: tuple[int, ...]
     captured_s: float
+    blocked_s: float = 0.0
 
 
 class Skipped(msgspec.Struct, frozen=True, tag="skipped"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, ProtocolError, address_of, answer, tuned
+from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, Pace, ProtocolError, address_of, answer, tuned
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Bytes,
@@ -24,6 +25,9 @@ from eagle_eye.checkpoint.messages import (
     Reserved,
     Stored,
 )
+from eagle_eye.checkpoint.traffic import Unwanted
+
+MessageT = TypeVar("MessageT")
 
 CONNECT_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 30.0
@@ -49,7 +53,8 @@ class Peer:
                 self._words = _living(self._words) or await self._connect()
                 await self._words.send(message)
             except OSError:
-                self._words = _closed(self._words)
+                _close(self._words)
+                self._words = None
                 raise
 
     async def reserve(self, wish: Reserve) -> None:
@@ -57,10 +62,10 @@ class Peer:
         async with self._moving:
             await self._ask(wish, Reserved)
 
-    async def put(self, put: Put, data: memoryview) -> Proceed:
+    async def put(self, put: Put, data: memoryview, pace_to: Callable[[str], Pace]) -> Proceed:
         """Bring a copy there, and return what that store said: whether it took it, or why not.
 
-        Raises OSError, ProtocolError.
+        ``pace_to`` returns the pace to an IP address. Raises OSError, ProtocolError, Unwanted.
         """
         async with self._moving:
             proceed: Proceed = await self._ask(put, Proceed)
@@ -68,10 +73,15 @@ class Peer:
                 return proceed
             try:
                 connection = self._connected()
-                await connection.send_data(data)
+                await connection.send_data(data, pace_to(connection.host))
                 stored = await asyncio.wait_for(connection.expect(Stored), ANSWER_WITHIN_S)
+            except Unwanted:
+                _close(self._shards)
+                self._shards = None  # the other side still waits for the rest
+                raise
             except (OSError, asyncio.TimeoutError) as error:
-                self._shards = _closed(self._shards)
+                _close(self._shards)
+                self._shards = None
                 raise ConnectionError(f"{self.node} did not take a shard: {error or 'no answer'}") from error
             if not stored.yes:
                 raise ProtocolError(f"{self.node} refused a shard: {stored.reason}")
@@ -94,29 +104,34 @@ class Peer:
                     raise ProtocolError(f"{answered.length:,} bytes from {self.node} for a copy of {copy.length:,}")
                 await self._connected().receive_into(into)
             except OSError:
-                self._shards = _closed(self._shards)
+                _close(self._shards)
+                self._shards = None
                 raise
             return answered.sums
 
     def close(self) -> None:
         """End both connections."""
-        self._shards, self._words = _closed(self._shards), _closed(self._words)
+        for connection in (self._shards, self._words):
+            _close(connection)
+        self._shards = self._words = None
 
     def _connected(self) -> Connection:
         if self._shards is None:
             raise ConnectionError(f"{self.node} is gone")
         return self._shards
 
-    async def _ask(self, message: Message, kind: type) -> Any:
+    async def _ask(self, message: Message, kind: type[MessageT]) -> MessageT:
         try:
             self._shards = _living(self._shards) or await self._connect()
             await self._shards.send(message)
             return await asyncio.wait_for(self._shards.expect(kind), ANSWER_WITHIN_S)
         except ProtocolError:
-            self._shards = _closed(self._shards)
+            _close(self._shards)
+            self._shards = None
             raise
         except (OSError, asyncio.TimeoutError) as error:
-            self._shards = _closed(self._shards)
+            _close(self._shards)
+            self._shards = None
             raise ConnectionError(f"{self.node} ({self.address}) does not answer: {error or 'time is over'}") from error
 
     async def _connect(self) -> Connection:
@@ -149,6 +164,6 @@ def _living(connection: Connection | None) -> Connection | None:
     return connection
 
 
-def _closed(connection: Connection | None) -> None:
+def _close(connection: Connection | None) -> None:
     if connection is not None:
         connection.close()

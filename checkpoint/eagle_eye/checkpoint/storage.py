@@ -59,13 +59,17 @@ def write_shard(
         os.fsync(file.fileno())
 
 
-def complete(directory: str, step: int, attempt: int, metadata: bytes) -> Path:
-    """All files are there: the folder is complete, and has its name. Raises OSError."""
+def complete(directory: str, step: int, attempt: int, metadata: bytes, captured_s: float) -> Path:
+    """All files are there: the folder is complete, and has its name. Raises OSError.
+
+    The modification time of its metadata is the capture's: what was captured later is newer, however late this is done.
+    """
     part, folder = partial(directory, step, attempt), folder_of(directory, step)
     with (part / METADATA).open("wb") as file:
         file.write(metadata)
         file.flush()
         os.fsync(file.fileno())
+    os.utime(part / METADATA, (captured_s, captured_s))
     _synced(part)
     old = folder.with_name(f"{folder.name}.before_attempt_{attempt}{PARTIAL}")
     if folder.exists():  # of an attempt whose steps were not to be trusted, or that was resumed before it

@@ -27,6 +27,7 @@ from eagle_eye.checkpoint.connection import (
     STRANGERS_FRAME_BYTES_MAX,
     BlockingConnection,
     Connection,
+    Pace,
     ProtocolError,
     expected,
     proof,
@@ -66,12 +67,15 @@ from eagle_eye.checkpoint.messages import (
     VerifyAsked,
     Welcome,
 )
+from eagle_eye.checkpoint.pacing import Cap
+from eagle_eye.checkpoint.standing import StandingFile
 from eagle_eye.checkpoint.status import status_of
+from eagle_eye.checkpoint.traffic import Capped, Traffic
 from eagle_eye.schema.memory_steps import STEPS_FILE
 
 _log = logging.getLogger(__name__)
 
-SOCKET, PORT = "socket", "port"
+SOCKET, PORT, LOCK = "socket", "port", "lock"
 BACKLOG = 1024
 HANDSHAKE_WITHIN_S = 10.0
 HOUSEKEEPING_S = 0.05
@@ -86,7 +90,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the user has decided.
 
     ``folder`` is in shared memory; ``listen`` is for other nodes, port 0 for any; ``free_after_s`` is how long copies
-    of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, None for no limit.
+    of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, ``copy_bytes_per_s`` to
+    other nodes, None for no limit; ``paced`` copies go while training leaves the network idle.
     Without any job for ``exit_when_idle_s`` it ends; None: never.
     """
 
@@ -95,6 +100,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: tuple[str, int]
     free_after_s: float = 3600.0
     persist_bytes_per_s: float | None = None
+    copy_bytes_per_s: float | None = None
+    paced: bool = True
     scrub_every_s: float = 600.0
     exit_when_idle_s: float | None = None
 
@@ -107,6 +114,8 @@ class Store:
         self._jobs: dict[str, JobService] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
+        self._standing = StandingFile(settings.folder)
+        self._cap = Cap(settings.copy_bytes_per_s)
         self._steps_changed = True
         self.address = ""
 
@@ -132,14 +141,18 @@ class Store:
             self._spawn(self._accept(tcp, self._serve_peer))
             self._spawn(self._accept(unix, self._serve_local))
             self._spawn(self._keep_house())
+            self._spawn(self._scrub_now_and_then())
             ready()
             await self._idle.wait()
         finally:
-            for task in list(self._tasks):
+            tasks = list(self._tasks)
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # none looks at memory that is about to be unmapped
             tcp.close()
             unix.close()
             path.unlink(missing_ok=True)
+            self._standing.remove()
             for service in self._jobs.values():
                 service.close()
                 service.job.unmap()
@@ -189,7 +202,8 @@ class Store:
             _log.error("a task of the store failed", exc_info=error)
 
     def _service(self, job: HeldJob) -> JobService:
-        return JobService(job, self._settings.node, self._settings.persist_bytes_per_s, self._spawn)
+        traffic = Traffic(self._cap, job.count, paced=self._settings.paced)
+        return JobService(job, self._settings.node, self._settings.persist_bytes_per_s, self._spawn, traffic)
 
     # Ranks of this node.
 
@@ -283,7 +297,7 @@ class Store:
             case GetBlob(plan):
                 await connection.send(Blob(job.blob(plan)))
             case Read():
-                await _read(job, message, connection)
+                await _read(job, message, connection, Capped(self._cap))
             case Reserve():
                 await self._reserve(job, message, connection)
             case Put():
@@ -332,12 +346,13 @@ class Store:
             job.changed = False
 
     async def _keep_house(self) -> None:
-        """Say what is held; free what nobody needs any more; verify all copies now and then."""
-        scrubbed_s = topped_up_s = idle_since_s = time.monotonic()
+        """Say what is held; free what nobody needs any more."""
+        topped_up_s = idle_since_s = time.monotonic()
         while True:
             self._say_steps()
             await asyncio.sleep(HOUSEKEEPING_S)
             now_s = time.monotonic()
+            self._standing.say((service.job for service in self._jobs.values()), now_s)
             idle_since_s = now_s if self._jobs else idle_since_s
             if self._settings.exit_when_idle_s is not None and now_s - idle_since_s > self._settings.exit_when_idle_s:
                 self._idle.set()
@@ -346,10 +361,16 @@ class Store:
                 topped_up_s = now_s
                 for service in list(self._jobs.values()):
                     await service.top_up()
-            if now_s - scrubbed_s > self._settings.scrub_every_s:
-                scrubbed_s = now_s
-                for service in list(self._jobs.values()):
+
+    async def _scrub_now_and_then(self) -> None:
+        """Verify all copies. Beside the housekeeping, which must not wait for minutes of reading."""
+        while True:
+            await asyncio.sleep(self._settings.scrub_every_s)
+            for service in list(self._jobs.values()):
+                try:
                     await service.scrub()
+                except (OSError, ValueError) as error:  # the job's memory was freed meanwhile
+                    _log.info("%s is not verified: %s", service.job.name, error)
 
     def _end_jobs(self, now_s: float) -> None:
         for service in list(self._jobs.values()):
@@ -395,14 +416,14 @@ def _found(job: HeldJob, plan: str, rank: int, step: int) -> Found:
     return Found(str(shard.files[slot].path), copy.length, shard.sums[slot], copy)
 
 
-async def _read(job: HeldJob, read: Read, connection: Connection) -> None:
+async def _read(job: HeldJob, read: Read, connection: Connection, pace: Pace) -> None:
     held = job.find(read.plan, read.rank, read.step)
     if held is None or read.offset % CHUNK_BYTES or not 0 < read.length <= held[2].length - read.offset:
         await connection.send(Bytes(-1))
         return
     shard, slot, copy = held
     view = shard.view(slot, copy.length)[read.offset : read.offset + read.length]
-    await connection.send(Bytes(read.length, sums_in(shard.sums[slot], read.offset, read.length)), view)
+    await connection.send(Bytes(read.length, sums_in(shard.sums[slot], read.offset, read.length)), view, pace)
 
 
 async def _take(job: HeldJob, put: Put, connection: Connection) -> None:

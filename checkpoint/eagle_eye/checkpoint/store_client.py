@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from eagle_eye.checkpoint.messages import (
     Opened,
     Welcome,
 )
-from eagle_eye.checkpoint.store import SOCKET
+from eagle_eye.checkpoint.store import LOCK, SOCKET
 from eagle_eye.schema.memory_steps import STORE_WORDS
 
 _log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ def start_store(folder: Path, node: str) -> None:
     """
     if answers(folder):
         return
-    command = [sys.executable, "-m", *STORE_WORDS, "--folder", str(folder), "--node", node]
+    command = [sys.executable, "-m", "eagle_eye.cli.main", *STORE_WORDS, "--folder", str(folder), "--node", node]
     command += ["--exit-when-idle", f"{EXIT_WHEN_IDLE_S:g}"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Neither a child of the rank nor, by its environment, taken for a rank: whoever ends those must not end it.
@@ -70,6 +72,28 @@ def start_store(folder: Path, node: str) -> None:
         if time.monotonic() > until_s:
             raise ConnectionError(f"no store answers in {folder} within {START_WITHIN_S:g} s: see {folder}/store.log")
         time.sleep(0.02)
+
+
+def end_store(folder: Path) -> None:
+    """The store of a folder has ended, and nothing of what it held is left. Nothing where there is none."""
+    try:
+        pid = int((folder / LOCK).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        pid = 0
+    if pid and _is_store(pid):
+        os.kill(pid, signal.SIGKILL)
+    until_s = time.monotonic() + ANSWER_WITHIN_S
+    while pid and _is_store(pid) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_store(pid: int) -> bool:
+    """Whether the process is a store, and not one that has its number by now."""
+    try:
+        return "\0".join(STORE_WORDS).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def answers(folder: Path) -> bool:

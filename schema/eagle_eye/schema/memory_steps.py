@@ -11,7 +11,7 @@ FOLDER_VARIABLE = "EAGLE_EYE_CHECKPOINT_STORE"
 STEPS_FILE = "steps.json"
 STEPS_BYTES_MAX = 16 << 20
 MEMORY_PREFIX = "memory:"
-STORE_WORDS = ["eagle_eye.cli.main", "checkpoint", "store"]  # of a store's command line, behind ``python -m``
+STORE_WORDS = ["checkpoint", "store"]  # of a store's command line, behind ``python -m`` and the module
 
 
 class MemoryStep(msgspec.Struct, frozen=True):
