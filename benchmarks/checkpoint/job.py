@@ -108,8 +108,9 @@ def train(
 ) -> None:
     """Train from where the checkpoint is up to a step, or until a file ``stop`` is there.
 
-    ``waits``: each step until it is whole. Without ``keeps``: no checkpoints. It ``leaves`` by ``close``; by ``stay``
-    it waits to be killed; by ``exit`` it ends as a failed job does.
+    ``kind``: by DistributedDataParallel (``ddp``), FSDP2 (``fsdp``), or gradients that are ``gathered``, the same on
+    any run. ``waits``: each step until it is whole. Without ``keeps``: no checkpoints. It ``leaves`` by ``close``; by
+    ``stay`` it waits to be killed; by ``exit`` it ends as a failed job does.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     say = Said(said)
@@ -132,6 +133,8 @@ def train(
         began_s = time.monotonic()
         optimizer.zero_grad()
         model(loader.batch()).square().mean().backward()
+        if kind == "gathered":
+            _average(model, world)
         optimizer.step()
         adams = {int(one["step"]) for one in optimizer.state.values()}
         number = state_number(model, optimizer)
@@ -159,7 +162,22 @@ def _parallel(model: nn.Sequential, kind: str) -> nn.Module:
         for layer in (model[0], model[2]):
             fully_shard(layer)
         return fully_shard(model)
-    return DistributedDataParallel(model)
+    return DistributedDataParallel(model) if kind == "ddp" else model
+
+
+def _average(model: nn.Module, world: int) -> None:
+    """Average the gradients over all ranks, in the order of the ranks.
+
+    DistributedDataParallel adds those of three ranks in another order in its first step than in later ones: what is
+    trained on then differs from an undisturbed run in the last bit, wherever it was restored.
+    """
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    mine = torch.cat([one.view(-1) for one in gradients])
+    everyones = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(everyones, mine)
+    average = torch.stack(everyones).sum(0) / world
+    for one, piece in zip(gradients, average.split([one.numel() for one in gradients]), strict=True):
+        one.copy_(piece.view_as(one))
 
 
 def plain(folder: str, said: str, hidden: int = 32) -> None:

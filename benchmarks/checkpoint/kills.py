@@ -2,7 +2,7 @@
 
     python -m benchmarks.checkpoint.kills --kills 200 --seed 1 --out benchmarks/results/checkpoint-kills.json
 
-A real job of three nodes with a rank each (DDP on gloo), their stores and their memory, and a supervisor that starts
+A real job of three nodes with a rank each (on gloo), their stores and their memory, and a supervisor that starts
 all ranks again after each kill. What every step's state is was written down by an undisturbed run before. Killed by
 SIGKILL are a rank, all ranks, a store, or a node with its rank, its store and its memory: at any time, while shards are
 copied, while a step goes to storage, and with the node's memory full (a tmpfs each: as root). Exit code 1: a state was
@@ -36,7 +36,7 @@ NODES = ("n1", "n2", "n3")
 VICTIMS = ("rank", "ranks", "store", "node")
 TIMES = ("any time", "during copy", "during persist", "memory full")
 TMPFS_BYTES = 192 << 20  # a store leaves 64 MiB to others
-STEPS_A_KILL = 30
+STEPS_A_KILL = 25
 HIDDEN = 8000  # 1 MB of parameters, 3 MB of state
 PERSIST_EVERY = 5
 WITHIN_S = 120.0
@@ -198,7 +198,7 @@ class Yard:
     def strike(self, attempt: Attempt, victim: str, at: str) -> Kill:
         """Kill when it is time to; all ranks are dead afterwards. The node's memory stays as full as it is."""
         number = self._source.randrange(len(NODES))
-        node, steps = self.nodes[number], self._source.randint(1, 20)
+        node, steps = self.nodes[number], self._source.randint(1, 12)
         begun = attempt.step()
         _until(lambda: attempt.step() >= max(begun, 0) + steps or attempt.ended(), f"{steps} steps are made")
         if at == "during copy":
@@ -270,7 +270,13 @@ class Yard:
         folder.mkdir()
         attempt = Attempt([], [folder / f"rank-{rank}" for rank in range(len(NODES))], folder / "log")
         for rank, node in enumerate(self.nodes):
-            arguments = {"rank": rank, "world": len(NODES), "meet": str(folder / "meet"), "hidden": HIDDEN} | said
+            arguments = {
+                "rank": rank,
+                "world": len(NODES),
+                "meet": str(folder / "meet"),
+                "hidden": HIDDEN,
+                "kind": "gathered",
+            } | said
             arguments |= {"directory": str(self._shared), "said": str(attempt.files[rank])}
             environment = {"EAGLE_EYE_CHECKPOINT_STORE": str(node.folder / "store"), "EAGLE_EYE_NODE": node.name}
             attempt.ranks.append(
@@ -305,7 +311,10 @@ def storm(kills: int, seed: int, tell: Callable[[str], None]) -> list[Kill]:
         while len(done) < kills:
             round_of = source.sample(plan, len(plan))  # each of them as often as any other
             for victim, at in round_of[: kills - len(done)]:
-                kill = yard.strike(attempt, victim, at)
+                try:
+                    kill = yard.strike(attempt, victim, at)
+                except Gone as gone:
+                    return [*done, Kill(victim, at, "", attempt.step(), attempt.whole(), wrong=[str(gone)])]
                 attempt = yard.begin()
                 yard.judge(kill, attempt)
                 for node in yard.nodes:

@@ -123,7 +123,7 @@ class Rank:
         self.connection = BlockingConnection(sock, WITHIN_S)
         self._key = key
         self.slots: list[mmap.mmap] = []
-        self._grants: list[int] = []
+        self._grants: list[Grant] = []
         self.paths: tuple[str, ...] = ()
 
     def hello(self) -> Welcome:
@@ -142,10 +142,13 @@ class Rank:
             if isinstance(message, kind) and which(message):
                 return message
             if isinstance(message, Grant):
-                self._grants.append(message.slot)
+                self._grants.append(message)
+
+    def grant(self) -> Grant:
+        return self._grants.pop() if self._grants else self.expect(Grant)
 
     def granted(self) -> int:
-        return self._grants.pop() if self._grants else self.expect(Grant).slot
+        return self.grant().slot
 
     def write(self, step: int, data: bytes, slot: int) -> None:
         self.slots[slot][: len(data)] = data

@@ -32,7 +32,6 @@ from eagle_eye.checkpoint.messages import (
     Find,
     Found,
     GetBlob,
-    Grant,
     Greet,
     Hello,
     MetadataMade,
@@ -48,6 +47,7 @@ from eagle_eye.checkpoint.messages import (
     Skipped,
     Stored,
 )
+from eagle_eye.checkpoint.record import FILES, Record
 from eagle_eye.checkpoint.storage import complete, partial, write_shard
 from eagle_eye.checkpoint.store import ask_status, ask_verify
 from eagle_eye.schema.memory_steps import read_steps, whole_in_memory
@@ -424,9 +424,10 @@ class TestStartedAnew:
         rank.whole(1)
         close(rank)
         one.stop()
-        (state,) = one.folder.glob("jobs/*/state")
-        saved = msgspec.msgpack.decode(state.read_bytes())
-        state.write_bytes(msgspec.msgpack.encode(saved | {"version": VERSION + 1}))
+        (folder,) = one.folder.glob("jobs/*")
+        record = Record(folder)
+        saved = msgspec.msgpack.decode(record.read() or b"")
+        record.write(msgspec.msgpack.encode(saved | {"version": VERSION + 1}))
         one.start()
         assert ask_status(one.folder) == []
         assert one.slot_files == set()
@@ -435,8 +436,8 @@ class TestStartedAnew:
         (rank,) = opened([one])
         close(rank)
         one.stop()
-        (state,) = one.folder.glob("jobs/*/state")
-        state.write_bytes(b"\xc1")
+        for path in one.folder.glob("jobs/*/record.*"):
+            path.write_bytes(b"\xc1")
         one.start()
         assert one.slot_files == set()
 
@@ -603,7 +604,7 @@ class TestMemory:
             for step in (1, 2):
                 rank.capture(step, contents(0, step))
                 rank.whole(step)
-            assert rank.expect(Grant).path not in rank.paths
+            assert rank.grant().path not in rank.paths
             close(rank)
 
     def test_one_slot_alone_is_refused(self, tmpfs: Path) -> None:
@@ -620,14 +621,15 @@ class TestMemory:
             (rank,) = opened([node], capacity_bytes=1 << 20)
             with pytest.raises(OSError, match="No space left"):
                 (tmpfs / "others").write_bytes(bytes(200 << 20))
-            rank.capture(1, contents(0, 1, 900_000))
-            until(lambda: node.status["counts"].get("void") == 1, "a step without a record is void")
-            (tmpfs / "others").unlink()
-            for step in (2, 3):
+            for step in (1, 2, 3, 4):
                 rank.capture(step, contents(0, step, 900_000))
-            rank.whole(3)
-            until(lambda: 3 in whole_in_memory(read_steps(tmpfs, JOB)), "it says so again")
+                rank.whole(step)
+            (tmpfs / "others").unlink()
+            until(lambda: 4 in whole_in_memory(read_steps(tmpfs, JOB)), "it says so in its file, too")
             close(rank)
+            node.stop()
+            node.start()
+            assert (0, 4) in node.steps
 
 
 class TestTheEnd:
@@ -820,6 +822,26 @@ class TestStorage:
         (rank,) = opened([one], attempt=2, directory=str(tmp_path / "shared"), persist_every=2)
         until(lambda: not list((tmp_path / "shared").iterdir()), "nothing is left")
         close(rank)
+
+
+class TestRecord:
+    def test_what_was_written_last_is_read(self, tmp_path: Path) -> None:
+        for data in (b"one", b"two" * 100_000, b"three"):
+            Record(tmp_path).write(data)
+            assert Record(tmp_path).read() == data
+
+    def test_there_is_none_before_the_first(self, tmp_path: Path) -> None:
+        assert Record(tmp_path).read() is None
+
+    @pytest.mark.parametrize("bytes_written", [0, 5, 20, 30])
+    def test_whoever_is_killed_in_the_middle_leaves_the_one_before(self, tmp_path: Path, bytes_written: int) -> None:
+        record = Record(tmp_path)
+        for data in (b"one", b"two", b"three"):
+            record.write(data)
+        path = tmp_path / FILES[1]  # the third
+        before = path.read_bytes()
+        path.write_bytes(before[:bytes_written] + bytes(len(before) - bytes_written))
+        assert Record(tmp_path).read() == (b"two" if bytes_written < 29 else b"three")
 
 
 class TestScrub:

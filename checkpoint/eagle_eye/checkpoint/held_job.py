@@ -1,6 +1,6 @@
 """What a store holds of one job: slots with copies, the attempt that runs, what was agreed. Its files outlive it.
 
-``state`` in the job's folder says what the slots hold, so that a store that was killed finds its copies again.
+A record in the job's folder says what the slots hold, so that a store that was killed finds its copies again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from eagle_eye.checkpoint.checksums import Damaged, check_all
 from eagle_eye.checkpoint.connection import Connection
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
 from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, Member, Missed, Open
+from eagle_eye.checkpoint.record import Record
 from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
 from eagle_eye.schema.memory_steps import MemoryStep
 
 _log = logging.getLogger(__name__)
-_STATE = "state"
 
 ShardKey = tuple[str, int, int]  # plan, rank, and the slots' capacity
 
@@ -128,6 +128,7 @@ class HeldJob:
         self.blocked_s = 0.0
         self.counts: dict[str, int] = {}
         self.troubles: list[str] = []
+        self._record = Record(folder)
         self.links: Callable[[], list[dict[str, Any]]] = list  # what is known of the interfaces that copies take
 
     @property
@@ -339,7 +340,7 @@ class HeldJob:
         )
         self.changed = True
         try:
-            write_whole(self.folder / _STATE, msgspec.msgpack.encode(saved))
+            self._record.write(msgspec.msgpack.encode(saved))
         except OSError as error:
             self.trouble(f"what is held is not on record: {error}")
             return False
@@ -391,8 +392,8 @@ def adopt(folder: Path) -> HeldJob | None:
     What cannot be read is told of and removed: it is no copy of anything.
     """
     try:
-        saved = msgspec.msgpack.decode((folder / _STATE).read_bytes(), type=SavedJob)
-    except (OSError, msgspec.DecodeError) as error:
+        saved = msgspec.msgpack.decode(Record(folder).read() or b"", type=SavedJob)
+    except msgspec.DecodeError as error:
         _log.warning("%s holds nothing that can be read (%s), and is removed", folder, error)
         shutil.rmtree(folder, ignore_errors=True)
         return None
