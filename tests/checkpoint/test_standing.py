@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eagle_eye.checkpoint.held_job import HeldJob
-from eagle_eye.checkpoint.messages import Agreed
+from eagle_eye.checkpoint.messages import Agreed, Captured, Skipped
 from eagle_eye.checkpoint.slots import Needed
 from eagle_eye.checkpoint.standing import LOOK_EVERY_S, StandingFile, standing_of
 from eagle_eye.schema.memory_standing import SAID_EVERY_S, STANDING_FILE, JobStanding, read_standing
-from tests.checkpoint.running_store import SHARD, Rank, running_store
+from tests.checkpoint.stores import JOB, Node, Rank, opened, running, until
 
-WITHIN_S = 20.0
+SHARD = b"state" * 1000
 
 
 def job_of(folder: Path) -> JobStanding | None:
@@ -24,65 +24,97 @@ def job_of(folder: Path) -> JobStanding | None:
     return said.jobs[0] if said is not None and said.jobs else None
 
 
-def said(folder: Path, holds: Callable[[JobStanding], bool]) -> JobStanding:
+def said(node: Node, holds: Callable[[JobStanding], bool]) -> JobStanding:
     """Return what the store says as soon as it is so."""
-    until_s = time.monotonic() + WITHIN_S
-    while (job := job_of(folder)) is None or not holds(job):
-        assert time.monotonic() < until_s, job
-        time.sleep(0.02)
-    return job
+    found: list[JobStanding] = []
+
+    def is_said() -> bool:
+        job = job_of(node.folder)
+        if job is not None and holds(job):
+            found.append(job)
+        return bool(found)
+
+    until(is_said, f"{job_of(node.folder)} is otherwise")
+    return found[0]
+
+
+def captured(ranks: list[Rank], step: int, blocked_s: float = 0.25) -> None:
+    """All ranks capture the step, and it is whole."""
+    for rank in ranks:
+        slot = rank.granted()
+        rank.slots[slot][: len(SHARD)] = SHARD
+        rank.connection.send(Captured(step, slot, len(SHARD), (), 1.7e9, blocked_s))
+    for rank in ranks:
+        rank.whole(step)
+
+
+class Job:
+    """A job with a rank on each of two nodes."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+        self.ranks: list[Rank] = []
+
+    def begins(self, **changes: Any) -> list[Rank]:
+        self.ends()
+        self.ranks = opened(self.nodes, **changes)
+        return self.ranks
+
+    def ends(self) -> None:
+        for rank in self.ranks:
+            rank.connection.close()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Path]:
-    with running_store(tmp_path / "store") as folder:
-        yield folder
+def job(tmp_path: Path) -> Iterator[Job]:
+    with running([tmp_path / "a", tmp_path / "b"]) as nodes:
+        made = Job(nodes)
+        yield made
+        made.ends()
 
 
-def test_a_store_says_which_step_is_whole_and_what_that_cost(store: Path) -> None:
-    rank = Rank(store)
-    rank.captures(1)
-    rank.captures(2)
-    job = said(store, lambda job: job.whole_step == 2)
-    assert (job.job, job.attempt, job.step, job.captured, job.skipped) == ("llm", 1, 2, 2, 0)
-    assert (job.copies, job.copies_wanted, job.blocked_s) == (1, 1, 0.5)
-    assert job.reserved_bytes == 3 * len(SHARD)
-    rank.close()
+def test_a_store_says_which_step_is_whole_and_what_that_cost(job: Job) -> None:
+    ranks = job.begins()
+    captured(ranks, 1)
+    captured(ranks, 2)
+    for node in job.nodes:
+        found = said(node, lambda one: one.whole_step == 2 and one.sent_bytes == 2 * len(SHARD))
+        assert (found.job, found.attempt, found.step, found.captured, found.skipped) == (JOB, 1, 2, 2, 0)
+        assert (found.copies, found.copies_wanted, found.blocked_s) == (2, 2, 0.5)
+        assert found.reserved_bytes == 6 * len(SHARD)
 
 
-def test_a_step_that_is_skipped_is_one_that_ranks_have_come_to(store: Path) -> None:
-    rank = Rank(store)
-    rank.captures(1)
-    rank.skips(2)
-    job = said(store, lambda job: job.skipped == 1)
-    assert (job.step, job.whole_step, job.void) == (2, 1, 1)
-    rank.close()
+def test_a_step_that_is_skipped_is_one_that_ranks_have_come_to(job: Job) -> None:
+    ranks = job.begins()
+    captured(ranks, 1)
+    ranks[0].connection.send(Skipped(2, "no slot is free"))
+    found = said(job.nodes[0], lambda one: one.void == 1)
+    assert (found.step, found.whole_step, found.skipped) == (2, 1, 1)
+    assert said(job.nodes[1], lambda one: one.void == 1).skipped == 0
 
 
-def test_a_store_says_which_processes_are_its_ranks(store: Path) -> None:
-    rank = Rank(store)
-    assert said(store, lambda job: bool(job.pids)).pids == [os.getpid()]
-    rank.close()
-    said(store, lambda job: not job.pids)
+def test_a_store_says_which_processes_are_its_ranks(job: Job) -> None:
+    ranks = job.begins()
+    assert said(job.nodes[0], lambda one: bool(one.pids)).pids == [os.getpid()]
+    ranks[0].connection.close()
+    said(job.nodes[0], lambda one: not one.pids)
 
 
-def test_a_new_attempt_has_its_own_steps_and_goes_on_counting(store: Path) -> None:
-    first = Rank(store)
-    first.captures(1)
-    first.captures(2)
-    first.close()
-    second = Rank(store, step=1, resumed_step=1, resumed_attempt=1)
-    job = said(store, lambda job: job.attempt == 2)
-    assert (job.step, job.whole_step, job.copies, job.captured) == (1, 1, 1, 2)
-    second.close()
+def test_a_new_attempt_has_its_own_steps_and_goes_on_counting(job: Job) -> None:
+    ranks = job.begins()
+    captured(ranks, 1)
+    captured(ranks, 2)
+    job.begins(attempt=2, step=1, resumed_step=1, resumed_attempt=1)
+    for node in job.nodes:
+        found = said(node, lambda one: one.attempt == 2 and one.copies_wanted == 2)
+        assert (found.step, found.whole_step, found.copies, found.captured) == (1, 1, 2, 2)
 
 
-def test_a_store_that_ends_says_nothing_any_more(tmp_path: Path) -> None:
-    with running_store(tmp_path / "store") as folder:
-        rank = Rank(folder)
-        said(folder, lambda _: True)
-        rank.close()
-    assert not (folder / STANDING_FILE).exists()
+def test_a_store_that_ends_says_nothing_any_more(job: Job) -> None:
+    job.begins()
+    said(job.nodes[0], lambda _: True)
+    job.nodes[0].stop()
+    assert not (job.nodes[0].folder / STANDING_FILE).exists()
 
 
 class Watched:

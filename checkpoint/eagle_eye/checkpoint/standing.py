@@ -61,14 +61,17 @@ def standing_of(job: HeldJob, now_s: float) -> JobStanding:
     """Return how a job's checkpoints stand at ``now_s``, monotonic."""
     counts, whole, persisting = job.counts, job.needed.newest_whole, job.needed.persisting
     since_s = job.persisting_since_s if persisting is not None else None
+    # By ranks: after a restart one's shards may be in two kinds of slots for a time.
+    held = {copy.rank for _, _, copy in job.copies() if copy.step == whole}
+    wanted = {shard.rank for shard in job.shards.values() if shard.attempt == job.attempt}
     return JobStanding(
         job=job.name,
         attempt=job.attempt,
         pids=[shard.connection.peer_pid for shard in job.local if shard.connection is not None][:RANKS_MAX],
         step=job.step,
         whole_step=whole,
-        copies=0 if whole is None else sum(copy.step == whole for _, _, copy in job.copies()),
-        copies_wanted=0 if whole is None else sum(shard.attempt == job.attempt for shard in job.shards.values()),
+        copies=len(held),
+        copies_wanted=0 if whole is None else len(wanted),
         captured=counts.get("captured", 0),
         skipped=counts.get("skipped", 0),
         void=counts.get("void", 0),
