@@ -46,6 +46,7 @@ from eagle_eye.checkpoint.messages import (
     Reserved,
     Skipped,
     Stored,
+    Welcome,
 )
 from eagle_eye.checkpoint.record import FILES, Record
 from eagle_eye.checkpoint.storage import complete, partial, write_shard
