@@ -20,10 +20,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from benchmarks.checkpoint.warm import Forked, Warm
+from eagle_eye.checkpoint.checkpointer import MemoryCheckpointer, NoCheckpoint, _Told, whole_steps
+from eagle_eye.checkpoint.messages import Captured, CopyInfo
 from eagle_eye.checkpoint.store import ask_status
-from tests.checkpoint.stores import Node
+from tests.checkpoint.stores import Node, until
 
 WITHIN_S = 120.0
 JOB = "eagle_eye.checkpoint.MemoryCheckpointer"
@@ -238,6 +241,14 @@ class TestKilled:
         killed_three.site.lose("b")
         equal(killed_three.site.restored("abc"), killed_three)
 
+    def test_a_copy_that_is_damaged_is_read_from_another_node(self, killed: Killed) -> None:
+        site = copy_of(killed, "damaged")
+        for path in site.node("a").slot_files:
+            with path.open("r+b") as file:
+                file.seek(path.stat().st_size // 8)
+                file.write(b"?" * 1000)
+        equal(site.restored("ab"), killed)
+
     @pytest.mark.parametrize("nodes", ["ab", "a", "abc"])
     def test_sharded_parameters(self, killed_sharded: Killed, nodes: str) -> None:
         equal(killed_sharded.site.restored(nodes, kind="fsdp"), killed_sharded)
@@ -320,6 +331,115 @@ class TestTraining:
         for left in stores_on(store):
             os.kill(left.pid, signal.SIGKILL)
         assert [process.code for process in run.processes] == [0, 0]
+
+
+class Alone:
+    """A job of one process, this one."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node = Node(folder / "a").start()
+        monkeypatch.setenv("EAGLE_EYE_CHECKPOINT_STORE", str(self.node.folder))
+        monkeypatch.setenv("EAGLE_EYE_NODE", "a")
+        self.folder = folder / "shared"
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.objects = {"model": self.model, "optimizer": self.optimizer}
+
+    def begin(self) -> MemoryCheckpointer:
+        self.kept = MemoryCheckpointer(self.objects, self.folder)
+        self.resumed = self.kept.restore()
+        return self.kept
+
+    def train(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(3)).sum().backward()
+        self.optimizer.step()
+
+    def keep(self, step: int) -> None:
+        """Capture a step once there is a slot for it, and wait until it is whole."""
+        captured = self.kept.counts["captured"]
+        until(lambda: self.kept._granted is not None, "a slot is granted")
+        self.kept.capture(step)
+        assert self.kept.counts["captured"] == captured + 1
+        until(lambda: self.kept.whole_step == step, f"step {step} is whole")
+
+    def end(self) -> None:
+        self.kept._client.close(ended=False)
+        self.node.stop()
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Alone]:
+    alone = Alone(tmp_path, monkeypatch)
+    yield alone
+    alone.end()
+
+
+class TestCapture:
+    def test_an_optimizer_that_has_made_no_step_is_as_it_was(self, alone: Alone) -> None:
+        alone.begin()
+        alone.keep(1)
+        assert not alone.optimizer.state
+        alone.train()
+        assert {int(state["step"]) for state in alone.optimizer.state.values()} == {1}
+
+    def test_a_state_of_another_shape_is_skipped_and_the_next_right_one_is_kept(self, alone: Alone) -> None:
+        kept = alone.begin()
+        alone.train()
+        alone.keep(1)
+        until(lambda: kept._granted is not None, "a slot is granted")
+        weight = alone.model.weight
+        alone.model.weight = torch.nn.Parameter(torch.zeros(5, 3))
+        kept.capture(2)
+        alone.model.weight = weight
+        assert kept.counts["skipped"] == 1
+        alone.keep(3)
+
+    def test_what_was_said_to_a_store_that_is_gone_is_not_said_to_the_next(self, alone: Alone) -> None:
+        # It would be of a slot that this one has not granted, and nobody has written.
+        kept = alone.begin()
+        alone.train()
+        alone.keep(1)
+        until(lambda: kept._granted is not None, "a slot is granted")
+        line, grant = kept._line, kept._granted
+        assert line is not None
+        assert grant is not None
+        alone.node.stop()
+        alone.node.start()
+        until(lambda: kept._line is not line and kept._granted is not None, "the attempt goes on")
+        line.say(Captured(2, grant.slot, 100, (), 1.0))
+        alone.keep(3)
+        assert (0, 2) not in alone.node.steps
+
+    def test_a_state_that_was_read_in_part_is_no_fresh_start(self, alone: Alone) -> None:
+        alone.begin()
+        alone.train()
+        alone.keep(1)
+        alone.kept._client.close(ended=False)
+        for path in alone.node.slot_files:
+            path.write_bytes(bytes(path.stat().st_size))
+        (alone.folder / ".eagle-eye-committed").unlink()
+        with pytest.raises(NoCheckpoint, match=r"step 1 in memory: .* does not have its checksum"):
+            alone.begin()
+
+
+def told(node: str, *copies: CopyInfo) -> _Told:
+    return _Told(node, f"{node}:1", 9, copies)
+
+
+def copy(rank: int, step: int, attempt: int, captured_s: float) -> CopyInfo:
+    return CopyInfo("2-plan", rank, step, 10, (), captured_s, attempt)
+
+
+class TestWholeSteps:
+    def test_copies_of_two_courses_of_training_make_no_step(self) -> None:
+        assert whole_steps([told("a", copy(0, 5, 1, 1.0)), told("b", copy(1, 5, 2, 2.0))]) == []
+
+    def test_the_last_course_comes_first_and_in_it_the_last_step(self) -> None:
+        away = [copy(rank, 15, 1, 100.0) for rank in (0, 1)]  # of a node that was away when the others went on from 10
+        here = [copy(rank, step, 2, 200.0 + step) for rank in (0, 1) for step in (11, 12)]
+        found = whole_steps([told("a", *away), told("b", *here)])
+        assert [(one.step, one.attempt) for one in found] == [(12, 2), (11, 2), (15, 1)]
 
 
 # Helpers.
