@@ -15,6 +15,7 @@ import secrets
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -258,9 +259,15 @@ class MemoryCheckpointer:
         planner = DefaultLoadPlanner(allow_partial_load=True)
         failure: BaseException | None = None
         try:
-            load(
-                state, storage_reader=reader, planner=planner, process_group=self._group, no_dist=not self._distributed
-            )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it may be
+                load(
+                    state,
+                    storage_reader=reader,
+                    planner=planner,
+                    process_group=self._group,
+                    no_dist=not self._distributed,
+                )
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - of whichever rank; all fail together
             failure = error
         if failure is not None:
