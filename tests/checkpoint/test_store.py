@@ -164,6 +164,23 @@ class TestCopies:
             rank.whole(6)
         close(*ranks)
 
+    def test_a_copy_waits_for_a_slot_until_the_step_before_it_is_whole(self, two: list[Node]) -> None:
+        # A rank whose steps go to storage has a slot more than other nodes have for it.
+        ranks = opened(two, keep=1, persist_every=1000)
+        for rank in ranks:
+            rank.capture(1, contents(rank.rank, 1))
+        for rank in ranks:
+            rank.whole(1)
+        ranks[0].capture(2, contents(0, 2))
+        until(lambda: (0, 2) in two[1].steps, "step 2 is on b")
+        ranks[0].capture(3, contents(0, 3))
+        ranks[1].capture(2, contents(1, 2))
+        ranks[1].whole(2)
+        ranks[1].capture(3, contents(1, 3))
+        ranks[1].whole(3)
+        assert "copies_failed" not in two[0].status["counts"]
+        close(*ranks)
+
     def test_the_file_of_steps_says_what_is_whole(self, two: list[Node]) -> None:
         ranks = opened(two)
         for rank in ranks:

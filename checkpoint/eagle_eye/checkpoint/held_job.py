@@ -88,6 +88,7 @@ class Shard:
     closed: bool = False
     opening: Open | None = None
     is_short: bool = False
+    sending: set[int] = field(default_factory=set)
     told: dict[int, Copies | Missed] = field(default_factory=dict)
 
     def verified(self, step: int) -> int | None:
@@ -142,9 +143,13 @@ class HeldJob:
         return [shard for shard in self.shards.values() if shard.local and shard.holders]
 
     def needed_of(self, shard: Shard) -> set[int]:
-        """Return the steps whose copies of the shard must stay. Only its own node writes it to storage."""
-        steps = (copy.step for copy in shard.slots.copies)
-        return self.needed.among(steps, persists=shard.local, slots_missing=shard.wanted - len(shard.files))
+        """Return the steps whose copies of the shard must stay, those that are being sent among them.
+
+        Only its own node writes it to storage.
+        """
+        held = {copy.step for copy in shard.slots.copies}
+        needed = self.needed.among(held, persists=shard.local, slots_missing=shard.wanted - len(shard.files))
+        return needed | (held & shard.sending)
 
     def count(self, what: str, by: int = 1) -> None:
         """Count something that the status tells."""
@@ -196,6 +201,7 @@ class HeldJob:
         for shard in self.shards.values():
             shard.connection, shard.closed, shard.holders, shard.opening = None, False, (), None
             shard.told.clear()
+            shard.sending.clear()
             self.renew_granted(shard)
         self._drop(lambda copy: resumed_step is None or copy.step > resumed_step)
         self._drop(lambda copy: copy.step == resumed_step and copy.attempt != resumed_attempt)

@@ -45,6 +45,7 @@ from eagle_eye.checkpoint.traffic import Traffic, Unwanted
 
 SCRUB_PAUSE_S, SCRUB_CHUNKS = 0.02, 16  # a tenth of a core at most
 SAY_AGAIN_S = 1.0
+ROOM_WITHIN_S, ROOM_AGAIN_S = 2.0, 0.1  # until a step is whole, or void, that takes the place of a copy
 
 
 class JobService:
@@ -76,6 +77,7 @@ class JobService:
         self._done_nodes: set[str] = set()
         self._said_done_s = 0.0
         self._closed = False
+        self._news = asyncio.Event()
         self.ended = False
 
     @property
@@ -230,56 +232,81 @@ class JobService:
 
     async def _replicate(self, shard: Shard, slot: int, copy: CopyInfo, *, again: bool = False) -> None:
         """Bring a captured shard to its other holders, and tell the coordinator once all copies are whole."""
+        shard.sending.add(copy.step)
+        try:
+            word = await self._brought(shard, slot, copy, again=again)
+        finally:
+            shard.sending.discard(copy.step)
+        if word is not None:
+            if self.job.needed.unresolved(copy.step):
+                shard.told[copy.step] = msgspec.structs.replace(word, again=True)
+            await self._tell_coordinator(word)
+        if shard.attempt == self.job.attempt:
+            await self._grant(shard)  # its slot may be free only now
+
+    async def _brought(self, shard: Shard, slot: int, copy: CopyInfo, *, again: bool) -> Copies | Missed | None:
+        """Return what is to be said of a captured shard; None where nobody needs it any more."""
         job, attempt, file = self.job, self.job.attempt, shard.files[slot]
         view = shard.view(slot, copy.length)
         sums = await asyncio.get_running_loop().run_in_executor(None, sums_of, view)
         held = next((number for number, one in enumerate(shard.files) if one is file), None)
         if job.attempt != attempt or held is None or shard.slots.holds[held] != copy:
-            return  # it will never be whole, and is overwritten
+            return None  # another attempt has begun
         shard.sums[held] = sums
         outcomes: list[BaseException | None] = []
         others = shard.holders[1:]
+
+        def wanted() -> bool:
+            return job.attempt == attempt and job.needed.unresolved(copy.step)
+
         if job.save():
-            put = Put(attempt, copy, sums, job.needed.known, job.needed.known_void)
-
-            def wanted() -> bool:
-                return job.attempt == attempt and job.needed.unresolved(copy.step)
-
-            def pace_to(host: str) -> Pace:
-                return self._traffic.copy(host, wanted)
-
-            bringing = (self._bring(shard, node, put, view, pace_to) for node in others)
+            put = Put(attempt, copy, sums)
+            bringing = (self._bring(shard, node, put, view, wanted) for node in others)
             outcomes = await asyncio.gather(*bringing, return_exceptions=True)
         else:
             others, outcomes = (self._node,), [OSError("the record of it has no room")]
         if shard.newest_step != copy.step:
             job.count("copies_late")
-        if any(isinstance(outcome, Unwanted) for outcome in outcomes):
+        if any(isinstance(outcome, Unwanted) for outcome in outcomes) or job.attempt != attempt:
             job.count("copies_dropped")
-            return
+            return None
         failed = [f"{node}: {why}" for node, why in zip(others, outcomes, strict=True) if why is not None]
-        if job.attempt != attempt:
-            return
-        word: Copies | Missed = Copies(attempt, copy, job.needed.known, again)
-        if failed:
-            job.count("copies_failed")
-            job.trouble(f"step {copy.step} of rank {copy.rank} has no copy on {'; '.join(failed)}")
-            word = Missed(attempt, copy.rank, copy.step, failed[0], job.needed.known, again)
-        if job.needed.unresolved(copy.step):
-            shard.told[copy.step] = msgspec.structs.replace(word, again=True)
-        await self._tell_coordinator(word)
+        if not failed:
+            return Copies(attempt, copy, job.needed.known, again)
+        job.count("copies_failed")
+        job.trouble(f"step {copy.step} of rank {copy.rank} has no copy on {'; '.join(failed)}")
+        return Missed(attempt, copy.rank, copy.step, failed[0], job.needed.known, again)
 
-    async def _bring(self, shard: Shard, node: str, put: Put, view: memoryview, pace_to: Callable[[str], Pace]) -> None:
-        """Bring a copy to a node. Raises OSError; ProtocolError where it has no slot for it."""
-        peer = self._peer(node)
-        outcome = await peer.put(put, view, pace_to)
-        if not outcome.reserved and shard.opening is not None:
-            await peer.reserve(_wish(shard.opening))  # its store was started anew, and found nothing
-            outcome = await peer.put(put, view, pace_to)
-        if not outcome.yes and not outcome.have:
-            raise ProtocolError("no slot is free there")
+    async def _bring(
+        self, shard: Shard, node: str, put: Put, view: memoryview, wanted: Callable[[], bool] | None = None
+    ) -> None:
+        """Bring a copy to a node, between the training's collectives where it may be ``wanted`` no more meanwhile.
+
+        Where all slots there hold steps that may still become whole it waits a little. Raises OSError; Unwanted;
+        ProtocolError where no slot becomes free.
+        """
+
+        def pace_to(host: str) -> Pace:
+            return self._traffic.urgent() if wanted is None else self._traffic.copy(host, wanted)
+
+        job, until_s = self.job, time.monotonic() + ROOM_WITHIN_S
+        while True:
+            peer = self._peer(node)
+            said = msgspec.structs.replace(put, whole=job.needed.known, void=job.needed.known_void)
+            outcome = await peer.put(said, view, pace_to)
+            if outcome.yes or outcome.have:
+                break
+            if time.monotonic() > until_s:
+                raise ProtocolError("no slot is free there")
+            if not outcome.reserved and shard.opening is not None:
+                await peer.reserve(_wish(shard.opening))  # its store was started anew, and found nothing
+            else:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), ROOM_AGAIN_S)
+            if wanted is not None and not wanted():
+                raise Unwanted("another step is whole, or this one never will be")
         if outcome.yes:
-            self.job.count("bytes_sent", len(view))
+            job.count("bytes_sent", len(view))
 
     def _unresolved(self, shard: Shard) -> list[int]:
         """Return the captured steps that may still become whole."""
@@ -294,8 +321,8 @@ class JobService:
         source, slot, copy = held  # the slots of an earlier attempt, it may be
         for node in shard.holders[1:]:
             try:
-                put = Put(opening.attempt, copy, source.sums[slot], job.needed.known, job.needed.known_void)
-                await self._bring(shard, node, put, source.view(slot, copy.length), lambda _: self._traffic.urgent())
+                put = Put(opening.attempt, copy, source.sums[slot])
+                await self._bring(shard, node, put, source.view(slot, copy.length))
             except (OSError, KeyError) as error:
                 job.trouble(f"step {step} of rank {shard.rank} is not on {node} again yet: {error}")
 
@@ -422,6 +449,8 @@ class JobService:
     async def _agreed(self, word: Agreed) -> None:
         job = self.job
         job.needed.agree(word)
+        self._news.set()  # to whoever waits for it now
+        self._news.clear()
         self.ended = self.ended or word.ended
         if word.void is not None:
             job.count("void")

@@ -145,6 +145,8 @@ class Store:
             ready()
             await self._idle.wait()
         finally:
+            for service in self._jobs.values():
+                service.close()  # first: what ranks were writing needs no new memory for whoever comes after
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
@@ -154,7 +156,6 @@ class Store:
             path.unlink(missing_ok=True)
             self._standing.remove()
             for service in self._jobs.values():
-                service.close()
                 service.job.unmap()
 
     def _listening(self) -> socket.socket:
