@@ -58,7 +58,7 @@ def state_number(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Return a number of the whole parameters and the optimizer's state: equal where every bit is."""
     found = xxhash.xxh3_64()
     options = StateDictOptions(full_state_dict=True)
-    state = {"model": get_model_state_dict(model, options=options)}
+    state: dict[str, Any] = {"model": get_model_state_dict(model, options=options)}
     if optimizer.state:
         state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=options)["state"]
     _add(found, state)
@@ -161,7 +161,8 @@ def _parallel(model: nn.Sequential, kind: str) -> nn.Module:
 
         for layer in (model[0], model[2]):
             fully_shard(layer)
-        return fully_shard(model)
+        fully_shard(model)
+        return model
     return DistributedDataParallel(model) if kind == "ddp" else model
 
 
@@ -176,19 +177,22 @@ def _average(model: nn.Module, world: int) -> None:
     everyones = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(everyones, mine)
     average = torch.stack(everyones).sum(0) / world
-    for one, piece in zip(gradients, average.split([one.numel() for one in gradients]), strict=True):
+    for one, piece in zip(gradients, torch.split(average, [one.numel() for one in gradients]), strict=True):
         one.copy_(piece.view_as(one))
 
 
 def plain(folder: str, said: str, hidden: int = 32) -> None:
     """Load a folder by torch.distributed.checkpoint alone, and say the number of its state."""
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     model = model_of(hidden)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
-    dcp.load(state, checkpoint_id=folder)
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+    load(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     Said(said)(number=state_number(model, optimizer))

@@ -179,7 +179,7 @@ class Yard:
         _until(lambda: all(rank.poll() is not None for rank in attempt.ranks), "the undisturbed run ends", 3600.0)
         self._right = [
             {
-                line.get("step", line.get("resumed")): (line["number"], line["loader"])
+                int(line.get("step", line.get("resumed", 0))): (line["number"], line["loader"])
                 for line in said
                 if "number" in line
             }
