@@ -87,6 +87,13 @@ class Said:
         os.write(self._handle, json.dumps(what).encode() + b"\n")
 
 
+def _all_stop(stop: Path) -> bool:
+    """Whether a rank sees the file: all of them end after the same step."""
+    seen = torch.tensor(float(stop.exists()))
+    dist.all_reduce(seen, dist.ReduceOp.MAX)
+    return bool(seen)
+
+
 def train(
     rank: int,
     world: int,
@@ -128,7 +135,7 @@ def train(
         say(failed=type(error).__name__, text=str(error))
         raise
     say(resumed=step, number=state_number(model, optimizer), loader=loader.state_dict(), t_s=time.time())
-    while step < steps and not (stop and Path(stop).exists()):
+    while step < steps and not (stop and _all_stop(Path(stop))):
         step += 1
         began_s = time.monotonic()
         optimizer.zero_grad()

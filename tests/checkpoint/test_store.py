@@ -794,7 +794,7 @@ class TestStorage:
     def test_what_an_earlier_attempt_still_writes_is_in_no_folder_that_is_read(
         self, one: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real, held, goes_on = vars(job_service)["write_shard"], threading.Event(), threading.Event()
+        real, held, goes_on = write_shard, threading.Event(), threading.Event()
 
         def slow(*arguments: object) -> None:
             if not held.is_set():
