@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.checkpoint.connection import BlockingConnection
-from eagle_eye.checkpoint.messages import VERSION, Captured, Grant, Hello, Member, Skipped, Welcome, Whole
-from eagle_eye.checkpoint.store import PORT, SOCKET, ask_status
-from tests.checkpoint.running_store import KEY, WITHIN_S, Rank, running_store
+from eagle_eye.checkpoint.messages import Member, Skipped, Whole
+from tests.checkpoint.stores import WITHIN_S, Node, Rank, close, opening
 
 RATE = 400_000
 SHARD_BYTES = 260_000
@@ -22,63 +18,51 @@ CAP_BURST_BYTES = 64 << 10
 
 
 class Captures:
-    """A rank on n1 whose shards have a copy on n2."""
+    """A rank on a node whose shards have a copy on another one."""
 
-    def __init__(self, near: Path, far: Path) -> None:
-        members = tuple(
-            Member(node, f"127.0.0.1:{(folder / PORT).read_text()}", ranks)
-            for node, folder, ranks in (("n1", near, (0,)), ("n2", far, ()))
-        )
-        self._rank = Rank(near, members=members, holders=("n1", "n2"), capacity_bytes=SHARD_BYTES)
-        self._connection = self._rank._connection
+    def __init__(self, near: Node, far: Node) -> None:
+        members = (Member(near.name, near.store.address, (0,)), Member(far.name, far.store.address, ()))
+        self._rank = Rank(near)
+        self._rank.hello()
+        holders = (near.name, far.name)
+        self._rank.open(opening([near], members=members, holders=holders, capacity_bytes=SHARD_BYTES))
 
     def capture(self, step: int) -> None:
-        slot = self._rank._grants.pop() if self._rank._grants else self._rank._hears(Grant).slot
-        Path(self._rank.slots[slot]).write_bytes(bytes([step]) * SHARD_BYTES)
-        self._connection.send(Captured(step, slot, SHARD_BYTES, (), 1.7e9, 0.0))
+        self._rank.capture(step, bytes([step]) * SHARD_BYTES)
 
     def skip(self, step: int) -> None:
-        self._connection.send(Skipped(step, "another rank had no slot"))
+        self._rank.connection.send(Skipped(step, "another rank had no slot"))
 
     def whole(self) -> int:
-        step: int = self._rank._hears(Whole).step
-        return step
+        return self._rank.expect(Whole).step
 
     def close(self) -> None:
-        self._rank.close()
-
-
-@contextlib.contextmanager
-def greeted(folder: Path) -> Iterator[None]:
-    """A rank of the job is there: a store takes copies of no job that it does not know."""
-    with socket.socket(socket.AF_UNIX) as end:
-        end.connect(str(folder / SOCKET))
-        BlockingConnection(end, WITHIN_S).ask(Hello(VERSION, "llm", KEY), Welcome)
-        yield
+        close(self._rank)
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    near, far = tmp_path / "n1", tmp_path / "n2"
-    with running_store(near, "n1", copy_bytes_per_s=float(RATE)), running_store(far, "n2"), greeted(far):
+def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+    near, far = Node(tmp_path / "a", "a", copy_bytes_per_s=float(RATE)).start(), Node(tmp_path / "b", "b").start()
+    there = Rank(far, 1)  # a store takes copies of no job that it does not know
+    there.hello()
+    try:
         yield near, far
-        until(lambda: status(near)["whole_step"] == status(far)["whole_step"])  # n2 has been told everything
+        until(lambda: near.status["whole_step"] == far.status["whole_step"])  # the other has been told everything
+    finally:
+        close(there)
+        near.stop()
+        far.stop()
 
 
 @pytest.fixture
-def rank(folders: tuple[Path, Path]) -> Iterator[Captures]:
-    rank = Captures(*folders)
+def rank(nodes: tuple[Node, Node]) -> Iterator[Captures]:
+    rank = Captures(*nodes)
     yield rank
     rank.close()
 
 
-def status(folder: Path) -> dict[str, Any]:
-    (job,) = ask_status(folder)
-    return job
-
-
-def counts(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = status(folder)["counts"]
+def counts(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = node.status["counts"]
     return found
 
 
@@ -96,8 +80,8 @@ def test_a_copy_keeps_to_the_cap(rank: Captures) -> None:
     assert time.monotonic() - began_s >= (SHARD_BYTES - CAP_BURST_BYTES) / RATE
 
 
-def test_the_rest_of_a_copy_that_no_step_needs_is_not_sent(rank: Captures, folders: tuple[Path, Path]) -> None:
-    near, far = folders
+def test_the_rest_of_a_copy_that_no_step_needs_is_not_sent(rank: Captures, nodes: tuple[Node, Node]) -> None:
+    near, far = nodes
     rank.capture(1)
     rank.skip(1)
     until(lambda: counts(near).get("copies_dropped") == 1)
@@ -107,9 +91,9 @@ def test_the_rest_of_a_copy_that_no_step_needs_is_not_sent(rank: Captures, folde
 
 
 def test_a_copy_that_is_on_its_way_when_the_next_step_comes_is_counted(
-    rank: Captures, folders: tuple[Path, Path]
+    rank: Captures, nodes: tuple[Node, Node]
 ) -> None:
     rank.capture(1)
     rank.capture(2)
     assert [rank.whole(), rank.whole()] == [1, 2]
-    assert counts(folders[0])["copies_late"] == 1
+    assert counts(nodes[0])["copies_late"] == 1
