@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.checkpoint.namespaces import address, inside, nodes, why_not
 from benchmarks.checkpoint.traffic_job import MODES
 from eagle_eye.checkpoint.store import ask_status
+from eagle_eye.checkpoint.store_client import answers
 from eagle_eye.schema.memory_steps import STORE_WORDS
 
 MARGIN_S = 300.0  # beyond the seconds that were asked for: start, last block, end
@@ -77,6 +78,9 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         for number, name in enumerate(names):
             for mode in MODES[1:]:
                 stack.callback(_end, _store(args, name, number, memory / mode / f"node{number}", mode, folder))
+        for number in range(args.nodes):
+            for mode in MODES[1:]:  # a rank that finds none starts one of its own, which is not told how to copy
+                _serves(memory / mode / f"node{number}", folder)
         ranks = [_rank(args, name, number, memory, folder) for number, name in enumerate(names)]
         for rank in ranks:
             stack.callback(_end, rank)
@@ -92,11 +96,28 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 def _store(
     args: argparse.Namespace, name: str, number: int, memory: Path, mode: str, folder: Path
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", *STORE_WORDS, "--folder", str(memory), "--node", f"node{number}"]
+    command = [
+        sys.executable,
+        "-m",
+        "eagle_eye.cli.main",
+        *STORE_WORDS,
+        "--folder",
+        str(memory),
+        "--node",
+        f"node{number}",
+    ]
     command += ["--listen", f"{address(number)}:0"]
     command += ["--copy-at-once"] if mode == "at_once" else []
     command += ["--copy-rate", args.copy_rate] if args.copy_rate else []
     return _started(inside(name, command), folder / f"store-{mode}-{number}.log", {})
+
+
+def _serves(store: Path, folder: Path) -> None:
+    until_s = time.monotonic() + MARGIN_S
+    while not answers(store):
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"no store answers in {store} within {MARGIN_S:g} s:\n{_logs(folder)}")
+        time.sleep(0.1)
 
 
 def _rank(args: argparse.Namespace, name: str, number: int, memory: Path, folder: Path) -> subprocess.Popen[bytes]:
@@ -122,9 +143,12 @@ def _until(path: Path, ranks: list[subprocess.Popen[bytes]], seconds: float, fol
     until_s = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > until_s or any(rank.poll() is not None for rank in ranks):
-            logs = "\n".join(log.read_text(errors="replace")[-2000:] for log in sorted(folder.glob("*.log")))
-            raise RuntimeError(f"the job has not come to its end within {seconds:g} s:\n{logs}")
+            raise RuntimeError(f"the job has not come to its end within {seconds:g} s:\n{_logs(folder)}")
         time.sleep(0.2)
+
+
+def _logs(folder: Path) -> str:
+    return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-2000:]}" for log in sorted(folder.glob("*.log")))
 
 
 def _asked(folder: Path) -> dict[str, Any]:
