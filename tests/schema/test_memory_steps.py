@@ -19,6 +19,10 @@ def test_a_step_is_whole_once_there_is_a_copy_of_each_rank_of_one_plan() -> None
     assert whole_in_memory(copies) == {3: 12.0}
 
 
+def test_copies_that_two_attempts_captured_make_no_step() -> None:
+    assert whole_in_memory([copy(3, 0), MemoryStep("j", "2-a", 1, 3, 0.0, attempt=2)]) == {}
+
+
 def test_copies_on_several_nodes_count_once() -> None:
     assert whole_in_memory([copy(3, 0), copy(3, 0)]) == {}
 
