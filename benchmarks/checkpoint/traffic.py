@@ -32,7 +32,7 @@ from eagle_eye.checkpoint.store import ask_status
 from eagle_eye.checkpoint.store_client import answers
 from eagle_eye.schema.memory_steps import STORE_WORDS
 
-MARGIN_S = 300.0  # beyond the seconds that were asked for: start, last block, end
+MARGIN_S = 600.0  # beyond the seconds that were asked for: start, last block, end
 
 
 def main(words: list[str] | None = None) -> int:
