@@ -195,8 +195,8 @@ def _read(store: _Store, now_s: float, problems: list[str]) -> list[_Found]:
     try:
         with os.fdopen(open_file(path, store.root, store.uid), "rb") as file:
             said = decode_standing(file.read(STANDING_BYTES_MAX + 1))
-    except FileNotFoundError:
-        return []  # there is no store, or not yet
+    except (FileNotFoundError, ProcessLookupError):
+        return []  # there is no store, not yet or not any more
     except NotTheirs as error:
         problems.append(str(error))
         return []
