@@ -21,11 +21,11 @@ import msgspec
 
 from benchmarks.checkpoint import capture, peers, restore, simulation
 from benchmarks.checkpoint.machine import described
+from benchmarks.checkpoint.peers import PEERS_VARIABLE
 from benchmarks.checkpoint.show import show
 
 PARTS = ("capture", "restore", "peers", "simulation")
 GIB = 1 << 30
-PEERS_VARIABLE = "EAGLE_EYE_PEERS"
 
 
 def main() -> int:
@@ -78,9 +78,10 @@ def _restore(args: argparse.Namespace, _: dict[str, Any]) -> dict[str, Any]:
 
 def _peers(args: argparse.Namespace, _: dict[str, Any]) -> dict[str, Any]:
     plan = peers.PeersPlan(
-        width=args.width, blocks=args.blocks, step_s=args.step, steps=2 * args.block_steps, seed=args.seed
-    )
-    return peers.measure(plan, max(1, args.rounds // 3), args.peers_path)
+        width=args.width, blocks=args.blocks, step_s=args.step, steps=args.block_steps, rounds=args.rounds,
+        seed=args.seed,
+    )  # fmt: skip
+    return peers.measure(plan, args.peers_path)
 
 
 def _simulation(args: argparse.Namespace, result: dict[str, Any]) -> dict[str, Any]:

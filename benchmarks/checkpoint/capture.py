@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.checkpoint.job import BUSY_RATIOS
 from benchmarks.checkpoint.machine import load_average
 from benchmarks.checkpoint.site import opened, run_ranks
 
 MODES = ("none", "each", "tenth")
 NODES = ["n1", "n2"]
 CAPTURE_IN_BLOCK = 5  # of a block where one step of it is captured
-BUSY = {"cores busy with training": 1.0, "half of the step elsewhere": 0.5}
+BUSY = dict(zip(("cores busy with training", "half of the step elsewhere"), BUSY_RATIOS, strict=True))
 START_S = 120.0
 
 
@@ -26,27 +27,24 @@ class CapturePlan(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     block_steps: int
     seed: int
-    busy_ratio: float = 1.0
 
 
 def measure(plan: CapturePlan) -> dict[str, Any]:
     """Return the shares of a step that captures take, in both kinds of job."""
-    return {name: _measured(msgspec.structs.replace(plan, busy_ratio=ratio)) for name, ratio in BUSY.items()}
-
-
-def _measured(plan: CapturePlan) -> dict[str, Any]:
-    within_s = START_S + 4 * plan.rounds * len(MODES) * (plan.block_steps + 1) * plan.step_s
+    within_s = START_S + 8 * plan.rounds * len(BUSY) * len(MODES) * (plan.block_steps + 1) * plan.step_s
     before = load_average()
     with opened(NODES) as site:
         ranks = run_ranks(site, "benchmarks.checkpoint.capture_rank", NODES, plan, within_s)
-    return {**figures(ranks), "load_average": {"before": before, "after": load_average()}}
+    loads = {"before": before, "after": load_average()}
+    return {name: {**figures(ranks, name), "load_average": loads} for name in BUSY}
 
 
-def figures(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of what the ranks of one job have found. Of two ranks the slower one counts."""
-    rounds = ranks[0]["rounds"]
+def figures(ranks: list[dict[str, Any]], busy: str) -> dict[str, Any]:
+    """Return the figures of what the ranks have found, as ``busy`` as that. Of two ranks the slower one counts."""
+    rounds = ranks[0]["rounds"][busy]
     steps = {mode: statistics.median([statistics.fmean(one[mode]["steps_s"]) for one in rounds]) for mode in MODES}
-    blocked = [max(both) for both in zip(*(_blocked(rank) for rank in ranks), strict=True)]
+    each = [_blocked(rank["rounds"][busy]) for rank in ranks]
+    blocked = [max(one[step] for one in each) for step in set.intersection(*(set(one) for one in each))]
     blocked_s = statistics.median(blocked)
     shard_bytes = max(rank["shard_bytes"] for rank in ranks)
     memcpy_s = statistics.median([max(both) for both in zip(*(rank["memcpy_s"] for rank in ranks), strict=True)])
@@ -64,12 +62,12 @@ def figures(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "blocked_share_each_tenth": round(blocked_s / steps["none"] / 10, 5),
         "longer_steps_each": _longer(rounds, "each"),
         "longer_steps_tenth": _longer(rounds, "tenth"),
-        "whole_steps_behind": round(statistics.fmean(ranks[0]["behind_steps"]), 2),
+        "whole_steps_behind": round(statistics.fmean(ranks[0]["behind_steps"][busy]), 2),
     }
 
 
-def _blocked(rank: dict[str, Any]) -> list[float]:
-    return [value for one in rank["rounds"] for mode in MODES for value in one[mode]["blocked_s"]]
+def _blocked(rounds: list[dict[str, Any]]) -> dict[int, float]:
+    return {step: value for one in rounds for mode in MODES for step, value in one[mode]["blocked_s"]}
 
 
 def _longer(rounds: list[dict[str, Any]], mode: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.checkpoint.capture import CAPTURE_IN_BLOCK, MODES, CapturePlan
+from benchmarks.checkpoint.capture import BUSY, CAPTURE_IN_BLOCK, MODES, CapturePlan
 from benchmarks.checkpoint.job import Job
 from benchmarks.checkpoint.machine import Memcpy
 from benchmarks.checkpoint.rank import begun, ended
@@ -25,17 +25,18 @@ class Rank:
 
     def __init__(self, plan: CapturePlan, disk: Path) -> None:
         self.plan = plan
-        self.job = Job(plan.width, plan.blocks, plan.step_s, plan.busy_ratio, plan.seed)
+        self.job = Job(plan.width, plan.blocks, plan.step_s, plan.seed)
         self.checkpointer = MemoryCheckpointer(self.job.state, disk / "checkpoints", job="reference")
         self.step = self.checkpointer.restore()
         self.captured: set[int] = set()
         self.behind: list[int] = []
 
-    def block(self, mode: str) -> dict[str, list[float]]:
+    def block(self, mode: str) -> dict[str, list[Any]]:
         """Return the times of the steps and captures of a block; of its first step, which warms up, no time counts."""
         self.settle()
         dist.barrier()
-        steps, blocked = [], []
+        steps: list[float] = []
+        blocked: list[tuple[int, float]] = []
         for number in range(self.plan.block_steps + 1):
             began_s = time.perf_counter()
             self.job.step()
@@ -46,7 +47,7 @@ class Rank:
                 took = self._captures()
                 took_s = time.perf_counter() - at_s
                 if number and took:
-                    blocked.append(took_s)
+                    blocked.append((self.step, took_s))
                 if number:
                     self.behind.append(self.step - (self.checkpointer.whole_step or 0))
             if number:
@@ -79,15 +80,20 @@ def main() -> None:
     job.block("each")  # the first captures make pages and plans
     shard_bytes = round(job.checkpointer.counts["bytes"] / job.checkpointer.counts["captured"])
     memcpy = Memcpy(shard_bytes)
-    order, rounds, copies = random.Random(plan.seed), [], []
+    order, copies = random.Random(plan.seed), []
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in BUSY}
+    behind: dict[str, list[int]] = {name: [] for name in BUSY}
     for _ in range(plan.rounds):
-        modes = list(MODES)
-        order.shuffle(modes)
-        found: dict[str, Any] = {mode: job.block(mode) for mode in modes}
-        rounds.append(found)
-        job.settle()
-        dist.barrier()
-        copies.append(min(memcpy.seconds() for _ in range(3)))
+        for name, ratio in BUSY.items():
+            job.job.busy_ratio = ratio
+            modes = list(MODES)
+            order.shuffle(modes)
+            rounds[name].append({mode: job.block(mode) for mode in modes})
+            behind[name] += job.behind
+            job.behind.clear()
+            job.settle()
+            dist.barrier()
+            copies.append(min(memcpy.seconds() for _ in range(3)))
     skipped = int(job.checkpointer.counts["skipped"])
     job.checkpointer.close()
     tensors = sum(isinstance(value, torch.Tensor) for value in job.job.optimizer.state_dict()["state"][0].values())
@@ -95,7 +101,7 @@ def main() -> None:
     ended(
         work, rank,
         {"rounds": rounds, "memcpy_s": copies, "shard_bytes": shard_bytes, "skipped": skipped, "tensors": count,
-         "behind_steps": job.behind},
+         "behind_steps": behind},
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 VOCABULARY, TOKENS, BATCH = 1_024, 64, 4
 MICRO_BATCHES_MAX = 1_000
+BUSY_RATIOS = (1.0, 0.5)
 
 
 class Model(nn.Module):
@@ -39,16 +40,17 @@ class Model(nn.Module):
 class Job:
     """One rank of it. The process group is there."""
 
-    def __init__(self, width: int, blocks: int, step_s: float, busy_ratio: float, seed: int) -> None:
+    def __init__(self, width: int, blocks: int, step_s: float, seed: int) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.model = DistributedDataParallel(Model(width, blocks))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self._step_s = step_s
+        self._busy_ratio = 1.0
         self._micro_batches = 1
         self.step()
-        self._micro_batches = self._calibrated(step_s * busy_ratio)
-        self._busy_ratio = busy_ratio
+        self._busy = {ratio: self._calibrated(step_s * ratio) for ratio in BUSY_RATIOS}
+        self.busy_ratio = 1.0
 
     @property
     def state(self) -> dict[str, Any]:
@@ -64,8 +66,17 @@ class Job:
             with contextlib.nullcontext() if last else self.model.no_sync():
                 self.model(torch.randint(0, VOCABULARY, (BATCH, TOKENS))).backward()
         self.optimizer.step()
-        if getattr(self, "_busy_ratio", 1.0) < 1.0:
+        if self._busy_ratio < 1.0:
             time.sleep(max(0.0, began_s + self._step_s - time.perf_counter()))
+
+    @property
+    def busy_ratio(self) -> float:
+        """Which part of a step computes: one of ``BUSY_RATIOS``."""
+        return self._busy_ratio
+
+    @busy_ratio.setter
+    def busy_ratio(self, ratio: float) -> None:
+        self._busy_ratio, self._micro_batches = ratio, self._busy[ratio]
 
     def _calibrated(self, step_s: float) -> int:
         """Return how many micro-batches take so long, the same on all ranks."""

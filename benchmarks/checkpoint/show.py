@@ -9,10 +9,12 @@ from rich.table import Table
 
 from benchmarks.checkpoint.restore import ARMS
 
+WIDTH = 150
+
 
 def show(result: dict[str, Any]) -> None:
     """The figures of every part that was measured are on stdout."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=WIDTH)
     shown = {"capture": _capture, "restore": _restore, "peers": _peers, "simulation": _simulation}
     for part, print_it in shown.items():
         if part in result:

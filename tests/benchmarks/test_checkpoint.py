@@ -37,17 +37,17 @@ def test_every_part_is_measured_and_what_was_restored_is_right(tmp_path: Path) -
 
 
 def rank(steps_s: dict[str, float], blocked_s: float) -> dict[str, Any]:
-    one = {mode: {"steps_s": [steps_s[mode]] * 4, "blocked_s": []} for mode in capture.MODES}
-    one["each"]["blocked_s"] = [blocked_s] * 4
+    one: dict[str, Any] = {mode: {"steps_s": [steps_s[mode]] * 4, "blocked_s": []} for mode in capture.MODES}
+    one["each"]["blocked_s"] = [(step, blocked_s) for step in range(4)]
     return {
-        "rounds": [one, one], "memcpy_s": [0.1, 0.1], "shard_bytes": 10**9, "skipped": 0, "tensors": 1,
-        "behind_steps": [1],
+        "rounds": {"busy": [one, one]}, "memcpy_s": [0.1, 0.1], "shard_bytes": 10**9, "skipped": 0, "tensors": 1,
+        "behind_steps": {"busy": [1]},
     }  # fmt: skip
 
 
 def test_of_two_ranks_the_slower_one_is_what_a_capture_blocks() -> None:
     steps_s = {"none": 0.5, "each": 0.6, "tenth": 0.5}
-    found = capture.figures([rank(steps_s, 0.01), rank(steps_s, 0.02)])
+    found = capture.figures([rank(steps_s, 0.01), rank(steps_s, 0.02)], "busy")
     assert found["blocked_ms_per_gb"] == 20.0
     assert found["blocked_share_each_step"] == 0.04
     assert found["blocked_share_each_tenth"] == 0.004
@@ -67,8 +67,8 @@ def test_a_neighbours_memory_is_measured_at_the_rank_whose_node_was_lost() -> No
 
 def test_who_is_not_installed_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"steps_s": [0.5], "blocked_s": [0.01], "behind_steps": [1], "survives": "a process"}
-    monkeypatch.setattr(peers, "_ranks", lambda *_: [one])
-    found = peers.measure(peers.PeersPlan(width=1, blocks=1, step_s=0.5, steps=1, seed=1), 1, tmp_path)
+    monkeypatch.setattr(peers, "_ranks", lambda plan, _: [dict.fromkeys(plan.ways, one)])
+    found = peers.measure(peers.PeersPlan(width=1, blocks=1, step_s=0.5, steps=1, rounds=1, seed=1), tmp_path)
     assert found["dlrover 0.6.1 flash checkpoint"] == {"error": "not installed"}
     assert found["Eagle Eye"]["blocked_ms"]["p50"] == 10.0
 
