@@ -44,10 +44,12 @@ def figures(ranks: list[dict[str, Any]], busy: str) -> dict[str, Any]:
     rounds = ranks[0]["rounds"][busy]
     steps = {mode: statistics.median([statistics.fmean(one[mode]["steps_s"]) for one in rounds]) for mode in MODES}
     each = [_blocked(rank["rounds"][busy]) for rank in ranks]
-    blocked = [max(one[step] for one in each) for step in set.intersection(*(set(one) for one in each))]
+    steps_of_all = set.intersection(*(set(one) for one in each))
+    blocked = [max(one[step][0] for one in each) for step in steps_of_all]
+    cpu_s = statistics.median([max(one[step][1] for one in each) for step in steps_of_all])
     blocked_s = statistics.median(blocked)
     shard_bytes = max(rank["shard_bytes"] for rank in ranks)
-    memcpy_s = statistics.median([max(both) for both in zip(*(rank["memcpy_s"] for rank in ranks), strict=True)])
+    memcpy_s = statistics.median([max(both) for both in zip(*(rank["memcpy_cpu_s"] for rank in ranks), strict=True)])
     gigabytes = shard_bytes / 1e9
     return {
         "step_s": round(steps["none"], 4),
@@ -57,7 +59,9 @@ def figures(ranks: list[dict[str, Any]], busy: str) -> dict[str, Any]:
         "skipped": sum(rank["skipped"] for rank in ranks),
         "blocked_ms": {"median": _ms(blocked_s), "least": _ms(min(blocked)), "greatest": _ms(max(blocked))},
         "blocked_ms_per_gb": round(1e3 * blocked_s / gigabytes, 1),
-        "memcpy_ms_per_gb": round(1e3 * memcpy_s / gigabytes, 1),
+        "cpu_ms_per_gb": round(1e3 * cpu_s / gigabytes, 1),
+        "memcpy_cpu_ms_per_gb": round(1e3 * memcpy_s / gigabytes, 1),
+        "cpu_share_each_step": round(cpu_s / steps["none"], 4),
         "blocked_share_each_step": round(blocked_s / steps["none"], 4),
         "blocked_share_each_tenth": round(blocked_s / steps["none"] / 10, 5),
         "longer_steps_each": _longer(rounds, "each"),
@@ -66,8 +70,9 @@ def figures(ranks: list[dict[str, Any]], busy: str) -> dict[str, Any]:
     }
 
 
-def _blocked(rounds: list[dict[str, Any]]) -> dict[int, float]:
-    return {step: value for one in rounds for mode in MODES for step, value in one[mode]["blocked_s"]}
+def _blocked(rounds: list[dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    """Return how long each step's capture took, and how much of a core."""
+    return {step: (wall_s, cpu_s) for one in rounds for mode in MODES for step, wall_s, cpu_s in one[mode]["blocked_s"]}
 
 
 def _longer(rounds: list[dict[str, Any]], mode: str) -> dict[str, float]:

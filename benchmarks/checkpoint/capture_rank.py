@@ -36,18 +36,18 @@ class Rank:
         self.settle()
         dist.barrier()
         steps: list[float] = []
-        blocked: list[tuple[int, float]] = []
+        blocked: list[tuple[int, float, float]] = []
         for number in range(self.plan.block_steps + 1):
             began_s = time.perf_counter()
             self.job.step()
             self.step += 1
             tenth = number == min(CAPTURE_IN_BLOCK, self.plan.block_steps)
             if mode == "each" or (mode == "tenth" and tenth):
-                at_s = time.perf_counter()
+                at_s, cpu_s = time.perf_counter(), time.thread_time()
                 took = self._captures()
-                took_s = time.perf_counter() - at_s
+                took_s, cpu_s = time.perf_counter() - at_s, time.thread_time() - cpu_s
                 if number and took:
-                    blocked.append((self.step, took_s))
+                    blocked.append((self.step, took_s, cpu_s))
                 if number:
                     self.behind.append(self.step - (self.checkpointer.whole_step or 0))
             if number:
@@ -93,14 +93,14 @@ def main() -> None:
             job.behind.clear()
             job.settle()
             dist.barrier()
-            copies.append(min(memcpy.seconds() for _ in range(3)))
+            copies.append(min(memcpy.cpu_seconds() for _ in range(3)))
     skipped = int(job.checkpointer.counts["skipped"])
     job.checkpointer.close()
     tensors = sum(isinstance(value, torch.Tensor) for value in job.job.optimizer.state_dict()["state"][0].values())
     count = sum(1 for _ in job.job.model.parameters()) * (1 + tensors)
     ended(
         work, rank,
-        {"rounds": rounds, "memcpy_s": copies, "shard_bytes": shard_bytes, "skipped": skipped, "tensors": count,
+        {"rounds": rounds, "memcpy_cpu_s": copies, "shard_bytes": shard_bytes, "skipped": skipped, "tensors": count,
          "behind_steps": behind},
     )  # fmt: skip
 

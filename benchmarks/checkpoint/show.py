@@ -24,7 +24,7 @@ def show(result: dict[str, Any]) -> None:
 def _capture(console: Console, figures: dict[str, Any]) -> None:
     table = Table(
         "captures of", "step", "a rank's shard", "blocked", "of the step", "each tenth", "steps longer", "each tenth",
-        "ms/GB", "memcpy ms/GB", "skipped",
+        "ms/GB", "CPU ms/GB", "memcpy CPU ms/GB", "skipped",
     )  # fmt: skip
     for name, one in figures.items():
         each, tenth = one["longer_steps_each"], one["longer_steps_tenth"]
@@ -33,7 +33,8 @@ def _capture(console: Console, figures: dict[str, Any]) -> None:
             f"{one['blocked_share_each_step']:.1%}", f"{one['blocked_share_each_tenth']:.2%}",
             f"{each['median']:.1%} ({each['q1']:.1%} to {each['q3']:.1%})",
             f"{tenth['median']:.1%} ({tenth['q1']:.1%} to {tenth['q3']:.1%})",
-            f"{one['blocked_ms_per_gb']}", f"{one['memcpy_ms_per_gb']}", f"{one['skipped']}",
+            f"{one['blocked_ms_per_gb']}", f"{one['cpu_ms_per_gb']}", f"{one['memcpy_cpu_ms_per_gb']}",
+            f"{one['skipped']}",
         )  # fmt: skip
     console.print(table)
 

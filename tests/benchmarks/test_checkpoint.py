@@ -38,9 +38,9 @@ def test_every_part_is_measured_and_what_was_restored_is_right(tmp_path: Path) -
 
 def rank(steps_s: dict[str, float], blocked_s: float) -> dict[str, Any]:
     one: dict[str, Any] = {mode: {"steps_s": [steps_s[mode]] * 4, "blocked_s": []} for mode in capture.MODES}
-    one["each"]["blocked_s"] = [(step, blocked_s) for step in range(4)]
+    one["each"]["blocked_s"] = [(step, blocked_s, blocked_s / 2) for step in range(4)]
     return {
-        "rounds": {"busy": [one, one]}, "memcpy_s": [0.1, 0.1], "shard_bytes": 10**9, "skipped": 0, "tensors": 1,
+        "rounds": {"busy": [one, one]}, "memcpy_cpu_s": [0.1, 0.1], "shard_bytes": 10**9, "skipped": 0, "tensors": 1,
         "behind_steps": {"busy": [1]},
     }  # fmt: skip
 
