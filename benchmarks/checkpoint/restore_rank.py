@@ -14,9 +14,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import xxhash
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from benchmarks.checkpoint.machine import Memcpy, forget_cached, receive_over_loopback, send_over_loopback
 from benchmarks.checkpoint.rank import begun, ended
@@ -93,7 +94,7 @@ class SharedFileSystem(FileSystem):
         self._pace = Pace(bytes_per_s)
 
     @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:  # type: ignore[override]
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         """Open a file."""
         with Path(path).open(mode) as file:
             yield Slow(cast("io.BufferedReader", file), self._pace) if mode == "rb" else cast("io.IOBase", file)
@@ -122,7 +123,7 @@ class Rank:
         self.checkpointer.capture(1)
         await_that(lambda: self.checkpointer.whole_step == 1, SETTLED_WITHIN_S, "step 1 whole")
         self._leave()
-        dcp.save(self.state, checkpoint_id=self.site.disk / "step_1")
+        save(self.state, checkpoint_id=self.site.disk / "step_1")
 
     def own(self) -> None:
         """Both ranks start again where they were."""
@@ -141,11 +142,11 @@ class Rank:
         """Out of files that the page cache does not hold."""
         dist.barrier()
         forget_cached(self.site.disk / "step_1")
-        self._loaded("storage", dcp.FileSystemReader(self.site.disk / "step_1"))
+        self._loaded("storage", FileSystemReader(self.site.disk / "step_1"))
 
     def share(self) -> None:
         """Out of files that the page cache holds, no faster than a share of a shared file system."""
-        reader = dcp.FileSystemReader(self.site.disk / "step_1")
+        reader = FileSystemReader(self.site.disk / "step_1")
         reader.fs = SharedFileSystem(self.plan.share_bytes_per_s)
         self._loaded("share", reader)
 
@@ -174,11 +175,11 @@ class Rank:
         await_that(self._whole_again, SETTLED_WITHIN_S, "both copies on both nodes")
         self._leave()
 
-    def _loaded(self, arm: str, reader: dcp.FileSystemReader) -> None:
+    def _loaded(self, arm: str, reader: FileSystemReader) -> None:
         self._spoil()
         dist.barrier()
         began_s = time.perf_counter()
-        dcp.load(self.state, storage_reader=reader)
+        load(self.state, storage_reader=reader)
         self._found(arm, time.perf_counter() - began_s)
         dist.barrier()
 
@@ -201,7 +202,7 @@ class Rank:
     def _sum(self) -> int:
         found = xxhash.xxh3_64()
         for tensor in self.state.values():
-            found.update(tensor.numpy())
+            found.update(memoryview(tensor.numpy()))
         return found.intdigest()
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.utils._pytree import tree_map
 
 from benchmarks.checkpoint.job import Job
@@ -141,7 +141,7 @@ class AsyncSave:
         state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
         more: dict[str, Any] = {} if self._stager is None else {"async_stager": self._stager}
         path = self._folder / str(step)
-        self._running = (step, dcp.async_save(state, checkpoint_id=path, process_group=self._group, **more))
+        self._running = (step, async_save(state, checkpoint_id=path, process_group=self._group, **more))
 
     def newest(self) -> int:
         """The newest that is complete on the disk."""

@@ -32,12 +32,13 @@ class Training:
 
     def _look_up(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         self.looked_up += 1
-        return get_optimizer_state_dict(model, optimizer)
+        return dict(get_optimizer_state_dict(model, optimizer))
 
     def assert_current(self) -> None:
         """What is collected is what torch would collect now, down to the memory that it lies in."""
         collected = self.kept.collect(0)
-        model, optimizer = get_model_state_dict(self.model), get_optimizer_state_dict(self.model, self.optimizer)
+        model: dict[str, Any] = dict(get_model_state_dict(self.model))
+        optimizer: dict[str, Any] = dict(get_optimizer_state_dict(self.model, self.optimizer))
         assert {name: one.data_ptr() for name, one in collected["model"].items()} == {
             name: one.data_ptr() for name, one in model.items()
         }

@@ -125,13 +125,13 @@ class KeptState:
         tensors = _tensors_of(optimizer)
         made = self._made.get(name)
         if made is None or tensors is None or not made.still_holds(tensors):
-            state = get_optimizer_state_dict(self._model_of(name, optimizer), optimizer)
+            state: Any = get_optimizer_state_dict(self._model_of(name, optimizer), optimizer)
             tensors = _tensors_of(optimizer)  # there are some only now, where it had made no step
             values = [value for one in state["state"].values() for value in one.values()]
             # Who loads into what is returned writes to its groups.
             kept = {"state": state["state"], "param_groups": [dict(group) for group in state["param_groups"]]}
             self._remember(name, kept, tensors, values)
-            return state
+            return dict(state)
         groups = [
             {**{key: value for key, value in group.items() if key != "params"}, "params": then["params"]}
             for group, then in zip(optimizer.param_groups, made.state["param_groups"], strict=True)
