@@ -98,16 +98,6 @@ def test_every_folder_is_asked_for_its_readme() -> None:
     assert there == {folder for folder in FOLDERS if "/" not in folder}
 
 
-def test_no_file_outgrows_one_head() -> None:
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
-    }
-    assert long == {}
-
-
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [

@@ -1,93 +1,213 @@
-"""The reference job: a small transformer on CPUs, trained by AdamW and DistributedDataParallel over gloo.
+"""A small training job, the same at each run: it says after each step what its state is, as a number.
 
-A step is as many micro-batches as take ``step_s`` on this machine, so that it is as long here as anywhere. One thread
-a rank: with a rank on each core the cores are busy, and whatever works behind training slows it down. ``busy_ratio``
-below 1 leaves the rest of a step to a sleep: the host's cores while accelerators compute.
+Run by ``warm.py`` in a process of its own a rank. Each says in its file, a line of JSON each: where it goes on
+(``resumed``), each step, and what it knows to be whole. What it trains on is drawn from generators that are kept with
+the rest, so that a step that was restored in the wrong place, or twice, shows in all that follow.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
+import os
+import random
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-VOCABULARY, TOKENS, BATCH = 1_024, 64, 4
-MICRO_BATCHES_MAX = 1_000
-BUSY_RATIOS = (1.0, 0.5)
+from eagle_eye.checkpoint import MemoryCheckpointer, RandomState
+
+WITHIN_S = 60.0
+FEATURES = 16
 
 
-class Model(nn.Module):
-    """A language model of so many blocks, ``width`` wide."""
+class Loader:
+    """What a rank has read of its data: how many batches, and the last one's number."""
 
-    def __init__(self, width: int, blocks: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
-        block = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
-        self.blocks = nn.TransformerEncoder(block, blocks, enable_nested_tensor=False)
-        self.head = nn.Linear(width, VOCABULARY)
+    def __init__(self, rank: int) -> None:
+        self.rank, self.batches, self.last = rank, 0, 0
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return a loss."""
-        scores = self.head(self.blocks(self.embedding(tokens)))
-        return nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+    def batch(self) -> torch.Tensor:
+        """Return the next one, by the random number generators of Python and torch."""
+        self.batches += 1
+        self.last = random.getrandbits(30)
+        return torch.randn(4, FEATURES) + self.rank + self.last / 2**30
+
+    def state_dict(self) -> dict[str, int]:
+        """Return it."""
+        return {"rank": self.rank, "batches": self.batches, "last": self.last}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on there."""
+        self.batches, self.last = state["batches"], state["last"]
 
 
-class Job:
-    """One rank of it. The process group is there."""
+def model_of(hidden: int) -> nn.Sequential:
+    """Return a model, the same at each call."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, FEATURES))
 
-    def __init__(self, width: int, blocks: int, step_s: float, seed: int) -> None:
-        torch.set_num_threads(1)
-        torch.manual_seed(seed)
-        self.model = DistributedDataParallel(Model(width, blocks))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self._step_s = step_s
-        self._busy_ratio = 1.0
-        self._micro_batches = 1
-        self.step()
-        self._busy = {ratio: self._calibrated(step_s * ratio) for ratio in BUSY_RATIOS}
-        self.busy_ratio = 1.0
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {"model": self.model, "optimizer": self.optimizer}
+def state_number(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return a number of the whole parameters and the optimizer's state: equal where every bit is."""
+    found = xxhash.xxh3_64()
+    options = StateDictOptions(full_state_dict=True)
+    state: dict[str, Any] = {"model": get_model_state_dict(model, options=options)}
+    if optimizer.state:
+        state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=options)["state"]
+    _add(found, state)
+    return found.hexdigest()
 
-    def step(self) -> None:
-        """One step of the optimizer."""
-        began_s = time.perf_counter()
-        self.optimizer.zero_grad(set_to_none=False)
-        for number in range(self._micro_batches):
-            last = number == self._micro_batches - 1
-            with contextlib.nullcontext() if last else self.model.no_sync():
-                self.model(torch.randint(0, VOCABULARY, (BATCH, TOKENS))).backward()
-        self.optimizer.step()
-        if self._busy_ratio < 1.0:
-            time.sleep(max(0.0, began_s + self._step_s - time.perf_counter()))
 
-    @property
-    def busy_ratio(self) -> float:
-        """Which part of a step computes: one of ``BUSY_RATIOS``."""
-        return self._busy_ratio
+def _add(found: Any, value: Any) -> None:
+    if isinstance(value, dict):
+        for name in sorted(value):
+            found.update(name.encode())
+            _add(found, value[name])
+    elif isinstance(value, torch.Tensor):
+        found.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    else:
+        found.update(repr(value).encode())
 
-    @busy_ratio.setter
-    def busy_ratio(self, ratio: float) -> None:
-        self._busy_ratio, self._micro_batches = ratio, self._busy[ratio]
 
-    def _calibrated(self, step_s: float) -> int:
-        """Return how many micro-batches take so long, the same on all ranks."""
-        takes = []
-        for count in (1, 3):
-            self._micro_batches = count
-            self.step()
-            began_s = time.perf_counter()
-            self.step()
-            takes.append(time.perf_counter() - began_s)
-        each_s = max((takes[1] - takes[0]) / 2, 1e-4)
-        found = torch.tensor(max(1, min(MICRO_BATCHES_MAX, round(1 + (step_s - takes[0]) / each_s))))
-        dist.broadcast(found, 0)
-        return int(found)
+class Said:
+    """What a rank says, a line each, at once on record."""
+
+    def __init__(self, path: str) -> None:
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def __call__(self, **what: Any) -> None:
+        """Say it."""
+        os.write(self._handle, json.dumps(what).encode() + b"\n")
+
+
+def _all_stop(stop: Path) -> bool:
+    """Whether a rank sees the file: all of them end after the same step."""
+    seen = torch.tensor(float(stop.exists()))
+    dist.all_reduce(seen, dist.ReduceOp.MAX)
+    return bool(seen)
+
+
+def train(
+    rank: int,
+    world: int,
+    meet: str,
+    directory: str,
+    said: str,
+    *,
+    steps: int,
+    kind: str = "ddp",
+    hidden: int = 32,
+    step_s: float = 0.0,
+    persist_every: int = 0,
+    keep: int = 2,
+    replicas: int = 2,
+    keeps: bool = True,
+    waits: bool = False,
+    leaves: str = "close",
+    stop: str = "",
+) -> None:
+    """Train from where the checkpoint is up to a step, or until a file ``stop`` is there.
+
+    ``kind``: by DistributedDataParallel (``ddp``), FSDP2 (``fsdp``), or gradients that are ``gathered``, the same on
+    any run. ``waits``: each step until it is whole. Without ``keeps``: no checkpoints. It ``leaves`` by ``close``; by
+    ``stay`` it waits to be killed; by ``exit`` it ends as a failed job does.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    say = Said(said)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
+    random.seed(rank)
+    model = _parallel(model_of(hidden), kind)
+    torch.manual_seed(rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader = Loader(rank)
+    objects = {"model": model, "optimizer": optimizer, "loader": loader, "random": RandomState()}
+    kept = MemoryCheckpointer(objects, directory, persist_every, keep=keep, replicas=replicas) if keeps else None
+    try:
+        step = kept.restore() if kept is not None else 0
+    except Exception as error:
+        say(failed=type(error).__name__, text=str(error))
+        raise
+    say(resumed=step, number=state_number(model, optimizer), loader=loader.state_dict(), t_s=time.time())
+    while step < steps and not (stop and _all_stop(Path(stop))):
+        step += 1
+        began_s = time.monotonic()
+        optimizer.zero_grad()
+        model(loader.batch()).square().mean().backward()
+        if kind == "gathered":
+            _average(model, world)
+        optimizer.step()
+        adams = {int(one["step"]) for one in optimizer.state.values()}
+        number = state_number(model, optimizer)
+        if kept is not None:
+            kept.capture(step)
+            if waits:
+                _until_whole(kept, step)
+        whole = None if kept is None else kept.whole_step
+        counts = {} if kept is None else {name: kept.counts[name] for name in ("captured", "skipped")}
+        say(step=step, number=number, loader=loader.state_dict(), adams=sorted(adams), whole=whole, **counts)
+        left_s = step_s - (time.monotonic() - began_s)
+        if left_s > 0:
+            time.sleep(left_s)
+    if leaves == "close" and kept is not None:
+        kept.close()
+    say(ended=True)
+    if leaves == "stay":
+        time.sleep(600)
+
+
+def _parallel(model: nn.Sequential, kind: str) -> nn.Module:
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in (model[0], model[2]):
+            fully_shard(layer)
+        fully_shard(model)
+        return model
+    return DistributedDataParallel(model) if kind == "ddp" else model
+
+
+def _average(model: nn.Module, world: int) -> None:
+    """Average the gradients over all ranks, in the order of the ranks.
+
+    DistributedDataParallel adds those of three ranks in another order in its first step than in later ones: what is
+    trained on then differs from an undisturbed run in the last bit, wherever it was restored.
+    """
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    mine = torch.cat([one.view(-1) for one in gradients])
+    everyones = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(everyones, mine)
+    average = torch.stack(everyones).sum(0) / world
+    for one, piece in zip(gradients, torch.split(average, [one.numel() for one in gradients]), strict=True):
+        one.copy_(piece.view_as(one))
+
+
+def plain(folder: str, said: str, hidden: int = 32) -> None:
+    """Load a folder by torch.distributed.checkpoint alone, and say the number of its state."""
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    model = model_of(hidden)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+    load(state, checkpoint_id=folder)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    Said(said)(number=state_number(model, optimizer))
+
+
+def _until_whole(kept: MemoryCheckpointer, step: int) -> None:
+    end_s = time.monotonic() + WITHIN_S
+    while kept.whole_step != step:
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"step {step} is not whole within {WITHIN_S:g} s; {kept.whole_step} is")
+        time.sleep(0.001)

@@ -34,7 +34,7 @@ from benchmarks.recovery.plan import SHARES, Item, draw
 from benchmarks.recovery.show import show
 from benchmarks.recovery.site import BUDGETS, NODES, START_DEADLINE_S, FireStack, can_simulate_gpus
 from benchmarks.recovery.yard import Yard
-from eagle_eye.demo.site import open_site
+from eagle_eye.demo.site import Site, open_site
 from eagle_eye.demo.stack import StageFailed
 
 ITEM_S = 22.0
@@ -52,6 +52,7 @@ def main() -> int:
         "repair_after_s": args.repair_after,
         "without_minutes": args.without_minutes,
         "standby": args.standby,
+        "checkpoints": args.checkpoints,
         "notice_s": args.notice,
         "budgets": dict(line.split(" = ") for line in BUDGETS.split("\n") if line),
         "start_deadline_s": START_DEADLINE_S,
@@ -146,7 +147,7 @@ def _under_fire(
     task = progress.add_task("items", total=len(left), now="starting")
     with (
         contextlib.closing(open_site(NODES)) as site,
-        contextlib.closing(FireStack(site, folder, gpus=not can_simulate_gpus(), standby=args.standby)) as stack,
+        contextlib.closing(_stack(site, folder, args)) as stack,
     ):
         stack.start()
         hand = Hand(stack)
@@ -174,6 +175,11 @@ def _under_fire(
             progress.advance(task)
 
 
+def _stack(site: Site, folder: Path, args: argparse.Namespace) -> FireStack:
+    gpus = not can_simulate_gpus()
+    return FireStack(site, folder, gpus=gpus, standby=args.standby, checkpoints=args.checkpoints)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -189,6 +195,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--standby", action="store_true", help="ranks come from processes that have imported everything"
     )
+    parser.add_argument("--checkpoints", choices=("memory", "storage"), default="memory",
+                        help="at each step in memory, or each tenth on storage (memory)")  # fmt: skip
     parser.add_argument("--notice", type=float, default=300.0, metavar="S",
                         help="when a person looks after a job without Eagle Eye (300)")  # fmt: skip
     parser.add_argument("--folder", type=Path, help="where it runs (a temporary folder)")

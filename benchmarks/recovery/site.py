@@ -35,7 +35,8 @@ LAUNCH_FLAGS = (
     *("--warm-wait", "15", "--verify-wait", str(int(START_DEADLINE_S))),  # starts take five seconds here
     *("--check", "off"),  # simulated GPUs have nothing that a check could see
 )
-STANDBY_FLAGS = ("--standby", "auto", "--standby-import", "eagle_eye.agent.hook,torch.nn.parallel")
+IMPORTS = "eagle_eye.agent.hook,eagle_eye.checkpoint.checkpointer,torch.nn.parallel"
+STANDBY_FLAGS = ("--standby", "auto", "--standby-import", IMPORTS)
 
 
 def _config() -> str:
@@ -89,10 +90,11 @@ class FireStack(Stack):
         *,
         gpus: bool,
         standby: bool = False,
+        checkpoints: str = "memory",
         waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         flags = (*LAUNCH_FLAGS, *(STANDBY_FLAGS if standby else ()))
-        super().__init__(site, folder, JOB_ARGUMENTS, waiting, _config(), flags)
+        super().__init__(site, folder, {**JOB_ARGUMENTS, "checkpoints": checkpoints}, waiting, _config(), flags)
         if gpus and not isinstance(site, NamespaceSite):
             raise StageFailed("GPU faults are in the plan, and need nodes in network namespaces: run it without root")
         self._with_gpus = gpus

@@ -49,7 +49,7 @@ class Torchrun(FireStack):
     def start(self) -> None:
         """The job is starting on the first nodes."""
         nodes = self.site.nodes[:MEMBERS]
-        arguments = {**JOB_ARGUMENTS, "collective-seconds-max": str(COLLECTIVE_S)}
+        arguments = {**JOB_ARGUMENTS, "checkpoints": "storage", "collective-seconds-max": str(COLLECTIVE_S)}
         command = [
             *(str(SCRIPT), "--step-log", str(self.step_log), "--checkpoint-dir", str(self.checkpoints)),
             *(word for key, value in arguments.items() for word in (f"--{key}", value)),

@@ -14,6 +14,8 @@ from eagle_eye.server.segments.levels import LEVELS
 from eagle_eye.simulator.load.tally import Latencies
 
 PAGE = "/api/v1/fleet"
+LAST_HOUR = b"eagle_eye_action_asked_timestamp_seconds{"
+LAST_HOUR = b"eagle_eye_action_asked_timestamp_seconds{"
 LOOKS = PROMETHEUS_PREFIX + "detection_seconds"
 
 
@@ -22,9 +24,10 @@ class Look(NamedTuple):
 
     Latencies are of the time since the last look: of acknowledgements as agents see them, of the page's question
     to the API, of a scrape, and of one round of detection (the mean). ``windows_bytes`` is the memory that processes
-    can share, which holds what detectors see of the jobs that run; ``rss_bytes`` is all other. ``data_bytes`` is all
-    but ``levels_bytes``, what is downsampled: it comes and goes by hours of the clock. ``job_scrape_bytes`` is what a
-    scrape says of jobs, which come and go; ``scrape_bytes`` is all other.
+    can share, which holds what detectors see of the jobs that run; ``rss_bytes`` is that which is the server's alone
+    (mapped files, its libraries, are the kernel's to take and to give). ``data_bytes`` is all but ``levels_bytes``,
+    what is downsampled: it comes and goes by hours of the clock. ``job_scrape_bytes`` is what a scrape says of jobs,
+    which come and go; ``scrape_bytes`` is all other.
     """
 
     time_s: float
@@ -107,9 +110,9 @@ def _process(pid: int) -> dict[str, float]:
         own = Path(f"/proc/{pid}")
         status = dict(line.split(":", 1) for line in (own / "status").read_text().splitlines())
         tree = look(pid)
-        rss, windows = (1024.0 * float(status[name].split()[0]) for name in ("VmRSS", "RssShmem"))
+        rss, own_bytes, windows = (1024.0 * float(status[name].split()[0]) for name in ("VmRSS", "RssAnon", "RssShmem"))
         found = {
-            "rss": rss - windows,
+            "rss": own_bytes,
             "windows": windows,
             "children": max(tree.rss_bytes - rss, 0.0),
             "cpu": tree.cpu_s,
@@ -120,7 +123,9 @@ def _process(pid: int) -> dict[str, float]:
 
 
 def _bytes(scrape: bytes, *, of_jobs: bool) -> float:
-    return float(sum(len(line) for line in scrape.splitlines(keepends=True) if (b'job="' in line) == of_jobs))
+    """Return how much is said of jobs, or of all else; the list of the last hour's actions needs an hour to be full."""
+    lines = [line for line in scrape.splitlines(keepends=True) if not line.startswith(LAST_HOUR)]
+    return float(sum(len(line) for line in lines if (b'job="' in line) == of_jobs))
 
 
 def _or_nan(value: float | None) -> float:

@@ -59,6 +59,7 @@ class World:
     counts: Counter[str] = field(default_factory=Counter)
     unexplained: Counter[str] = field(default_factory=Counter)
     quiet: bool = False  # nothing new is begun
+    _restarting: Counter[int] = field(default_factory=Counter)  # places whose agents are killed to be started again
     _left: deque[tuple[float, str]] = field(default_factory=deque)  # nodes that are gone, and when to forget them
     _turned_s: float = 0.0
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -199,8 +200,11 @@ class World:
         if not self._kinds:
             self._kinds = [kind for kind in KINDS if not self.plan.kinds or kind.name in self.plan.kinds]
             self.random.shuffle(self._kinds)
-        run, kind = self.random.choice(able), self._kinds.pop()
-        at, device = self.random.choice(run.places), self.random.randrange(self.plan.gpus)
+        run = self.random.choice(able)
+        places = [at for at in run.places if not self._restarting[at]]  # a node whose agent comes back is not dead
+        if not places:
+            return
+        kind, at, device = self._kinds.pop(), self.random.choice(places), self.random.randrange(self.plan.gpus)
         fault = Fault(kind, run.name, run.attempt, self.agents.names[at], at, device, now_s)
         run.fault, run.ends_s = fault, run.ends_s + 2 * kind.within_s
         self.faults.append(fault)
@@ -241,8 +245,12 @@ class World:
 
     async def _again(self, at: int) -> None:
         """The agent of a place is killed and begins anew."""
-        await self.agents.kill(at)
-        await self.agents.start(at)
+        self._restarting[at] += 1
+        try:
+            await self.agents.kill(at)
+            await self.agents.start(at)
+        finally:
+            self._restarting[at] -= 1
         self.counts["agents_restarted"] += 1
 
     def _hear_incident(self, data: dict[str, Any], now_s: float) -> None:

@@ -25,7 +25,7 @@ sys.exit(run(parser.parse_args()))
 
 COLLECTORS = {
     *("host", "mounts", "clock_offset", "temperature", "fabric", "kernel_log", "nvml", "processes"),
-    *("tensorboard", "training_log", "nccl_inspector", "nccl_ras", "flight_recorder", "training"),
+    *("tensorboard", "training_log", "nccl_inspector", "nccl_ras", "flight_recorder", "memory_checkpoint", "training"),
 }
 
 

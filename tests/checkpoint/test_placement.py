@@ -30,7 +30,7 @@ def in_one_domain(holders: Mapping[str, Sequence[str]], domains: Domains) -> int
     return sum(set(copies) <= set(nodes) for copies in holders.values() for nodes in domains.values())
 
 
-def arrangements(nodes: Sequence[str], replicas: int) -> Iterator[dict[str, Sequence[str]]]:
+def arrangements(nodes: Sequence[str], replicas: int) -> Iterator[Mapping[str, Sequence[str]]]:
     """Yield the holders of every placement of this shape: each choice of a ring, each order of it, all groups."""
     ring_nodes = replicas + len(nodes) % replicas if len(nodes) % replicas else 0
     for members in combinations(nodes, ring_nodes):

@@ -32,7 +32,7 @@ class Holder:
         self._thread.start()
 
     def shard(self) -> RemoteShard:
-        return RemoteShard(self.connection, "1-plan", 0, 7, len(DATA), "rank 0's shard")
+        return RemoteShard(self.connection, ("1-plan", 0, 7), len(DATA), "rank 0's shard")
 
     def close(self) -> None:
         self.connection.close()

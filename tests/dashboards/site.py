@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from eagle_eye.schema.metrics import BY_NAME
 from tests.loopback import free_port
 
 PROGRAM = (sys.executable, "-m", "eagle_eye.cli.main")
@@ -83,6 +87,7 @@ def watched(folder: Path) -> Iterator[Site]:
         fault = ("--fault", "gpu_lost", "--variant", "hangs", "--nodes", "2", "--gpus", "2", "--minutes", "2")
         _run("simulate", str(trace), *fault, "--seed", "3")
         _until(f"http://{server}/healthz")
+        _keep_checkpoints_in_memory(trace / "samples.parquet")
         told = _run("replay", str(trace), "--server", f"http://{server}", "--speed", "20")
         words = told.split()
         job = words[words.index("job") + 1].rstrip(";")
@@ -100,6 +105,31 @@ def watched(folder: Path) -> Iterator[Site]:
             _run("replay", str(trace), "--server", f"http://{server}", "--speed", "40", "--suffix=-again")
             last = site.ask(LAST_TOLD.format(job=job))
             yield site._replace(at_s=min(time.time(), float(last[0]["value"][1])))
+
+
+def _keep_checkpoints_in_memory(samples: Path) -> None:
+    """Have the trace's nodes tell of checkpoints, which simulated jobs do not keep: one a second, a step behind."""
+    table = pq.read_table(samples)
+    step = pc.floor(pc.subtract(table["time"], pc.min(table["time"])))
+    told = {
+        "step": step,
+        "age_steps": 1.0,
+        "copies": 4.0,
+        "copies_wanted": 4.0,
+        "captures_total": step,
+        "skips_total": 0.0,
+        "blocked_seconds_total": pc.multiply(step, 0.01),
+        "bytes": 1e9,
+        "persisted_step": 0.0,
+        "persist_seconds": 0.0,
+        "damaged_total": 0.0,
+    }
+    whole_node = pc.equal(table["device"], -1)
+    for name, value in told.items():
+        spec = BY_NAME[f"memory_checkpoint_{name}"]
+        values = pc.if_else(whole_node, value, pa.scalar(None, pa.float64()))
+        table = table.append_column(spec.name, pc.cast(values, pa.float64() if spec.exact else pa.float32()))
+    pq.write_table(table, samples)
 
 
 @contextmanager

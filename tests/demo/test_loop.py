@@ -55,6 +55,8 @@ def test_the_demo_shows_a_hang_and_ends_well() -> None:
     stages = [line["stage"] for line in told if "stage" in line]
     wanted = ["start", "training", "fault", "verdict", "webhook", "excluded", "restarted", "training"]
     assert [stage for stage in stages if stage != "evidence"][: len(wanted)] == wanted
+    resumed = [line["text"] for line in told if line.get("text", "").startswith("resumed from memory of node")]
+    assert [text for text in resumed if ", 0 steps lost" in text or ", 1 step lost" in text], told
     assert told[-1]["success"]
 
 

@@ -73,6 +73,11 @@ class TestNodeSilent:
         assert detect("node_silent", self.gappy((0, 1), 13)) == []
         assert "standstill" in only(detect("node_silent", self.gappy((0, 1), 16))).kinds
 
+    def test_what_nobody_listened_to_was_no_silence_of_the_nodes(self) -> None:
+        gappy = self.gappy((0, 1), 13)
+        window = dataclasses.replace(gappy, watching_since_s=float(gappy.times_s[29]))
+        assert "standstill" in only(detect("node_silent", window)).kinds
+
     @pytest.mark.parametrize(("node", "found"), [(0, 1), (2, 0)])
     def test_one_silence_that_passed_elsewhere_is_chance_and_its_own_is_not(self, node: int, found: int) -> None:
         assert len(detect("node_silent", self.gappy((node,), 13))) == found

@@ -81,6 +81,7 @@ FOLDERS = (
     "/etc/systemd/system",
     "/var/lib",
     "/backup",
+    "/dev/shm",
     "/shared",
     "/srv",
     "/run",
@@ -98,7 +99,8 @@ _TIMES = re.compile(r"--since -\w+ --until -\w+")  # what this site has of its j
 _OWNER = re.compile(r" -[og] eagle-eye\b")  # a user of a production host
 _BACKUP = re.compile(r"(?<=/backup/eagle-eye-)\d{4}-\d\d-\d\d")
 _SERVES = re.compile(
-    r"^(?:sudo )?(?:\S*/)?eagle-eye (server|agent|orchestrate)\b(?!.*--(?:once|print-config|help|show-config)\b)"
+    r"^(?:sudo )?(?:\S*/)?eagle-eye (server|agent|orchestrate|checkpoint store)\b"
+    r"(?!.*--(?:once|print-config|help|show-config)\b)"
 )
 
 

@@ -79,6 +79,9 @@ class Story:
     def stopped(self, *nodes: str) -> None:
         self.happens(*(on.RanksStopped(node) for node in nodes))
 
+    def is_in(self, phase: Phase) -> bool:
+        return self.state.phase is phase
+
     def running(self) -> Story:
         return self.all_ready().starts()
 
@@ -632,19 +635,19 @@ def test_most_that_have_not_come_or_all_that_are_stopped_are_nobodys_fault() -> 
 def test_a_rank_that_stays_stopped_holds_a_start_up_long_before_it_is_longer_than_known_ones() -> None:
     story = warm()
     goes_on_starting(story, 6.0, (), {"n2"})
-    assert story.state.phase is Phase.VERIFYING  # it may be so for a moment
+    assert story.is_in(Phase.VERIFYING)  # it may be so for a moment
     goes_on_starting(story, 3.0, (), {"n2"})
     assert story.everything.count(to.TellServer("running", 2, ("n1", "n2", "n3"), (1,))) == 1
-    assert story.state.phase is Phase.DECIDING
+    assert story.is_in(Phase.DECIDING)
 
 
 def test_so_does_a_node_that_answers_no_more_once_all_others_have_come_and_known_starts_took_less() -> None:
     for absent, ended in (((), Phase.DECIDING), ({"n3"}, Phase.VERIFYING)):
         story = warm()
         goes_on_starting(story, 149.0, absent, (), {"n2"})
-        assert story.state.phase is Phase.VERIFYING
+        assert story.is_in(Phase.VERIFYING)
         goes_on_starting(story, 8.0, absent, (), {"n2"})
-        assert story.state.phase is ended
+        assert story.is_in(ended)
         held_up_by = [told.held_up_by for told in story.everything if isinstance(told, to.TellServer)]
         assert ((1,) in held_up_by) is (ended is Phase.DECIDING)
 
@@ -666,9 +669,9 @@ def test_a_start_on_a_node_that_is_new_to_the_job_or_of_another_kind_has_the_who
     story.starts()
     assert story.state.members == ("n1", "n4", "n3")
     goes_on_starting(story, 1_799.0, {"n4"})
-    assert story.state.phase is Phase.VERIFYING
+    assert story.is_in(Phase.VERIFYING)
     goes_on_starting(story, 10.0, {"n4"})
-    assert story.state.phase is Phase.DECIDING
+    assert story.is_in(Phase.DECIDING)
     began = Story(verified_within_s=1_800.0, warm_within_s=60.0, settled_after_s=5_000.0).running()
     began.passes(10.0)
     began.happens(on.StepSeen(1, 1, 60), restart())
@@ -676,7 +679,7 @@ def test_a_start_on_a_node_that_is_new_to_the_job_or_of_another_kind_has_the_who
     began.stopped("n1", "n2", "n3")
     began.starts()
     goes_on_starting(began, 700.0, {"n2"})
-    assert began.state.phase is Phase.VERIFYING
+    assert began.is_in(Phase.VERIFYING)
 
 
 def test_a_job_of_which_no_start_was_ever_seen_to_end_is_only_told_of() -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, Span, choose_checkpoint, find_checkpoints
+from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, Span, choose_checkpoint, find_checkpoints, in_memory
 from eagle_eye.orchestrators.launch.plan import Fleet, choose_nodes
+from eagle_eye.schema.memory_steps import MemoryStep
 
 FLEET = Fleet(("n1", "n2", "n3", "n4"), 3, 3)
 NAMES = tuple(f"n{number}" for number in range(1, 9))
@@ -107,6 +108,15 @@ def test_a_suspected_checkpoint_is_taken_only_where_the_alternative_is_the_begin
     assert choose_checkpoint([old, late], (), [20.0]) == old
     assert choose_checkpoint([late], (), [20.0]) == late
     assert choose_checkpoint([late], [Span(15.0, 30.0)], [20.0]) is None
+
+
+def test_a_step_in_memory_counts_by_when_it_was_captured_and_goes_before_the_same_one_on_storage() -> None:
+    copies = [MemoryStep("j", "2-a", rank, step, float(step)) for rank in (0, 1) for step in (18, 20)]
+    found = in_memory(copies)
+    assert choose_checkpoint([*found, Checkpoint("c/step_20", 20, 20.0)], ()) == Checkpoint("memory:20", 20, 20.0)
+    assert choose_checkpoint([*found, Checkpoint("c/step_15", 15, 15.0)], [Span(19.0, 30.0)]) == found[0]
+    on_storage = Checkpoint("c/step_15", 15, 15.0)
+    assert choose_checkpoint([*found, on_storage], [Span(16.0, 30.0)]) == on_storage
 
 
 def test_only_complete_checkpoints_are_found(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.orchestrators.dry_run import would
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.intake import Readmission
 from eagle_eye.orchestrators.ledger import Ledger
@@ -118,6 +119,19 @@ def test_a_drain_touches_nothing_now_and_a_notice_nothing_at_all(desk: Desk) -> 
     desk.does(kind="drain_node", restart=False)
     assert desk.does(kind="notify", action_id="act-2", exclude=[])[-1][0] == "done"
     assert desk.orchestrator.calls == [("exclude", "j", ("n2",), False)]
+
+
+class Keeping(Recording):
+    """One that sees which steps its jobs keep."""
+
+    def checkpoint(self, job: str) -> str:
+        return self._done("checkpoint", job)
+
+
+def test_who_sees_which_steps_a_job_keeps_answers_once_one_is_whole() -> None:
+    asked = action(NOW_S, kind="checkpoint_now")
+    assert carry_out(Keeping(), asked) == "checkpoint done"
+    assert would(Keeping(), asked).startswith("dry run: would wait")
 
 
 def test_what_cannot_be_done_is_reported_as_failed_with_the_reason(desk: Desk) -> None:

@@ -19,7 +19,6 @@ from tests.server.builders import Running, running
 
 ROOT = Path(__file__).parents[2]
 TYPES = Path(__file__).parent / "types"
-LINES_MAX = 400
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +79,6 @@ def test_no_file_of_ours_makes_markup_of_text_or_loads_from_elsewhere() -> None:
         ):
             assert markup not in text, file
         assert not re.search(r"https?://|@import|url\(", text), file
-
-
-def test_no_file_of_ours_outgrows_one_head() -> None:
-    long = {
-        file.name: n
-        for file in [*ours(".js"), *ours(".css")]
-        if (n := len(file.read_text("utf-8").splitlines())) > LINES_MAX
-    }
-    assert long == {}
 
 
 def test_what_others_wrote_is_as_they_published_it() -> None:

@@ -88,3 +88,13 @@ def test_of_12500_nodes_the_lanes_stay_few_and_the_accused_has_one(
         said = page.locator("#timeline .said").inner_text()
         assert said == "1 attempt, none of them over, on 12,500 nodes. Incidents concern n777."
         assert page.locator(".lanes canvas").bounding_box()["height"] < 256 * 18 + 60
+
+
+def test_the_newest_checkpoint_in_memory_is_said_in_words(tmp_path_factory: pytest.TempPathFactory, page: Page) -> None:
+    with running(tmp_path_factory.mktemp("kept")) as server:
+        server.client.put("/api/v1/jobs/job", json={"attempt": 0, "state": "running"})
+        page.goto(f"{server.url}#/jobs/job")
+        fact = page.locator(".facts > div", has_text="Memory checkpoint")
+        fact.wait_for()
+        assert fact.locator("dd").inner_text() == "step 6, 1 step ago, 2 of 4 copies; step 5 on storage"
+        page.goto("about:blank")  # it asks again and again, and the server ends

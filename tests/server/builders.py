@@ -28,6 +28,7 @@ from eagle_eye.server.clock import Clock
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.door import DoorServer
+from eagle_eye.server.engine.checkpoints import Checkpoints
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
@@ -138,7 +139,8 @@ class FakeWatcher:
         return self.course
 
     def progress(self, job: str) -> Progress | None:
-        return Progress(7.0, NOW, 1.5) if job == "job" else None
+        kept = Checkpoints(6, NOW, 1.0, copies=2, copies_wanted=4, nodes=("n1",), persisted=((5, NOW),))
+        return Progress(7.0, NOW, 1.5, kept) if job == "job" else None
 
 
 def frames_of(group: RowGroup) -> list[tuple[Frame, float]]:

@@ -119,7 +119,12 @@ def test_a_job_is_stored_handed_on_and_shown_with_its_progress(server: Running) 
     update = {"attempt": 2, "state": "running", "ranks": [{"rank": 0, "node": "n1", "device": 3}]}
     answer = server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm"})
     assert answer.status_code == 200
-    assert answer.json()["progress"] == {"step": 7.0, "progressed": RFC3339, "step_seconds": 1.5}
+    assert answer.json()["progress"] == {
+        "step": 7.0,
+        "progressed": RFC3339,
+        "step_seconds": 1.5,
+        "memory_checkpoint": {"step": 6, "age_steps": 1.0, "copies": 2, "copies_wanted": 4, "persisted_step": 5},
+    }
     assert [(job.job, job.attempt, job.ranks[0].device) for job in server.watcher.jobs] == [("job", 2, 3)]
     assert server.client.get("/api/v1/jobs/job").json()["restart_owner"] == "slurm"
     assert [job["job"] for job in server.client.get("/api/v1/jobs?node=n1").json()["items"]] == ["job"]

@@ -14,6 +14,7 @@ from eagle_eye.agent.collectors.fabric import FabricCollector
 from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
 from eagle_eye.agent.collectors.host import HostCollector
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
+from eagle_eye.agent.collectors.memory_checkpoint import MemoryCheckpointCollector
 from eagle_eye.agent.collectors.mounts import ANSWER_S, MountsCollector
 from eagle_eye.agent.collectors.nccl_inspector import NcclInspectorCollector
 from eagle_eye.agent.collectors.nccl_ras import NcclRasCollector
@@ -122,6 +123,7 @@ class Assembly:
             inspector,
             ras,
             recorder,
+            MemoryCheckpointCollector(processes, self._finished_step),
             self.training,
             *beside,
         )

@@ -15,21 +15,24 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from eagle_eye.checkpoint.connection import connect
+from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
 from eagle_eye.checkpoint.layout import JobLayout, ShardWriter, named, unpack
 from eagle_eye.checkpoint.messages import (
     Blob,
@@ -54,7 +57,7 @@ from eagle_eye.checkpoint.reading import LocalShard, MemoryReader, RemoteShard, 
 from eagle_eye.checkpoint.shared_memory import mapped
 from eagle_eye.checkpoint.state import KeptState
 from eagle_eye.checkpoint.storage import METADATA, folder_of
-from eagle_eye.checkpoint.store_client import StoreClient
+from eagle_eye.checkpoint.store_client import Line, StoreClient
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX, store_folder
 
 _log = logging.getLogger(__name__)
@@ -89,6 +92,7 @@ class _Step(msgspec.Struct, frozen=True):
     """A step of which every shard has a copy: ``where`` are (node, address) by rank."""
 
     step: int
+    attempt: int
     plan: str
     tails: dict[int, tuple[int, ...]]
     lengths: dict[int, int]
@@ -102,6 +106,8 @@ class MemoryCheckpointer:
     ``state`` names what is kept: models, optimizers, tensors, and whatever has ``state_dict`` and ``load_state_dict``.
     ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes there as a plain
     torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep`` the whole steps.
+    With a ``topology`` file (the server's) copies lie behind several switches and in several racks where they can.
+    ``resumed_from`` says where ``restore`` found the state: step, where (memory, storage) and nodes; None: nowhere.
     """
 
     def __init__(
@@ -114,7 +120,7 @@ class MemoryCheckpointer:
         keep: int = 2,
         job: str | None = None,
         node: str | None = None,
-        domains: Mapping[str, Sequence[str]] | None = None,
+        topology: str | os.PathLike[str] | None = None,
     ) -> None:
         if replicas < 1 or keep < 1 or persist_every < 0:
             raise ValueError(f"replicas={replicas}, keep={keep}, persist_every={persist_every}: at least 1, 1 and 0")
@@ -123,7 +129,7 @@ class MemoryCheckpointer:
         self._persist_every = persist_every
         self._replicas = replicas
         self._keep = keep
-        self._domains = domains
+        self._topology = None if topology is None else Path(topology)
         self._node = node or os.environ.get("EAGLE_EYE_NODE") or socket.gethostname()
         self._job = job or os.environ.get("EAGLE_EYE_JOB") or self._directory.name
         self._distributed = dist.is_available() and dist.is_initialized()
@@ -134,11 +140,14 @@ class MemoryCheckpointer:
         self._key = self._shared(self._make_key)
         self._client = StoreClient(store_folder(self._node), self._node, self._job, self._key)
         self._plan: tuple[JobLayout, ShardWriter] | None = None
-        self._slots: list[tuple[memoryview, list[torch.Tensor]]] = []
-        self._granted: int | None = None
+        self._slots: dict[str, tuple[memoryview, list[torch.Tensor]]] = {}
+        self._granted: Grant | None = None
         self._lock = threading.Lock()
+        self._line: Line | None = None
         self._whole: int | None = None
+        self._committed = False
         self._said: set[str] = set()
+        self.resumed_from: dict[str, Any] | None = None
         self.counts: dict[str, float] = {"captured": 0, "skipped": 0, "blocked_s": 0.0, "bytes": 0}
 
     @property
@@ -158,7 +167,9 @@ class MemoryCheckpointer:
         attempt = max(one.attempt for one in everyone) + 1
         step, chosen = self._resume(everyone)
         self._plan, self._whole = self._planned(), step or None
-        opening = self._agreed(lambda: self._opening(everyone, attempt, step, chosen))
+        persisted = self._shared(lambda: self._newest_folder(step))
+        on_storage = 0 if persisted is None else persisted[0]
+        opening = self._agreed(lambda: self._opening(everyone, attempt, step, chosen, on_storage))
         self._agreed(lambda: self._client.open(opening, self._attach, self._hear))
         return step
 
@@ -169,14 +180,17 @@ class MemoryCheckpointer:
         """
         began_s = time.monotonic()
         try:
-            self._capture(step)
+            self._capture(step, began_s)
         except Exception as error:  # noqa: BLE001 - training must go on whatever happens to its checkpoints
             self._skip(step, f"{type(error).__name__}: {error}")
         self.counts["blocked_s"] += time.monotonic() - began_s
 
-    def close(self) -> None:
-        """The training has ended as it should: its memory is freed once every rank has said so."""
-        self._client.close(ended=True)
+    def close(self, within_s: float = 60.0) -> None:
+        """The training has ended as it should: its memory is freed once every rank has said so.
+
+        What was captured last is given so long to be whole, and on storage where it goes there.
+        """
+        self._client.close(ended=True, within_s=within_s)
 
     # Where to go on.
 
@@ -196,7 +210,7 @@ class MemoryCheckpointer:
         looked_for = []
         for one in steps:
             if on_storage is not None and one.step < on_storage[0]:
-                break
+                continue
             try:
                 self._load_memory(one)
             except (OSError, ValueError) as error:
@@ -205,10 +219,12 @@ class MemoryCheckpointer:
                 looked_for.append(f"step {one.step} in memory: {error}")
                 _log.warning("step %d is not read from memory: %s", one.step, error)
                 continue
+            nodes = sorted({node for held in one.where.values() for node, _ in held})
+            self.resumed_from = {"step": one.step, "where": "memory", "nodes": nodes}
             return one.step, one
         if on_storage is not None:
             return self._load_folder(Path(on_storage[1])), None
-        if word or self._shared((self._directory / COMMITTED_FILE).exists):
+        if word or looked_for or self._shared((self._directory / COMMITTED_FILE).exists):
             held = sorted({copy.step for one in everyone for copy in one.copies})
             whole = [one.step for one in steps]
             looked_for.append(f"copies in memory of steps {held or 'none'}, whole ones {whole or 'none'}")
@@ -221,7 +237,7 @@ class MemoryCheckpointer:
 
     def _load_memory(self, step: _Step) -> None:
         layout = self._agreed(lambda: self._layout_of(step))
-        reader = MemoryReader(layout, dict(step.tails), lambda rank: self._shard(step, rank), step.step)
+        reader = MemoryReader(layout, dict(step.tails), lambda rank: self._shards(step, rank), step.step)
         self._load(reader)
 
     def _load_folder(self, path: Path) -> int:
@@ -229,6 +245,7 @@ class MemoryCheckpointer:
         if not named_step.isdecimal():
             raise NoCheckpoint(f"{path} is no checkpoint of ours: its name should be step_N")
         self._load(FileSystemReader(path))
+        self.resumed_from = {"step": int(named_step), "where": "storage", "nodes": []}
         return int(named_step)
 
     def _load(self, reader: StorageReader) -> None:
@@ -242,10 +259,16 @@ class MemoryCheckpointer:
         planner = DefaultLoadPlanner(allow_partial_load=True)
         failure: BaseException | None = None
         try:
-            load(
-                state, storage_reader=reader, planner=planner, process_group=self._group, no_dist=not self._distributed
-            )
-        except Exception as error:  # noqa: BLE001 - of whichever rank; all of them fail together
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it may be
+                load(
+                    state,
+                    storage_reader=reader,
+                    planner=planner,
+                    process_group=self._group,
+                    no_dist=not self._distributed,
+                )
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 - of whichever rank; all fail together
             failure = error
         if failure is not None:
             raise OSError(_first_line(failure)) from failure
@@ -253,41 +276,46 @@ class MemoryCheckpointer:
 
     def _layout_of(self, step: _Step) -> JobLayout:
         data = self._client.blob(step.plan)
-        for _, address in () if data is not None else {where for held in step.where.values() for where in held}:
-            connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
+        addresses = {address for held in step.where.values() for _, address in held} if data is None else set()
+        for address in sorted(addresses):
             try:
-                data = connection.ask(GetBlob(step.plan), Blob).data
-            finally:
-                connection.close()
+                connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
+                try:
+                    data = connection.ask(GetBlob(step.plan), Blob).data
+                finally:
+                    connection.close()
+            except OSError as error:
+                _log.warning("%s does not say what is laid out where: %s", address, error)
             if data is not None:
                 break
         if data is None:
             raise OSError(f"nobody says what is laid out where in step {step.step}")
         return unpack(data, self._key)
 
-    def _shard(self, step: _Step, rank: int) -> Shard:
-        """Return a shard's bytes: this node's own, else another node's. Raises OSError."""
+    def _shards(self, step: _Step, rank: int) -> Iterator[Shard]:
+        """Yield a shard's copies: this node's own, then other nodes'. Raises OSError where there is none."""
         what = f"rank {rank}'s shard of step {step.step}"
-        held = step.where[rank]
-        if any(node == self._node for node, _ in held):
-            found = self._client.find(step.plan, rank, step.step)
-            if found.path is not None:
-                return LocalShard(found.path, found.length, found.sums, f"{what} on {self._node}")
         reasons = []
-        for node, address in held:
-            if node == self._node:
-                continue
+        for node, address in sorted(step.where[rank], key=lambda held: held[0] != self._node):
             try:
-                connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
+                if node == self._node:
+                    found = self._client.find(step.plan, rank, step.step)
+                    if found.path is not None and found.copy is not None and found.copy.attempt == step.attempt:
+                        yield LocalShard(found.path, found.length, found.sums, f"{what} on {self._node}")
+                        continue
+                else:
+                    connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
+                    copy = connection.ask(Find(step.plan, rank, step.step), Found).copy
+                    if copy is not None and copy.attempt == step.attempt:
+                        named = (step.plan, rank, step.step)
+                        yield RemoteShard(connection, named, step.lengths[rank], f"{what} on {node}")
+                        continue
+                    connection.close()
+                reasons.append(f"{node} does not hold it any more")
             except OSError as error:
                 reasons.append(f"{node}: {error}")
-                continue
-            if connection.ask(Find(step.plan, rank, step.step), Found).path is None:
-                connection.close()
-                reasons.append(f"{node} does not hold it any more")
-                continue
-            return RemoteShard(connection, step.plan, rank, step.step, step.lengths[rank], f"{what} on {node}")
-        raise OSError(f"{what} is nowhere: {'; '.join(reasons)}")
+        if reasons:
+            raise OSError(f"{what} is nowhere: {'; '.join(reasons)}")
 
     def _newest_folder(self, at_most: int | None) -> tuple[int, str] | None:
         found = [
@@ -311,7 +339,9 @@ class MemoryCheckpointer:
         finally:
             probe.close()
 
-    def _opening(self, everyone: Sequence[_Told], attempt: int, step: int, resumed: _Step | None) -> Open:
+    def _opening(
+        self, everyone: Sequence[_Told], attempt: int, step: int, resumed: _Step | None, persisted_step: int
+    ) -> Open:
         layout, writer = self._plan_of_all()
         nodes: dict[str, list[int]] = {}
         for rank, one in enumerate(everyone):
@@ -319,7 +349,7 @@ class MemoryCheckpointer:
         address = {one.node: one.address for one in everyone}
         members = tuple(Member(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
         replicas = min(self._replicas, len(nodes))
-        holders = place(sorted(nodes), replicas, self._domains).holders[self._node]
+        holders = place(sorted(nodes), replicas, self._domains()).holders[self._node]
         same = resumed is not None and resumed.plan == layout.plan
         return Open(
             job=self._job,
@@ -337,7 +367,12 @@ class MemoryCheckpointer:
             sources=tuple(where for _, where in resumed.where[self._rank]) if resumed is not None and same else (),
             directory=str(self._directory),
             persist_every=self._persist_every,
+            persisted_step=persisted_step,
+            resumed_attempt=resumed.attempt if resumed is not None else 0,
         )
+
+    def _domains(self) -> dict[str, frozenset[str]]:
+        return {} if self._topology is None else together(read_failure_domains(self._topology))
 
     def _plan_of_all(self) -> tuple[JobLayout, ShardWriter]:
         if self._plan is None:
@@ -359,33 +394,36 @@ class MemoryCheckpointer:
         layout = named(self._gather(writer.layout), metadata)
         return layout, writer
 
-    def _attach(self, opened: Opened) -> None:
+    def _attach(self, opened: Opened, line: Line) -> None:
         """The slots are there, or there anew: map them, and write into them what no capture writes."""
-        _, writer = self._plan_of_all()
         with self._lock:
             self._granted = None
-            slots = []
-            for path in opened.slots:
-                view = memoryview(mapped(path, writer.capacity_bytes))
-                slots.append((view, writer.prepare(view)))
-            self._slots = slots
+            self._slots = {path: self._prepared(path) for path in opened.slots}
+            self._line = line
+
+    def _prepared(self, path: str) -> tuple[memoryview, list[torch.Tensor]]:
+        _, writer = self._plan_of_all()
+        view = memoryview(mapped(path, writer.capacity_bytes))
+        return view, writer.prepare(view)
 
     # While training.
 
-    def _capture(self, step: int) -> None:
+    def _capture(self, step: int, began_s: float) -> None:
+        _, writer = self._plan_of_all()
         with self._lock:
-            slot, self._granted = self._granted, None
-            if slot is None:
+            grant, self._granted, line = self._granted, None, self._line
+            if grant is None or line is None:
                 self._skip(step, "no slot is free: earlier steps are still being copied, or the store is away")
                 return
-            _, writer = self._plan_of_all()
-            view, targets = self._slots[slot]
+            view, targets = self._slots[grant.path]
             try:
                 length, tail = writer.write(self._state.collect(self._rank), view, targets)
             except BaseException:
-                self._granted = slot
+                self._granted = grant
                 raise
-        self._client.say(Captured(step, slot, length, tail, time.time()))
+            finally:
+                self._state.forget_probe()
+            line.say(Captured(step, grant.slot, length, tail, time.time(), time.monotonic() - began_s))
         self.counts["captured"] += 1
         self.counts["bytes"] += length
 
@@ -399,11 +437,13 @@ class MemoryCheckpointer:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case Grant(slot):
+            case Grant(_, path):
                 with self._lock:
-                    self._granted = slot
+                    if path not in self._slots:
+                        self._slots[path] = self._prepared(path)
+                    self._granted = message
             case Whole(step):
-                if self._whole is None and self._rank == 0:
+                if not self._committed and self._rank == 0:
                     self._commit(step)
                 self._whole = self._client.whole = step
             case MetadataWanted(step, tails):
@@ -422,6 +462,7 @@ class MemoryCheckpointer:
             path = self._directory / COMMITTED_FILE
             said = {"job": self._job, "step": step, "time_s": time.time()}
             path.write_text(json.dumps(said) + "\n", encoding="utf-8")
+            self._committed = True
         except OSError as error:
             _log.warning("%s is not written: %s", COMMITTED_FILE, error)
 
@@ -440,8 +481,8 @@ class MemoryCheckpointer:
         if self._rank == 0:
             try:
                 made = [make(), None]
-            except (OSError, ValueError) as error:
-                made = [None, error]
+            except Exception as error:  # noqa: BLE001 - as above
+                made = [None, _carried(error)]
         if self._distributed:
             dist.broadcast_object_list(made, src=0, group=self._group)
         if made[1] is not None:
@@ -458,8 +499,8 @@ class MemoryCheckpointer:
         mine: Exception | None = None
         try:
             result = work()
-        except (OSError, ValueError, TypeError, RuntimeError) as error:
-            mine = error
+        except Exception as error:  # noqa: BLE001 - the others must hear of it, or they wait for this rank forever
+            mine = _carried(error)
         failed = next((error for error in self._gather(mine) if error is not None), None)
         if mine is not None:
             raise mine
@@ -471,30 +512,36 @@ class MemoryCheckpointer:
         """Return the job's key, which lies beside its checkpoints for its owner alone."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / KEY_FILE
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return bytes.fromhex(path.read_text(encoding="ascii"))
-        key = secrets.token_bytes(32)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(key.hex())
-        return key
+        if not path.exists():
+            part = path.with_suffix(f".{secrets.token_hex(4)}")
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+                file.write(secrets.token_bytes(32).hex())
+            part.rename(path)  # as a whole: whoever is ended in between leaves no half a key
+        return bytes.fromhex(path.read_text(encoding="ascii"))
 
 
 def whole_steps(everyone: Iterable[_Told]) -> list[_Step]:
-    """Return the steps of which some node has a copy of every shard, the newest first. Pure."""
-    held: dict[tuple[int, str], dict[int, dict[str, tuple[str, CopyInfo]]]] = {}
+    """Return the steps of which some node has a copy of every shard, the best to go on from first. Pure.
+
+    Copies that different attempts captured make no step together: each attempt is a course of training of its own, and
+    a node that was away for some has copies of one that nobody goes on with. The last course comes first.
+    """
+    held: dict[tuple[int, str, int], dict[int, dict[str, tuple[str, CopyInfo]]]] = {}
+    last_s: dict[int, float] = {}
     for one in everyone:
         for copy in one.copies:
-            held.setdefault((copy.step, copy.plan), {}).setdefault(copy.rank, {})[one.node] = (one.address, copy)
+            of_step = held.setdefault((copy.attempt, copy.plan, copy.step), {})
+            of_step.setdefault(copy.rank, {})[one.node] = (one.address, copy)
+            last_s[copy.attempt] = max(last_s.get(copy.attempt, 0.0), copy.captured_s)
     found = []
-    for (step, plan), ranks in held.items():
+    for (attempt, plan, step), ranks in held.items():
         if ranks.keys() != set(range(int(plan.partition("-")[0]))):
             continue
         first = {rank: next(iter(nodes.values()))[1] for rank, nodes in ranks.items()}
         found.append(
             _Step(
                 step,
+                attempt,
                 plan,
                 {rank: copy.tail for rank, copy in first.items()},
                 {rank: copy.length for rank, copy in first.items()},
@@ -502,7 +549,7 @@ def whole_steps(everyone: Iterable[_Told]) -> list[_Step]:
                 max(copy.captured_s for copy in first.values()),
             )
         )
-    return sorted(found, key=lambda one: (one.step, one.captured_s), reverse=True)
+    return sorted(found, key=lambda one: (last_s[one.attempt], one.step), reverse=True)
 
 
 def _step_of(word: str) -> int:
@@ -528,6 +575,15 @@ def _compare(state: Mapping[str, Any], metadata: Metadata) -> None:
     if wrong:
         more = f", and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""
         raise AnotherModel(f"the checkpoint is of another model: {'; '.join(wrong[:NAMED_MAX])}{more}")
+
+
+def _carried(error: Exception) -> Exception:
+    """Return the error as it can travel to the other ranks."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - what this line has pickled
+    except Exception:  # noqa: BLE001 - whatever it is about the error
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from eagle_eye.checkpoint import plan_command, status_command, store_command, ve
 
 
 class Verb(Protocol):
-    """What a verb's module offers. It loads torch, if at all, when it runs: nobody waits for that who asks for help."""
+    """What a verb's module offers. What the extra brings it loads when it runs: help and plans need none of it."""
 
     @property
     def NAME(self) -> str:  # noqa: N802 - a module's constant

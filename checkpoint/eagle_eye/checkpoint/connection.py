@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
 import socket
-from typing import TypeVar
+import struct
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -26,6 +31,9 @@ from eagle_eye.checkpoint.messages import (
 
 NONCE_BYTES = 16
 PIECE_BYTES = 1 << 20
+STALLED_S = 30.0
+STRANGERS_FRAME_BYTES_MAX = 1 << 16  # of whoever has not proven yet that it has the job's key
+SILENT_FOR_S = 30  # then a node that lost its power, or its network, is gone
 
 MessageT = TypeVar("MessageT")
 
@@ -47,6 +55,27 @@ def proof(key: bytes, side: bytes, ours: bytes, theirs: bytes) -> bytes:
     return hmac.new(key, side + ours + theirs, hashlib.sha256).digest()
 
 
+class Pace(Protocol):
+    """How the bytes of a shard are sent: piece by piece."""
+
+    def piece(self, left: int, unsent: Callable[[], int]) -> AbstractAsyncContextManager[int]:
+        """Wait until some of the bytes that are left may go; enter with how many, and leave once they are sent.
+
+        ``unsent`` returns how many of those before the other side has not acknowledged. Raises OSError.
+        """
+        ...
+
+
+def tuned(sock: socket.socket) -> socket.socket:
+    """Return a TCP socket that sends at once, and whose other side is not waited for forever where it is silent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", SILENT_FOR_S * 1000)):
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return sock
+
+
 class Connection:
     """A connection of the store, in its event loop. One coroutine receives; any may send."""
 
@@ -55,25 +84,41 @@ class Connection:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
+        self._at_work = 0
+        self._closed = False
 
-    async def send(self, message: Message, data: memoryview | None = None) -> None:
+    @property
+    def peer_pid(self) -> int:
+        """The process at the other end of a Unix socket; 0 where the kernel does not show it to this one."""
+        pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
+    @property
+    def host(self) -> str:
+        """The other side's IP address. Raises OSError."""
+        host: str = self._socket.getpeername()[0]
+        return host
+
+    async def send(self, message: Message, data: memoryview | None = None, pace: Pace | None = None) -> None:
         """Send a message, and the bytes that belong to it, undivided. Raises OSError."""
         async with self._sending:
-            await self._loop.sock_sendall(self._socket, encode(message))
-            if data is not None:
-                await self._send_data(data)
+            with self._working():
+                await self._loop.sock_sendall(self._socket, encode(message))
+                if data is not None:
+                    await self._send_data(data, pace)
 
-    async def send_data(self, data: memoryview) -> None:
-        """Send the bytes that were announced. Raises OSError."""
+    async def send_data(self, data: memoryview, pace: Pace | None = None) -> None:
+        """Send the bytes that were announced, at a pace, None: at once. Raises OSError."""
         async with self._sending:
-            await self._send_data(data)
+            with self._working():
+                await self._send_data(data, pace)
 
-    async def receive(self) -> Message | None:
+    async def receive(self, bytes_max: int = FRAME_BYTES_MAX) -> Message | None:
         """Return the next message, None at the end. Raises ProtocolError, ConnectionError."""
         head = bytearray(4)
         if not await self.receive_into(memoryview(head), end_allowed=True):
             return None
-        body = bytearray(frame_length(head))
+        body = bytearray(frame_length(head, bytes_max))
         await self.receive_into(memoryview(body))
         return parsed(body)
 
@@ -84,24 +129,69 @@ class Connection:
     async def receive_into(self, view: memoryview, *, end_allowed: bool = False) -> bool:
         """Fill the view. False where the other side had ended before its first byte and may."""
         filled = 0
-        while filled < len(view):
-            count = await self._loop.sock_recv_into(self._socket, view[filled:])
-            if count == 0:
-                if filled == 0 and end_allowed:
-                    return False
-                raise ProtocolError("the other side ended in the middle of a message")
-            filled += count
+        with self._working():
+            while filled < len(view):
+                count = await self._loop.sock_recv_into(self._socket, view[filled:])
+                if count == 0:
+                    if filled == 0 and end_allowed:
+                        return False
+                    raise ProtocolError("the other side ended in the middle of a message")
+                filled += count
         return True
 
-    async def _send_data(self, data: memoryview) -> None:
-        for start in range(0, len(data), PIECE_BYTES):
-            await self._loop.sock_sendall(self._socket, data[start : start + PIECE_BYTES])
+    def ended(self) -> bool:
+        """Whether the other side has ended it. Not to be asked while somebody receives."""
+        try:
+            return not self._closed and self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    async def _send_data(self, data: memoryview, pace: Pace | None) -> None:
+        start = 0
+        while start < len(data):
+            going = contextlib.nullcontext(PIECE_BYTES) if pace is None else pace.piece(len(data) - start, self._unsent)
+            async with going as count:
+                sending = self._loop.sock_sendall(self._socket, data[start : start + count])
+                try:
+                    await asyncio.wait_for(sending, STALLED_S)
+                except asyncio.TimeoutError as error:
+                    raise ConnectionError(f"the other side takes nothing any more, for {STALLED_S:g} s") from error
+            start += count
+
+    def _unsent(self) -> int:
+        """Return how many bytes the other side has not acknowledged, 0 where the kernel does not say."""
+        try:
+            unsent: int = struct.unpack("=i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))[0]
+        except OSError:
+            return 0
+        return unsent
 
     def close(self) -> None:
-        """End it; whoever waits for its bytes gets an error."""
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._socket.close()
+        """End it; whoever waits for its bytes gets an error, whoever waits for a message hears that it has ended."""
+        if self._closed:
+            return
+        self._closed = True
+        # Not closed under whoever waits: its number could be another connection's before the loop has looked.
+        with contextlib.suppress(OSError):  # it had ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._close_if_done()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        if self._closed:
+            raise ConnectionError("the connection has ended")
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+            self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._closed and not self._at_work:
+            self._socket.close()
 
 
 class BlockingConnection:
@@ -157,7 +247,7 @@ class BlockingConnection:
 
 def connect(address: str, job: str, key: bytes, timeout_s: float) -> BlockingConnection:
     """Return a connection of a rank to the store of another node, both sides proven. Raises OSError, ValueError."""
-    connection = BlockingConnection(socket.create_connection(address_of(address), timeout_s), timeout_s)
+    connection = BlockingConnection(tuned(socket.create_connection(address_of(address), timeout_s)), timeout_s)
     try:
         nonce = os.urandom(NONCE_BYTES)
         challenge = connection.ask(Greet(VERSION, job, nonce), Challenge)
@@ -175,11 +265,11 @@ def answer(key: bytes, nonce: bytes, challenge: Challenge) -> Proof:
     return Proof(proof(key, b"peer", nonce, challenge.nonce))
 
 
-def frame_length(head: bytes | bytearray) -> int:
+def frame_length(head: bytes | bytearray, bytes_max: int = FRAME_BYTES_MAX) -> int:
     """Return the length that a frame's first four bytes say. Raises ProtocolError."""
     length = int.from_bytes(head, "big")
-    if length > FRAME_BYTES_MAX:
-        raise ProtocolError(f"a message of {length:,} bytes; {FRAME_BYTES_MAX:,} is the limit")
+    if length > bytes_max:
+        raise ProtocolError(f"a message of {length:,} bytes; {bytes_max:,} is the limit")
     return length
 
 

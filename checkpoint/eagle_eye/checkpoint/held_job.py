@@ -1,6 +1,6 @@
 """What a store holds of one job: slots with copies, the attempt that runs, what was agreed. Its files outlive it.
 
-``state`` in the job's folder says what the slots hold, so that a store that was killed finds its copies again.
+A record in the job's folder says what the slots hold, so that a store that was killed finds its copies again.
 """
 
 from __future__ import annotations
@@ -10,36 +10,45 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from eagle_eye.checkpoint.checksums import Damaged, check_all
 from eagle_eye.checkpoint.connection import Connection
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
-from eagle_eye.checkpoint.messages import VERSION, CopyInfo, Member, Open, Reserve
+from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, Member, Missed, Open
+from eagle_eye.checkpoint.record import Record
 from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
 from eagle_eye.schema.memory_steps import MemoryStep
 
 _log = logging.getLogger(__name__)
-_STATE = "state"
 
-ShardKey = tuple[str, int]  # plan and rank
+ShardKey = tuple[str, int, int]  # plan, rank, and the slots' capacity
 
 
 class SavedSlot(msgspec.Struct, frozen=True):
     """A slot with a copy, as the state file keeps it."""
 
+    file: str
+    copy: CopyInfo
+    sums: bytes
+
+
+class SavedShard(msgspec.Struct, frozen=True):
+    """The slots of one rank's shards, those with a copy, as the state file keeps them."""
+
     plan: str
     rank: int
     local: bool
-    file: str
     capacity_bytes: int
-    copy: CopyInfo | None
-    sums: bytes
+    wanted: int
+    attempt: int
+    slots: tuple[SavedSlot, ...]
 
 
 class SavedJob(msgspec.Struct, frozen=True):
@@ -49,14 +58,19 @@ class SavedJob(msgspec.Struct, frozen=True):
     name: str
     key: bytes
     attempt: int
-    slots: tuple[SavedSlot, ...]
+    keep: int
+    whole: tuple[int, ...]
+    void: tuple[int, ...]
+    persisted: int | None
+    shards: tuple[SavedShard, ...]
 
 
 @dataclass
 class Shard:
     """The slots for one rank's shards, of this node's rank (``local``) or of another node's.
 
-    ``sums`` are the checksums of the slots' copies; a copy without is not verified yet.
+    ``sums`` are the checksums of the slots' copies; a copy without is not verified yet. ``opening`` is what its rank,
+    of this node, has said; ``told`` is what the coordinator has been told of steps of which it has not answered yet.
     """
 
     rank: int
@@ -67,15 +81,24 @@ class Shard:
     files: list[SlotFile] = field(default_factory=list)
     slots: Slots = field(default_factory=lambda: Slots([]))
     sums: dict[int, bytes] = field(default_factory=dict)
+    newest_step: int = -1  # that its rank has come to
     attempt: int = 0
     holders: tuple[str, ...] = ()
     connection: Connection | None = None
     closed: bool = False
+    opening: Open | None = None
+    is_short: bool = False
+    sending: set[int] = field(default_factory=set)
+    told: dict[int, Copies | Missed] = field(default_factory=dict)
 
     def verified(self, step: int) -> int | None:
         """Return the slot with a verified copy of the step, None where none is."""
         slot = self.slots.copy_of(step, self.plan)
         return slot if slot in self.sums else None
+
+    def has(self, slot: int, file: SlotFile, copy: CopyInfo) -> bool:
+        """Whether the slot still is this file with this copy."""
+        return slot < len(self.files) and self.files[slot] is file and self.slots.holds[slot] == copy
 
     def view(self, slot: int, length: int) -> memoryview:
         """Return what a copy of this length in the slot is. Raises ValueError beyond the slot's end."""
@@ -102,8 +125,12 @@ class HeldJob:
         self.persisting_since_s: float | None = None
         self.left_s: float | None = None
         self.changed = False
+        self.step: int | None = None
+        self.blocked_s = 0.0
         self.counts: dict[str, int] = {}
         self.troubles: list[str] = []
+        self._record = Record(folder)
+        self.links: Callable[[], list[dict[str, Any]]] = list  # what is known of the interfaces that copies take
 
     @property
     def coordinator(self) -> Member | None:
@@ -115,6 +142,15 @@ class HeldJob:
         """The shards of this node's ranks in this attempt."""
         return [shard for shard in self.shards.values() if shard.local and shard.holders]
 
+    def needed_of(self, shard: Shard) -> set[int]:
+        """Return the steps whose copies of the shard must stay, those that are being sent among them.
+
+        Only its own node writes it to storage.
+        """
+        held = {copy.step for copy in shard.slots.copies}
+        needed = self.needed.among(held, persists=shard.local, slots_missing=shard.wanted - len(shard.files))
+        return needed | (held & shard.sending)
+
     def count(self, what: str, by: int = 1) -> None:
         """Count something that the status tells."""
         self.counts[what] = self.counts.get(what, 0) + by
@@ -124,40 +160,61 @@ class HeldJob:
         _log.warning("%s: %s", self.name, text)
         self.troubles = [*self.troubles[-7:], text]
 
+    def came_to(self, step: int) -> None:
+        """A rank of this node has finished the step."""
+        self.step = step if self.step is None else max(step, self.step)
+
     def begin(self, opening: Open) -> None:
-        """A new attempt begins. What is later than the step that it resumed from will be made again, and is dropped."""
-        self.attempt = self.begun_attempt = opening.attempt
+        """A rank of this node is the first to begin the attempt, or to go on with it in a store that began anew."""
+        self.enter(opening.attempt, opening.keep, opening.resumed_step, opening.resumed_attempt)
+        self.begun_attempt = opening.attempt
         self.members = {member.node: member for member in opening.members}
-        self.needed = Needed(opening.keep)
         if opening.resumed_step is not None:
-            self.needed.whole.add(opening.resumed_step)
+            self.needed.know([opening.resumed_step])
         ranks = frozenset(rank for member in opening.members for rank in member.ranks)
-        self.agreement = Agreement(ranks, opening.persist_every, persisted=opening.step)
+        persisted = opening.persisted_step
+        if opening.again:
+            persisted = max(persisted, self.persisted or 0)
+        self.agreement = Agreement(
+            ranks,
+            opening.keep,
+            opening.persist_every,
+            persisted,
+            whole=set(self.needed.whole),
+            void=set(self.needed.void),
+            unheard=set(ranks) if opening.again else set(),
+        )
         self.directory = opening.directory
         self.persisting_since_s = None
-        for shard in self.shards.values():
-            shard.connection, shard.closed, shard.holders = None, False, ()
-        self._drop_after(opening.resumed_step)
+        self.step = opening.step or None
 
-    def begin_elsewhere(self, wish: Reserve) -> None:
-        """The same, heard from another node's store before a rank of this node has said it."""
-        if wish.attempt > self.attempt:
-            self.attempt = wish.attempt
-            self.needed = Needed(wish.keep)
-            if wish.resumed_step is not None:
-                self.needed.whole.add(wish.resumed_step)
-            self._drop_after(wish.resumed_step)
+    def enter(self, attempt: int, keep: int, resumed_step: int | None, resumed_attempt: int) -> None:
+        """A new attempt begins here: its first word may come from another node's store.
+
+        Who took part in the one before writes here no more. What is later than the step that was resumed from will be
+        made again, and is dropped, and so is another attempt's copy of that step. Nothing, where it has begun already.
+        """
+        if attempt <= self.attempt:
+            return
+        self.attempt = attempt
+        self.needed = Needed(keep, set() if resumed_step is None else {resumed_step})
+        for shard in self.shards.values():
+            shard.connection, shard.closed, shard.holders, shard.opening = None, False, (), None
+            shard.told.clear()
+            shard.sending.clear()
+            self.renew_granted(shard)
+        self._drop(lambda copy: resumed_step is None or copy.step > resumed_step)
+        self._drop(lambda copy: copy.step == resumed_step and copy.attempt != resumed_attempt)
 
     def shard(self, plan: str, rank: int, capacity_bytes: int, slots: int, *, local: bool) -> Shard:
-        """Return the slots for a rank's shards, reserved. Raises DoesNotFit where not one does.
+        """Return the slots for a rank's shards, reserved. Raises DoesNotFit, OSError where not one does.
 
-        Where some do not fit yet because of an earlier plan's copies, they come once those are gone: ``top_up``.
+        Where some do not fit yet because of an earlier plan's copies, they come once those are gone: ``top_up``. The
+        same goes for smaller slots with copies: a rank's objects are seldom as long as they were.
         """
-        shard = self.shards.get((plan, rank))
-        if shard is None or shard.capacity_bytes != capacity_bytes:
-            if shard is not None:
-                self._free(shard)
-            shard = self.shards[plan, rank] = Shard(rank, plan, capacity_bytes, local, slots)
+        fits = [one for one in self._shards_of(plan, rank) if one.capacity_bytes >= capacity_bytes]
+        shard = fits[0] if fits else Shard(rank, plan, capacity_bytes, local, slots)
+        self.shards[plan, rank, shard.capacity_bytes] = shard
         shard.local, shard.wanted, shard.attempt = local, slots, self.attempt
         self.top_up(shard)
         return shard
@@ -177,31 +234,49 @@ class HeldJob:
             shard.files[slot] = self._new_slot(shard)
         except (DoesNotFit, OSError) as error:
             self.trouble(f"rank {shard.rank} has a slot less: {error}")
-            del shard.files[slot], shard.slots.holds[slot]
-            shard.sums = {number - (number > slot): sums for number, sums in shard.sums.items()}
+            del shard.files[slot]
+            shard.slots.remove(slot)
+            shard.sums = {number - (number > slot): sums for number, sums in shard.sums.items() if number != slot}
 
     def _new_slot(self, shard: Shard) -> SlotFile:
         return reserve(self.folder / f"{shard.rank}-{secrets.token_hex(4)}.slot", shard.capacity_bytes)
 
     def top_up(self, shard: Shard) -> None:
-        """Reserve what the shard still lacks. Raises DoesNotFit where it would have no slot at all."""
+        """Reserve what the shard still lacks. Raises DoesNotFit, OSError where it could not capture one step more."""
         while len(shard.files) < shard.wanted:
             try:
                 shard.files.append(self._new_slot(shard))
-            except DoesNotFit as error:
-                if not shard.files:
-                    del self.shards[shard.plan, shard.rank]
+            except (DoesNotFit, OSError) as error:
+                if len(shard.files) < 2 and not shard.slots.copies and not self._more_room_later(shard):
+                    self._free(shard)  # with one alone, its step would be gone before the next one is whole
+                    del self.shards[shard.plan, shard.rank, shard.capacity_bytes]
                     raise
-                self.trouble(f"rank {shard.rank} has {len(shard.files)} of {shard.wanted} slots: {error}")
+                if not shard.is_short:
+                    self.trouble(f"rank {shard.rank} has {len(shard.files)} of {shard.wanted} slots: {error}")
+                shard.is_short = True
                 return
             shard.slots.holds.append(None)
+        shard.is_short = False
+
+    def _more_room_later(self, shard: Shard) -> bool:
+        """Whether it has a slot, and another plan's copies, or another attempt's, will be gone once a step is whole."""
+        return bool(shard.files) and any(
+            other is not shard and other.attempt != self.attempt for other in self.shards.values()
+        )
 
     def settle(self, plan: str) -> None:
         """A step of this attempt is whole: what earlier ones left elsewhere is needed no more. Its memory is free."""
         for key in [key for key, shard in self.shards.items() if key[0] != plan or shard.attempt != self.attempt]:
             self._free(self.shards.pop(key))
-        for shard in self.shards.values():
-            self.top_up(shard)
+        self.top_up_all()
+
+    def top_up_all(self) -> None:
+        """Reserve what shards still lack, as far as it fits."""
+        for shard in list(self.shards.values()):
+            try:
+                self.top_up(shard)
+            except (DoesNotFit, OSError) as error:
+                self.trouble(f"rank {shard.rank} has no slot: {error}")
 
     def copies(self) -> Iterable[tuple[Shard, int, CopyInfo]]:
         """Yield every verified copy: the shard, the slot, the copy."""
@@ -212,12 +287,15 @@ class HeldJob:
 
     def find(self, plan: str, rank: int, step: int) -> tuple[Shard, int, CopyInfo] | None:
         """Return where a verified copy is, None where none is here."""
-        shard = self.shards.get((plan, rank))
-        slot = shard.verified(step) if shard is not None else None
-        if shard is None or slot is None:
-            return None
-        copy = shard.slots.holds[slot]
-        return None if copy is None else (shard, slot, copy)
+        for shard in self._shards_of(plan, rank):
+            slot = shard.verified(step)
+            if slot is not None and (copy := shard.slots.holds[slot]) is not None:
+                return shard, slot, copy
+        return None
+
+    def current(self, plan: str, rank: int) -> Shard | None:
+        """Return the slots for a rank's shards in this attempt, None where nobody has asked for any."""
+        return next((shard for shard in self._shards_of(plan, rank) if shard.attempt == self.attempt), None)
 
     def blob(self, plan: str) -> bytes | None:
         """Return what is laid out where, of a plan; None where it was never said."""
@@ -237,28 +315,49 @@ class HeldJob:
         """The shared memory that the job has here."""
         return sum(file.capacity_bytes for shard in self.shards.values() for file in shard.files)
 
-    def save(self) -> None:
-        """What the slots hold is on record, for the store's successor."""
-        slots = tuple(
-            SavedSlot(
+    def save(self) -> bool:
+        """Put on record what the slots hold, for the store's successor. False where the record has no room."""
+        shards = tuple(
+            SavedShard(
                 shard.plan,
                 shard.rank,
                 shard.local,
-                file.path.name,
-                file.capacity_bytes,
-                shard.slots.holds[number] if number in shard.sums else None,
-                shard.sums.get(number, b""),
+                shard.capacity_bytes,
+                shard.wanted,
+                shard.attempt,
+                tuple(
+                    SavedSlot(shard.files[number].path.name, copy, shard.sums[number])
+                    for number, copy in enumerate(shard.slots.holds)
+                    if copy is not None and number in shard.sums
+                ),
             )
             for shard in self.shards.values()
-            for number, file in enumerate(shard.files)
         )
-        saved = SavedJob(VERSION, self.name, self.key, self.attempt, slots)
-        write_whole(self.folder / _STATE, msgspec.msgpack.encode(saved))
+        saved = SavedJob(
+            VERSION,
+            self.name,
+            self.key,
+            self.attempt,
+            self.needed.keep,
+            self.needed.known,
+            self.needed.known_void,
+            self.persisted,
+            shards,
+        )
         self.changed = True
+        try:
+            self._record.write(msgspec.msgpack.encode(saved))
+        except OSError as error:
+            self.trouble(f"what is held is not on record: {error}")
+            return False
+        return True
 
     def steps(self) -> list[MemoryStep]:
         """Return the verified copies as the store's file tells them."""
-        return [MemoryStep(self.name, copy.plan, copy.rank, copy.step, copy.captured_s) for _, _, copy in self.copies()]
+        return [
+            MemoryStep(self.name, copy.plan, copy.rank, copy.step, copy.captured_s, copy.attempt)
+            for _, _, copy in self.copies()
+        ]
 
     def free(self) -> None:
         """Nothing of the job is left."""
@@ -273,15 +372,17 @@ class HeldJob:
             for file in shard.files:
                 file.close(remove=False)
 
-    def _drop_after(self, step: int | None) -> None:
+    def _drop(self, wrong: Callable[[CopyInfo], bool]) -> None:
         for shard in self.shards.values():
-            held = [copy.step for copy in shard.slots.copies]
-            gone = [number for number in held if step is None or number > step]
-            for number in gone:
-                slot = shard.slots.copy_of(number)
-                if slot is not None:
+            for slot, copy in enumerate(shard.slots.holds):
+                if copy is not None and wrong(copy):
+                    shard.slots.holds[slot] = None
                     shard.sums.pop(slot, None)
-            shard.slots.drop(gone)
+
+    def _shards_of(self, plan: str, rank: int) -> list[Shard]:
+        """Return those of a plan and rank, the newest attempt's first."""
+        found = [shard for shard in self.shards.values() if (shard.plan, shard.rank) == (plan, rank)]
+        return sorted(found, key=lambda shard: shard.attempt, reverse=True)
 
     def _free(self, shard: Shard) -> None:
         for file in shard.files:
@@ -297,8 +398,8 @@ def adopt(folder: Path) -> HeldJob | None:
     What cannot be read is told of and removed: it is no copy of anything.
     """
     try:
-        saved = msgspec.msgpack.decode((folder / _STATE).read_bytes(), type=SavedJob)
-    except (OSError, msgspec.DecodeError) as error:
+        saved = msgspec.msgpack.decode(Record(folder).read() or b"", type=SavedJob)
+    except msgspec.DecodeError as error:
         _log.warning("%s holds nothing that can be read (%s), and is removed", folder, error)
         shutil.rmtree(folder, ignore_errors=True)
         return None
@@ -307,37 +408,40 @@ def adopt(folder: Path) -> HeldJob | None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
     job = HeldJob(saved.name, saved.key, folder)
-    job.attempt = saved.attempt
-    for one in saved.slots:
-        shard = job.shards.get((one.plan, one.rank))
-        if shard is None:
-            shard = Shard(one.rank, one.plan, one.capacity_bytes, one.local, 0)
-            job.shards[one.plan, one.rank] = shard
-        _adopt_slot(job, shard, one)
-    named = {one.file for one in saved.slots}
+    job.attempt, job.persisted = saved.attempt, saved.persisted
+    job.needed = Needed(saved.keep, set(saved.whole), set(saved.void))
+    kept = set()
+    for one in saved.shards:
+        shard = Shard(one.rank, one.plan, one.capacity_bytes, one.local, one.wanted, attempt=one.attempt)
+        job.shards[one.plan, one.rank, one.capacity_bytes] = shard
+        kept |= {slot.file for slot in one.slots if _adopt_slot(job, shard, slot)}
+    # Slots without a copy are removed, too: a rank that the earlier store let write into one may still do so.
     for path in folder.glob("*.slot"):
-        if path.name not in named:
+        if path.name not in kept:
             path.unlink(missing_ok=True)
+    job.top_up_all()
     return job
 
 
-def _adopt_slot(job: HeldJob, shard: Shard, saved: SavedSlot) -> None:
+def _adopt_slot(job: HeldJob, shard: Shard, saved: SavedSlot) -> bool:
+    """Whether the slot has the copy that the record says, and is adopted."""
+    copy, what = saved.copy, f"rank {saved.copy.rank}, step {saved.copy.step}"
     try:
-        file = SlotFile(job.folder / saved.file, saved.capacity_bytes)
+        file = SlotFile(job.folder / saved.file, shard.capacity_bytes)
     except OSError as error:
-        job.trouble(f"slot {saved.file} is gone: {error}")
-        return
-    number, copy = len(shard.files), saved.copy
-    if copy is not None:
-        try:
-            check_all(file.view[: copy.length], saved.sums, f"rank {copy.rank}, step {copy.step}")
-            shard.sums[number] = saved.sums
-        except Damaged as error:
-            job.trouble(f"a copy is damaged and not used: {error}")
-            copy = None
+        job.trouble(f"the copy of {what} is gone: {error}")
+        return False
+    try:
+        check_all(file.view[: copy.length], saved.sums, what)
+    except Damaged as error:
+        job.count("damaged")
+        job.trouble(f"a copy is damaged and not used: {error}")
+        file.close(remove=True)
+        return False
+    shard.sums[len(shard.files)] = saved.sums
     shard.files.append(file)
     shard.slots.holds.append(copy)
-    shard.wanted = len(shard.files)
+    return True
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -11,8 +11,10 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from eagle_eye.checkpoint.checksums import Damaged, check, check_all, chunks, sums_of
-from eagle_eye.checkpoint.connection import Connection, ProtocolError
+from eagle_eye.checkpoint.connection import Connection, Pace, ProtocolError
 from eagle_eye.checkpoint.held_job import HeldJob, Shard
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
 from eagle_eye.checkpoint.messages import (
@@ -21,6 +23,7 @@ from eagle_eye.checkpoint.messages import (
     Close,
     Copies,
     CopyInfo,
+    Ended,
     Grant,
     Message,
     MetadataMade,
@@ -37,13 +40,19 @@ from eagle_eye.checkpoint.messages import (
     Whole,
 )
 from eagle_eye.checkpoint.peer import Peer
-from eagle_eye.checkpoint.storage import complete, discard, write_shard
+from eagle_eye.checkpoint.storage import apart, complete, discard, discard_others, partial, write_shard
+from eagle_eye.checkpoint.traffic import Traffic, Unwanted
 
 SCRUB_PAUSE_S, SCRUB_CHUNKS = 0.02, 16  # a tenth of a core at most
+SAY_AGAIN_S = 1.0
+ROOM_WITHIN_S, ROOM_AGAIN_S = 2.0, 0.1  # until a step is whole, or void, that takes the place of a copy
 
 
 class JobService:
-    """One job in one store, at work. ``spawn`` runs what nobody waits for."""
+    """One job in one store, at work. ``spawn`` runs what nobody waits for.
+
+    ``ended``: every rank of the job has ended as it should, and its memory is free.
+    """
 
     def __init__(
         self,
@@ -51,28 +60,74 @@ class JobService:
         node: str,
         persist_bytes_per_s: float | None,
         spawn: Callable[[Awaitable[None]], None],
+        traffic: Traffic,
     ) -> None:
         self.job = job
+        self._traffic = traffic
+        job.links = traffic.status
         self._node = node
         self._persist_bytes_per_s = persist_bytes_per_s
         self._spawn = spawn
         self._peers: dict[str, Peer] = {}
         self._metadata: dict[int, bytes] = {}
         self._on_storage: dict[int, dict[str, str]] = {}
+        self._written: dict[int, ShardPersisted | None] = {}
+        self._ranks: set[Connection] = set()
+        self._whole_said: int | None = None
+        self._done_nodes: set[str] = set()
+        self._said_done_s = 0.0
+        self._closed = False
+        self._news = asyncio.Event()
+        self.ended = False
 
     @property
-    def ended(self) -> bool:
-        """Whether every rank of this node has ended as it should, and nothing is on its way to storage."""
+    def done(self) -> bool:
+        """Whether every rank of this node has ended as it should, and nothing that it left behind is on its way.
+
+        Copies that do not come to an end are waited for as long as a rank waits for them.
+        """
         local = self.job.local
-        return bool(local) and all(shard.closed for shard in local) and self.job.needed.persisting is None
+        if not local or not all(shard.closed for shard in local) or self.job.needed.persisting is not None:
+            return False
+        return not self._ranks or not any(self._unresolved(shard) for shard in local)
+
+    def say_done(self) -> None:
+        """Tell this node's ranks, and the coordinator, that it is done. Again, as long as that has no answer."""
+        for connection in list(self._ranks):
+            connection.close()
+        now_s = time.monotonic()
+        if now_s - self._said_done_s > SAY_AGAIN_S:
+            self._said_done_s = now_s
+            self._spawn(self._tell_coordinator(Ended(self.job.attempt, self._node)))
 
     def close(self) -> None:
-        """End the connections to other nodes."""
+        """End the connections to other nodes, and those of ranks. What ranks were writing stays as it is."""
+        self._closed = True
+        self._traffic.close()
+        self._close_peers()
+        for connection in list(self._ranks):
+            connection.close()
+
+    def _close_peers(self) -> None:
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
 
     # A rank's attempt.
+
+    def entered(self, connection: Connection) -> None:
+        """A rank has come."""
+        self._ranks.add(connection)
+        self.job.left_s = None
+
+    def left(self, connection: Connection, shard: Shard | None) -> None:
+        """A rank's connection has ended: what it may have been writing is nobody's."""
+        self._ranks.discard(connection)
+        if shard is not None and shard.connection is connection and not self._closed:
+            shard.connection = None
+            self.job.renew_granted(shard)
+        if not self._ranks:
+            self.job.left_s = time.monotonic()
 
     async def open(self, opening: Open, connection: Connection) -> Shard | None:
         """Begin an attempt for a rank: its memory is reserved here and at the other holders, or it hears why not."""
@@ -82,13 +137,10 @@ class JobService:
             await connection.send(Refused(reason))
             return None
         if opening.attempt != job.begun_attempt:
-            job.begin(opening)
-            self._metadata.clear()
-            self._on_storage.clear()
-        job.left_s = None
-        job.keep_blob(opening.plan, opening.blob)
+            self._begin(opening)
         slots = opening.keep + 1 + (1 if opening.persist_every else 0)
         try:
+            job.keep_blob(opening.plan, opening.blob)
             shard = job.shard(opening.plan, opening.rank, opening.capacity_bytes, slots, local=True)
             job.renew_granted(shard)
             for node in opening.holders[1:]:
@@ -96,28 +148,54 @@ class JobService:
         except (DoesNotFit, OSError) as error:
             await connection.send(Refused(str(error)))
             return None
-        shard.holders, shard.connection, shard.closed = opening.holders, connection, False
+        if job.attempt != opening.attempt:
+            await connection.send(Refused(f"attempt {opening.attempt} is over: attempt {job.attempt} has begun"))
+            return None
+        shard.holders, shard.connection, shard.closed, shard.opening = opening.holders, connection, False, opening
         job.save()
         await connection.send(Opened(tuple(str(file.path) for file in shard.files)))
         await self._grant(shard)
+        if opening.again:
+            for slot, copy in enumerate(shard.slots.holds):
+                if copy is not None and slot in shard.sums and self.job.needed.unresolved(copy.step):
+                    self._spawn(self._replicate(shard, slot, copy, again=True))
         if opening.resumed_step is not None:
             self._spawn(self._restore_copies(shard, opening, opening.resumed_step))
         return shard
+
+    def _begin(self, opening: Open) -> None:
+        self._close_peers()  # what still goes to them is of an attempt that is over
+        self.job.begin(opening)
+        self._metadata.clear()
+        self._on_storage.clear()
+        self._written.clear()
+        self._done_nodes.clear()
+        self._whole_said = opening.resumed_step
+        if self._coordinates:
+            self._spawn(apart(discard_others, self.job.directory, self.job.attempt))
 
     async def hear(self, shard: Shard, message: Message) -> None:
         """Take in what a rank says while it trains."""
         job = self.job
         match message:
-            case Captured(step, slot, length, tail, captured_s):
-                copy = CopyInfo(shard.plan, shard.rank, step, length, tail, captured_s)
+            case Captured(step, slot, length, tail, captured_s, blocked_s):
+                copy = CopyInfo(shard.plan, shard.rank, step, length, tail, captured_s, job.attempt)
                 shard.view(slot, length)  # raises for what no slot could hold
                 shard.slots.written(slot, copy)
                 job.count("captured")
+                job.came_to(step)
+                job.blocked_s += blocked_s
+                self._came_to(shard, step)
                 self._spawn(self._replicate(shard, slot, copy))
                 await self._grant(shard)
             case Skipped(step, reason):
                 job.count("skipped")
-                await self._tell_coordinator(Missed(job.attempt, shard.rank, step, reason))
+                job.came_to(step)
+                self._came_to(shard, step)
+                # No slot may be free because a word was lost: say again what nobody has answered.
+                before = [msgspec.structs.replace(word, whole=job.needed.known) for word in shard.told.values()]
+                missed = Missed(job.attempt, shard.rank, step, reason, job.needed.known)
+                self._spawn(self._tell_in_order([*before, missed]))
             case MetadataMade(step, data):
                 self._metadata[step] = data
                 await self._complete(step)
@@ -126,51 +204,113 @@ class JobService:
             case _:
                 raise ProtocolError(f"{type(message).__name__} from a rank that trains")
 
-    def left(self, shard: Shard) -> None:
-        """The rank's connection has ended: what it may have been writing is nobody's."""
-        shard.connection = None
-        self.job.renew_granted(shard)
-        if all(one.connection is None for one in self.job.local):
-            self.job.left_s = time.monotonic()
+    def _came_to(self, shard: Shard, step: int) -> None:
+        shard.newest_step = step
+        if shard is next(iter(self.job.local), None):  # the other ranks of the node end their steps at the same time
+            self._traffic.mark()
 
     async def _grant(self, shard: Shard) -> None:
         if shard.connection is None:
             return
-        slot = shard.slots.grant(self.job.needed.among(copy.step for copy in shard.slots.copies))
+        slot = shard.slots.grant(self.job.needed_of(shard))
         if slot is None:
             return
         if shard.sums.pop(slot, None) is not None:
-            self.job.save()  # before the rank writes there: a store started anew must not take it for a copy
+            # Before the rank writes there: a store started anew must not take it for a copy. It would not, by its sums.
+            self.job.save()
         with contextlib.suppress(OSError):  # the rank has ended; its connection will say so
-            await shard.connection.send(Grant(slot))
+            await shard.connection.send(Grant(slot, str(shard.files[slot].path)))
+
+    async def top_up(self) -> None:
+        """Reserve the slots that are missing, where there is room for them now."""
+        if any(shard.is_short for shard in self.job.shards.values()):
+            self.job.top_up_all()
+            for shard in self.job.local:
+                await self._grant(shard)
 
     # Copies.
 
-    async def _replicate(self, shard: Shard, slot: int, copy: CopyInfo) -> None:
+    async def _replicate(self, shard: Shard, slot: int, copy: CopyInfo, *, again: bool = False) -> None:
         """Bring a captured shard to its other holders, and tell the coordinator once all copies are whole."""
-        job, attempt, view = self.job, self.job.attempt, shard.view(slot, copy.length)
+        shard.sending.add(copy.step)
+        try:
+            word = await self._brought(shard, slot, copy, again=again)
+        finally:
+            shard.sending.discard(copy.step)
+        if word is not None:
+            if self.job.needed.unresolved(copy.step):
+                shard.told[copy.step] = msgspec.structs.replace(word, again=True)
+            await self._tell_coordinator(word)
+        if shard.attempt == self.job.attempt:
+            await self._grant(shard)  # its slot may be free only now
+
+    async def _brought(self, shard: Shard, slot: int, copy: CopyInfo, *, again: bool) -> Copies | Missed | None:
+        """Return what is to be said of a captured shard; None where nobody needs it any more."""
+        job, attempt, file = self.job, self.job.attempt, shard.files[slot]
+        view = shard.view(slot, copy.length)
         sums = await asyncio.get_running_loop().run_in_executor(None, sums_of, view)
-        if shard.slots.holds[slot] != copy:
-            return  # it will never be whole, and is overwritten
-        shard.sums[slot] = sums
-        job.save()
+        held = next((number for number, one in enumerate(shard.files) if one is file), None)
+        if job.attempt != attempt or held is None or shard.slots.holds[held] != copy:
+            return None  # another attempt has begun
+        shard.sums[held] = sums
+        outcomes: list[BaseException | None] = []
         others = shard.holders[1:]
-        put = Put(attempt, copy, sums)
-        outcomes = await asyncio.gather(*(self._bring(node, put, view) for node in others), return_exceptions=True)
+
+        def wanted() -> bool:
+            return job.attempt == attempt and job.needed.unresolved(copy.step)
+
+        if job.save():
+            put = Put(attempt, copy, sums)
+            bringing = (self._bring(shard, node, put, view, wanted) for node in others)
+            outcomes = await asyncio.gather(*bringing, return_exceptions=True)
+        else:
+            others, outcomes = (self._node,), [OSError("the record of it has no room")]
+        if shard.newest_step != copy.step:
+            job.count("copies_late")
+        if any(isinstance(outcome, Unwanted) for outcome in outcomes) or job.attempt != attempt:
+            job.count("copies_dropped")
+            return None
         failed = [f"{node}: {why}" for node, why in zip(others, outcomes, strict=True) if why is not None]
-        if job.attempt != attempt:
-            return
         if not failed:
-            await self._tell_coordinator(Copies(attempt, copy))
-            return
+            return Copies(attempt, copy, job.needed.known, again)
         job.count("copies_failed")
         job.trouble(f"step {copy.step} of rank {copy.rank} has no copy on {'; '.join(failed)}")
-        await self._tell_coordinator(Missed(attempt, copy.rank, copy.step, failed[0]))
+        return Missed(attempt, copy.rank, copy.step, failed[0], job.needed.known, again)
 
-    async def _bring(self, node: str, put: Put, view: memoryview) -> None:
-        if not await self._peer(node).put(put, view):
-            raise ProtocolError("no slot is free there")
-        self.job.count("bytes_sent", len(view))
+    async def _bring(
+        self, shard: Shard, node: str, put: Put, view: memoryview, wanted: Callable[[], bool] | None = None
+    ) -> None:
+        """Bring a copy to a node, between the training's collectives where it may be ``wanted`` no more meanwhile.
+
+        Where all slots there hold steps that may still become whole it waits a little. Raises OSError; Unwanted;
+        ProtocolError where no slot becomes free.
+        """
+
+        def pace_to(host: str) -> Pace:
+            return self._traffic.urgent() if wanted is None else self._traffic.copy(host, wanted)
+
+        job, until_s = self.job, time.monotonic() + ROOM_WITHIN_S
+        while True:
+            peer = self._peer(node)
+            said = msgspec.structs.replace(put, whole=job.needed.known, void=job.needed.known_void)
+            outcome = await peer.put(said, view, pace_to)
+            if outcome.yes or outcome.have:
+                break
+            if time.monotonic() > until_s:
+                raise ProtocolError("no slot is free there")
+            if not outcome.reserved and shard.opening is not None:
+                await peer.reserve(_wish(shard.opening))  # its store was started anew, and found nothing
+            else:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), ROOM_AGAIN_S)
+            if wanted is not None and not wanted():
+                raise Unwanted("another step is whole, or this one never will be")
+        if outcome.yes:
+            job.count("bytes_sent", len(view))
+
+    def _unresolved(self, shard: Shard) -> list[int]:
+        """Return the captured steps that may still become whole."""
+        return [copy.step for copy in shard.slots.copies if self.job.needed.unresolved(copy.step)]
 
     async def _restore_copies(self, shard: Shard, opening: Open, step: int) -> None:
         """Have the resumed step's shard here and at the other holders, as a new node does not have it yet."""
@@ -178,51 +318,64 @@ class JobService:
         held = job.find(opening.plan, shard.rank, step) or await self._fetch(shard, opening, step)
         if held is None:
             return
-        _, slot, copy = held
+        source, slot, copy = held  # the slots of an earlier attempt, it may be
         for node in shard.holders[1:]:
             try:
-                put = Put(opening.attempt, copy, shard.sums[slot])
-                await self._bring(node, put, shard.view(slot, copy.length))
+                put = Put(opening.attempt, copy, source.sums[slot])
+                await self._bring(shard, node, put, source.view(slot, copy.length))
             except (OSError, KeyError) as error:
                 job.trouble(f"step {step} of rank {shard.rank} is not on {node} again yet: {error}")
 
     async def _fetch(self, shard: Shard, opening: Open, step: int) -> tuple[Shard, int, CopyInfo] | None:
         """Fetch the resumed step's shard from whoever has it, where its plan is this attempt's."""
         job = self.job
-        slot = shard.slots.take(job.needed.among(one.step for one in shard.slots.copies)) if opening.sources else None
+        slot = shard.slots.take(job.needed_of(shard)) if opening.sources else None
         if slot is None:
             return None
+        shard.sums.pop(slot, None)
+        file, fetched = shard.files[slot], None
         for address in opening.sources:
             peer = Peer(address, address, job.name, job.key)
             try:
                 copy = await peer.describe(opening.plan, shard.rank, step)
-                if copy is None or (sums := await peer.fetch(copy, shard.view(slot, copy.length))) is None:
+                if copy is None or copy.attempt != opening.resumed_attempt:
                     continue
-                check_all(shard.view(slot, copy.length), sums, f"step {step} of rank {copy.rank} from {address}")
-            except (OSError, Damaged) as error:
+                view = shard.view(slot, copy.length)
+                if (sums := await peer.fetch(copy, view)) is None:
+                    continue
+                check_all(view, sums, f"step {step} of rank {copy.rank} from {address}")
+            except (OSError, ValueError) as error:
                 job.trouble(f"step {step} of rank {shard.rank} is not fetched from {address}: {error}")
             else:
-                shard.slots.holds[slot], shard.sums[slot] = copy, sums
-                job.save()
-                return shard, slot, copy
+                fetched = copy, sums
+                break
             finally:
                 peer.close()
-        return None
+        slot = next((number for number, one in enumerate(shard.files) if one is file), None)
+        if slot is None:
+            return None
+        if fetched is None or job.attempt != opening.attempt:
+            shard.slots.filled(slot, None)
+            return None
+        copy, shard.sums[slot] = fetched
+        shard.slots.filled(slot, copy)
+        job.save()
+        return shard, slot, copy
 
     async def scrub(self) -> list[str]:
         """Verify every copy once more, slowly. One that is damaged is gone; return what is said of each."""
         job, damaged = self.job, []
         for shard, slot, copy in list(job.copies()):
-            sums, view = shard.sums.get(slot, b""), shard.view(slot, copy.length)
+            sums, view, file = shard.sums.get(slot, b""), shard.view(slot, copy.length), shard.files[slot]
             try:
                 for number, (start, end) in enumerate(chunks(0, copy.length)):
-                    if shard.slots.holds[slot] != copy:
+                    if not shard.has(slot, file, copy):
                         break
                     check(view[start:end], sums, number, f"the copy of rank {copy.rank}, step {copy.step}")
                     if number % SCRUB_CHUNKS == SCRUB_CHUNKS - 1:
                         await asyncio.sleep(SCRUB_PAUSE_S)
             except Damaged as error:
-                shard.slots.drop([copy.step])
+                shard.slots.holds[slot] = None
                 shard.sums.pop(slot, None)
                 job.count("damaged")
                 job.trouble(f"a copy is damaged and not used: {error}")
@@ -243,7 +396,7 @@ class JobService:
 
     # What is whole on all.
 
-    async def agree(self, word: Copies | Missed | Agreed | ShardPersisted) -> None:
+    async def agree(self, word: Copies | Missed | Agreed | ShardPersisted | Ended) -> None:
         """Take in what another store says, the coordinator's or, at the coordinator, any."""
         job = self.job
         if word.attempt != job.attempt:
@@ -254,22 +407,30 @@ class JobService:
             case ShardPersisted(_, node, step, reason):
                 self._on_storage.setdefault(step, {})[node] = reason
                 await self._complete(step)
-            case Copies(_, copy) if job.agreement is not None:
-                await self._announce(job.agreement.copied(copy))
-            case Missed(_, _, step, _) if job.agreement is not None:
-                await self._announce(job.agreement.missed(step))
+            case Ended(_, node):
+                await self._node_ended(node)
+            case Copies(_, copy, whole, again) if job.agreement is not None:
+                await self._announce(job.agreement.heard(copy.rank, whole))
+                await self._announce(job.agreement.copied(copy, again=again))
+            case Missed(_, rank, step, _, whole, again) if job.agreement is not None:
+                await self._announce(job.agreement.heard(rank, whole))
+                await self._announce(job.agreement.missed(step, again=again))
 
     @property
     def _coordinates(self) -> bool:
         coordinator = self.job.coordinator
         return coordinator is not None and coordinator.node == self._node
 
-    async def _tell_coordinator(self, word: Copies | Missed | ShardPersisted) -> None:
+    async def _tell_coordinator(self, word: Copies | Missed | ShardPersisted | Ended) -> None:
         coordinator = self.job.coordinator
         if self._coordinates or coordinator is None:
             await self.agree(word)
             return
         await self._tell(coordinator.node, word)
+
+    async def _tell_in_order(self, words: list[Copies | Missed]) -> None:
+        for word in words:
+            await self._tell_coordinator(word)
 
     async def _tell(self, node: str, word: Message) -> None:
         try:
@@ -279,7 +440,7 @@ class JobService:
 
     async def _announce(self, words: list[Agreed]) -> None:
         for word in words:
-            said = Agreed(self.job.attempt, word.whole, word.void, word.persist, word.persisted)
+            said = msgspec.structs.replace(word, attempt=self.job.attempt)
             for node in self.job.members:
                 if node != self._node:
                     self._spawn(self._tell(node, said))
@@ -288,15 +449,45 @@ class JobService:
     async def _agreed(self, word: Agreed) -> None:
         job = self.job
         job.needed.agree(word)
+        self._news.set()  # to whoever waits for it now
+        self._news.clear()
+        self.ended = self.ended or word.ended
         if word.void is not None:
             job.count("void")
-        if word.whole is not None and job.local:
+            job.save()  # before anybody else hears of it: a coordinator that begins anew must say the same
+        newest = job.needed.newest_whole
+        for shard in job.local:
+            shard.told = {step: said for step, said in shard.told.items() if self.job.needed.unresolved(step)}
+        if newest is not None and newest > (-1 if self._whole_said is None else self._whole_said) and job.local:
+            self._whole_said = newest
             job.settle(job.local[0].plan)
-            await self._tell_ranks(Whole(word.whole))
+            job.save()
+            await self._tell_ranks(Whole(newest))
         for shard in job.local:
             await self._grant(shard)
-        if word.persist is not None:
-            self._spawn(self._persist(word.persist))
+        if word.persist is not None and word.persist == job.needed.persisting:
+            await self._asked_to_persist(word.persist)
+
+    async def _asked_to_persist(self, step: int) -> None:
+        """Begin to, at the first such word; at later ones say again how it went: that may have been lost."""
+        if step not in self._written:
+            self._written[step] = None
+            self._spawn(self._persist(step))
+        elif (said := self._written[step]) is not None:
+            if not self._coordinates:
+                await self._tell_coordinator(said)
+            elif step not in self._metadata:
+                await self._ask_for_metadata(step)
+
+    async def _node_ended(self, node: str) -> None:
+        """Once every node has ended, all are told: none frees its memory while another's ranks may need it again."""
+        job = self.job
+        self._done_nodes.add(node)
+        if job.agreement is None or not self._coordinates or not self._done_nodes >= job.members.keys():
+            return
+        said = msgspec.structs.replace(job.agreement.word(), attempt=job.attempt, ended=True)
+        await asyncio.gather(*(self._tell(other, said) for other in job.members if other != self._node))
+        await self._agreed(said)
 
     async def _tell_ranks(self, message: Message) -> None:
         for shard in self.job.local:
@@ -315,23 +506,28 @@ class JobService:
         reason = ""
         try:
             for shard in job.local:
-                await self._write(shard, step)
-        except OSError as error:
+                await self._write(shard, step, attempt)
+        except (OSError, Damaged) as error:
             reason = f"step {step} is not on storage: {error}"
+        if job.attempt != attempt:
+            return
+        if reason:
             job.count("persist_failed")
             job.trouble(reason)
-        if job.attempt == attempt:
-            await self._tell_coordinator(ShardPersisted(attempt, self._node, step, reason))
+        if not self._coordinates:  # which waits for the others
+            job.persisting_since_s = None
+        said = self._written[step] = ShardPersisted(attempt, self._node, step, reason)
+        await self._tell_coordinator(said)
 
-    async def _write(self, shard: Shard, step: int) -> None:
-        held = self.job.find(shard.plan, shard.rank, step)
+    async def _write(self, shard: Shard, step: int, attempt: int) -> None:
+        job = self.job
+        held = job.find(shard.plan, shard.rank, step)
         if held is None:
             raise OSError(f"rank {shard.rank} has no copy of it any more")
-        _, slot, copy = held
-        view = shard.view(slot, copy.length)
-        loop = asyncio.get_running_loop()
+        source, slot, copy = held
+        folder, view = partial(job.directory, step, attempt), source.view(slot, copy.length)
         rate = self._persist_bytes_per_s
-        await loop.run_in_executor(None, write_shard, self.job.directory, step, shard.rank, view, rate)
+        await apart(write_shard, folder, shard.rank, view, source.sums[slot], rate, lambda: job.attempt == attempt)
 
     async def _ask_for_metadata(self, step: int) -> None:
         agreement = self.job.agreement
@@ -344,7 +540,7 @@ class JobService:
 
     async def _complete(self, step: int) -> None:
         """Once every store and rank 0 have brought their parts, the folder is complete; or it is discarded."""
-        job, agreement = self.job, self.job.agreement
+        job, agreement, attempt = self.job, self.job.agreement, self.job.attempt
         said, metadata = self._on_storage.get(step, {}), self._metadata.get(step)
         failed = next((reason for reason in said.values() if reason), None)
         if agreement is None or not self._coordinates or agreement.persisting != step:
@@ -353,19 +549,23 @@ class JobService:
             return
         self._on_storage.pop(step, None)
         self._metadata.pop(step, None)
-        loop, path = asyncio.get_running_loop(), None
+        path = None
         if failed is None and metadata is not None:
             try:
-                path = await loop.run_in_executor(None, complete, job.directory, step, metadata)
+                captured_s = max(copy.captured_s for copy in agreement.copies[step].values())
+                path = await apart(complete, job.directory, step, attempt, metadata, captured_s)
             except OSError as error:
+                job.count("persist_failed")
                 job.trouble(f"step {step} is not on storage: {error}")
         if path is None:
-            await loop.run_in_executor(None, discard, job.directory, step)
-        else:
+            self._spawn(apart(discard, job.directory, step, attempt))
+        if job.attempt != attempt:
+            return
+        if path is not None:
             job.persisted = step
             job.count("persisted")
         agreement.finished_persisting(step)
-        await self._announce([Agreed(0, persisted=step)])
+        await self._announce([agreement.word()])
         if path is not None:
             await self._tell_ranks(Persisted(step, str(path)))
 
@@ -379,4 +579,5 @@ def _wish(opening: Open) -> Reserve:
         opening.capacity_bytes,
         opening.keep,
         opening.resumed_step,
+        opening.resumed_attempt,
     )

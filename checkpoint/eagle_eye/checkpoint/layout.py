@@ -134,7 +134,8 @@ class ShardWriter:
             offset = _aligned(place.offset + place.length)
         self.layout = ShardLayout(tuple(places), tuple(item.index for item in self._object_items), offset)
         tail = sum(len(data) for data in self._objects())
-        self.capacity_bytes = offset + 2 * tail + TAIL_SPARE_BYTES
+        # In whole spares: objects of a few bytes more than in the last attempt need no other slots.
+        self.capacity_bytes = offset + -(-2 * tail // TAIL_SPARE_BYTES) * TAIL_SPARE_BYTES + TAIL_SPARE_BYTES
 
     def prepare(self, slot: memoryview) -> list[torch.Tensor]:
         """Write the envelopes into a slot; return the tensors that a capture copies into, which lie in it."""
@@ -209,7 +210,8 @@ def _enveloped(index: MetadataIndex, tensor: torch.Tensor, offset: int) -> tuple
         torch.serialization.set_crc32_options(computes_sums)
     data = buffer.getbuffer()
     buffer.seek(0)
-    begin = torch._C.PyTorchFileReader(buffer).get_record_offset("data/0")
+    reader: Any = torch._C.PyTorchFileReader(buffer)  # its stub lacks what follows
+    begin = reader.get_record_offset("data/0")
     place = TensorPlace(index, offset, len(data), offset + begin, tensor.dtype, tuple(tensor.shape))
     return place, (bytes(data[:begin]), bytes(data[begin + place.data_bytes :]))
 

@@ -17,7 +17,8 @@ FRAME_BYTES_MAX = 64 << 20  # a plan of 100,000 tensors fits; what is longer is 
 class CopyInfo(msgspec.Struct, frozen=True):
     """A copy of one rank's shard of one step, whole and verified when it was written.
 
-    ``tail`` are the lengths of the objects behind the tensors; ``captured_s`` is the Unix time of the capture.
+    ``tail`` are the lengths of the objects behind the tensors; ``captured_s`` is the Unix time of the capture, and
+    ``attempt`` the one that captured it: shards of another attempt's same step may be of another course of training.
     """
 
     plan: str
@@ -26,6 +27,7 @@ class CopyInfo(msgspec.Struct, frozen=True):
     length: int
     tail: tuple[int, ...]
     captured_s: float
+    attempt: int = 0
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -59,7 +61,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
     ``holders`` are the nodes that keep copies of them, its own first. ``plan`` names what is laid out where in shards;
     ``blob`` says it (opaque to stores). The attempt goes on after ``step``; ``resumed_step`` is the same where it came
-    from memory, else None, and ``sources`` are the addresses of stores that hold a copy of this rank's shard of it.
+    from memory (captured in ``resumed_attempt``), else None; ``sources`` are stores that hold this rank's shard of it.
+    ``persisted_step`` is the newest on storage. ``again``: the attempt goes on, and the store was started anew.
     """
 
     job: str
@@ -77,6 +80,9 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     sources: tuple[str, ...]
     directory: str
     persist_every: int
+    persisted_step: int = 0
+    resumed_attempt: int = 0
+    again: bool = False
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -92,13 +98,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Captured(msgspec.Struct, frozen=True, tag="captured"):
-    """A rank has written its shard of a step into a slot."""
+    """A rank has written its shard of a step into a slot, and was blocked for ``blocked_s`` by it."""
 
     step: int
     slot: int
     length: int
     tail: tuple[int, ...]
     captured_s: float
+    blocked_s: float = 0.0
 
 
 class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
@@ -109,9 +116,10 @@ class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
-    """The rank may write into this slot, once."""
+    """The rank may write into this slot, once: the file ``path``, which may have come since ``Opened``."""
 
     slot: int
+    path: str
 
 
 class Whole(msgspec.Struct, frozen=True, tag="whole"):
@@ -142,7 +150,10 @@ class Persisted(msgspec.Struct, frozen=True, tag="persisted"):
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """The rank has ended as it should: its node's memory may be freed once all have."""
+    """The rank has ended as it should: the job's memory may be freed once all have.
+
+    The store ends the connection once nothing that this node's ranks captured is on its way any more.
+    """
 
 
 class Find(msgspec.Struct, frozen=True, tag="find"):
@@ -201,6 +212,7 @@ class Reserve(msgspec.Struct, frozen=True, tag="reserve"):
     capacity_bytes: int
     keep: int
     resumed_step: int | None
+    resumed_attempt: int = 0
 
 
 class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
@@ -208,18 +220,24 @@ class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):
-    """The bytes of a shard follow once the other side has a place for them (``Proceed``)."""
+    """The bytes of a shard follow once the other side has a place for them (``Proceed``).
+
+    By the steps that this side knows to be ``whole``, or never to be (``void``), the other may make room.
+    """
 
     attempt: int
     copy: CopyInfo
     sums: bytes
+    whole: tuple[int, ...] = ()
+    void: tuple[int, ...] = ()
 
 
 class Proceed(msgspec.Struct, frozen=True, tag="proceed"):
-    """Whether to send the bytes. ``have``: this copy is here already."""
+    """Whether to send the bytes. ``have``: this copy is here already. Not ``reserved``: nothing is for this shard."""
 
     yes: bool
     have: bool = False
+    reserved: bool = True
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):
@@ -230,29 +248,49 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
 
 
 class Copies(msgspec.Struct, frozen=True, tag="copies"):
-    """A store tells the coordinator that all copies of a shard of its node are whole."""
+    """A store tells the coordinator that all copies of a shard of its node are whole.
+
+    ``whole`` are the steps that it knows to be whole on all: a coordinator that was started anew hears of them.
+    ``again``: it has said so before, and heard nothing of this step.
+    """
 
     attempt: int
     copy: CopyInfo
+    whole: tuple[int, ...] = ()
+    again: bool = False
 
 
 class Missed(msgspec.Struct, frozen=True, tag="missed"):
-    """A store tells the coordinator that there will be no shard of this rank of this step."""
+    """A store tells the coordinator that there will be no shard of this rank of this step; the rest as in Copies."""
 
     attempt: int
     rank: int
     step: int
     reason: str
+    whole: tuple[int, ...] = ()
+    again: bool = False
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
-    """The coordinator tells every store: which step is whole; never will be; is to go to storage; is done there."""
+    """The coordinator tells every store how things stand: whoever missed one such word knows it by the next.
+
+    The newest steps that are ``whole``; one that never will be (``void``); the one that is to go to storage
+    (``persist``); the newest of those that are there or have failed to be (``persisted``); whether all have ``ended``.
+    """
 
     attempt: int
-    whole: int | None = None
+    whole: tuple[int, ...] = ()
     void: int | None = None
     persist: int | None = None
     persisted: int | None = None
+    ended: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """A store tells the coordinator that its ranks have ended as they should, and nothing is on its way any more."""
+
+    attempt: int
+    node: str
 
 
 class ShardPersisted(msgspec.Struct, frozen=True, tag="shard_persisted"):
@@ -310,7 +348,7 @@ class Verified(msgspec.Struct, frozen=True, tag="verified"):
 Message = (
     Hello | Welcome | Open | Opened | Refused | Captured | Skipped | Grant | Whole | MetadataWanted | MetadataMade
     | Persisted | Close | Find | Found | GetBlob | Blob | Read | Bytes | Reserve | Reserved | Put | Proceed | Stored
-    | Copies | Missed | Agreed | ShardPersisted | Greet | Challenge | Proof | StatusAsked | Status
+    | Copies | Missed | Agreed | Ended | ShardPersisted | Greet | Challenge | Proof | StatusAsked | Status
     | VerifyAsked | Verified
 )  # fmt: skip
 

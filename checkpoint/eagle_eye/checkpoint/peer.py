@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, ProtocolError, address_of, answer
+from eagle_eye.checkpoint.connection import NONCE_BYTES, Connection, Pace, ProtocolError, address_of, answer, tuned
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Bytes,
@@ -24,6 +25,9 @@ from eagle_eye.checkpoint.messages import (
     Reserved,
     Stored,
 )
+from eagle_eye.checkpoint.traffic import Unwanted
+
+MessageT = TypeVar("MessageT")
 
 CONNECT_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 30.0
@@ -47,10 +51,11 @@ class Peer:
         """Say something that has no answer. Raises OSError."""
         async with self._speaking:
             try:
-                self._words = self._words or await self._connect()
+                self._words = _living(self._words) or await self._connect()
                 await self._words.send(message)
             except OSError:
-                self._words = _closed(self._words)
+                _close(self._words)
+                self._words = None
                 raise
 
     async def reserve(self, wish: Reserve) -> None:
@@ -58,22 +63,30 @@ class Peer:
         async with self._moving:
             await self._ask(wish, Reserved, RESERVE_WITHIN_S)
 
-    async def put(self, put: Put, data: memoryview) -> bool:
-        """Bring a copy there; False where it has no place for it now. Raises OSError, ProtocolError."""
+    async def put(self, put: Put, data: memoryview, pace_to: Callable[[str], Pace]) -> Proceed:
+        """Bring a copy there, and return what that store said: whether it took it, or why not.
+
+        ``pace_to`` returns the pace to an IP address. Raises OSError, ProtocolError, Unwanted.
+        """
         async with self._moving:
-            proceed = await self._ask(put, Proceed)
+            proceed: Proceed = await self._ask(put, Proceed)
             if not proceed.yes:
-                return proceed.have
+                return proceed
             try:
                 connection = self._connected()
-                await connection.send_data(data)
+                await connection.send_data(data, pace_to(connection.host))
                 stored = await asyncio.wait_for(connection.expect(Stored), ANSWER_WITHIN_S)
+            except Unwanted:
+                _close(self._shards)
+                self._shards = None  # the other side still waits for the rest
+                raise
             except (OSError, asyncio.TimeoutError) as error:
-                self._shards = _closed(self._shards)
+                _close(self._shards)
+                self._shards = None
                 raise ConnectionError(f"{self.node} did not take a shard: {error or 'no answer'}") from error
             if not stored.yes:
                 raise ProtocolError(f"{self.node} refused a shard: {stored.reason}")
-            return True
+            return proceed
 
     async def describe(self, plan: str, rank: int, step: int) -> CopyInfo | None:
         """Return the copy that is held there, None for none. Raises OSError."""
@@ -84,31 +97,42 @@ class Peer:
     async def fetch(self, copy: CopyInfo, into: memoryview) -> bytes | None:
         """Fill the view with a copy, and return its chunks' sums; None where it is not held there. Raises OSError."""
         async with self._moving:
-            answered = await self._ask(Read(copy.plan, copy.rank, copy.step, 0, copy.length), Bytes)
-            if answered.length != copy.length:
+            answered: Bytes = await self._ask(Read(copy.plan, copy.rank, copy.step, 0, copy.length), Bytes)
+            if answered.length < 0:
                 return None
-            await self._connected().receive_into(into)
+            try:
+                if answered.length != copy.length:
+                    raise ProtocolError(f"{answered.length:,} bytes from {self.node} for a copy of {copy.length:,}")
+                await self._connected().receive_into(into)
+            except OSError:
+                _close(self._shards)
+                self._shards = None
+                raise
             return answered.sums
 
     def close(self) -> None:
         """End both connections."""
-        self._shards, self._words = _closed(self._shards), _closed(self._words)
+        for connection in (self._shards, self._words):
+            _close(connection)
+        self._shards = self._words = None
 
     def _connected(self) -> Connection:
         if self._shards is None:
             raise ConnectionError(f"{self.node} is gone")
         return self._shards
 
-    async def _ask(self, message: Message, kind: type, within_s: float = ANSWER_WITHIN_S) -> Any:
+    async def _ask(self, message: Message, kind: type[MessageT], within_s: float = ANSWER_WITHIN_S) -> MessageT:
         try:
-            self._shards = self._shards or await self._connect()
+            self._shards = _living(self._shards) or await self._connect()
             await self._shards.send(message)
             return await asyncio.wait_for(self._shards.expect(kind), within_s)
         except ProtocolError:
-            self._shards = _closed(self._shards)
+            _close(self._shards)
+            self._shards = None
             raise
         except (OSError, asyncio.TimeoutError) as error:
-            self._shards = _closed(self._shards)
+            _close(self._shards)
+            self._shards = None
             raise ConnectionError(f"{self.node} ({self.address}) does not answer: {error or 'time is over'}") from error
 
     async def _connect(self) -> Connection:
@@ -119,8 +143,7 @@ class Peer:
         sock.setblocking(False)
         try:
             await asyncio.wait_for(loop.sock_connect(sock, (host, port)), CONNECT_WITHIN_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(sock)
+            connection = Connection(tuned(sock))
             nonce = os.urandom(NONCE_BYTES)
             await connection.send(Greet(VERSION, self._job, nonce))
             challenge = await asyncio.wait_for(connection.expect(Challenge), RESERVE_WITHIN_S)
@@ -134,6 +157,14 @@ class Peer:
         return connection
 
 
-def _closed(connection: Connection | None) -> None:
+def _living(connection: Connection | None) -> Connection | None:
+    """Return the connection unless the other side has ended it: what is sent into that is lost, and nobody says so."""
+    if connection is not None and connection.ended():
+        connection.close()
+        return None
+    return connection
+
+
+def _close(connection: Connection | None) -> None:
     if connection is not None:
         connection.close()

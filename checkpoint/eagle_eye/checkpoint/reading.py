@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +16,14 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, check
+from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, check
 from eagle_eye.checkpoint.connection import BlockingConnection, ProtocolError, expected
 from eagle_eye.checkpoint.layout import JobLayout, TensorPlace
 from eagle_eye.checkpoint.messages import Bytes, Read
 from eagle_eye.checkpoint.shared_memory import mapped
 from eagle_eye.checkpoint.storage import shard_file
 
+_log = logging.getLogger(__name__)
 RUN_CHUNKS = 16  # that are asked for at once over the network; one run is on its way while one is read
 
 
@@ -61,17 +64,18 @@ class LocalShard:
         return view
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap it, as soon as nothing looks at it any more: the trace of an error may still."""
         self._view.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):
+            self._map.close()
 
 
 class RemoteShard:
     """A shard in another node's memory."""
 
-    def __init__(self, connection: BlockingConnection, plan: str, rank: int, step: int, length: int, what: str) -> None:
+    def __init__(self, connection: BlockingConnection, named: tuple[str, int, int], length: int, what: str) -> None:
         self._connection = connection
-        self._named = (plan, rank, step)
+        self._named = named  # plan, rank, step
         self._length = length
         self._what = what
         self._buffer = memoryview(bytearray(min(CHUNK_BYTES, length)))
@@ -126,10 +130,10 @@ class RemoteShard:
 
 
 class MemoryReader(StorageReader):
-    """Reads one step for torch.distributed.checkpoint, out of shards that ``find`` finds by rank."""
+    """Reads one step for torch.distributed.checkpoint, out of shards whose copies ``find`` yields, by rank."""
 
     def __init__(
-        self, layout: JobLayout, tails: dict[int, Sequence[int]], find: Callable[[int], Shard], step: int
+        self, layout: JobLayout, tails: dict[int, Sequence[int]], find: Callable[[int], Iterator[Shard]], step: int
     ) -> None:
         self._metadata = layout.metadata_of(tails, f"memory:{step}")
         self._find = find
@@ -168,16 +172,27 @@ class MemoryReader(StorageReader):
             by_file.setdefault(self._info(item.storage_index).relative_path, []).append(item)
         for name, items in by_file.items():
             items.sort(key=lambda item: int(self._info(item.storage_index).offset))
-            shard = self._find(self._ranks[name])
+            self._load_all(self._ranks[name], items, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _load_all(self, rank: int, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        """Load the items of a rank's shard from its first copy that is as it was, each anew from the next one."""
+        failures: list[OSError | Damaged] = []
+        for shard in self._find(rank):
             try:
                 shard.expect([number for item in items for number in self._chunks(item)])
                 for item in items:
                     self._load(shard, item, planner)
+            except (OSError, Damaged) as error:
+                _log.warning("the next copy is read: %s", error)
+                failures.append(error)
+            else:
+                return
             finally:
                 shard.close()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        raise failures[-1] if failures else OSError(f"no copy of rank {rank}'s shard is left")
 
     def _info(self, index: MetadataIndex) -> Any:
         return self._metadata.storage_data[index]

@@ -11,13 +11,19 @@ from dataclasses import dataclass, field
 
 from eagle_eye.checkpoint.messages import Agreed, CopyInfo
 
+VOID_SAID_MAX = 64  # far more than a store holds copies of
+
 
 @dataclass
 class Slots:
-    """The slots of one rank's shards in one store: what each holds. ``granted`` is the one that is written now."""
+    """The slots of one rank's shards in one store: what each holds.
+
+    ``granted`` is the one that its rank, or another store, writes now; ``filling`` are those that this store fills.
+    """
 
     holds: list[CopyInfo | None]
     granted: int | None = None
+    filling: set[int] = field(default_factory=set)
 
     def copy_of(self, step: int, plan: str | None = None) -> int | None:
         """Return the slot that holds a whole copy of the step, None where none does."""
@@ -36,23 +42,19 @@ class Slots:
 
         Its copy is gone from then on. Empty slots go first, then the oldest step.
         """
-        if self.granted is None:
-            self.granted = self.take(needed)
-        else:
+        if self.granted is not None:
             return None
+        self.granted = self._chosen(needed)
         return self.granted
 
     def take(self, needed: Collection[int]) -> int | None:
-        """Return a slot that may be written besides the granted one, None where all hold ``needed`` steps.
+        """Return a slot to fill besides the granted one, None where all hold ``needed`` steps.
 
-        Its copy is gone from then on.
+        Its copy is gone from then on, and nobody else gets it until it is ``filled``.
         """
-        free = [number for number, copy in enumerate(self.holds) if copy is None and number != self.granted]
-        old = [n for n, copy in enumerate(self.holds) if copy is not None and copy.step not in needed]
-        old.sort(key=self._step)
-        chosen = next(iter(free + old), None)
+        chosen = self._chosen(needed)
         if chosen is not None:
-            self.holds[chosen] = None
+            self.filling.add(chosen)
         return chosen
 
     def written(self, slot: int, copy: CopyInfo) -> None:
@@ -62,14 +64,34 @@ class Slots:
         self.granted = None
         self.holds[slot] = copy
 
+    def filled(self, slot: int, copy: CopyInfo | None) -> None:
+        """A slot that was taken holds a whole copy; None: it holds nothing."""
+        self.filling.discard(slot)
+        self.holds[slot] = copy
+
     def give_back(self) -> None:
         """The granted slot was not written after all."""
         self.granted = None
+
+    def remove(self, slot: int) -> None:
+        """There is one slot less; those behind it are numbered anew."""
+        del self.holds[slot]
+        if self.granted is not None:
+            self.granted = None if self.granted == slot else self.granted - (self.granted > slot)
+        self.filling = {number - (number > slot) for number in self.filling if number != slot}
 
     def drop(self, steps: Iterable[int]) -> None:
         """The copies of these steps are gone."""
         gone = set(steps)
         self.holds = [None if copy is not None and copy.step in gone else copy for copy in self.holds]
+
+    def _chosen(self, needed: Collection[int]) -> int | None:
+        free = [number for number in range(len(self.holds)) if number != self.granted and number not in self.filling]
+        may = [number for number in free if (copy := self.holds[number]) is None or copy.step not in needed]
+        chosen = min(may, key=lambda number: (self._step(number), number), default=None)
+        if chosen is not None:
+            self.holds[chosen] = None
+        return chosen
 
     def _step(self, number: int) -> int:
         copy = self.holds[number]
@@ -78,87 +100,150 @@ class Slots:
 
 @dataclass
 class Needed:
-    """Which steps of a job a store must not overwrite, by what the coordinator said of them."""
+    """Which steps of a job a store must not overwrite, by what the coordinator said of them in whatever order."""
 
     keep: int
     whole: set[int] = field(default_factory=set)
     void: set[int] = field(default_factory=set)
     persisting: int | None = None
+    persisted: int = -1
 
     @property
     def newest_whole(self) -> int | None:
         """The newest step that is whole on all, None before the first."""
         return max(self.whole, default=None)
 
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The steps that are whole on all and kept, oldest first."""
+        return tuple(sorted(self.whole))
+
+    @property
+    def known_void(self) -> tuple[int, ...]:
+        """The newest steps that never will be whole."""
+        return tuple(sorted(self.void)[-VOID_SAID_MAX:])
+
     def agree(self, word: Agreed) -> None:
         """Take in what the coordinator said."""
-        if word.whole is not None:
-            self.whole.add(word.whole)
-            self.whole = set(sorted(self.whole)[-self.keep :])
-            self.void = {step for step in self.void if step > word.whole}
-        if word.void is not None:
-            self.void.add(word.void)
-        if word.persist is not None:
+        self.know(word.whole, () if word.void is None else (word.void,))
+        if word.persist is not None and word.persist > max(self.persisted, self.persisting or -1):
             self.persisting = word.persist
-        if word.persisted is not None and word.persisted == self.persisting:
-            self.persisting = None
+        if word.persisted is not None:
+            self.persisted = max(self.persisted, word.persisted)
+            if self.persisting is not None and self.persisting <= self.persisted:
+                self.persisting = None
 
-    def among(self, steps: Iterable[int]) -> set[int]:
-        """Return those of the steps that are needed: kept, on their way to storage, or not yet known to be whole."""
-        newest = -1 if self.newest_whole is None else self.newest_whole
-        return {
-            step
-            for step in steps
-            if step in self.whole or step == self.persisting or (step > newest and step not in self.void)
-        }
+    def know(self, whole: Iterable[int], void: Iterable[int] = ()) -> None:
+        """Some steps are whole on all, and some never will be."""
+        self.whole = set(sorted(self.whole | set(whole))[-self.keep :])
+        self.void = {step for step in self.void | set(void) if not self.passed(step)}
+
+    def among(self, steps: Iterable[int], *, persists: bool, slots_missing: int = 0) -> set[int]:
+        """Return those of the steps that are needed: kept, or not yet known to be whole.
+
+        And the one that is on its way to storage, where it goes there from here (``persists``). Where slots are missing
+        so many fewer are kept, but one: no later step could be captured.
+        """
+        on_its_way = self.persisting if persists else None
+        kept = set(self.known[-max(self.keep - slots_missing, 1) :])
+        return {step for step in steps if step in kept or step == on_its_way or self.unresolved(step)}
+
+    def unresolved(self, step: int) -> bool:
+        """Whether the step may still become whole."""
+        return not self.passed(step) and step not in self.void
+
+    def passed(self, step: int) -> bool:
+        """Whether a step as late as this one is whole: then it is, or never will be."""
+        newest = self.newest_whole
+        return newest is not None and step <= newest
 
 
 @dataclass
 class Agreement:
-    """The coordinator's knowledge of one attempt: whose shards of which step are whole in all copies."""
+    """The coordinator's knowledge of one attempt: whose shards of which step are whole in all copies.
+
+    ``whole`` are the ``keep`` newest steps that are whole on all. A coordinator that was started anew does not know
+    what its predecessor said to be whole: until it has heard every rank's store (``unheard``) it calls no step void.
+    """
 
     ranks: frozenset[int]
+    keep: int = 1
     persist_every: int = 0
     persisted: int = 0
     persisting: int | None = None
-    whole: int = -1
+    whole: set[int] = field(default_factory=set)
+    void: set[int] = field(default_factory=set)
+    unheard: set[int] = field(default_factory=set)
     copies: dict[int, dict[int, CopyInfo]] = field(default_factory=dict)
-    _void: set[int] = field(default_factory=set)
+    _passed_by: set[int] = field(default_factory=set)
 
-    def copied(self, copy: CopyInfo) -> list[Agreed]:
+    @property
+    def newest_whole(self) -> int:
+        """The newest step that is whole on all, -1 before the first."""
+        return max(self.whole, default=-1)
+
+    def word(self, *, void: int | None = None) -> Agreed:
+        """Return how things stand, with a step that has just become void. Its attempt is not known here."""
+        return Agreed(0, tuple(sorted(self.whole)), void, self.persisting, self.persisted)
+
+    def heard(self, rank: int, whole: Iterable[int]) -> list[Agreed]:
+        """Return what to tell all stores now that one, a rank's, has said which steps it knows to be whole."""
+        before = self.newest_whole
+        self._know(whole)
+        words = [self.word()] if self.newest_whole > before else []
+        if self.unheard:
+            self.unheard.discard(rank)
+            if not self.unheard:
+                passed_by, self._passed_by = sorted(self._passed_by), set()
+                words += [word for step in passed_by for word in self.missed(step)]
+        return words
+
+    def copied(self, copy: CopyInfo, *, again: bool = False) -> list[Agreed]:
         """Return what to tell all stores now that all copies of a shard are whole.
 
-        A rank that has come to a later step without an earlier one will not bring that any more.
+        A rank that has come to a later step without an earlier one will not bring that any more. ``again``: its store
+        has missed what was said of the step.
         """
-        if copy.step <= self.whole or copy.step in self._void:
-            return []
+        if copy.step <= self.newest_whole or copy.step in self.void:
+            return self._passed(copy) + (self._repeated(copy.step) if again else [])
         mine = self.copies.setdefault(copy.step, {})
         mine[copy.rank] = copy
         if self.ranks - mine.keys():
-            late = [step for step, ranks in self.copies.items() if step < copy.step and copy.rank not in ranks]
-            return [word for step in late for word in self.missed(step)]
-        self.whole = copy.step
-        self._void = {step for step in self._void if step > copy.step}
-        persist = copy.step if self._due(copy.step) else None
-        kept = {copy.step, self.persisting}
-        if persist is not None:
-            self.persisting = persist
-        self.copies = {step: ranks for step, ranks in self.copies.items() if step > copy.step or step in kept}
-        return [Agreed(0, whole=copy.step, persist=persist)]
+            return self._passed(copy)
+        if self._due(copy.step):
+            self.persisting = copy.step
+        self._know([copy.step])
+        return [self.word()]
 
-    def missed(self, step: int) -> list[Agreed]:
-        """Return what to tell all stores now that a shard of the step will never come."""
-        if step <= self.whole or step in self._void:
+    def missed(self, step: int, *, again: bool = False) -> list[Agreed]:
+        """Return what to tell all stores now that a shard of the step will never come; ``again`` as for ``copied``."""
+        if step <= self.newest_whole or step in self.void:
+            return self._repeated(step) if again else []
+        if self.unheard:
+            self._passed_by.add(step)
             return []
-        self._void.add(step)
+        self.void.add(step)
         self.copies.pop(step, None)
-        return [Agreed(0, void=step)]
+        return [self.word(void=step)]
 
     def finished_persisting(self, step: int) -> None:
         """A step is on storage, or will not be; the next one may go there."""
         if self.persisting == step:
             self.persisted, self.persisting = max(step, self.persisted), None
-            self.copies = {number: ranks for number, ranks in self.copies.items() if number > self.whole}
+            self.copies = {number: ranks for number, ranks in self.copies.items() if number > self.newest_whole}
+
+    def _passed(self, copy: CopyInfo) -> list[Agreed]:
+        late = [step for step, ranks in self.copies.items() if step < copy.step and copy.rank not in ranks]
+        return [word for step in sorted(late) for word in self.missed(step)]
+
+    def _repeated(self, step: int) -> list[Agreed]:
+        return [self.word(void=step if step in self.void else None)]
+
+    def _know(self, whole: Iterable[int]) -> None:
+        self.whole = set(sorted(self.whole | set(whole))[-self.keep :])
+        newest = self.newest_whole
+        self.void = {step for step in self.void if step > newest}
+        self.copies = {step: ranks for step, ranks in self.copies.items() if step > newest or step == self.persisting}
 
     def _due(self, step: int) -> bool:
         every = self.persist_every

@@ -34,6 +34,7 @@ def status_of(job: HeldJob) -> dict[str, Any]:
         "persisting_step": job.needed.persisting,
         "persisting_for_s": _since(job.persisting_since_s, now_s) if job.needed.persisting is not None else None,
         "without_ranks_for_s": _since(job.left_s, now_s),
+        "links": job.links(),
         "counts": dict(sorted(job.counts.items())),
         "troubles": list(job.troubles),
     }

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.checkpoint.sizes import told
-from eagle_eye.checkpoint.store import ask_status
 from eagle_eye.schema.memory_steps import store_folder
 
 NAME = "status"
+SPANS_TOLD_MAX = 8
 HELP = "which copies of which step this node holds"
 
 
@@ -26,6 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the store holds; return 0, or 1 where none answers."""
+    from eagle_eye.checkpoint.store import ask_status
+
     folder = folder_of(args.folder)
     try:
         jobs = ask_status(folder)
@@ -62,6 +64,13 @@ def lines(jobs: list[dict[str, Any]]) -> list[str]:
         for copy in job["copies"]:
             whose = "this node's" if copy["of_this_node"] else "another node's"
             found.append(f"  step {copy['step']:<8} rank {copy['rank']:<6} {told(copy['bytes']):>10}  {whose}")
+        found += [_idle(link) for link in job["links"] if link["idle_spans_s"]]
         found += [f"  {what.replace('_', ' ')}: {count:,}" for what, count in job["counts"].items()]
         found += [f"  {text}" for text in job["troubles"]]
     return found
+
+
+def _idle(link: dict[str, Any]) -> str:
+    spans = " + ".join(f"{length:.2f}" for length in link["idle_spans_s"][:SPANS_TOLD_MAX])
+    more = " + ..." if len(link["idle_spans_s"]) > SPANS_TOLD_MAX else ""
+    return f"  {link['interface']} is idle for {spans}{more} s of a step; copies pass at {told(link['bytes_per_s'])}/s"

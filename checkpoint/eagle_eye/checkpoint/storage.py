@@ -1,19 +1,27 @@
 """From memory to storage: the shards of a whole step become a plain checkpoint folder, behind the training's back.
 
-Each store writes the files of its node's ranks into ``step_N.partial``; the coordinator adds ``.metadata``, which makes
-a torch.distributed.checkpoint folder complete, once every file is there, and gives the folder its name.
+Each store writes the files of its node's ranks into a folder ``step_N.attempt_K.partial``; the coordinator adds
+``.metadata``, which makes a torch.distributed.checkpoint folder complete, once every file is there, and gives the
+folder its name. What an earlier attempt still writes goes into a folder of its own, and never into one that is read.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
-PIECE_BYTES = 4 << 20
-METADATA = ".metadata"
+from eagle_eye.checkpoint.checksums import check, chunks
+
+METADATA, PARTIAL = ".metadata", ".partial"
+
+T = TypeVar("T")
 
 
 def shard_file(rank: int) -> str:
@@ -26,39 +34,107 @@ def folder_of(directory: str, step: int) -> Path:
     return Path(directory) / f"step_{step}"
 
 
-def write_shard(directory: str, step: int, rank: int, data: memoryview, rate_bytes_per_s: float | None) -> None:
-    """Write one shard, at most at a rate, and see it onto the disk. Raises OSError."""
-    folder = _partial(directory, step)
+def partial(directory: str, step: int, attempt: int) -> Path:
+    """Return the folder of one that is being written."""
+    return Path(directory) / f"step_{step}.attempt_{attempt}{PARTIAL}"
+
+
+def write_shard(
+    folder: Path, rank: int, data: memoryview, sums: bytes, rate_bytes_per_s: float | None, wanted: Callable[[], bool]
+) -> None:
+    """Write one shard, at most at a rate, and see it onto the disk, as long as it is wanted.
+
+    Each chunk is compared with its checksum: memory that is damaged gets no further. Raises OSError, Damaged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
     with (folder / shard_file(rank)).open("wb") as file:
-        for start in range(0, len(data), PIECE_BYTES):
-            file.write(data[start : start + PIECE_BYTES])
-            _keep_to_rate(time.sleep, time.monotonic() - began_s, min(start + PIECE_BYTES, len(data)), rate_bytes_per_s)
+        for number, (start, end) in enumerate(chunks(0, len(data))):
+            if not wanted():
+                raise InterruptedError("another attempt has begun")
+            check(data[start:end], sums, number, f"rank {rank}")
+            file.write(data[start:end])
+            _keep_to_rate(time.sleep, time.monotonic() - began_s, end, rate_bytes_per_s)
         file.flush()
         os.fsync(file.fileno())
 
 
-def complete(directory: str, step: int, metadata: bytes) -> Path:
-    """All files are there: the folder is complete, and has its name. Raises OSError."""
-    part, folder = _partial(directory, step), folder_of(directory, step)
+def complete(directory: str, step: int, attempt: int, metadata: bytes, captured_s: float) -> Path:
+    """All files are there: the folder is complete, and has its name. Raises OSError.
+
+    The modification time of its metadata is the capture's: what was captured later is newer, however late this is done.
+    """
+    part, folder = partial(directory, step, attempt), folder_of(directory, step)
     with (part / METADATA).open("wb") as file:
         file.write(metadata)
         file.flush()
         os.fsync(file.fileno())
-    if folder.exists():
-        shutil.rmtree(folder)  # of an attempt whose steps were not to be trusted, or that was resumed before it
+    os.utime(part / METADATA, (captured_s, captured_s))
+    _synced(part)
+    old = folder.with_name(f"{folder.name}.before_attempt_{attempt}{PARTIAL}")
+    if folder.exists():  # of an attempt whose steps were not to be trusted, or that was resumed before it
+        folder.rename(old)
     part.rename(folder)
+    _synced(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+    for left in folder.parent.glob(f"step_*{PARTIAL}"):  # by a coordinator that was started anew in between
+        of_step, _, _ = left.name.removeprefix("step_").partition(".")
+        if of_step.isdecimal() and int(of_step) < step:
+            shutil.rmtree(left, ignore_errors=True)
     return folder
 
 
-def discard(directory: str, step: int) -> None:
+def discard(directory: str, step: int, attempt: int) -> None:
     """What was written of a step that will not be complete is gone. Never raises."""
-    shutil.rmtree(_partial(directory, step), ignore_errors=True)
+    shutil.rmtree(partial(directory, step, attempt), ignore_errors=True)
 
 
-def _partial(directory: str, step: int) -> Path:
-    return Path(directory) / f"step_{step}.partial"
+def discard_others(directory: str, attempt: int) -> None:
+    """What other attempts have not completed is gone. Never raises."""
+    for path in Path(directory).glob(f"step_*{PARTIAL}"):
+        _, _, of_attempt = path.name.removesuffix(PARTIAL).rpartition("attempt_")
+        if of_attempt.isdecimal() and int(of_attempt) != attempt:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+async def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Return what the work returns, in a thread of its own.
+
+    Storage may hang for as long as it likes: neither what else waits for threads nor the end of the process does so
+    for it.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # the work has returned
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work(*arguments)
+        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for it
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=run, name=f"storage-{work.__name__}", daemon=True).start()
+    return await done
+
+
+def _synced(folder: Path) -> None:
+    """The names in the folder are on the disk, where the filesystem knows how."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _keep_to_rate(sleep: Callable[[float], None], passed_s: float, written: int, rate: float | None) -> None:

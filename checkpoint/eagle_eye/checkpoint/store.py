@@ -22,7 +22,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, check, chunks, sums_in
-from eagle_eye.checkpoint.connection import NONCE_BYTES, BlockingConnection, Connection, ProtocolError, proof
+from eagle_eye.checkpoint.connection import (
+    NONCE_BYTES,
+    STRANGERS_FRAME_BYTES_MAX,
+    BlockingConnection,
+    Connection,
+    Pace,
+    ProtocolError,
+    expected,
+    proof,
+    tuned,
+)
 from eagle_eye.checkpoint.held_job import HeldJob, Shard, adopt, write_whole
 from eagle_eye.checkpoint.job_service import JobService
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
@@ -33,6 +43,7 @@ from eagle_eye.checkpoint.messages import (
     Bytes,
     Challenge,
     Copies,
+    Ended,
     Find,
     Found,
     GetBlob,
@@ -56,15 +67,20 @@ from eagle_eye.checkpoint.messages import (
     VerifyAsked,
     Welcome,
 )
+from eagle_eye.checkpoint.pacing import Cap
+from eagle_eye.checkpoint.standing import StandingFile
 from eagle_eye.checkpoint.status import status_of
+from eagle_eye.checkpoint.traffic import Capped, Traffic
 from eagle_eye.schema.memory_steps import STEPS_FILE
 
 _log = logging.getLogger(__name__)
 
-SOCKET, PORT = "socket", "port"
+SOCKET, PORT, LOCK = "socket", "port", "lock"
 BACKLOG = 1024
 HANDSHAKE_WITHIN_S = 10.0
 HOUSEKEEPING_S = 0.05
+ACCEPT_AGAIN_S = 0.1
+TOP_UP_S = 1.0
 CONNECTIONS_MAX = 4096
 
 MessageT = TypeVar("MessageT")
@@ -74,7 +90,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the user has decided.
 
     ``folder`` is in shared memory; ``listen`` is for other nodes, port 0 for any; ``free_after_s`` is how long copies
-    of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, None for no limit.
+    of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, ``copy_bytes_per_s`` to
+    other nodes, None for no limit; ``paced`` copies go while training leaves the network idle.
     Without any job for ``exit_when_idle_s`` it ends; None: never.
     """
 
@@ -83,6 +100,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: tuple[str, int]
     free_after_s: float = 3600.0
     persist_bytes_per_s: float | None = None
+    copy_bytes_per_s: float | None = None
+    paced: bool = True
     scrub_every_s: float = 600.0
     exit_when_idle_s: float | None = None
 
@@ -95,6 +114,9 @@ class Store:
         self._jobs: dict[str, JobService] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
+        self._standing = StandingFile(settings.folder)
+        self._cap = Cap(settings.copy_bytes_per_s)
+        self._steps_changed = True
         self.address = ""
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -119,16 +141,21 @@ class Store:
             self._spawn(self._accept(tcp, self._serve_peer))
             self._spawn(self._accept(unix, self._serve_local))
             self._spawn(self._keep_house())
+            self._spawn(self._scrub_now_and_then())
             ready()
             await self._idle.wait()
         finally:
-            for task in list(self._tasks):
+            for service in self._jobs.values():
+                service.close()  # first: what ranks were writing needs no new memory for whoever comes after
+            tasks = list(self._tasks)
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # none looks at memory that is about to be unmapped
             tcp.close()
             unix.close()
             path.unlink(missing_ok=True)
+            self._standing.remove()
             for service in self._jobs.values():
-                service.close()
                 service.job.unmap()
 
     def _listening(self) -> socket.socket:
@@ -144,12 +171,17 @@ class Store:
         server.setblocking(False)
         loop = asyncio.get_running_loop()
         while True:
-            sock, _ = await loop.sock_accept(server)
+            try:
+                sock, _ = await loop.sock_accept(server)
+            except OSError as error:  # too many files are open, above all: some will be closed
+                _log.warning("a connection is not accepted: %s", error)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             if len(self._tasks) > CONNECTIONS_MAX:
                 sock.close()
                 continue
             if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                tuned(sock)
             self._spawn(self._served(Connection(sock), serve))
 
     async def _served(self, connection: Connection, serve: Callable[[Connection], Awaitable[None]]) -> None:
@@ -171,7 +203,8 @@ class Store:
             _log.error("a task of the store failed", exc_info=error)
 
     def _service(self, job: HeldJob) -> JobService:
-        return JobService(job, self._settings.node, self._settings.persist_bytes_per_s, self._spawn)
+        traffic = Traffic(self._cap, job.count, paced=self._settings.paced)
+        return JobService(job, self._settings.node, self._settings.persist_bytes_per_s, self._spawn, traffic)
 
     # Ranks of this node.
 
@@ -198,11 +231,12 @@ class Store:
         if service is None:
             await connection.send(Refused(f"job {hello.job!r} is here with another key: it is somebody else's"))
             return
+        service.entered(connection)
         job = service.job
-        copies = tuple(copy for _, _, copy in job.copies())
-        await connection.send(Welcome(VERSION, self._settings.node, self.address, job.attempt, copies))
         shard: Shard | None = None
         try:
+            copies = tuple(copy for _, _, copy in job.copies())
+            await connection.send(Welcome(VERSION, self._settings.node, self.address, job.attempt, copies))
             while (message := await connection.receive()) is not None:
                 if isinstance(message, Open):
                     shard = await service.open(message, connection)
@@ -211,8 +245,7 @@ class Store:
                 else:
                     await self._answer(service, message, connection)
         finally:
-            if shard is not None and shard.connection is connection:
-                service.left(shard)
+            service.left(connection, shard)
 
     def _entered(self, name: str, key: bytes) -> JobService | None:
         """Return the job's service, None where the job is here with another key, and has ranks.
@@ -237,7 +270,7 @@ class Store:
     # Other nodes.
 
     async def _serve_peer(self, connection: Connection) -> None:
-        first = await asyncio.wait_for(connection.receive(), HANDSHAKE_WITHIN_S)
+        first = await asyncio.wait_for(connection.receive(STRANGERS_FRAME_BYTES_MAX), HANDSHAKE_WITHIN_S)
         if not isinstance(first, Greet) or len(first.nonce) != NONCE_BYTES:
             raise ProtocolError("a peer that does not greet")
         service = self._jobs.get(first.job)
@@ -247,7 +280,9 @@ class Store:
             return
         nonce, key = os.urandom(NONCE_BYTES), service.job.key
         await connection.send(Challenge(nonce, proof(key, b"store", first.nonce, nonce)))
-        given = await asyncio.wait_for(connection.expect(Proof), HANDSHAKE_WITHIN_S)
+        given = expected(
+            await asyncio.wait_for(connection.receive(STRANGERS_FRAME_BYTES_MAX), HANDSHAKE_WITHIN_S), Proof
+        )
         if not hmac.compare_digest(given.proof, proof(key, b"peer", first.nonce, nonce)):
             raise ProtocolError("a peer without the job's key")
         while (message := await connection.receive()) is not None:
@@ -263,12 +298,12 @@ class Store:
             case GetBlob(plan):
                 await connection.send(Blob(job.blob(plan)))
             case Read():
-                await _read(job, message, connection)
+                await _read(job, message, connection, Capped(self._cap))
             case Reserve():
                 await self._reserve(job, message, connection)
             case Put():
                 await _take(job, message, connection)
-            case Copies() | Missed() | Agreed() | ShardPersisted():
+            case Copies() | Missed() | Agreed() | Ended() | ShardPersisted():
                 await service.agree(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} was not expected")
@@ -277,9 +312,9 @@ class Store:
         if wish.attempt < job.attempt:
             await connection.send(Refused(f"attempt {wish.attempt} is over: attempt {job.attempt} has begun"))
             return
-        job.begin_elsewhere(wish)
-        job.keep_blob(wish.plan, wish.blob)
+        job.enter(wish.attempt, wish.keep, wish.resumed_step, wish.resumed_attempt)
         try:
+            job.keep_blob(wish.plan, wish.blob)
             job.shard(wish.plan, wish.rank, wish.capacity_bytes, wish.keep + 1, local=False)
         except (DoesNotFit, OSError) as error:
             await connection.send(Refused(f"{self._settings.node}: {error}"))
@@ -292,37 +327,61 @@ class Store:
         del self._jobs[service.job.name]
         service.close()
         service.job.free()
-        self._say_steps(changed=True)
+        self._steps_changed = True
 
-    def _say_steps(self, *, changed: bool) -> None:
+    def _say_steps(self) -> None:
         """The file for whoever decides where a job goes on says what is held."""
         jobs = [service.job for service in self._jobs.values()]
-        if changed or any(job.changed for job in jobs):
-            for job in jobs:
-                job.changed = False
-            steps = [step for job in jobs for step in job.steps()]
+        if not self._steps_changed and not any(job.changed for job in jobs):
+            return
+        steps = [step for job in jobs for step in job.steps()]
+        try:
             write_whole(self._settings.folder / STEPS_FILE, msgspec.json.encode(steps))
+        except OSError as error:  # the tmpfs is full, by somebody else; said again until it is not
+            if not self._steps_changed:
+                _log.warning("%s is not written: %s", STEPS_FILE, error)
+            self._steps_changed = True
+            return
+        self._steps_changed = False
+        for job in jobs:
+            job.changed = False
 
     async def _keep_house(self) -> None:
-        """Say what is held; free what nobody needs any more; verify all copies now and then."""
-        scrubbed_s = idle_since_s = time.monotonic()
-        self._say_steps(changed=True)
+        """Say what is held; free what nobody needs any more."""
+        topped_up_s = idle_since_s = time.monotonic()
         while True:
+            self._say_steps()
             await asyncio.sleep(HOUSEKEEPING_S)
             now_s = time.monotonic()
-            self._say_steps(changed=False)
+            self._standing.say((service.job for service in self._jobs.values()), now_s)
             idle_since_s = now_s if self._jobs else idle_since_s
             if self._settings.exit_when_idle_s is not None and now_s - idle_since_s > self._settings.exit_when_idle_s:
                 self._idle.set()
-            for service in list(self._jobs.values()):
-                left_s = service.job.left_s
-                if left_s is not None and (service.ended or now_s - left_s > self._settings.free_after_s):
-                    why = "has ended" if service.ended else f"has had no ranks for {now_s - left_s:.0f} s"
-                    self._free(service, why)
-            if now_s - scrubbed_s > self._settings.scrub_every_s:
-                scrubbed_s = now_s
+            self._end_jobs(now_s)
+            if now_s - topped_up_s > TOP_UP_S:
+                topped_up_s = now_s
                 for service in list(self._jobs.values()):
+                    await service.top_up()
+
+    async def _scrub_now_and_then(self) -> None:
+        """Verify all copies. Beside the housekeeping, which must not wait for minutes of reading."""
+        while True:
+            await asyncio.sleep(self._settings.scrub_every_s)
+            for service in list(self._jobs.values()):
+                try:
                     await service.scrub()
+                except (OSError, ValueError) as error:  # the job's memory was freed meanwhile
+                    _log.info("%s is not verified: %s", service.job.name, error)
+
+    def _end_jobs(self, now_s: float) -> None:
+        for service in list(self._jobs.values()):
+            left_s = service.job.left_s
+            if service.done:
+                service.say_done()
+            if service.ended:
+                self._free(service, "has ended")
+            elif left_s is not None and now_s - left_s > self._settings.free_after_s:
+                self._free(service, f"has had no ranks for {now_s - left_s:.0f} s")
 
 
 def ask_status(folder: Path, within_s: float = 5.0) -> list[dict[str, Any]]:
@@ -358,48 +417,52 @@ def _found(job: HeldJob, plan: str, rank: int, step: int) -> Found:
     return Found(str(shard.files[slot].path), copy.length, shard.sums[slot], copy)
 
 
-async def _read(job: HeldJob, read: Read, connection: Connection) -> None:
+async def _read(job: HeldJob, read: Read, connection: Connection, pace: Pace) -> None:
     held = job.find(read.plan, read.rank, read.step)
     if held is None or read.offset % CHUNK_BYTES or not 0 < read.length <= held[2].length - read.offset:
         await connection.send(Bytes(-1))
         return
     shard, slot, copy = held
     view = shard.view(slot, copy.length)[read.offset : read.offset + read.length]
-    await connection.send(Bytes(read.length, sums_in(shard.sums[slot], read.offset, read.length)), view)
+    await connection.send(Bytes(read.length, sums_in(shard.sums[slot], read.offset, read.length)), view, pace)
 
 
 async def _take(job: HeldJob, put: Put, connection: Connection) -> None:
     """Receive a copy from another node, chunk by chunk verified."""
     copy = put.copy
-    shard = job.shards.get((copy.plan, copy.rank))
-    if put.attempt != job.attempt or shard is None or len(put.sums) != SUM_BYTES * -(-copy.length // CHUNK_BYTES):
+    shard = job.current(copy.plan, copy.rank)
+    if put.attempt != job.attempt or len(put.sums) != SUM_BYTES * -(-copy.length // CHUNK_BYTES):
         await connection.send(Proceed(yes=False))
         return
-    if shard.verified(copy.step) is not None:
+    if shard is None or shard.local or not 0 < copy.length <= shard.capacity_bytes:
+        await connection.send(Proceed(yes=False, reserved=False))
+        return
+    if job.find(copy.plan, copy.rank, copy.step) is not None:
         await connection.send(Proceed(yes=False, have=True))
         return
-    fits = 0 < copy.length <= shard.capacity_bytes
-    slot = shard.slots.grant(job.needed.among(one.step for one in shard.slots.copies)) if fits else None
+    job.needed.know(put.whole, put.void)
+    slot = shard.slots.grant(job.needed_of(shard))
     if slot is None:
         await connection.send(Proceed(yes=False))
         return
     shard.sums.pop(slot, None)
-    whole, reason = False, ""
+    file, whole, reason = shard.files[slot], False, "another attempt has begun"
     try:
         await connection.send(Proceed(yes=True))
         reason = await _received(shard.view(slot, copy.length), put, connection)
-        whole = not reason and put.attempt == job.attempt and shard.slots.granted == slot
     finally:
-        if whole:
-            shard.slots.written(slot, copy)
-            shard.sums[slot] = put.sums
-        elif shard.slots.granted == slot:
-            shard.slots.give_back()
+        # Where an attempt has begun meanwhile the slot has another file, and may be granted to somebody else.
+        if slot == shard.slots.granted and shard.files[slot] is file:
+            if put.attempt == job.attempt and not reason:
+                shard.slots.written(slot, copy)
+                shard.sums[slot] = put.sums
+                whole = job.save()
+            else:
+                shard.slots.give_back()
     if whole:
         job.count("bytes_received", copy.length)
-        job.save()
     else:
-        reason = reason or "another attempt has begun"
+        reason = reason or "another attempt has begun, or the record of it has no room"
         job.trouble(f"a copy did not arrive whole: {reason}")
     await connection.send(Stored(whole, reason))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagle_eye.checkpoint.connection import BlockingConnection, ProtocolError
+from eagle_eye.checkpoint.connection import BlockingConnection
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Blob,
@@ -29,7 +31,7 @@ from eagle_eye.checkpoint.messages import (
     Opened,
     Welcome,
 )
-from eagle_eye.checkpoint.store import SOCKET
+from eagle_eye.checkpoint.store import LOCK, SOCKET
 from eagle_eye.schema.memory_steps import STORE_WORDS
 
 _log = logging.getLogger(__name__)
@@ -37,7 +39,8 @@ _log = logging.getLogger(__name__)
 ANSWER_WITHIN_S = 120.0  # to reserve and fill the memory of a large shard takes a while
 START_WITHIN_S = 30.0
 EXIT_WHEN_IDLE_S = 60.0
-RETRY_S = 1.0
+RETRY_S = 0.5
+SAID_WITHIN_S = 5.0
 INHERITED = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV"})
 
 
@@ -48,7 +51,7 @@ def start_store(folder: Path, node: str) -> None:
     """
     if answers(folder):
         return
-    command = [sys.executable, "-m", *STORE_WORDS, "--folder", str(folder), "--node", node]
+    command = [sys.executable, "-m", "eagle_eye.cli.main", *STORE_WORDS, "--folder", str(folder), "--node", node]
     command += ["--exit-when-idle", f"{EXIT_WHEN_IDLE_S:g}"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Neither a child of the rank nor, by its environment, taken for a rank: whoever ends those must not end it.
@@ -71,6 +74,28 @@ def start_store(folder: Path, node: str) -> None:
         time.sleep(0.02)
 
 
+def end_store(folder: Path) -> None:
+    """The store of a folder has ended, and nothing of what it held is left. Nothing where there is none."""
+    try:
+        pid = int((folder / LOCK).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        pid = 0
+    if pid and _is_store(pid):
+        os.kill(pid, signal.SIGKILL)
+    until_s = time.monotonic() + ANSWER_WITHIN_S
+    while pid and _is_store(pid) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_store(pid: int) -> bool:
+    """Whether the process is a store, and not one that has its number by now."""
+    try:
+        return "\0".join(STORE_WORDS).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def answers(folder: Path) -> bool:
     """Whether a store takes connections there."""
     sock = socket.socket(socket.AF_UNIX)
@@ -81,6 +106,35 @@ def answers(folder: Path) -> bool:
     finally:
         sock.close()
     return True
+
+
+class Line:
+    """One connection on which an attempt is open, from the rank's side: what is said waits in a queue, in a thread.
+
+    What was said on an earlier line is not sent on a later one: it is of slots that are another process's now.
+    """
+
+    def __init__(self, connection: BlockingConnection) -> None:
+        self.connection = connection
+        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send_all, name="eagle-eye-checkpoint-send", daemon=True)
+        self._sender.start()
+
+    def say(self, message: Message) -> None:
+        """Have a message sent. Never waits."""
+        self._outgoing.put(message)
+
+    def end(self, within_s: float) -> None:
+        """Have sent what was said, if that takes no longer."""
+        self._outgoing.put(None)
+        self._sender.join(timeout=within_s)
+
+    def _send_all(self) -> None:
+        while (message := self._outgoing.get()) is not None:
+            try:
+                self.connection.send(message)
+            except OSError as error:
+                _log.debug("not sent to the store: %s", error)  # the other thread sees that it is gone
 
 
 class StoreClient:
@@ -96,24 +150,20 @@ class StoreClient:
         self._job = job
         self._key = key
         self._connection: BlockingConnection | None = None
-        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._line: Line | None = None
         self._opening: Open | None = None
         self._hear: Callable[[Message], None] = lambda _: None
-        self._opened: Callable[[Opened], None] = lambda _: None
-        self._threads: list[threading.Thread] = []
-        self._ended = threading.Event()
+        self._opened: Callable[[Opened, Line], None] = lambda *_: None
+        self._receiver: threading.Thread | None = None
+        self._ending, self._ended = threading.Event(), threading.Event()
 
     def hello(self) -> Welcome:
         """Connect, to a store that is started where there is none; return what it knows.
 
         Raises OSError; ProtocolError with the reason where it refuses.
         """
-        start_store(self._folder, self._node)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(ANSWER_WITHIN_S)
-        sock.connect(str(self._folder / SOCKET))
-        self._connection = BlockingConnection(sock, ANSWER_WITHIN_S)
-        return self._connection.ask(Hello(VERSION, self._job, self._key), Welcome)
+        self._connection, welcome = self._greeted()
+        return welcome
 
     def find(self, plan: str, rank: int, step: int) -> Found:
         """Return where a copy is on this node. Raises OSError."""
@@ -123,47 +173,62 @@ class StoreClient:
         """Return what is laid out where, of a plan. Raises OSError."""
         return self._asked().ask(GetBlob(plan), Blob).data
 
-    def open(self, opening: Open, opened: Callable[[Opened], None], hear: Callable[[Message], None]) -> None:
+    def open(self, opening: Open, opened: Callable[[Opened, Line], None], hear: Callable[[Message], None]) -> None:
         """Begin an attempt. ``opened`` gets the slots, now and whenever the store was started anew; ``hear`` the rest.
 
         Raises OSError; ProtocolError with the reason where the store refuses.
         """
         self._opening, self._opened, self._hear = opening, opened, hear
-        opened(self._asked().ask(opening, Opened))
-        self._asked().set_timeout(None)
-        for work in (self._send_all, self._receive_all):
-            thread = threading.Thread(target=work, name=f"eagle-eye-checkpoint-{work.__name__}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        self._begin(self._asked(), opening)
+        self._receiver = threading.Thread(target=self._receive_all, name="eagle-eye-checkpoint-receive", daemon=True)
+        self._receiver.start()
 
     def say(self, message: Message) -> None:
-        """Have a message sent. Never waits."""
-        self._outgoing.put(message)
+        """Have a message sent, where an attempt is open. Never waits."""
+        if self._line is not None:
+            self._line.say(message)
 
-    def close(self, *, ended: bool) -> None:
-        """End the connection; ``ended`` says that the training has, so that its memory may be freed."""
-        if ended:
-            self._outgoing.put(Close())
-        self._outgoing.put(None)
-        if self._threads:
-            self._threads[0].join(timeout=5.0)
+    def close(self, *, ended: bool, within_s: float = 0.0) -> None:
+        """End the connection; ``ended`` says that the training has, so that its memory may be freed.
+
+        Then what was captured last is on its way still: the store is given so long to bring it where it goes.
+        """
+        self._ending.set()
+        if self._line is not None:
+            if ended:
+                self._line.say(Close())
+            self._line.end(SAID_WITHIN_S)
+        if ended and self._receiver is not None:
+            self._receiver.join(timeout=within_s)
         self._ended.set()
         if self._connection is not None:
             self._connection.close()
-        for thread in self._threads:
-            thread.join(timeout=5.0)
+        if self._receiver is not None:
+            self._receiver.join(timeout=SAID_WITHIN_S)
+
+    def _greeted(self) -> tuple[BlockingConnection, Welcome]:
+        start_store(self._folder, self._node)
+        sock = socket.socket(socket.AF_UNIX)
+        connection = BlockingConnection(sock, ANSWER_WITHIN_S)
+        try:
+            sock.connect(str(self._folder / SOCKET))
+            return connection, connection.ask(Hello(VERSION, self._job, self._key), Welcome)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _begin(self, connection: BlockingConnection, opening: Open) -> None:
+        opened = connection.ask(opening, Opened)
+        connection.set_timeout(None)
+        if self._line is not None:
+            self._line.end(0.0)
+        self._connection, self._line = connection, Line(connection)
+        self._opened(opened, self._line)
 
     def _asked(self) -> BlockingConnection:
         if self._connection is None:
             raise ConnectionError("not connected to a store")
         return self._connection
-
-    def _send_all(self) -> None:
-        while (message := self._outgoing.get()) is not None:
-            try:
-                self._asked().send(message)
-            except OSError as error:
-                _log.debug("not sent to the store: %s", error)  # the other thread sees that it is gone
 
     def _receive_all(self) -> None:
         while not self._ended.is_set():
@@ -171,11 +236,13 @@ class StoreClient:
                 while (message := self._asked().receive()) is not None:
                     self._heard(message)
             except (OSError, ValueError) as error:
-                if not self._ended.is_set():
+                if not self._ending.is_set():
                     _log.warning("the store of this node is gone (%s); steps are not captured meanwhile", error)
-            while not self._ended.wait(RETRY_S):
+            while not self._ending.wait(RETRY_S):
                 if self._reopened():
                     break
+            if self._ending.is_set():
+                return
 
     def _heard(self, message: Message) -> None:
         try:
@@ -188,20 +255,18 @@ class StoreClient:
         opening = self._opening
         if opening is None:
             return False
+        opening = msgspec.structs.replace(opening, again=True)
+        if self.whole is not None and self.whole != opening.resumed_step:
+            opening = msgspec.structs.replace(opening, resumed_step=self.whole, resumed_attempt=opening.attempt)
+        connection: BlockingConnection | None = None
         try:
-            old = self._connection
-            self.hello()
-            if old is not None:
-                old.close()
-            if self.whole is not None:
-                opening = msgspec.structs.replace(opening, step=self.whole, resumed_step=self.whole)
-            opened = self._asked().ask(opening, Opened)
-            self._asked().set_timeout(None)
-            self._opened(opened)
-        except ProtocolError as error:
-            _log.warning("the store refuses: %s", error)
-            return False
-        except OSError:
+            self._asked().close()
+            connection, _ = self._greeted()
+            self._begin(connection, opening)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            if connection is not None:
+                connection.close()
+            _log.warning("the store of this node is not back yet: %s", error)
             return False
         _log.warning("the store of this node is back")
         return True

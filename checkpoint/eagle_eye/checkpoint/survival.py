@@ -89,7 +89,7 @@ def _of_the_ring(nodes: int, replicas: int, lost: int) -> int:
     kept = nodes - lost
     if kept == 0:
         return int(nodes == 0)
-    gaps = sum(
+    gaps: int = sum(
         (-1) ** wide * comb(kept, wide) * comb(lost - wide * replicas + kept - 1, kept - 1)
         for wide in range(min(kept, lost // replicas) + 1)
     )

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from eagle_eye.checkpoint.sizes import told
 from eagle_eye.checkpoint.status_command import folder_of
-from eagle_eye.checkpoint.store import ask_verify
 
 NAME = "verify"
 HELP = "compare every copy on this node with its checksums"
@@ -23,6 +22,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found; return 0, or 1 where a copy is damaged or no store answers. What is damaged is gone."""
+    from eagle_eye.checkpoint.store import ask_verify
+
     folder = folder_of(args.folder)
     try:
         verified = ask_verify(folder)

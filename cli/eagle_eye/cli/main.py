@@ -54,7 +54,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("doctor", "eagle_eye.agent.doctor", "what works on this host, what doesn't", "agent"),
     Command("launch", "eagle_eye.orchestrators.launch.command", "run a job that is restarted", "orchestrators"),
     Command("orchestrate", "eagle_eye.orchestrators.orchestrate.command", "have site tools act", "orchestrators"),
-    Command("demo", "eagle_eye.demo.command", "show the closed loop on this machine", "server,orchestrators"),
+    Command("demo", "eagle_eye.demo.command", "show the closed loop on this host", "server,orchestrators,checkpoint"),
     Command("simulate", "eagle_eye.simulator.command", "write a labelled trace of a fault", "server"),
     Command("loadtest", "eagle_eye.simulator.load.command", "send what a large fleet would send", "server"),
     Command("replay", "eagle_eye.cli.replay", "send a trace through the wire, times shifted to now", "server"),

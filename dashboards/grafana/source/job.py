@@ -38,6 +38,7 @@ def build() -> Dashboard:
             Section("Training", _training()),
             Section("What a step consists of", _step()),
             Section("GPUs", _gpus()),
+            Section("Checkpoints in memory", _checkpoints()),
             Section("Trouble", _trouble()),
         ],
         job=True,
@@ -154,6 +155,75 @@ def _gpus() -> Sequence[Panel]:
         lines("GPU temperature", spread("gpu_temperature_celsius"), "celsius", floor=None),
         lines("GPU power", spread("gpu_power_watts"), "watt"),
         lines("GPU memory", spread("gpu_memory_used_bytes"), "bytes"),
+    ]
+
+
+def _checkpoints() -> Sequence[Panel]:
+    kept = f"{Q}memory_checkpoint"
+    blocked = f"sum(rate({kept}_blocked_seconds_total{JOB}[$__rate_interval]))"
+    return [
+        number(
+            "Newest whole step",
+            f"max({kept}_step{JOB})",
+            "none",
+            about="Whole in the nodes' memory, in all copies.",
+        ),
+        number(
+            "Steps at risk",
+            f"max({kept}_age_steps{JOB})",
+            "none",
+            about="Finished since that step: what a restart now would cost.",
+            steps=[(None, GREEN), (10, YELLOW), (100, RED)],
+        ),
+        number(
+            "Copies",
+            f"sum({kept}_copies{JOB}) / sum({kept}_copies_wanted{JOB})",
+            "percentunit",
+            about="Of those that there should be of that step. Below 100% the loss of a node may cost steps.",
+            steps=[(None, RED), (1, GREEN)],
+        ),
+        number("Newest step on storage", f"max({kept}_persisted_step{JOB})", "none"),
+        number("Memory", f"sum({kept}_bytes{JOB})", "bytes", about="Reserved for copies on all nodes."),
+        number(
+            "Damaged copies",
+            f"sum({kept}_damaged_total{JOB})",
+            "none",
+            about="Found by their checksums, and removed, since the stores began.",
+            steps=[(None, GREEN), (1, RED)],
+        ),
+        lines("Steps at risk", [Query(f"max({kept}_age_steps{JOB})", "steps")], "none", 8),
+        lines(
+            "Captures",
+            [
+                Query(f"sum(rate({kept}_captures_total{JOB}[$__rate_interval]))", "captured"),
+                Query(f"sum(rate({kept}_skips_total{JOB}[$__rate_interval]))", "skipped"),
+            ],
+            "cps",
+            8,
+            about="Of all ranks. A step is skipped while the one before is still on its way to other nodes.",
+        ),
+        lines(
+            "Time that captures take",
+            [Query(f"{blocked} / max({Q}job_gpus{JOB})", "of ranks' time")],
+            "percentunit",
+            8,
+            about="For which training stands still: ranks are held up while their state is copied.",
+        ),
+        lines(
+            "Writing to storage",
+            [Query(f"topk(5, max by (node) ({kept}_persist_seconds{JOB}))", "{{node}}")],
+            "s",
+            12,
+            about="For how long a node has been writing its part of a step. What only grows hangs.",
+        ),
+        bars(
+            "Steps at risk by node",
+            f"sort_desc(topk(10, max by (node) ({kept}_age_steps{JOB})))",
+            "{{node}}",
+            "none",
+            12,
+            about="All alike, unless ranks or a store of one node are behind.",
+        ),
     ]
 
 

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,9 @@ from typing import Any, TypeVar
 
 import httpx
 
+from eagle_eye.checkpoint.store_client import end_store
 from eagle_eye.demo.site import Node, Site
+from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
 
 WORKERS = 3
 SCRIPT = Path(__file__).with_name("train.py")
@@ -81,6 +84,7 @@ class Stack:
         self.step_log = folder / "steps.jsonl"
         self.checkpoints = folder / "checkpoints"
         self.corruption = folder / "corruption"
+        self.memory = Path("/dev/shm") / f"eagle-eye-{self.job}"  # noqa: S108 - checkpoints are kept in memory
         self.url = f"http://{site.head_address}:{_free_port(site.head_address)}"
         self._job_arguments = job_arguments or {}
         self._waiting = waiting
@@ -130,6 +134,7 @@ class Stack:
             "EAGLE_EYE_HOOK_SOCKET": self._socket("{node}", "{node}"),
             "GLOO_SOCKET_IFNAME": self.site.nodes[0].interface,
             "OMP_NUM_THREADS": "1",
+            FOLDER_VARIABLE: str(self.memory / "{node}"),
         }
         words = (
             *("launch", "--job", self.job, "--nnodes", str(WORKERS)),
@@ -204,6 +209,9 @@ class Stack:
                 process.terminate()
                 _reap(process)
         self._processes.clear()
+        for node in self.site.nodes:
+            end_store(self.memory / node.name)
+        shutil.rmtree(self.memory, ignore_errors=True)
         self.api.close()
 
     def _scopes(self) -> dict[str, tuple[str, str | None]]:

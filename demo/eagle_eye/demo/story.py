@@ -163,14 +163,21 @@ def _stepped(
     attempt = before["attempt"] + 1
     step = stack.wait("the job makes steps again", lambda: _nth_step(stack, attempt, 1), STEPPED_WITHIN_S)
     timeline.measure("injection to first new step", step["time_s"])
-    timeline.tell(
-        "training", f"restarted from step {step['resumed_from']}; first new step {step['step']}", step["time_s"]
-    )
+    timeline.tell("training", _resumed(step, _last_step(stack, before["attempt"], math.inf)), step["time_s"])
     # Numbers that a fault may have spoilt are not resumed from; those of a job that only hung or crawled are good.
     last = _last_step(stack, before["attempt"], began_s if expected.spoils_numbers else math.inf)
     if not 0 < step["resumed_from"] <= last:
         raise StageFailed(f"the job resumes from step {last} or before: it resumed from step {step['resumed_from']}")
     return step
+
+
+def _resumed(step: dict[str, Any], last: int) -> str:
+    """Return where the job went on, after an attempt that had come to step ``last``."""
+    source, resumed = step["source"] or {"where": "storage", "nodes": []}, step["resumed_from"]
+    where = f"memory of {', '.join(source['nodes'])}" if source["where"] == "memory" else "storage"
+    lost = last - resumed
+    steps = "1 step" if lost == 1 else f"{lost} steps"
+    return f"resumed from {where}, step {resumed}, {steps} lost; first new step {step['step']}"
 
 
 def _last_step(stack: Stack, attempt: int, until_s: float) -> int:

@@ -1,7 +1,8 @@
 """A real data-parallel training job: a small character transformer learns Python's own documentation.
 
 Started by torchrun or ``eagle-eye launch``; Gloo on the CPU. Knows nothing of faults. The two lines that
-tell Eagle Eye how training goes are marked.
+tell Eagle Eye how training goes are marked. Its state is kept in memory at each step and goes to storage now and then;
+with ``--checkpoints storage`` it goes there at once, and the training waits.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 from eagle_eye.agent.hook import attach
+from eagle_eye.checkpoint import MemoryCheckpointer
 
 CONTEXT_CHARS = 64
 WIDTH = 128
@@ -81,8 +83,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(CharacterModel(text.characters))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    step = _resume(model, optimizer)
-    first = step + 1
+    checkpointer = _in_memory(model, optimizer, args) if args.checkpoints == "memory" else None
+    step = _resume(model, optimizer) if checkpointer is None else checkpointer.restore()
+    first, source = step + 1, None if checkpointer is None else checkpointer.resumed_from
     training = attach(model, optimizer, step=step)  # the first of the two lines
     while step < args.steps:
         began_s = time.monotonic()
@@ -94,17 +97,21 @@ def main() -> None:
         optimizer.step()
         training.step(loss=loss, grad_norm=norm, tokens=args.batch * CONTEXT_CHARS)  # the second
         if rank == 0:
-            _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), resumed_from=first - 1)
+            _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), resumed_from=first - 1, source=source)
         if step % args.evaluate_every == 0:
             with training.phase("eval"), torch.no_grad():
                 for _ in range(args.evaluation_batches):
                     _loss(model, text)
                 dist.barrier()
-        if step % args.checkpoint_every == 0:
+        if checkpointer is not None:
+            checkpointer.capture(step)
+        elif step % args.checkpoint_every == 0:
             with training.phase("checkpoint"):
                 save(_state(model, optimizer, step), checkpoint_id=str(args.checkpoint_dir / f"step_{step}"))
         # A faster machine must not make the demonstration meaningless: steps take at least this long.
         time.sleep(max(0.0, args.step_seconds_min - (time.monotonic() - began_s)))
+    if checkpointer is not None:
+        checkpointer.close()
     dist.destroy_process_group()
 
 
@@ -115,6 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--step-log", type=Path, required=True)
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--checkpoint-every", type=int, default=10)
+    parser.add_argument("--checkpoints", choices=("memory", "storage"), default="memory")
     parser.add_argument("--evaluate-every", type=int, default=50)
     parser.add_argument("--evaluation-batches", type=int, default=10)
     parser.add_argument("--collective-seconds-max", type=float, default=1800.0)  # torch's own default for Gloo
@@ -125,6 +133,10 @@ def _arguments() -> argparse.Namespace:
 def _loss(model: nn.Module, text: Text) -> torch.Tensor:
     inputs, targets = text.batch()
     return nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+
+def _in_memory(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> MemoryCheckpointer:
+    return MemoryCheckpointer({"model": model, "optimizer": optimizer}, args.checkpoint_dir, args.checkpoint_every)
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, Any]:

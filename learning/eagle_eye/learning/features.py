@@ -39,7 +39,7 @@ GRAINS = {
     "segments_per_second": 5.0,
 }
 # What training says of itself is judged by rules. It is kept out so that a learned score is evidence of another kind.
-SPOKEN_BY_TRAINING = ("train_", "nccl_")
+SPOKEN_BY_TRAINING = ("train_", "nccl_", "memory_checkpoint_")
 SPAN_S, PAST_S = 60.0, 300.0
 LOOKS = 3  # spans in a row that must be strange: most of what passes by itself has passed by then
 TICK_S = 15.0  # how often rules are asked while history is read: a fault lasts longer

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.protocol import Exclusion, Orchestrator, Previews
+from eagle_eye.orchestrators.protocol import Checkpoints, Exclusion, Orchestrator, Previews
 from eagle_eye.orchestrators.verbs import Verb, verbs
 from eagle_eye.schema.action import ActionRequest
 
 
 def would(orchestrator: Orchestrator, action: ActionRequest) -> str:
     """Return the report of a dry run, which begins with "dry run:"."""
+    if action.kind == "checkpoint_now" and isinstance(orchestrator, Checkpoints):
+        return "dry run: would wait for a step that is kept whole"
     if action.kind == "checkpoint_now":
         return f"dry run: would fail: {orchestrator.name} cannot make the job write a checkpoint"
     asked = verbs(action)

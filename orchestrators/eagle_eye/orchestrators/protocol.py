@@ -129,6 +129,14 @@ class Previews(Protocol):
 
 
 @runtime_checkable
+class Checkpoints(Protocol):
+    """An orchestrator that sees which steps a job has kept."""
+
+    def checkpoint(self, job: str) -> str:
+        """Return, for people, which step after now is kept whole. Raises CannotCarryOutError where none comes soon."""
+
+
+@runtime_checkable
 class ReportsJobs(Protocol):
     """An orchestrator that tells the server of its jobs, because nobody tells it better."""
 

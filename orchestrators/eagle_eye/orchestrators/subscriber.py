@@ -17,7 +17,7 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.intake import Readmission, ReportTo, Resumption, Work
 from eagle_eye.orchestrators.lanes import Lanes
 from eagle_eye.orchestrators.ledger import ActionState, Ledger
-from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator
+from eagle_eye.orchestrators.protocol import Checkpoints, Exclusion, JobState, Orchestrator
 from eagle_eye.orchestrators.resumption import INTERRUPTED, remainder
 from eagle_eye.orchestrators.verbs import verbs
 from eagle_eye.schema.action import ActionRequest
@@ -218,6 +218,8 @@ def carry_out(
     ``mark`` is called with how far it has come, before the next thing is touched. ``skip_exclusion``: an earlier
     process has done that part.
     """
+    if action.kind == "checkpoint_now" and isinstance(orchestrator, Checkpoints):
+        return orchestrator.checkpoint(action.job)
     if action.kind == "checkpoint_now":
         raise CannotCarryOutError(f"{orchestrator.name} cannot make the job write a checkpoint")
     asked = verbs(action, tell)

@@ -53,12 +53,21 @@ class MemberRank(msgspec.Struct, frozen=True):
     role: str = ""
 
 
-class ActionRequest(msgspec.Struct, frozen=True):
+class ResumeFrom(msgspec.Struct, frozen=True):
+    """The newest step from which the job can go on, and where it is; ``nodes`` hold its copies in memory."""
+
+    step: int
+    where: Literal["memory", "storage"]
+    nodes: list[str]
+
+
+class ActionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The ``data`` of an ``eagle_eye.action.requested`` event. Times are RFC 3339.
 
     A subscriber refuses it after ``expires`` and when ``attempt`` is older than the job's own.
     ``onset`` is when the fault began: a checkpoint written after it is not to be trusted for a
-    fault of loss or data.
+    fault of loss or data. ``resume_from`` is where the server knows of such a step that is to be trusted; else it is
+    left out.
     """
 
     action_id: str
@@ -78,6 +87,7 @@ class ActionRequest(msgspec.Struct, frozen=True):
     evidence: list[EvidenceItem]
     ranks: list[MemberRank]
     report_to: str
+    resume_from: ResumeFrom | None = None
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -14,10 +14,28 @@ LIKENESS_MIN = 0.78  # of what stands behind the prefix: one letter of five may 
 READ_ELSEWHERE = frozenset(
     PREFIX + name
     for name in (
-        *("ATTEMPT", "CA_FILE", "CONFIG", "DATA_DIR", "DCGM_EXPORTER", "DEMO_CORRUPTION", "DRY_RUN", "HOOK_SOCKET"),
-        *("INTERVAL_S", "JOB", "JOBS", "JOIN_TOKEN_FILE", "JSON", "KEY_FILE", "LAUNCH", "LISTEN", "METRICS_LISTEN"),
-        *("NODE", "POLL", "PORT", "PUBLIC_URL", "PUBLISH", "RESUME_FROM", "ROLE", "SECRET_FILE", "SERIES_MAX"),
-        *("SERVER", "SHARED_HOST", "SIMULATED_GPUS", "SPOOL_BYTES_MAX", "SPOOL_DIR", "STANDBY_ROOM", "STATE_DIR"),
+        *(
+            "ATTEMPT",
+            "CA_FILE",
+            "CHECKPOINT_STORE",
+            "CONFIG",
+            "DATA_DIR",
+            "DCGM_EXPORTER",
+            "DEMO_CORRUPTION",
+            "DRY_RUN",
+        ),
+        *("HOOK_SOCKET", "INTERVAL_S", "JOB", "JOBS", "JOIN_TOKEN_FILE", "JSON", "KEY_FILE", "LAUNCH", "LISTEN"),
+        *("METRICS_LISTEN", "NODE", "POLL", "PORT", "PUBLIC_URL", "PUBLISH", "RESUME_FROM", "ROLE", "SECRET_FILE"),
+        *(
+            "SERIES_MAX",
+            "SERVER",
+            "SHARED_HOST",
+            "SIMULATED_GPUS",
+            "SPOOL_BYTES_MAX",
+            "SPOOL_DIR",
+            "STANDBY_ROOM",
+            "STATE_DIR",
+        ),
         *("STREAMS_MAX", "TOKEN_FILE", "TOPOLOGY_FILE", "TRACEBACK", "TRAINING_LOGS", "VERB", "WEBHOOK_URL"),
     )
 )

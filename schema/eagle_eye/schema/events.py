@@ -49,6 +49,11 @@ EVENTS: tuple[EventSpec, ...] = (
     EventSpec("checkpoint_begin", ("step",), "A rank began to write a checkpoint."),
     EventSpec("checkpoint_end", ("step",), "A rank finished writing a checkpoint."),
     EventSpec(
+        "checkpoint_stuck",
+        ("step", "job", "text"),
+        "The node has not brought a step from memory to storage for ten minutes.",
+    ),
+    EventSpec(
         "phase",
         ("name", "rank", "job", "attempt"),
         "A rank entered a phase: start, train, eval, checkpoint, ...",

@@ -11,17 +11,21 @@ FOLDER_VARIABLE = "EAGLE_EYE_CHECKPOINT_STORE"
 STEPS_FILE = "steps.json"
 STEPS_BYTES_MAX = 16 << 20
 MEMORY_PREFIX = "memory:"
-STORE_WORDS = ["eagle_eye.cli.main", "checkpoint", "store"]  # of a store's command line, behind ``python -m``
+STORE_WORDS = ["checkpoint", "store"]  # of a store's command line, behind ``python -m`` and the module
 
 
 class MemoryStep(msgspec.Struct, frozen=True):
-    """A verified copy of one rank's shard of one step. ``plan`` begins with the number of ranks, and a hyphen."""
+    """A verified copy of one rank's shard of one step. ``plan`` begins with the number of ranks, and a hyphen.
+
+    ``attempt`` captured it: copies of other attempts make no step with it.
+    """
 
     job: str
     plan: str
     rank: int
     step: int
     captured_s: float
+    attempt: int = 0
 
 
 def store_folder(node: str) -> Path:
@@ -42,11 +46,12 @@ def read_steps(folder: Path, job: str) -> list[MemoryStep]:
 
 def whole_in_memory(copies: list[MemoryStep]) -> dict[int, float]:
     """Return the steps of which there is a copy of every rank's shard, with when the last of them was captured."""
-    held: dict[tuple[int, str], dict[int, float]] = {}
+    held: dict[tuple[int, str, int], dict[int, float]] = {}
     for copy in copies:
-        held.setdefault((copy.step, copy.plan), {})[copy.rank] = copy.captured_s
-    return {
-        step: max(ranks.values())
-        for (step, plan), ranks in held.items()
-        if plan.partition("-")[0].isdecimal() and ranks.keys() == set(range(int(plan.partition("-")[0])))
-    }
+        held.setdefault((copy.step, copy.plan, copy.attempt), {})[copy.rank] = copy.captured_s
+    found: dict[int, float] = {}
+    for (step, plan, _), ranks in held.items():
+        count = plan.partition("-")[0]
+        if count.isdecimal() and ranks.keys() == set(range(int(count))):
+            found[step] = max(found.get(step, 0.0), *ranks.values())
+    return found

@@ -1,7 +1,6 @@
 """The records that the server keeps: incidents, actions, deliveries, subscriptions, tokens, jobs, nodes.
 
-All times are Unix seconds on the server's clock (``_s``); the API turns them into RFC 3339. Records are
-immutable: a change is a new record under the same id.
+All times are Unix seconds on the server's clock (``_s``); the API shows RFC 3339. A change is a new record of one id.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank
+from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank, ResumeFrom
 
 # suspected: too little evidence to act on; confirmed: enough; acting: something was asked for; recovered: gone for now;
 # closed: over for good, or merged into another; false: a false alarm, on a person's word.
@@ -119,8 +118,8 @@ def is_of_a_stop(family: str) -> bool:
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something asked of the subscribers because of an incident; ``reports`` keeps every answer, oldest first.
 
-    ``preliminary`` marks a checkpoint that is asked for before the incident's own action. ``policy`` is what the rules
-    said when it was asked for, without those that had nothing to judge. ``reason`` is why it was taken back, or "".
+    ``preliminary`` marks a checkpoint before the incident's own action. ``policy`` is what the rules with something to
+    judge said at first, ``resume_from`` where the job could go on then. ``reason`` is why it was taken back, or "".
     """
 
     id: str
@@ -146,6 +145,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     reports: list[dict[str, Any]] = []
     preliminary: bool = False
     policy: list[RuleWord] = []
+    resume_from: ResumeFrom | None = None
     reason: str = ""
 
 

@@ -249,7 +249,9 @@ class Watch:
         if track is None:
             return None
         stepping = track.last_step is not None
-        return Progress(track.last_step, track.advanced_s if stepping else None, track.pace_s)
+        return Progress(
+            track.last_step, track.advanced_s if stepping else None, track.pace_s, track.checkpoints.stand(track.nodes)
+        )
 
     def courses(self) -> list[Course]:
         """Return how far each job has come that was judged in the last tick."""

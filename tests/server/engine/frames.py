@@ -42,6 +42,7 @@ class Fleet:
         self.compute_s: dict[str, float] = {}
         self.loss = 2.0
         self.local_norm: dict[str, float] = {}
+        self.node_rows: dict[str, dict[str, float]] = {}  # what nodes tell besides
         self.events: list[tuple[str, Event]] = []
         self._sequence = 0
 
@@ -60,6 +61,7 @@ class Fleet:
             "train_loss": self.loss,
             "train_local_grad_norm": self.local_norm.get(node, 1.0),
         }
+        whole_node = {"node_cpu_utilization_ratio": 0.5} | self.node_rows.get(node, {})
         events = [event for owner, event in self.events if owner == node]
         self.events = [(owner, event) for owner, event in self.events if owner != node]
         return Frame(
@@ -74,7 +76,7 @@ class Fleet:
             ranks=[
                 Rank(self.job, rank, len(self.nodes), 0, self.attempt, 100 + rank, "", self.silent_s.get(node, 0.0))
             ],
-            blocks=[block(Scope.DEVICE, {0: row}), block(Scope.NODE, {-1: {"node_cpu_utilization_ratio": 0.5}})],
+            blocks=[block(Scope.DEVICE, {0: row}), block(Scope.NODE, {-1: whole_node})],
             events=events,
         )
 

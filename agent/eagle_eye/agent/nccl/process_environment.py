@@ -1,4 +1,4 @@
-"""What training processes were told about NCCL and PyTorch's recorder, and where their files are. Touches: /proc.
+"""What training processes were told of NCCL, PyTorch's recorder and stores, and where their files are. Touches: /proc.
 
 A process's environment says which sources are switched on and where they write, so that nothing needs to be
 configured twice. What a program sets by ``os.environ`` after its start is not in /proc and has to be configured.
@@ -26,6 +26,7 @@ _KEPT = frozenset(
         *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
         *("NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP_DIR", "NCCL_INSPECTOR_PROM_DUMP"),
         *("NCCL_RAS_ENABLE", "NCCL_RAS_ADDR"),
+        *("EAGLE_EYE_NODE", "EAGLE_EYE_CHECKPOINT_STORE"),
     }
 )
 

@@ -75,7 +75,8 @@ def passed_silences_s(window: Window) -> Floats:
     """Return for how long each node's silence has to last before it is news: (N,), 0 where silences do not pass.
 
     What passed on the node itself, or on two others, while nothing was wrong with them: where agents often give nothing
-    for a minute, a minute of silence says nothing. Of what came late nothing is seen.
+    for a minute, a minute of silence says nothing. Of what came late nothing is seen, nor of times in which nobody
+    listened.
     """
     longest_s = _longest_gaps_s(window)
     many_s = np.sort(longest_s)[-2] if len(longest_s) > 1 else 0.0
@@ -95,7 +96,9 @@ def _longest_gaps_s(window: Window) -> Floats:
         seen[rows, window.node_of[columns]] = True
     rows = np.where(seen, np.arange(len(seen))[:, None], -1)
     before = np.vstack([np.full(len(window.nodes), -1), np.maximum.accumulate(rows, axis=0)[:-1]])
-    gaps_s = np.where(seen & (before >= 0), window.times_s[:, None] - window.times_s[np.maximum(before, 0)], 0.0)
+    begun_s = window.times_s[np.maximum(before, 0)]
+    ours = begun_s < window.watching_since_s  # nobody listened, and what waits with the agents is not all here yet
+    gaps_s = np.where(seen & (before >= 0) & ~ours, window.times_s[:, None] - begun_s, 0.0)
     longest_s = gaps_s.max(axis=0)
     usual: Floats = np.where(longest_s > GAP_INTERVALS * window.interval_s, longest_s, 0.0)
     return usual

@@ -32,6 +32,7 @@ from eagle_eye.schema.action import JobUpdate, MemberRank
 RESTART_OWNER = "eagle-eye"
 WORD_S = 0.25
 LAST_WORD_S = 2.0
+CHECKPOINT_WITHIN_S, CHECKPOINT_LOOK_S = 30.0, 0.5
 IN_MEMORY_WITHIN_S = 2.0  # for nodes to say what they hold
 
 
@@ -86,6 +87,22 @@ class Coordinator:
         if not success:
             raise CannotCarryOutError(text)
         return text
+
+    def wait_for_checkpoint(self, within_s: float = CHECKPOINT_WITHIN_S) -> str:
+        """Return which step is whole in the nodes' memory that was captured after now. Raises CannotCarryOutError."""
+        until_s = time.monotonic() + within_s
+        before: int | None = None
+        while True:
+            copies = self._runners.steps_in_memory(self._state.members, IN_MEMORY_WITHIN_S)
+            if before is None:
+                before = max((copy.step for copy in copies), default=-1)
+            newest = max((one.step for one in in_memory(copies)), default=-1)
+            if newest > before:
+                return f"step {newest} is whole in the memory of the job's nodes"
+            if self._closed or time.monotonic() > until_s:
+                known = f"the newest in memory is step {newest}" if newest >= 0 else "none is in memory"
+                raise CannotCarryOutError(f"the job kept no step within {within_s:g} s; {known}")
+            time.sleep(CHECKPOINT_LOOK_S)
 
     def job_state(self) -> JobState:
         """Return the attempt that counts and the nodes that may be named."""
@@ -185,7 +202,7 @@ class Coordinator:
         """In a thread, because a folder may hang: choose what to resume from, without what is damaged."""
         try:
             found = find_checkpoints(self._job.checkpoint_dir)
-            left = found + in_memory(self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S))
+            left = in_memory(self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S)) + found
             while (chosen := choose_checkpoint(left, order.distrusted, order.suspected)) is not None:
                 if chosen.folder is None or not (wrong := flaw(chosen.folder)):
                     break

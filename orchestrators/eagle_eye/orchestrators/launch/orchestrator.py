@@ -45,6 +45,10 @@ class LaunchOrchestrator:
             lambda number: on.RestartAsked(number, over, since_s, reason, blames_nobody=not request.without)
         )
 
+    def checkpoint(self, job: str) -> str:  # noqa: ARG002 - the protocol's name
+        """A step that was captured after this was asked for is whole in the nodes' memory."""
+        return self._coordinator.wait_for_checkpoint()
+
     def readmit(self, nodes: Sequence[str]) -> str:
         """The nodes are spares again."""
         names = tuple(nodes)

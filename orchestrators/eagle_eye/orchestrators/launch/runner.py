@@ -288,7 +288,7 @@ def _descendants(spared: int | None) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.pid == spared or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if process.cmdline()[2:5] != STORE_WORDS:  # a rank may have started it, and copies outlive ranks
+            if process.cmdline()[3:5] != STORE_WORDS:  # a rank may have started it, and copies outlive ranks
                 alive.append(process)
     return alive
 

@@ -169,9 +169,7 @@ class Runners:
         """On the runner's thread: what a runner says becomes something that happened."""
         match message:
             case messages.Alive(doing):
-                if doing and self._doing.get(node) != doing:
-                    self._doing[node] = doing
-                    self._post(on.RunnerBusy(node, doing))
+                self._note_doing(node, doing)
             case messages.Ready(_, check, standby):
                 self._post(on.RunnerReady(node, check, standby))
             case messages.Unfit(reasons):
@@ -190,6 +188,11 @@ class Runners:
                 self._note_memory(node, copies)
             case messages.Logs(attempt, files):
                 self._gather(node, attempt, files)
+
+    def _note_doing(self, node: str, doing: str) -> None:
+        if doing and self._doing.get(node) != doing:
+            self._doing[node] = doing
+            self._post(on.RunnerBusy(node, doing))
 
     def _note_memory(self, node: str, copies: list[MemoryStep]) -> None:
         with self._memory_heard:

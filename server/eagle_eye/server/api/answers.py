@@ -72,7 +72,16 @@ Explanation = made(
     rules=list[records.RuleWord],
     asked=many(Asked),
 )
-Progress = made("Progress", step=float | None, progressed=Time | None, step_seconds=float | None)
+MemoryCheckpoint = made(
+    "MemoryCheckpoint", step=int, age_steps=float, copies=int, copies_wanted=int, persisted_step=int | None
+)
+Progress = made(
+    "Progress",
+    step=float | None,
+    progressed=Time | None,
+    step_seconds=float | None,
+    memory_checkpoint=MemoryCheckpoint | None,
+)
 Job = shown(records.Job, nodes_total=int, progress=Progress | None)
 Signal = made("LemonSignal", signal=str, value=float | None, usual=float | None, adds=float)
 Memory = made(

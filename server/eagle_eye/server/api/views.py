@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from eagle_eye.server import outbound
+from eagle_eye.server.engine.checkpoints import Checkpoints
 from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.fleet import Fleet
 from eagle_eye.server.records import (
@@ -81,9 +82,23 @@ def job(record: Job, outlook: Outlook, *, members: bool = True) -> dict[str, Any
             "step": progress.step,
             "progressed": None if progress.progressed_s is None else rfc3339(progress.progressed_s),
             "step_seconds": progress.step_s,
+            "memory_checkpoint": _memory_checkpoint(progress.checkpoints),
         }
     )
     return view
+
+
+def _memory_checkpoint(told: Checkpoints) -> dict[str, Any] | None:
+    """Return the newest step that is whole in memory; None where no node tells of one."""
+    if told.step is None:
+        return None
+    return {
+        "step": told.step,
+        "age_steps": told.at_risk_steps,
+        "copies": told.copies,
+        "copies_wanted": told.copies_wanted,
+        "persisted_step": told.persisted[-1][0] if told.persisted else None,
+    }
 
 
 def node(record: Node, fleet: Fleet, offsets: dict[str, float], now_s: float) -> dict[str, Any]:

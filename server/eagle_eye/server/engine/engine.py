@@ -232,12 +232,11 @@ class Engine:
         else:
             heard_s = self._heard_s(track)
         heard = hearing(track.job, track.started_s, self._words.values())
-        told = [verdict for verdict in verdicts if not heard.is_awaited(verdict, now_s)]
         return Judgement(
             job=track.job,
             attempt=track.attempt,
             now_s=now_s,
-            verdicts=tuple(told),
+            verdicts=tuple(verdict for verdict in verdicts if not heard.is_awaited(verdict, now_s)),
             blind=blind,
             state=state,
             restart_owner=declared.restart_owner if declared else "",
@@ -253,6 +252,7 @@ class Engine:
             ends_s=declared.ends_s if declared else None,
             owner=declared.owner if declared else "",
             gpu_models=self.gpu_models.of(track.series, track.memo).of_node,
+            checkpoints=track.checkpoints.stand(track.nodes, track.pace_s),
         )
 
     def _route(self, frame: Frame) -> Route:

@@ -171,6 +171,22 @@ def _checkpoint_first(incident: Incident, situation: Situation, plan: Plan) -> R
     return passed(values)
 
 
+def _copies_first(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """What can wait waits until the newest step in memory has all its copies again; they come within seconds."""
+    told, wait_s = situation.checkpoints, situation.settings.copies_wait_s
+    planned = plan.kind == "drain_node" or (plan.kind == "exclude_node" and BY_NAME[incident.fault].trouble == "slow")
+    if not planned or not told.copies_wanted or wait_s <= 0 or plan_mode(incident, situation, plan) != "act":
+        return NOT_APPLICABLE
+    values: Values = {"copies": told.copies, "copies_wanted": told.copies_wanted, "copies_wait_s": wait_s}
+    if told.thin_since_s is not None and 0 <= situation.now_s - told.thin_since_s < wait_s:
+        why = (
+            f"{told.copies} of {told.copies_wanted} copies of step {told.step} are there: the others are waited for, at"
+            f" most {wait_s:g} s (policy.copies_wait_s)"
+        )
+        return held(why, values)
+    return passed(values)
+
+
 def _mode(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     settings = situation.settings
     mode, where = mode_of(settings.mode, settings.modes, incident.job, incident.fault, plan.kind)
@@ -191,5 +207,5 @@ BEFORE_BUDGETS = (
     Rule("under_way", _under_way),
     Rule("tries", _tries),
 )
-AFTER_BUDGETS = (Rule("checkpoint_first", _checkpoint_first),)
+AFTER_BUDGETS = (Rule("copies_first", _copies_first), Rule("checkpoint_first", _checkpoint_first))
 MODE = Rule("mode", _mode)

@@ -17,6 +17,7 @@ from eagle_eye.detectors.types import Beginning, Curve, Floats, Happening, Link,
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.advance import Advance
+from eagle_eye.server.engine.checkpoints import TOLD, CheckpointLog
 from eagle_eye.server.engine.earlier_attempt import NOTHING, Earlier
 from eagle_eye.server.engine.gpu_models import INVENTORY, Named
 from eagle_eye.server.engine.grid import Columns, Grid
@@ -66,6 +67,7 @@ class JobTrack:
         self._repeats: dict[tuple[str, str | None, int, str], int] = {}
         self.course = PauseLog(earlier.pauses)
         self._steps_made = Advance(started_s)
+        self.checkpoints = CheckpointLog()
         self.touched_s = started_s  # the newest row or word about the job
         self.held_up_by: frozenset[int] = frozenset()  # by the launcher's word
         self.unreached: tuple[str, ...] = ()  # who alone does not reach the others, as far as is known
@@ -89,8 +91,7 @@ class JobTrack:
         asked = math.ceil(min(self._window_s / interval_s, GRID_LINES_MAX))
         depth = min(max(asked, GRID_LINES_MIN), self._lines_max)
         self._grids_of = {scope: Grid(scope, interval_s, depth) for scope in Scope}
-        self._devices, self._node_rows = self._grids_of[Scope.DEVICE], self._grids_of[Scope.NODE]
-        self._link_rows = self._grids_of[Scope.LINK]
+        self._devices, self._node_rows, self._link_rows = (self._grids_of[scope] for scope in Scope)
         self._devices.add_columns(self._roster.series_count)
         self._node_rows.add_columns(len(self._roster.nodes))
         self._link_rows.add_columns(len(self._links))
@@ -240,6 +241,8 @@ class JobTrack:
         grid.write(line, metrics, columns, values)
         if scope is Scope.DEVICE and "train_step" in metrics:
             self._advance(time_s, values[metrics.index("train_step")])
+        elif scope is Scope.NODE and TOLD in metrics:
+            self.checkpoints.take(time_s, metrics, columns, values)
 
     def add_event(self, event: Happening) -> None:
         """Keep an event of this attempt; a phase event also moves its rank."""
@@ -310,12 +313,10 @@ class JobTrack:
     def latest(self, since_s: float = -math.inf) -> dict[str, dict[tuple[str, int], float]]:
         """Return each metric's newest value by (node, device), NaN for none since then; device -1 for node metrics."""
         result: dict[str, dict[tuple[str, int], float]] = {}
-        for name in self._devices.names():
-            values = self._devices.latest(name, since_s)
-            result[name] = {(s.node, s.device): float(v) for s, v in zip(self.series, values, strict=True)}
-        for name in self._node_rows.names():
-            values = self._node_rows.latest(name, since_s)
-            result[name] = {(node, -1): float(value) for node, value in zip(self.nodes, values, strict=True)}
+        devices, nodes = [(one.node, one.device) for one in self.series], [(node, -1) for node in self.nodes]
+        for grid, keys in ((self._devices, devices), (self._node_rows, nodes)):
+            for name in grid.names():
+                result[name] = dict(zip(keys, grid.latest(name, since_s).tolist(), strict=True))
         return result
 
     def _hung_on(self, topology: Topology | None) -> tuple[tuple[str, ...], tuple[Link, ...]]:
@@ -324,9 +325,8 @@ class JobTrack:
         if self._made_for != made_for:
             known = topology or Topology()
             self._switches = tuple(known.switch_of_node.get(node, "") for node in self.nodes)
-            self._made_links = tuple(
-                Link(node, link, known.switch_of_link.get(node, {}).get(link, "")) for node, link in self._links
-            )
+            of_link = known.switch_of_link
+            self._made_links = tuple(Link(*one, of_link.get(one[0], {}).get(one[1], "")) for one in self._links)
             self._made_for = made_for
         return self._switches, self._made_links
 

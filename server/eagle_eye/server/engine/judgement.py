@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.schema.action import MemberRank
+from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, Checkpoints
 from eagle_eye.server.engine.scheduler_word import NO_SCHEDULER, Hearing
 
 
@@ -20,7 +21,8 @@ class Judgement:
     says that it failed, which nobody wanted. ``hearing`` is when its scheduler was heard, ``awaiting`` whether a
     verdict, or what follows from one, waits for that. ``ends_s`` is when its time limit ends it, None where nobody
     said. ``owner`` is the user whose job it is, "" where nobody said. ``gpu_models`` are NVML's names of the GPUs that
-    the job has on a node, by node; a node of which none is known is missing.
+    the job has on a node, by node; a node of which none is known is missing. ``checkpoints`` is how those in memory
+    stand.
     """
 
     job: str
@@ -42,6 +44,7 @@ class Judgement:
     ends_s: float | None = None
     owner: str = ""
     gpu_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    checkpoints: Checkpoints = NOTHING_TOLD
 
     @property
     def blindness(self) -> str:

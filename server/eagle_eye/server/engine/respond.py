@@ -19,7 +19,7 @@ from eagle_eye.server.engine.recurrence import recurrences
 from eagle_eye.server.engine.repeated_ends import with_repeated_ends
 from eagle_eye.server.engine.ruling import Plan
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age
+from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age, resume_from
 from eagle_eye.server.records import Action, ActionState, Evidence, Incident, Node
 
 REPORTS_ARRIVE_S = 15.0  # subscribers tell at once what they begin, and again soon where that did not arrive
@@ -125,6 +125,7 @@ def situation_of(judgement: Judgement, book: Book, settings: PolicySettings, fle
         ends_s=judgement.ends_s,
         incidents=[i for i in book.incidents if i.job == judgement.job and i.state in folding.OPEN_STATES],
         gpu_models=judgement.gpu_models,
+        checkpoints=judgement.checkpoints,
     )
 
 
@@ -266,6 +267,7 @@ def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_
         updated_s=now_s,
         preliminary=first,
         policy=[word for word in weighing.words if word.outcome != "not_applicable"],
+        resume_from=resume_from(incident, situation, decision.exclude) if decision.restart and not first else None,
     )
 
 

@@ -74,6 +74,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     queue_s: Seconds = 60.0  # ...and the wait for nodes
     remaining_s: Seconds = 86_400.0  # how long a job is taken to run on, where nobody says
     checkpoint_wait_s: Seconds = 0.0  # how long a planned exclusion waits for a checkpoint; 0: none is asked for
+    copies_wait_s: Seconds = 30.0  # what can wait waits so long for the copies of the newest step in memory; 0: not
     repeat_window_s: Seconds = 86_400.0  # a second restart for the same node within it becomes an exclusion
     tries_max: Count = 1  # how often an action is asked for because of one incident
     retry_s: Seconds = 60.0  # from a try that failed to the next

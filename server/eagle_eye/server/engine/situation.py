@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.action import MemberRank, ResumeFrom
+from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, SPOILING_FAULTS, Checkpoints
 from eagle_eye.server.engine.job_terms import Terms
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.scheduler_word import NO_SCHEDULER, Hearing
@@ -29,7 +31,7 @@ class Situation:
     ``neighbours`` the other running jobs on the nodes that incidents accuse. ``crashed``: the scheduler says that the
     job failed. ``hearing`` is when its scheduler was heard, ``ends_s`` when its time limit ends it (None: not known).
     ``incidents`` are the job's open ones. ``gpu_models`` are NVML's names of the GPUs that the job has on a node, by
-    node; a node of which none is known is missing.
+    node; a node of which none is known is missing. ``checkpoints`` is how the job's checkpoints in memory stand.
     """
 
     settings: PolicySettings
@@ -48,6 +50,7 @@ class Situation:
     ends_s: float | None = None
     incidents: Sequence[Incident] = ()
     gpu_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    checkpoints: Checkpoints = NOTHING_TOLD
 
 
 def counted(situation: Situation, mode: Mode) -> list[Action]:
@@ -78,6 +81,15 @@ def own_actions(incident: Incident, situation: Situation) -> list[Action]:
 def is_preliminary_of(action: Action, incident: Incident) -> bool:
     """Return whether the action is the checkpoint asked for before the incident's own action."""
     return action.preliminary and action.incident_id == incident.id and action.attempt == incident.attempt
+
+
+def resume_from(incident: Incident, situation: Situation, leaving: Sequence[str]) -> ResumeFrom | None:
+    """Return where the job goes on once these nodes have left, None: not known, or not to be trusted.
+
+    After the onset of a fault of numbers a checkpoint may hold the damage.
+    """
+    before_s = incident.onset_s if incident.fault in SPOILING_FAULTS else math.inf
+    return situation.checkpoints.resume_from(len(situation.ranks), leaving, before_s)
 
 
 def terms(incident: Incident, situation: Situation) -> Terms:

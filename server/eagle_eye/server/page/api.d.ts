@@ -43,6 +43,7 @@ export interface Action {
   updated: string;
   reports: Array<ReportOfAction>;
   preliminary: boolean;
+  resume_from: ResumeFrom | null;
   reason: string;
   report_to: string;
 }
@@ -646,6 +647,14 @@ export interface Memory {
   scored: string;
 }
 
+export interface MemoryCheckpoint {
+  step: number;
+  age_steps: number;
+  copies: number;
+  copies_wanted: number;
+  persisted_step: number | null;
+}
+
 export interface Node {
   node: string;
   state: "draining" | "excluded" | "in_service";
@@ -817,6 +826,7 @@ export interface Progress {
   step: number | null;
   progressed: string | null;
   step_seconds: number | null;
+  memory_checkpoint: MemoryCheckpoint | null;
 }
 
 export interface QueryRange {
@@ -852,6 +862,12 @@ export interface Resolution {
   start: string;
   end: string;
   resolution_seconds: number | null;
+}
+
+export interface ResumeFrom {
+  step: number;
+  where: "memory" | "storage";
+  nodes: Array<string>;
 }
 
 export interface ReturningNode {

@@ -90,6 +90,7 @@ function JobFacts({ job, timeline, goodput }) {
         ["Owner", h(Owner, { name: job.owner })],
         ["Last progress", progress ? [h("strong", null, h(Ago, { at: progress.progressed, none: "no step seen" })), progress.step === null ? "" : ` (step ${figure(progress.step)})`] : "no agent speaks of it"],
         ["A step takes", progress?.step_seconds ? duration(progress.step_seconds) : "not known"],
+        ["Memory checkpoint", progress?.memory_checkpoint ? checkpoint(progress.memory_checkpoint) : null],
         ["Goodput, last 10 min", goodput === null ? "cannot tell" : percent(goodput)],
         ["Attempt", [String(job.attempt), timeline && timeline.attempts.length > 1 ? ` (${counted(timeline.attempts.length, "attempt")} shown)` : ""]],
         ["Coverage", now ? coverage(now) : null],
@@ -104,6 +105,17 @@ function JobFacts({ job, timeline, goodput }) {
       ],
     }),
   );
+}
+
+/** @param {import("../api").MemoryCheckpoint} one */
+function checkpoint(one) {
+  const copies = `${count(one.copies)} of ${counted(one.copies_wanted, "copy", "copies")}`;
+  return [
+    h("strong", null, `step ${count(one.step)}`),
+    `, ${counted(one.age_steps, "step")} ago, `,
+    one.copies < one.copies_wanted ? h("span", { class: "warn-ink" }, copies) : copies,
+    one.persisted_step === null ? "" : `; step ${count(one.persisted_step)} on storage`,
+  ];
 }
 
 /** How many of its nodes are heard, and what of it nobody observes. @param {import("../api").FleetJob} job */

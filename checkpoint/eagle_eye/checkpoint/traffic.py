@@ -1,0 +1,255 @@
+"""A job's copies on their way: piece by piece, while training leaves the network idle, and within the store's cap.
+
+Torch tells nobody when a collective begins and ends, whatever its backend; but what it sends passes the interface that
+the copies take, and the kernel counts that. So nothing is done in the ranks, and what crosses no network, or another
+one than the copies, does not hold them up. A thread looks at the counter; that of an interface is shared by all copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from eagle_eye.checkpoint.carrier import Carrier
+from eagle_eye.checkpoint.connection import PIECE_BYTES, Pace
+from eagle_eye.checkpoint.idle_spans import IdleSpans, Sight
+from eagle_eye.checkpoint.link_counter import LinkCounter, outgoing_interface
+from eagle_eye.checkpoint.pacing import PIECE_BYTES_MIN, POLL_S, Cap, Cost, next_piece
+
+_log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.002
+LOOK_SELDOM_S, SELDOM_AFTER_S = 0.25, 30.0  # without any step for so long
+LATE_STEPS, LATE_S = 10, 10.0  # a copy that takes longer than both goes on whatever passes
+DRAINED_BYTES = 4096  # the last acknowledgement may take its time
+DRAIN_POLL_S, DRAIN_S = 0.0005, 5.0
+
+
+class Unwanted(OSError):
+    """Nobody needs the copy any more, of which a part is still to be sent."""
+
+
+class Capped:
+    """As fast as the cap lets it: for who restores, and for copies where nothing is known of the network."""
+
+    def __init__(self, cap: Cap, wanted: Callable[[], bool] = lambda: True) -> None:
+        self._cap = cap
+        self._wanted = wanted
+
+    @contextlib.asynccontextmanager
+    async def piece(self, left: int, unsent: Callable[[], int]) -> AsyncIterator[int]:  # noqa: ARG002
+        """See Pace."""
+        count, least = min(left, PIECE_BYTES), min(left, PIECE_BYTES_MIN)
+        while True:
+            _check(self._wanted)
+            allowed = self._cap.allowed_bytes(time.monotonic())
+            if allowed is None or allowed >= least:
+                break
+            await asyncio.sleep(self._cap.wait_s(least))
+        count = count if allowed is None else min(count, allowed)
+        self._cap.take(count)
+        yield count
+
+
+class Traffic:
+    """The copies of one job that leave this node. ``cap`` is the store's; ``count`` counts what the status tells."""
+
+    def __init__(self, cap: Cap, count: Callable[[str], None], *, paced: bool) -> None:
+        self._cap = cap
+        self._count = count
+        self._paced = paced
+        self._links: dict[int, _Link] = {}
+
+    def mark(self) -> None:
+        """A rank of this node has ended a step, and begins another one."""
+        now_s = time.monotonic()
+        for link in self._links.values():
+            link.mark(now_s)
+
+    def urgent(self) -> Pace:
+        """Return the pace of what a restart waits for."""
+        return Capped(self._cap)
+
+    def copy(self, address: str, wanted: Callable[[], bool]) -> Pace:
+        """Return the pace of one copy to another node's IP address. Where its interface is not known: the cap's."""
+        link = self._link(address) if self._paced else None
+        return Capped(self._cap, wanted) if link is None else _Between(link, self._cap, self._count, wanted)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return what is known of the interfaces that copies take, as plain containers."""
+        return [link.status() for link in self._links.values()]
+
+    def close(self) -> None:
+        """Nobody looks any more."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def _link(self, address: str) -> _Link | None:
+        try:
+            number = outgoing_interface(address)
+            if number is None:
+                return None
+            link = self._links.get(number)
+            if link is None:
+                link = self._links[number] = _Link(LinkCounter(number))
+        except (OSError, ValueError) as error:
+            _log.info("copies to %s are not sent between collectives: %s", address, error)
+            return None
+        return link if link.seen else None
+
+
+class _Link:
+    """An interface, and the thread that looks at it. ``turn`` is had by whoever sends a piece of a copy."""
+
+    def __init__(self, counter: LinkCounter) -> None:
+        self.turn = asyncio.Lock()
+        self.cost = Cost()
+        self.seen = True
+        self._counter = counter
+        self._name = socket.if_indextoname(counter.interface)
+        self._spans = IdleSpans()
+        self._carrier = Carrier(self._spans)
+        self._lock = threading.Lock()
+        self._sending = False
+        self._marked_s = time.monotonic()
+        self._ended = threading.Event()
+        self._look()
+        threading.Thread(target=self._look_on, name="eagle-eye-checkpoint-link", daemon=True).start()
+
+    @property
+    def step_s(self) -> float | None:
+        """How long a step takes, None before the first two."""
+        return self._spans.step_s
+
+    def mark(self, now_s: float) -> None:
+        """A step has ended."""
+        with self._lock:
+            self._marked_s = now_s
+            self._spans.mark(now_s)
+
+    def sight(self, now_s: float) -> Sight:
+        """Return what is known of the link now."""
+        with self._lock:
+            return self._spans.sight(now_s)
+
+    def begin(self) -> None:
+        """A piece is about to be sent: until its ``end`` the counter does not tell whose bytes it counts."""
+        with self._lock:
+            self._look()
+            self._sending = True
+
+    def end(self, count: int, seconds: float) -> None:
+        """The piece of so many bytes has left, and took so long."""
+        with self._lock:
+            self._sending = False
+            if not self.seen:
+                return
+            try:
+                total = self._counter.sent_bytes()
+            except OSError as error:
+                self._lost(error)
+                return
+            if not self._carrier.sent(time.monotonic(), total, count):
+                self.cost.measured(count, seconds)
+
+    def status(self) -> dict[str, Any]:
+        """Return what is known of it."""
+        with self._lock:
+            return {
+                "interface": self._name,
+                "seen": self.seen,
+                "step_s": self._spans.step_s,
+                "idle_spans_s": [round(length, 4) for length in self._spans.lengths_s],
+                "bytes_per_s": round(self.cost.bytes_per_s),
+                "delay_s": round(self.cost.delay_s, 6),
+                "collisions": self._carrier.collisions,
+            }
+
+    def close(self) -> None:
+        """Nobody looks at it any more."""
+        self._ended.set()
+
+    def _look_on(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_S if self._trains() else LOOK_SELDOM_S) and self.seen:
+            with self._lock:
+                if not self._sending:
+                    self._look()
+        with self._lock:
+            self.seen = False
+            self._counter.close()
+
+    def _trains(self) -> bool:
+        return time.monotonic() - self._marked_s < SELDOM_AFTER_S
+
+    def _look(self) -> None:
+        if self.seen:
+            try:
+                self._carrier.look(time.monotonic(), self._counter.sent_bytes())
+            except OSError as error:
+                self._lost(error)
+
+    def _lost(self, error: OSError) -> None:
+        self.seen = False
+        _log.warning("interface %s is not seen any more, copies go at any time: %s", self._name, error)
+
+
+class _Between:
+    """One copy's way between the bursts of training's traffic."""
+
+    def __init__(self, link: _Link, cap: Cap, count: Callable[[str], None], wanted: Callable[[], bool]) -> None:
+        self._link = link
+        self._cap = cap
+        self._count = count
+        self._wanted = wanted
+        self._began_s = time.monotonic()
+        self._late = False
+
+    @contextlib.asynccontextmanager
+    async def piece(self, left: int, unsent: Callable[[], int]) -> AsyncIterator[int]:
+        """See Pace."""
+        link = self._link
+        async with link.turn:
+            count = await self._may_go(left)
+            began_s = time.monotonic()
+            link.begin()
+            try:
+                yield count
+                await _drained(unsent, began_s + DRAIN_S)
+            finally:
+                link.end(count, time.monotonic() - began_s)
+
+    async def _may_go(self, left: int) -> int:
+        while True:
+            _check(self._wanted)
+            now_s = time.monotonic()
+            sight = self._link.sight(now_s) if self._link.seen and not self._is_late(now_s) else None
+            count, wait_s = next_piece(now_s, sight, left, self._link.cost, self._cap)
+            if count:
+                self._cap.take(count)
+                return count
+            await asyncio.sleep(min(wait_s, POLL_S))
+
+    def _is_late(self, now_s: float) -> bool:
+        """Whether the idle spans of so many steps have not sufficed: then training has to make room, within the cap."""
+        if not self._late and now_s - self._began_s > max(LATE_S, LATE_STEPS * (self._link.step_s or 0.0)):
+            self._late = True
+            self._count("copies_hurried")
+        return self._late
+
+
+def _check(wanted: Callable[[], bool]) -> None:
+    if not wanted():
+        raise Unwanted("the step will not be whole: the rest of its copy is not sent")
+
+
+async def _drained(unsent: Callable[[], int], until_s: float) -> None:
+    """What was sent is on the other side."""
+    while unsent() > DRAINED_BYTES and time.monotonic() < until_s:  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(DRAIN_POLL_S)

@@ -1,0 +1,80 @@
+"""What the store of a node says in a file of how the checkpoints of each job stand, for whoever watches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+STANDING_FILE = "standing.json"
+STANDING_BYTES_MAX = 1 << 18
+JOBS_MAX = 256
+RANKS_MAX = 1_024  # of one node: each may be a process of its own
+SAID_EVERY_S = 10.0  # though nothing has changed: what is older is of a store that has ended, or hangs
+PERSIST_HANGS_S = 600.0  # what one node writes to storage within minutes: after this nobody should wait for it
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]  # what a float still counts
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """How the checkpoints of one job stand, as the store of one node knows it. Counts are since the store began.
+
+    ``pids`` are the ranks that are connected, as the store sees their processes. ``step`` is the newest that they have
+    come to, captured or not, ``whole_step`` the newest that is whole on all nodes; None: none in this attempt.
+    ``copies`` are the verified shards of ``whole_step`` here, this node's own and others', of ``copies_wanted``.
+    ``blocked_s`` is summed over ranks. ``persisted_step`` is known to the job's first node alone;
+    ``persisting_for_s`` is for how long this node has been at it, None while it has nothing to do or is done; the job's
+    first node is done once all are.
+    """
+
+    job: str
+    attempt: Count
+    pids: Annotated[list[Count], Meta(max_length=RANKS_MAX)] = []
+    step: Count | None = None
+    whole_step: Count | None = None
+    copies: Count = 0
+    copies_wanted: Count = 0
+    captured: Count = 0
+    skipped: Count = 0
+    void: Count = 0
+    blocked_s: Seconds = 0.0
+    reserved_bytes: Count = 0
+    sent_bytes: Count = 0
+    persisted_step: Count | None = None
+    persisting_step: Count | None = None
+    persisting_for_s: Seconds | None = None
+    damaged: Count = 0
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What a store says at ``time_s``, Unix seconds."""
+
+    time_s: Seconds
+    jobs: Annotated[list[JobStanding], Meta(max_length=JOBS_MAX)]
+
+
+def encode_standing(standing: Standing) -> bytes:
+    """Return the file's content."""
+    return msgspec.json.encode(standing)
+
+
+def decode_standing(content: bytes) -> Standing:
+    """Return what a file says. Raises ValueError for what no store writes, or what is longer than is read."""
+    if len(content) > STANDING_BYTES_MAX:
+        raise ValueError(f"more than {STANDING_BYTES_MAX:,} bytes")
+    try:
+        return msgspec.json.decode(content, type=Standing)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"no store's words: {error}") from None
+
+
+def read_standing(folder: Path) -> Standing | None:
+    """Return what the store of a folder says, None where there is none. Raises ValueError as ``decode_standing``."""
+    try:
+        with (folder / STANDING_FILE).open("rb") as file:
+            return decode_standing(file.read(STANDING_BYTES_MAX + 1))
+    except OSError:
+        return None

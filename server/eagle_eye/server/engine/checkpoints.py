@@ -1,0 +1,127 @@
+"""What the nodes of an attempt say of its checkpoints in memory, and where the job could go on. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eagle_eye.detectors.types import Floats
+from eagle_eye.schema.action import ResumeFrom
+
+TOLD = "memory_checkpoint_bytes"  # of every node whose ranks keep checkpoints in memory
+_STEP, _PERSISTED = "memory_checkpoint_step", "memory_checkpoint_persisted_step"
+_AGE = "memory_checkpoint_age_steps"
+_COPIES, _WANTED = "memory_checkpoint_copies", "memory_checkpoint_copies_wanted"
+_NUMBERS = frozenset({_STEP, _AGE, _COPIES, _WANTED})
+_TIME_S, _THIN_SINCE_S = "time_s", "thin_since_s"  # kept beside them
+STALE_S = 30.0
+STEPS_KEPT = 256  # of which it is known since when: of one each second, four minutes
+# After the onset of these a checkpoint may hold the damage; orchestrators distrust it likewise.
+SPOILING_FAULTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
+
+Told = tuple[int, float]  # a step, and when it was first told
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """How an attempt's checkpoints stand, by what its nodes told last.
+
+    ``step`` is the newest that is whole in memory (None: none is known), ``since_s`` when it was first told,
+    ``at_risk_steps`` what ranks have finished since, ``step_s`` what a step takes (None: not known). ``copies`` of
+    ``copies_wanted`` shards are held, by ``nodes``; ``thin_since_s`` is since when a node lacks some, None: none does.
+    ``persisted`` are steps on storage, each with when it was first told, the newest last.
+    """
+
+    step: int | None = None
+    since_s: float = math.nan
+    at_risk_steps: float = 0.0
+    copies: int = 0
+    copies_wanted: int = 0
+    nodes: tuple[str, ...] = ()
+    thin_since_s: float | None = None
+    persisted: tuple[Told, ...] = ()
+    step_s: float | None = None
+
+    def resume_from(self, ranks: int, leaving: Sequence[str] = (), before_s: float = math.inf) -> ResumeFrom | None:
+        """Return where the job of so many ranks goes on once the nodes ``leaving`` have left, None: not known.
+
+        Memory is named only where every shard is sure to have a copy left, and nothing that was not told before
+        ``before_s``: it may hold a fault's damage.
+        """
+        on_storage = next((step for step, told_s in reversed(self.persisted) if told_s < before_s), None)
+        held = self.since_s < before_s and self._outlives(ranks, len(leaving))
+        if self.step is not None and held and self.step >= (on_storage or 0):
+            return ResumeFrom(self.step, "memory", [node for node in self.nodes if node not in leaving])
+        return None if on_storage is None else ResumeFrom(on_storage, "storage", [])
+
+    def _outlives(self, ranks: int, leaving: int) -> bool:
+        replicas = self.copies_wanted // ranks if ranks else 1
+        return leaving + self.copies_wanted - self.copies < replicas
+
+
+NOTHING_TOLD = Checkpoints()
+
+
+class CheckpointLog:
+    """Takes what nodes tell, row by row; ``stand`` is what follows from it."""
+
+    def __init__(self) -> None:
+        self._whole: Told = (-1, math.nan)
+        self._persisted: deque[Told] = deque(maxlen=STEPS_KEPT)
+        self._of_node = {name: np.empty(0) for name in (_TIME_S, _STEP, _AGE, _COPIES, _WANTED, _THIN_SINCE_S)}
+
+    def take(self, time_s: float, metrics: Sequence[str], columns: slice | NDArray[np.intp], values: Floats) -> None:
+        """Take rows of nodes, by their columns; ``values`` is (metrics, columns)."""
+        places = np.arange(columns.start, columns.stop) if isinstance(columns, slice) else columns
+        self._fit(int(places.max(initial=-1)) + 1)
+        of_node = self._of_node
+        of_node[_TIME_S][places] = np.fmax(of_node[_TIME_S][places], time_s)
+        for name, row in zip(metrics, values, strict=True):
+            if name in _NUMBERS:
+                of_node[name][places] = np.where(np.isfinite(row), row, of_node[name][places])
+            elif name == _PERSISTED and np.isfinite(row).any():
+                step = int(row[np.isfinite(row)].max())
+                if not self._persisted or step > self._persisted[-1][0]:
+                    self._persisted.append((step, time_s))
+        self._note_whole(of_node[_STEP][places], time_s)
+        thin, since_s = of_node[_COPIES][places] < of_node[_WANTED][places], of_node[_THIN_SINCE_S][places]
+        of_node[_THIN_SINCE_S][places] = np.where(thin, np.fmin(since_s, time_s), np.nan)
+
+    def stand(self, nodes: Sequence[str], step_s: float | None = None) -> Checkpoints:
+        """Return how the checkpoints stand; ``nodes`` are the columns' names."""
+        if not len(self._of_node[_TIME_S]):
+            return NOTHING_TOLD
+        newest_s = float(np.nanmax(self._of_node[_TIME_S]))
+        told = self._of_node[_TIME_S] >= newest_s - STALE_S  # who says nothing any more knows nothing of now
+        of_node = {name: np.where(told, kept, np.nan) for name, kept in self._of_node.items()}
+        step = int(np.nanmax(of_node[_STEP], initial=-1.0))
+        if step < self._whole[0]:  # the program was started anew, from an earlier one
+            self._whole = (step, newest_s)
+        thin_since_s = float(np.nanmin(of_node[_THIN_SINCE_S], initial=math.inf))
+        return Checkpoints(
+            step=step if step >= 0 else None,
+            since_s=self._whole[1],
+            at_risk_steps=float(np.nanmax(of_node[_AGE], initial=0.0)),
+            copies=int(np.nansum(of_node[_COPIES])),
+            copies_wanted=int(np.nansum(of_node[_WANTED])),
+            nodes=tuple(node for node, many in zip(nodes, of_node[_COPIES], strict=False) if many > 0),
+            thin_since_s=thin_since_s if math.isfinite(thin_since_s) else None,
+            persisted=tuple(self._persisted),
+            step_s=step_s,
+        )
+
+    def _note_whole(self, steps: Floats, time_s: float) -> None:
+        step = int(np.nanmax(steps, initial=-1.0))
+        if step > self._whole[0]:
+            self._whole = (step, time_s)
+
+    def _fit(self, width: int) -> None:
+        more = width - len(self._of_node[_TIME_S])
+        if more > 0:
+            nothing = np.full(more, np.nan)
+            self._of_node = {name: np.concatenate((kept, nothing)) for name, kept in self._of_node.items()}
