@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.checkpoint.reference_job import BUSY_RATIOS
 from benchmarks.checkpoint.machine import load_average
+from benchmarks.checkpoint.reference_job import BUSY_RATIOS
 from benchmarks.checkpoint.site import opened, run_ranks
 
 MODES = ("none", "each", "tenth")

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.checkpoint.capture import BUSY, CAPTURE_IN_BLOCK, MODES, CapturePlan
-from benchmarks.checkpoint.reference_job import Job
 from benchmarks.checkpoint.machine import Memcpy
 from benchmarks.checkpoint.rank import begun, ended
+from benchmarks.checkpoint.reference_job import Job
 from benchmarks.checkpoint.site import await_that
 from eagle_eye.checkpoint import MemoryCheckpointer
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.checkpoint.reference_job import Job
 from benchmarks.checkpoint.peers import PEERS_VARIABLE, PeersPlan
 from benchmarks.checkpoint.rank import begun, ended
+from benchmarks.checkpoint.reference_job import Job
 
 WARM_STEPS = 2
 

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.utils._pytree import tree_map
 
-from benchmarks.checkpoint.reference_job import Job
 from benchmarks.checkpoint.peers import NONE
+from benchmarks.checkpoint.reference_job import Job
 from benchmarks.checkpoint.site import await_that
 from eagle_eye.checkpoint import MemoryCheckpointer
 
