@@ -31,6 +31,7 @@ MessageT = TypeVar("MessageT")
 
 CONNECT_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 30.0
+RESERVE_WITHIN_S = 120.0  # a store that reserves gigabytes does nothing else meanwhile, and answers nobody
 
 
 class Peer:
@@ -60,7 +61,7 @@ class Peer:
     async def reserve(self, wish: Reserve) -> None:
         """Have memory reserved there. Raises OSError; ProtocolError with the reason where it is refused."""
         async with self._moving:
-            await self._ask(wish, Reserved)
+            await self._ask(wish, Reserved, RESERVE_WITHIN_S)
 
     async def put(self, put: Put, data: memoryview, pace_to: Callable[[str], Pace]) -> Proceed:
         """Bring a copy there, and return what that store said: whether it took it, or why not.
@@ -120,11 +121,11 @@ class Peer:
             raise ConnectionError(f"{self.node} is gone")
         return self._shards
 
-    async def _ask(self, message: Message, kind: type[MessageT]) -> MessageT:
+    async def _ask(self, message: Message, kind: type[MessageT], within_s: float = ANSWER_WITHIN_S) -> MessageT:
         try:
             self._shards = _living(self._shards) or await self._connect()
             await self._shards.send(message)
-            return await asyncio.wait_for(self._shards.expect(kind), ANSWER_WITHIN_S)
+            return await asyncio.wait_for(self._shards.expect(kind), within_s)
         except ProtocolError:
             _close(self._shards)
             self._shards = None
@@ -145,11 +146,11 @@ class Peer:
             connection = Connection(tuned(sock))
             nonce = os.urandom(NONCE_BYTES)
             await connection.send(Greet(VERSION, self._job, nonce))
-            challenge = await asyncio.wait_for(connection.expect(Challenge), CONNECT_WITHIN_S)
+            challenge = await asyncio.wait_for(connection.expect(Challenge), RESERVE_WITHIN_S)
             await connection.send(answer(self._key, nonce, challenge))
         except asyncio.TimeoutError as error:
             sock.close()
-            raise ConnectionError(f"{self.address} does not answer within {CONNECT_WITHIN_S:g} s") from error
+            raise ConnectionError(f"{self.address} does not answer in time") from error
         except BaseException:
             sock.close()
             raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -16,21 +16,25 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from eagle_eye.checkpoint.checksums import CHUNK_BYTES, Damaged, check, chunks
-from eagle_eye.checkpoint.connection import BlockingConnection, ProtocolError
+from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, check
+from eagle_eye.checkpoint.connection import BlockingConnection, ProtocolError, expected
 from eagle_eye.checkpoint.layout import JobLayout, TensorPlace
 from eagle_eye.checkpoint.messages import Bytes, Read
+from eagle_eye.checkpoint.shared_memory import mapped
 from eagle_eye.checkpoint.storage import shard_file
 
 _log = logging.getLogger(__name__)
-WINDOW_CHUNKS = 16  # that are asked for at once over the network
+RUN_CHUNKS = 16  # that are asked for at once over the network; one run is on its way while one is read
 
 
 class Shard(Protocol):
     """The bytes of a shard, wherever it lies."""
 
-    def chunk(self, number: int, last: int) -> memoryview:
-        """Return a verified chunk; those up to ``last`` will be wanted next. Raises Damaged, OSError."""
+    def expect(self, numbers: Sequence[int]) -> None:
+        """These chunks will be read, in this order, each perhaps several times in a row. Raises OSError."""
+
+    def chunk(self, number: int) -> memoryview:
+        """Return a verified chunk, which stays as it is until the next one is read. Raises Damaged, OSError."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -40,20 +44,23 @@ class LocalShard:
     """A shard in this node's shared memory."""
 
     def __init__(self, path: str, length: int, sums: bytes, what: str) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # Private: torch looks at nothing that it could not write to. Nobody does.
-            self._map = mmap.mmap(handle, length, access=mmap.ACCESS_COPY)
-        finally:
-            os.close(handle)
+        # To read and write, as torch looks at nothing that it could not write to: nobody does. All pages at once, for
+        # one by one they cost as much as the copy.
+        self._map = mapped(path, length)
         self._view = memoryview(self._map)
         self._sums = sums
         self._what = what
+        self._verified = -1
 
-    def chunk(self, number: int, last: int) -> memoryview:  # noqa: ARG002 - nothing to ask for ahead
-        """Return a verified chunk."""
+    def expect(self, numbers: Sequence[int]) -> None:
+        """All of them are here."""
+
+    def chunk(self, number: int) -> memoryview:
+        """Return a verified chunk: verified once for all of the tensors that lie in it, if they are small."""
         view = self._view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-        check(view, self._sums, number, self._what)
+        if number != self._verified:
+            check(view, self._sums, number, self._what)
+            self._verified = number
         return view
 
     def close(self) -> None:
@@ -71,32 +78,55 @@ class RemoteShard:
         self._named = named  # plan, rank, step
         self._length = length
         self._what = what
-        self._buffer = memoryview(bytearray(min(WINDOW_CHUNKS * CHUNK_BYTES, length)))
-        self._first, self._ends = 0, [0]
+        self._buffer = memoryview(bytearray(min(CHUNK_BYTES, length)))
+        self._number = -1
+        self._view = self._buffer[:0]
+        self._wanted: deque[range] = deque()
+        self._asked: deque[range] = deque()
+        self._coming, self._sums = range(0), b""
 
-    def chunk(self, number: int, last: int) -> memoryview:
-        """Return a verified chunk, fetched with those that follow where it was not there yet."""
-        if not self._first <= number < self._first + len(self._ends) - 1:
-            self._fetch(number, min(last, number + WINDOW_CHUNKS - 1))
-        place = number - self._first
-        return self._buffer[self._ends[place] : self._ends[place + 1]]
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Ask for the first of them."""
+        self._wanted.extend(_runs(numbers))
+        self._ask()
+        self._ask()
+
+    def chunk(self, number: int) -> memoryview:
+        """Return a verified chunk: the one that was read last, or the next that is expected."""
+        if number != self._number:
+            self._receive(number)
+        return self._view
 
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
 
-    def _fetch(self, first: int, last: int) -> None:
-        offset = first * CHUNK_BYTES
-        length = min((last + 1) * CHUNK_BYTES, self._length) - offset
-        self._first, self._ends = first, [0]
-        told = self._connection.ask(Read(*self._named, offset, length), Bytes)
-        if told.length != length:
-            raise ProtocolError(f"{self._what} is not held there any more")
-        for place, (start, end) in enumerate(chunks(0, length)):
-            view = self._buffer[start:end]
-            self._connection.receive_into(view)
-            check(view, told.sums, place, self._what)
-            self._ends.append(end)
+    def _ask(self) -> None:
+        if self._wanted:
+            run = self._wanted.popleft()
+            self._asked.append(run)
+            self._connection.send(Read(*self._named, *self._bytes(run)))
+
+    def _receive(self, number: int) -> None:
+        if not self._coming and self._asked:
+            self._coming = self._asked.popleft()
+            told = expected(self._connection.receive(), Bytes)
+            if told.length != self._bytes(self._coming)[1]:
+                raise ProtocolError(f"{self._what} is not held there any more")
+            self._sums = told.sums
+            self._ask()
+        if not self._coming or self._coming[0] != number:
+            raise ValueError(f"chunk {number} of {self._what} was not expected now")
+        self._coming, self._number = self._coming[1:], number
+        self._view = self._buffer[: self._bytes(range(number, number + 1))[1]]
+        self._connection.receive_into(self._view)
+        check(self._view, self._sums, 0, self._what)
+        self._sums = self._sums[SUM_BYTES:]
+
+    def _bytes(self, run: range) -> tuple[int, int]:
+        """Return where these chunks begin, and their length."""
+        begin = run.start * CHUNK_BYTES
+        return begin, min(run.stop * CHUNK_BYTES, self._length) - begin
 
 
 class MemoryReader(StorageReader):
@@ -152,6 +182,7 @@ class MemoryReader(StorageReader):
         failures: list[OSError | Damaged] = []
         for shard in self._find(rank):
             try:
+                shard.expect([number for item in items for number in self._chunks(item)])
                 for item in items:
                     self._load(shard, item, planner)
             except (OSError, Damaged) as error:
@@ -190,14 +221,40 @@ class MemoryReader(StorageReader):
         if place.data_bytes:
             self._read(shard, place.data_offset, target.view(-1).view(torch.uint8))
 
+    def _chunks(self, item: ReadItem) -> range:
+        """Return the chunks that an item is in."""
+        if item.type == LoadItemType.BYTE_IO:
+            info = self._info(item.storage_index)
+            return _chunks_of(info.offset, info.length)
+        place = self._places[item.storage_index]
+        return _chunks_of(place.data_offset, place.data_bytes)
+
     def _read(self, shard: Shard, offset: int, into: torch.Tensor) -> None:
-        first, last = offset // CHUNK_BYTES, (offset + len(into) - 1) // CHUNK_BYTES
         filled = 0
-        for number in range(first, last + 1):
-            if filled == len(into):
-                break
+        for number in _chunks_of(offset, len(into)):
             begin = max(offset - number * CHUNK_BYTES, 0)
-            piece = shard.chunk(number, last)[begin : begin + len(into) - filled]
+            piece = shard.chunk(number)[begin : begin + len(into) - filled]
             into[filled : filled + len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
             filled += len(piece)
         self.bytes_read += filled
+
+
+def _chunks_of(offset: int, length: int) -> range:
+    """Return the chunks that so many bytes from an offset on lie in; none for none."""
+    return range(offset // CHUNK_BYTES, -(-(offset + length) // CHUNK_BYTES) if length else offset // CHUNK_BYTES)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[range]:
+    """Yield the chunks in their order as runs that follow each other; one that comes again at once is one."""
+    run = range(0)
+    for number in numbers:
+        if run and number == run[-1]:
+            continue
+        if run and number == run.stop and len(run) < RUN_CHUNKS:
+            run = range(run.start, number + 1)
+            continue
+        if run:
+            yield run
+        run = range(number, number + 1)
+    if run:
+        yield run

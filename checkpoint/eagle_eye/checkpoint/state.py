@@ -7,7 +7,8 @@ ranks and other layouts can load them. Everything else that has a state belongs 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,23 @@ from torch.optim import Optimizer
 StateDict = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A state dict that is made of nothing but views of these tensors."""
+
+    state: StateDict
+    tensors: Sequence[torch.Tensor]
+    addresses: Sequence[int]
+
+    def still_holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it would be made the same again, of the tensors as they are now."""
+        return (
+            len(tensors) == len(self.tensors)
+            and all(now is then for now, then in zip(tensors, self.tensors, strict=True))
+            and _addresses(tensors) == self.addresses
+        )
+
+
 class KeptState:
     """The objects that a training job wants kept, by name. Raises TypeError for what has no state."""
 
@@ -33,6 +51,7 @@ class KeptState:
         self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._of_rank: list[str] = []
         self._empty: list[Optimizer] = []
+        self._made: dict[str, _Made] = {}
         for name, one in objects.items():
             if isinstance(one, (nn.Module, torch.Tensor, Optimizer)):
                 continue
@@ -48,11 +67,11 @@ class KeptState:
         state: StateDict = {}
         for name, one in self._objects.items():
             if isinstance(one, nn.Module):
-                state[name] = get_model_state_dict(one)
+                state[name] = self._of_model(name, one)
             elif isinstance(one, Optimizer):
                 if not one.state:
                     self._empty.append(one)
-                state[name] = get_optimizer_state_dict(self._model_of(name, one), one)
+                state[name] = self._of_optimizer(name, one)
             elif isinstance(one, torch.Tensor):
                 state[name] = one
             else:
@@ -92,6 +111,45 @@ class KeptState:
                 for data in loaded.values():
                     one.load_state_dict(pickle.loads(data))  # noqa: S301 - the job's own, proven by its key
 
+    def _of_model(self, name: str, model: nn.Module) -> StateDict:
+        tensors = [*model.parameters(), *model.buffers()]
+        made = self._made.get(name)
+        if made is not None and made.still_holds(tensors):
+            return made.state
+        state = get_model_state_dict(model)
+        self._remember(name, state, tensors, state.values())
+        return state
+
+    def _of_optimizer(self, name: str, optimizer: Optimizer) -> StateDict:
+        """Return an optimizer's state: the settings of its groups, which schedulers change, are always read anew."""
+        tensors = _tensors_of(optimizer)
+        made = self._made.get(name)
+        if made is None or tensors is None or not made.still_holds(tensors):
+            state: Any = get_optimizer_state_dict(self._model_of(name, optimizer), optimizer)
+            tensors = _tensors_of(optimizer)  # there are some only now, where it had made no step
+            values = [value for one in state["state"].values() for value in one.values()]
+            # Who loads into what is returned writes to its groups.
+            kept = {"state": state["state"], "param_groups": [dict(group) for group in state["param_groups"]]}
+            self._remember(name, kept, tensors, values)
+            return dict(state)
+        groups = [
+            {**{key: value for key, value in group.items() if key != "params"}, "params": then["params"]}
+            for group, then in zip(optimizer.param_groups, made.state["param_groups"], strict=True)
+        ]
+        return {"state": made.state["state"], "param_groups": groups}
+
+    def _remember(
+        self, name: str, state: StateDict, tensors: Sequence[torch.Tensor] | None, values: Iterable[Any]
+    ) -> None:
+        """Keep a state dict for the next capture, where all of it lies in these tensors' own memory."""
+        self._made.pop(name, None)
+        if tensors is None:
+            return
+        addresses = _addresses(tensors)
+        known = set(addresses)
+        if all(isinstance(value, torch.Tensor) and _address(value) in known for value in values):
+            self._made[name] = _Made(state, tensors, addresses)
+
     def _model_of(self, name: str, optimizer: Optimizer) -> nn.Module:
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for model in self._models.values():
@@ -126,6 +184,26 @@ class RandomState:
             numpy.random.set_state(state["numpy"])
         if "cuda" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
+
+
+def _tensors_of(optimizer: Optimizer) -> list[torch.Tensor] | None:
+    """Return its parameters and the tensors of its state, None where the state has anything else."""
+    found: list[torch.Tensor] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            found.append(parameter)
+            found.extend(optimizer.state.get(parameter, {}).values())
+    return found if all(isinstance(one, torch.Tensor) for one in found) else None
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [_address(one) for one in tensors]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where its data is: of a sharded tensor, this rank's."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local.data_ptr()
 
 
 def rank_key(rank: int) -> str:
