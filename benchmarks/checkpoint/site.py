@@ -46,7 +46,7 @@ class Site:
         """A store answers for this node. Raises TimeoutError."""
         folder = self.folder(node)
         folder.mkdir(mode=0o700)
-        command = [sys.executable, "-m", *STORE_WORDS, "--folder", str(folder), "--node", node]
+        command = [sys.executable, "-m", "eagle_eye.cli.main", *STORE_WORDS, "--folder", str(folder), "--node", node]
         with (self.stores / f"{node}.log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--listen", "127.0.0.1:0"],
