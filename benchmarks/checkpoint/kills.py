@@ -29,6 +29,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.checkpoint.warm import Forked, Warm
 from eagle_eye.checkpoint.store import ask_status
 
@@ -69,6 +71,10 @@ class Node:
         if self.store is not None:
             self.store.kill()
             _until(lambda: self.store is None or self.store.poll() is not None, "the store is dead")
+        for process in psutil.process_iter():  # one that a rank has started, too
+            with suppress(psutil.Error):
+                if str(self.folder / "store") in process.cmdline():
+                    process.kill()
 
     def lose(self) -> None:
         """The store is dead and the memory is gone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -514,6 +515,10 @@ class TestStartedAnew:
             assert read(node, 0, 1, "1-plan") == contents(0, 1)
         finally:
             node.stop()
+
+    def test_one_whose_folder_is_removed_ends(self, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+        shutil.rmtree(tmp_path / "a")
+        assert process.wait(WITHIN_S) == 0
 
     def test_a_second_one_on_the_same_folder_leaves_it_to_the_first(
         self, process: subprocess.Popen[bytes], tmp_path: Path

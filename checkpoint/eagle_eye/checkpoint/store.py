@@ -357,6 +357,9 @@ class Store:
             idle_since_s = now_s if self._jobs else idle_since_s
             if self._settings.exit_when_idle_s is not None and now_s - idle_since_s > self._settings.exit_when_idle_s:
                 self._idle.set()
+            if not (self._settings.folder / SOCKET).exists():
+                _log.warning("%s is gone, and nobody finds this store any more: it ends", self._settings.folder)
+                self._idle.set()
             self._end_jobs(now_s)
             if now_s - topped_up_s > TOP_UP_S:
                 topped_up_s = now_s
