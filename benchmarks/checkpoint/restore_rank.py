@@ -202,7 +202,7 @@ class Rank:
     def _sum(self) -> int:
         found = xxhash.xxh3_64()
         for tensor in self.state.values():
-            found.update(memoryview(tensor.numpy()))
+            found.update(tensor.numpy().tobytes())
         return found.intdigest()
 
 
