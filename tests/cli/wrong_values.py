@@ -58,7 +58,7 @@ BASE: dict[str, list[str]] = {
     "checkpoint plan": ["--nodes=3", "--shard-bytes=1GiB"],
 }
 # They start what goes on, or look at this host for seconds: given only what is refused before.
-GOES_ON = ("agent", "check", "demo", "doctor", "launch", "orchestrate")
+GOES_ON = ("agent", "check", "checkpoint store", "demo", "doctor", "launch", "orchestrate")
 
 
 class Case(NamedTuple):
@@ -98,6 +98,7 @@ def cases() -> Iterator[Case]:
 
 
 def _of_leaf(path: list[str], leaf: argparse.ArgumentParser) -> Iterator[Case]:
+    goes_on = path[0] in GOES_ON or " ".join(path) in GOES_ON
     base = BASE.get(" ".join(path), [])
     places = [action for action in leaf._actions if not action.option_strings]
     positional = [action for action in places if not isinstance(action, argparse._SubParsersAction)]
@@ -106,13 +107,13 @@ def _of_leaf(path: list[str], leaf: argparse.ArgumentParser) -> Iterator[Case]:
         if action.nargs == 0 or isinstance(action, (argparse._SubParsersAction, argparse._HelpAction)):
             continue
         for value, refused in _values(action):
-            if path[0] in GOES_ON and not refused:
+            if goes_on and not refused:
                 continue
             if action.option_strings:
                 words = [*path, *base, f"{action.option_strings[0]}={value}"]
-                words += ["--", *filled] if filled and path[0] not in GOES_ON else []
+                words += ["--", *filled] if filled and not goes_on else []
                 yield Case(words, refused)
-            elif path[0] not in GOES_ON:
+            elif not goes_on:
                 given = [value if one is action else text for one, text in zip(positional, filled, strict=True)]
                 yield Case([*path, *base, "--", *given], refused)
 

@@ -13,6 +13,7 @@ from typing import Any
 from eagle_eye.checkpoint.sizes import told
 from eagle_eye.schema.memory_steps import store_folder
 
+SHOWN_MAX = 200  # letters of a path
 NAME = "status"
 SPANS_TOLD_MAX = 8
 HELP = "which copies of which step this node holds"
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         jobs = ask_status(folder)
     except OSError as error:
-        print(f"no store answers in {folder} ({error}); `eagle-eye checkpoint store` is one", file=sys.stderr)
+        print(f"no store answers in {shown(folder)} ({error}); `eagle-eye checkpoint store` is one", file=sys.stderr)
         return 1
     print(json.dumps({"folder": str(folder), "jobs": jobs}, indent=2) if args.json else "\n".join(lines(jobs)))
     return 0
@@ -41,6 +42,12 @@ def run(args: argparse.Namespace) -> int:
 def folder_of(given: Path | None) -> Path:
     """Return the folder of the store that is meant: the given one, else this node's."""
     return given or store_folder(os.environ.get("EAGLE_EYE_NODE") or socket.gethostname())
+
+
+def shown(folder: Path) -> str:
+    """Return a folder as a message tells it: in one short line, whatever was typed."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in str(folder))
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
 def lines(jobs: list[dict[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import fcntl
 import logging
+import math
 import os
 import signal
 import socket
@@ -14,13 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_eye.checkpoint.sizes import size_bytes
+from eagle_eye.checkpoint.status_command import shown
 from eagle_eye.schema.memory_steps import store_folder
+from eagle_eye.schema.names import is_name
 
 if TYPE_CHECKING:
-    from eagle_eye.checkpoint.store import Store
+    from eagle_eye.checkpoint.store import Store, StoreSettings
 
 _log = logging.getLogger(__name__)
 
+SECONDS_MAX, PORT_MAX = 1e8, 65535
 NAME = "store"
 HELP = "own this node's copies of checkpoints in shared memory"
 
@@ -29,47 +33,61 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     node = os.environ.get("EAGLE_EYE_NODE") or socket.gethostname()
     parser.add_argument("--folder", type=Path, default=None, metavar="DIR", help="in shared memory (the user's own)")
-    parser.add_argument("--node", default=node, metavar="NAME", help=f"this node ({node})")
+    parser.add_argument("--node", type=_node, default=node, metavar="NAME", help=f"this node ({node})")
     parser.add_argument(
-        "--listen", default="0.0.0.0:0", metavar="HOST:PORT", help="for other nodes (0.0.0.0:0: any port)"
+        "--listen",
+        type=_address,
+        default="0.0.0.0:0",
+        metavar="HOST:PORT",
+        help="for other nodes (0.0.0.0:0: any port)",
     )
-    parser.add_argument("--free-after", type=float, default=3600.0, metavar="S", help="without ranks (3600)")
+    parser.add_argument("--free-after", type=_seconds, default=3600.0, metavar="S", help="without ranks (3600)")
     parser.add_argument(
-        "--persist-rate", default=None, metavar="SIZE", help="most bytes a second to storage (no limit)"
+        "--persist-rate", type=_rate, default=None, metavar="SIZE", help="most bytes a second to storage (no limit)"
     )
     parser.add_argument(
-        "--copy-rate", default=None, metavar="SIZE", help="most bytes a second to other nodes (no limit)"
+        "--copy-rate", type=_rate, default=None, metavar="SIZE", help="most bytes a second to other nodes (no limit)"
     )
     parser.add_argument(
         "--copy-at-once", action="store_true", help="do not wait until training leaves the network idle"
     )
-    parser.add_argument("--exit-when-idle", type=float, default=None, metavar="S", help="without any job (never)")
-    parser.add_argument("--scrub-every", type=float, default=600.0, metavar="S", help="verify all copies (600)")
+    parser.add_argument("--exit-when-idle", type=_seconds, default=None, metavar="S", help="without any job (never)")
+    parser.add_argument("--scrub-every", type=_seconds, default=600.0, metavar="S", help="verify all copies (600)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. Copies stay."""
-    from eagle_eye.checkpoint.store import LOCK, Store, StoreSettings
+    from eagle_eye.checkpoint.store import StoreSettings
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    host, port = _address(args.listen)
     settings = StoreSettings(
         folder=args.folder or store_folder(args.node),
         node=args.node,
-        listen=(host, port),
+        listen=args.listen,
         free_after_s=args.free_after,
-        persist_bytes_per_s=float(size_bytes(args.persist_rate)) if args.persist_rate else None,
-        copy_bytes_per_s=float(size_bytes(args.copy_rate)) if args.copy_rate else None,
+        persist_bytes_per_s=args.persist_rate,
+        copy_bytes_per_s=args.copy_rate,
         paced=not args.copy_at_once,
         scrub_every_s=args.scrub_every,
         exit_when_idle_s=args.exit_when_idle,
     )
+    try:
+        return _own(settings)
+    except OSError as error:
+        print(f"the store cannot serve {shown(settings.folder)}: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _own(settings: StoreSettings) -> int:
+    """Serve the folder, unless another store does. Raises OSError."""
+    from eagle_eye.checkpoint.store import LOCK, Store
+
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (settings.folder / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"a store serves {settings.folder} already", file=sys.stderr)
+            print(f"a store serves {shown(settings.folder)} already", file=sys.stderr)
             return 0
         lock.truncate(0)
         lock.write(str(os.getpid()))
@@ -90,9 +108,37 @@ async def _serve(store: Store) -> int:
 
 
 def _address(text: str) -> tuple[str, int]:
+    """Return host and port; port 0 is any."""
     host, _, port = text.rpartition(":")
-    if port == "0" and host:
-        return host, 0
-    from eagle_eye.checkpoint.connection import address_of
+    if not is_name(host) or not (port.isascii() and port.isdecimal() and int(port) <= PORT_MAX):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, port 0 for any, got {text[:80]!r}")
+    return host.strip("[]"), int(port)
 
-    return address_of(text)
+
+def _node(text: str) -> str:
+    """Return the name, which is a folder's as well."""
+    if not is_name(text) or "/" in text or text in {".", ".."}:
+        raise argparse.ArgumentTypeError(f"expected a node's name, got {text[:80]!r}")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= SECONDS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"expected seconds, more than 0 and at most {SECONDS_MAX:g}, got {text[:80]!r}"
+        )
+    return seconds
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = size_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if rate < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1 byte a second, got {text[:80]!r}")
+    return float(rate)

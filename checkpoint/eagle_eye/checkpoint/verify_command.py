@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from eagle_eye.checkpoint.sizes import told
-from eagle_eye.checkpoint.status_command import folder_of
+from eagle_eye.checkpoint.status_command import folder_of, shown
 
 NAME = "verify"
 HELP = "compare every copy on this node with its checksums"
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         verified = ask_verify(folder)
     except OSError as error:
-        print(f"no store answers in {folder} ({error})", file=sys.stderr)
+        print(f"no store answers in {shown(folder)} ({error})", file=sys.stderr)
         return 1
     if args.json:
         figures = {"copies": verified.copies, "bytes": verified.total_bytes, "damaged": list(verified.damaged)}
