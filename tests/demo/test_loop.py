@@ -114,7 +114,7 @@ def test_a_script_that_fails_by_itself_is_restarted_once_and_its_owner_is_told(
     script.write_text(SCRIPT_WITH_A_BUG)
     monkeypatch.setattr("eagle_eye.demo.stack.SCRIPT", script)
     stack = make_stack(LoopbackSite())
-    stack._job_arguments = {**CHEAP, "checkpoint-every": "1000"}
+    stack._job_arguments = {**CHEAP, "checkpoint-every": "1000", "checkpoints": "storage"}  # fails at the same step
     stack._launch_flags = ("--verdict-wait", "10", "--backoff", "1", "--restarts-max", "10", "--check", "off")
     stack.start()
     stack.wait("the launcher gives up", lambda: stack.ended("launcher") is not None or None, DEMO_WITHIN_S)
