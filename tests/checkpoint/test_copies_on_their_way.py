@@ -94,6 +94,7 @@ def test_a_copy_that_is_on_its_way_when_the_next_step_comes_is_counted(
     rank: Captures, nodes: tuple[Node, Node]
 ) -> None:
     rank.capture(1)
+    until(lambda: bool(nodes[0].status["copies"]))  # its sums are there, and it goes first
     rank.capture(2)
     assert [rank.whole(), rank.whole()] == [1, 2]
     assert counts(nodes[0])["copies_late"] == 1

@@ -57,15 +57,14 @@ from eagle_eye.checkpoint.reading import LocalShard, MemoryReader, RemoteShard, 
 from eagle_eye.checkpoint.shared_memory import mapped
 from eagle_eye.checkpoint.state import KeptState
 from eagle_eye.checkpoint.storage import METADATA, folder_of
-from eagle_eye.checkpoint.store_client import Line, StoreClient
-from eagle_eye.schema.memory_steps import MEMORY_PREFIX, store_folder
+from eagle_eye.checkpoint.store_client import AttemptConnection, StoreClient
+from eagle_eye.schema.memory_steps import MEMORY_PREFIX, has_all_ranks, store_folder
 
 _log = logging.getLogger(__name__)
 
 KEY_FILE, COMMITTED_FILE = ".eagle-eye-key", ".eagle-eye-committed"
 RESUME_VARIABLE = "EAGLE_EYE_RESUME_FROM"
 REMOTE_WITHIN_S = 30.0
-KEY_WITHIN_S = 30.0
 NAMED_MAX = 5
 
 T = TypeVar("T")
@@ -97,7 +96,6 @@ class _Step(msgspec.Struct, frozen=True):
     tails: dict[int, tuple[int, ...]]
     lengths: dict[int, int]
     where: dict[int, tuple[tuple[str, str], ...]]
-    captured_s: float
 
 
 class MemoryCheckpointer:
@@ -143,7 +141,7 @@ class MemoryCheckpointer:
         self._slots: dict[str, tuple[memoryview, list[torch.Tensor]]] = {}
         self._granted: Grant | None = None
         self._lock = threading.Lock()
-        self._line: Line | None = None
+        self._line: AttemptConnection | None = None
         self._whole: int | None = None
         self._committed = False
         self._said: set[str] = set()
@@ -394,7 +392,7 @@ class MemoryCheckpointer:
         layout = named(self._gather(writer.layout), metadata)
         return layout, writer
 
-    def _attach(self, opened: Opened, line: Line) -> None:
+    def _attach(self, opened: Opened, line: AttemptConnection) -> None:
         """The slots are there, or there anew: map them, and write into them what no capture writes."""
         with self._lock:
             self._granted = None
@@ -535,7 +533,7 @@ def whole_steps(everyone: Iterable[_Told]) -> list[_Step]:
             last_s[copy.attempt] = max(last_s.get(copy.attempt, 0.0), copy.captured_s)
     found = []
     for (attempt, plan, step), ranks in held.items():
-        if ranks.keys() != set(range(int(plan.partition("-")[0]))):
+        if not has_all_ranks(plan, ranks):
             continue
         first = {rank: next(iter(nodes.values()))[1] for rank, nodes in ranks.items()}
         found.append(
@@ -546,7 +544,6 @@ def whole_steps(everyone: Iterable[_Told]) -> list[_Step]:
                 {rank: copy.tail for rank, copy in first.items()},
                 {rank: copy.length for rank, copy in first.items()},
                 {rank: tuple((node, address) for node, (address, _) in nodes.items()) for rank, nodes in ranks.items()},
-                max(copy.captured_s for copy in first.values()),
             )
         )
     return sorted(found, key=lambda one: (last_s[one.attempt], one.step), reverse=True)

@@ -13,6 +13,7 @@ import struct
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -243,6 +244,18 @@ class BlockingConnection:
                 raise ProtocolError("the other side ended in the middle of a message")
             filled += count
         return True
+
+
+def connect_local(path: Path, timeout_s: float) -> BlockingConnection:
+    """Return a connection to the store that listens on this Unix socket. Raises OSError where none does."""
+    sock = socket.socket(socket.AF_UNIX)
+    connection = BlockingConnection(sock, timeout_s)
+    try:
+        sock.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def connect(address: str, job: str, key: bytes, timeout_s: float) -> BlockingConnection:

@@ -54,8 +54,7 @@ class Peer:
                 self._words = _living(self._words) or await self._connect()
                 await self._words.send(message)
             except OSError:
-                _close(self._words)
-                self._words = None
+                self._close_words()
                 raise
 
     async def reserve(self, wish: Reserve) -> None:
@@ -77,12 +76,10 @@ class Peer:
                 await connection.send_data(data, pace_to(connection.host))
                 stored = await asyncio.wait_for(connection.expect(Stored), ANSWER_WITHIN_S)
             except Unwanted:
-                _close(self._shards)
-                self._shards = None  # the other side still waits for the rest
+                self._close_shards()  # the other side still waits for the rest
                 raise
             except (OSError, asyncio.TimeoutError) as error:
-                _close(self._shards)
-                self._shards = None
+                self._close_shards()
                 raise ConnectionError(f"{self.node} did not take a shard: {error or 'no answer'}") from error
             if not stored.yes:
                 raise ProtocolError(f"{self.node} refused a shard: {stored.reason}")
@@ -105,16 +102,24 @@ class Peer:
                     raise ProtocolError(f"{answered.length:,} bytes from {self.node} for a copy of {copy.length:,}")
                 await self._connected().receive_into(into)
             except OSError:
-                _close(self._shards)
-                self._shards = None
+                self._close_shards()
                 raise
             return answered.sums
 
     def close(self) -> None:
         """End both connections."""
-        for connection in (self._shards, self._words):
-            _close(connection)
-        self._shards = self._words = None
+        self._close_shards()
+        self._close_words()
+
+    def _close_shards(self) -> None:
+        if self._shards is not None:
+            self._shards.close()
+        self._shards = None
+
+    def _close_words(self) -> None:
+        if self._words is not None:
+            self._words.close()
+        self._words = None
 
     def _connected(self) -> Connection:
         if self._shards is None:
@@ -127,12 +132,10 @@ class Peer:
             await self._shards.send(message)
             return await asyncio.wait_for(self._shards.expect(kind), within_s)
         except ProtocolError:
-            _close(self._shards)
-            self._shards = None
+            self._close_shards()
             raise
         except (OSError, asyncio.TimeoutError) as error:
-            _close(self._shards)
-            self._shards = None
+            self._close_shards()
             raise ConnectionError(f"{self.node} ({self.address}) does not answer: {error or 'time is over'}") from error
 
     async def _connect(self) -> Connection:
@@ -163,8 +166,3 @@ def _living(connection: Connection | None) -> Connection | None:
         connection.close()
         return None
     return connection
-
-
-def _close(connection: Connection | None) -> None:
-    if connection is not None:
-        connection.close()

@@ -20,7 +20,7 @@ HELP = "which copies of which step this node holds"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of a verb that asks this node's store."""
     parser.add_argument("--folder", type=Path, default=None, metavar="DIR", help="of the store (the user's own)")
     parser.add_argument("--json", action="store_true", help="for machines")
 

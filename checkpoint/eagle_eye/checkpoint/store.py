@@ -25,10 +25,10 @@ from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, chec
 from eagle_eye.checkpoint.connection import (
     NONCE_BYTES,
     STRANGERS_FRAME_BYTES_MAX,
-    BlockingConnection,
     Connection,
     Pace,
     ProtocolError,
+    connect_local,
     expected,
     proof,
     tuned,
@@ -398,14 +398,7 @@ def ask_verify(folder: Path, within_s: float = 600.0) -> Verified:
 
 
 def _asked(folder: Path, question: Message, kind: type[MessageT], within_s: float) -> MessageT:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(within_s)
-    try:
-        sock.connect(str(folder / SOCKET))
-    except OSError:
-        sock.close()
-        raise
-    connection = BlockingConnection(sock, within_s)
+    connection = connect_local(folder / SOCKET, within_s)
     try:
         return connection.ask(question, kind)
     finally:

@@ -7,7 +7,6 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagle_eye.checkpoint.connection import BlockingConnection
+from eagle_eye.checkpoint.connection import BlockingConnection, connect_local
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Blob,
@@ -98,17 +97,14 @@ def _is_store(pid: int) -> bool:
 
 def answers(folder: Path) -> bool:
     """Whether a store takes connections there."""
-    sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.connect(str(folder / SOCKET))
+        connect_local(folder / SOCKET, ANSWER_WITHIN_S).close()
     except OSError:
         return False
-    finally:
-        sock.close()
     return True
 
 
-class Line:
+class AttemptConnection:
     """One connection on which an attempt is open, from the rank's side: what is said waits in a queue, in a thread.
 
     What was said on an earlier line is not sent on a later one: it is of slots that are another process's now.
@@ -150,10 +146,10 @@ class StoreClient:
         self._job = job
         self._key = key
         self._connection: BlockingConnection | None = None
-        self._line: Line | None = None
+        self._line: AttemptConnection | None = None
         self._opening: Open | None = None
         self._hear: Callable[[Message], None] = lambda _: None
-        self._opened: Callable[[Opened, Line], None] = lambda *_: None
+        self._opened: Callable[[Opened, AttemptConnection], None] = lambda *_: None
         self._receiver: threading.Thread | None = None
         self._ending, self._ended = threading.Event(), threading.Event()
 
@@ -173,7 +169,9 @@ class StoreClient:
         """Return what is laid out where, of a plan. Raises OSError."""
         return self._asked().ask(GetBlob(plan), Blob).data
 
-    def open(self, opening: Open, opened: Callable[[Opened, Line], None], hear: Callable[[Message], None]) -> None:
+    def open(
+        self, opening: Open, opened: Callable[[Opened, AttemptConnection], None], hear: Callable[[Message], None]
+    ) -> None:
         """Begin an attempt. ``opened`` gets the slots, now and whenever the store was started anew; ``hear`` the rest.
 
         Raises OSError; ProtocolError with the reason where the store refuses.
@@ -208,10 +206,8 @@ class StoreClient:
 
     def _greeted(self) -> tuple[BlockingConnection, Welcome]:
         start_store(self._folder, self._node)
-        sock = socket.socket(socket.AF_UNIX)
-        connection = BlockingConnection(sock, ANSWER_WITHIN_S)
+        connection = connect_local(self._folder / SOCKET, ANSWER_WITHIN_S)
         try:
-            sock.connect(str(self._folder / SOCKET))
             return connection, connection.ask(Hello(VERSION, self._job, self._key), Welcome)
         except BaseException:
             connection.close()
@@ -222,7 +218,7 @@ class StoreClient:
         connection.set_timeout(None)
         if self._line is not None:
             self._line.end(0.0)
-        self._connection, self._line = connection, Line(connection)
+        self._connection, self._line = connection, AttemptConnection(connection)
         self._opened(opened, self._line)
 
     def _asked(self) -> BlockingConnection:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from eagle_eye.checkpoint.sizes import told
-from eagle_eye.checkpoint.status_command import folder_of, shown
+from eagle_eye.checkpoint.status_command import configure, folder_of, shown
+
+__all__ = ["HELP", "NAME", "configure", "run"]
 
 NAME = "verify"
 HELP = "compare every copy on this node with its checksums"
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.add_argument("--folder", type=Path, default=None, metavar="DIR", help="of the store (the user's own)")
-    parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(args: argparse.Namespace) -> int:

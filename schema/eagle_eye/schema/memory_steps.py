@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -51,7 +52,12 @@ def whole_in_memory(copies: list[MemoryStep]) -> dict[int, float]:
         held.setdefault((copy.step, copy.plan, copy.attempt), {})[copy.rank] = copy.captured_s
     found: dict[int, float] = {}
     for (step, plan, _), ranks in held.items():
-        count = plan.partition("-")[0]
-        if count.isdecimal() and ranks.keys() == set(range(int(count))):
+        if has_all_ranks(plan, ranks):
             found[step] = max(found.get(step, 0.0), *ranks.values())
     return found
+
+
+def has_all_ranks(plan: str, ranks: Collection[int]) -> bool:
+    """Return whether these are all ranks of a plan, whose name begins with their number; False where it does not."""
+    count = plan.partition("-")[0]
+    return count.isdecimal() and set(ranks) == set(range(int(count)))
