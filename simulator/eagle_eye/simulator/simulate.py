@@ -10,6 +10,7 @@ from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.simulator.activity import account
 from eagle_eye.simulator.announcements import announce
 from eagle_eye.simulator.arrays import Floats, stream
+from eagle_eye.simulator.checkpoint_rows import checkpoint_rows, keeps
 from eagle_eye.simulator.gpu_rows import GpuRows
 from eagle_eye.simulator.host_rows import HostRows
 from eagle_eye.simulator.instruments import read
@@ -59,6 +60,8 @@ def _record(story: Story) -> Recording:
         device[name] = _kept(name, values)
     hosts = HostRows(story, tracks, timeline, sampling, activity, training.dead)
     node = {name: _kept(name, values) for name, values in hosts.metrics()}
+    if keeps(scenario):
+        node |= {name: _kept(name, values) for name, values in checkpoint_rows(device["train_step"])}
     link = {name: _kept(name, values) for name, values in hosts.links().items()}
     _blank(story, sampling, device)
     if not story.physics.own:
