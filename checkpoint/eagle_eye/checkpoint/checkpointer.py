@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from eagle_eye.checkpoint.connection import connect
+from eagle_eye.checkpoint.device_copies import Copies, HostCopies, copies_for
 from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
 from eagle_eye.checkpoint.layout import JobLayout, ShardWriter, named, unpack
 from eagle_eye.checkpoint.messages import (
@@ -139,6 +140,7 @@ class MemoryCheckpointer:
         self._client = StoreClient(store_folder(self._node), self._node, self._job, self._key)
         self._plan: tuple[JobLayout, ShardWriter] | None = None
         self._slots: dict[str, tuple[memoryview, list[torch.Tensor]]] = {}
+        self._copies: Copies = HostCopies()
         self._granted: Grant | None = None
         self._lock = threading.Lock()
         self._line: AttemptConnection | None = None
@@ -165,6 +167,7 @@ class MemoryCheckpointer:
         attempt = max(one.attempt for one in everyone) + 1
         step, chosen = self._resume(everyone)
         self._plan, self._whole = self._planned(), step or None
+        self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
         persisted = self._shared(lambda: self._newest_folder(step))
         on_storage = 0 if persisted is None else persisted[0]
         opening = self._agreed(lambda: self._opening(everyone, attempt, step, chosen, on_storage))
@@ -395,13 +398,16 @@ class MemoryCheckpointer:
     def _attach(self, opened: Opened, line: AttemptConnection) -> None:
         """The slots are there, or there anew: map them, and write into them what no capture writes."""
         with self._lock:
-            self._granted = None
+            self._granted, before = None, self._slots
             self._slots = {path: self._prepared(path) for path in opened.slots}
             self._line = line
+        for view, _ in before.values():
+            self._copies.detach(view)
 
     def _prepared(self, path: str) -> tuple[memoryview, list[torch.Tensor]]:
         _, writer = self._plan_of_all()
         view = memoryview(mapped(path, writer.capacity_bytes))
+        self._copies.attach(view)
         return view, writer.prepare(view)
 
     # While training.
@@ -414,14 +420,16 @@ class MemoryCheckpointer:
                 self._skip(step, "no slot is free: earlier steps are still being copied, or the store is away")
                 return
             view, targets = self._slots[grant.path]
+            self._copies.begin()
             try:
-                length, tail = writer.write(self._state.collect(self._rank), view, targets)
+                length, tail = writer.write(self._state.collect(self._rank), view, targets, self._copies)
             except BaseException:
                 self._granted = grant
                 raise
             finally:
+                copied = self._copies.end()
                 self._state.forget_probe()
-            line.say(Captured(step, grant.slot, length, tail, time.time(), time.monotonic() - began_s))
+            line.say(Captured(step, grant.slot, length, tail, time.time(), time.monotonic() - began_s), copied)
         self.counts["captured"] += 1
         self.counts["bytes"] += length
 

@@ -56,13 +56,18 @@ def reserve(path: Path, capacity_bytes: int) -> SlotFile:
     return SlotFile(path, capacity_bytes)
 
 
-def mapped(path: str | Path, capacity_bytes: int) -> mmap.mmap:
-    """Return the file mapped to read and write, its pages present: to touch one first costs more than to copy it."""
-    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+def mapped(path: str | Path, capacity_bytes: int, *, writable: bool = True) -> mmap.mmap:
+    """Return the file mapped, its pages present: to touch one first costs more than to copy it.
+
+    Pages that are only read cost half of that. Raises OSError.
+    """
+    handle = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         if os.fstat(handle).st_size < capacity_bytes:
             raise OSError(errno.EINVAL, f"shorter than {capacity_bytes:,} bytes", str(path))
-        return mmap.mmap(handle, capacity_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        return mmap.mmap(handle, capacity_bytes, flags=flags, prot=access)
     finally:
         os.close(handle)
 

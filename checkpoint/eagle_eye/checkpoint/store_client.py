@@ -112,13 +112,13 @@ class AttemptConnection:
 
     def __init__(self, connection: BlockingConnection) -> None:
         self.connection = connection
-        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[Message, Callable[[], None] | None] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name="eagle-eye-checkpoint-send", daemon=True)
         self._sender.start()
 
-    def say(self, message: Message) -> None:
-        """Have a message sent. Never waits."""
-        self._outgoing.put(message)
+    def say(self, message: Message, after: Callable[[], None] | None = None) -> None:
+        """Have a message sent, not before ``after`` has returned. Never waits."""
+        self._outgoing.put((message, after))
 
     def end(self, within_s: float) -> None:
         """Have sent what was said, if that takes no longer."""
@@ -126,11 +126,16 @@ class AttemptConnection:
         self._sender.join(timeout=within_s)
 
     def _send_all(self) -> None:
-        while (message := self._outgoing.get()) is not None:
+        while (outgoing := self._outgoing.get()) is not None:
+            message, after = outgoing
             try:
+                if after is not None:
+                    after()
                 self.connection.send(message)
             except OSError as error:
                 _log.debug("not sent to the store: %s", error)  # the other thread sees that it is gone
+            except RuntimeError as error:  # of the GPU, which then fails the training, too
+                _log.warning("%s is not sent to the store: %s", type(message).__name__, error)
 
 
 class StoreClient:
