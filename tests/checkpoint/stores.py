@@ -19,6 +19,7 @@ from eagle_eye.checkpoint.connection import BlockingConnection, connect
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Captured,
+    CaptureEvery,
     CopyInfo,
     Grant,
     Hello,
@@ -124,6 +125,7 @@ class Rank:
         self._key = key
         self.slots: list[mmap.mmap] = []
         self._grants: list[Grant] = []
+        self.capture_every = 1
         self.paths: tuple[str, ...] = ()
 
     def hello(self) -> Welcome:
@@ -135,10 +137,12 @@ class Rank:
         self.slots = [mapped(path, opening.capacity_bytes) for path in opened.slots]
 
     def expect(self, kind: type[MessageT], which: Callable[[MessageT], bool] = lambda _: True) -> MessageT:
-        """Return the next message of a kind; others are passed over, but that a slot is granted is remembered."""
+        """Return the next message of a kind; others are passed over, but what it may write, and when, is remembered."""
         while True:
             message = self.connection.receive()
             assert message is not None, f"the store has ended the connection, and {kind.__name__} was expected"
+            if isinstance(message, CaptureEvery):
+                self.capture_every = message.captures
             if isinstance(message, kind) and which(message):
                 return message
             if isinstance(message, Grant):

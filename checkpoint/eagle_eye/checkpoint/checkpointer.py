@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
 import secrets
@@ -34,15 +35,18 @@ from torch.distributed.checkpoint.storage import StorageReader
 from eagle_eye.checkpoint.connection import connect
 from eagle_eye.checkpoint.device_copies import Copies, HostCopies, copies_for
 from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
+from eagle_eye.checkpoint.kept_steps import kept_from_before
 from eagle_eye.checkpoint.layout import JobLayout, ShardWriter, named, unpack
 from eagle_eye.checkpoint.messages import (
     Blob,
     Captured,
+    CaptureEvery,
     CopyInfo,
     Find,
     Found,
     GetBlob,
     Grant,
+    KeptStep,
     Member,
     Message,
     MetadataMade,
@@ -86,6 +90,7 @@ class _Told(msgspec.Struct, frozen=True):
     address: str
     attempt: int
     copies: tuple[CopyInfo, ...]
+    kept: tuple[int, ...] = ()
 
 
 class _Step(msgspec.Struct, frozen=True):
@@ -105,6 +110,7 @@ class MemoryCheckpointer:
     ``state`` names what is kept: models, optimizers, tensors, and whatever has ``state_dict`` and ``load_state_dict``.
     ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes there as a plain
     torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep`` the whole steps.
+    With ``reach_s`` two more are kept, so that once the job has run for so long a whole step that old is in memory.
     With a ``topology`` file (the server's) copies lie behind several switches and in several racks where they can.
     ``resumed_from`` says where ``restore`` found the state: step, where (memory, storage) and nodes; None: nowhere.
     """
@@ -117,17 +123,21 @@ class MemoryCheckpointer:
         *,
         replicas: int = 2,
         keep: int = 2,
+        reach_s: float = 0.0,
         job: str | None = None,
         node: str | None = None,
         topology: str | os.PathLike[str] | None = None,
     ) -> None:
         if replicas < 1 or keep < 1 or persist_every < 0:
             raise ValueError(f"replicas={replicas}, keep={keep}, persist_every={persist_every}: at least 1, 1 and 0")
+        if not 0 <= reach_s < math.inf:
+            raise ValueError(f"reach_s={reach_s}: expected seconds, 0 or more")
         self._state = KeptState(state)
         self._directory = Path(directory).absolute()
         self._persist_every = persist_every
         self._replicas = replicas
         self._keep = keep
+        self._reach_s = reach_s
         self._topology = None if topology is None else Path(topology)
         self._node = node or os.environ.get("EAGLE_EYE_NODE") or socket.gethostname()
         self._job = job or os.environ.get("EAGLE_EYE_JOB") or self._directory.name
@@ -145,10 +155,11 @@ class MemoryCheckpointer:
         self._lock = threading.Lock()
         self._line: AttemptConnection | None = None
         self._whole: int | None = None
+        self._calls, self._capture_every = 0, 1
         self._committed = False
         self._said: set[str] = set()
         self.resumed_from: dict[str, Any] | None = None
-        self.counts: dict[str, float] = {"captured": 0, "skipped": 0, "blocked_s": 0.0, "bytes": 0}
+        self.counts: dict[str, float] = {"captured": 0, "skipped": 0, "not_due": 0, "blocked_s": 0.0, "bytes": 0}
 
     @property
     def whole_step(self) -> int | None:
@@ -162,7 +173,7 @@ class MemoryCheckpointer:
         whole in memory or on storage. Raises NoCheckpoint, AnotherModel, DoesNotFit, and OSError.
         """
         welcome = self._agreed(self._client.hello)
-        told = _Told(self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies)
+        told = _Told(self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies, welcome.kept)
         everyone = self._gather(told)
         attempt = max(one.attempt for one in everyone) + 1
         step, chosen = self._resume(everyone)
@@ -177,11 +188,16 @@ class MemoryCheckpointer:
     def capture(self, step: int) -> None:
         """Keep the state as it is at the end of this step, which is greater than any before. Never raises, never waits.
 
-        Every rank calls it at the same steps. A step that cannot be kept now is skipped, counted, and said once.
+        Every rank calls it at the same steps. A step that cannot be kept now is skipped, counted, and said once. Where
+        fewer than half become whole, all ranks make the same one of several captures: the others are not due.
         """
         began_s = time.monotonic()
         try:
-            self._capture(step, began_s)
+            if self._is_due():
+                self._capture(step, began_s)
+            else:
+                self.counts["not_due"] += 1
+                self._client.say(Skipped(step, "another capture is due", due=False))
         except Exception as error:  # noqa: BLE001 - training must go on whatever happens to its checkpoints
             self._skip(step, f"{type(error).__name__}: {error}")
         self.counts["blocked_s"] += time.monotonic() - began_s
@@ -351,7 +367,7 @@ class MemoryCheckpointer:
         members = tuple(Member(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
         replicas = min(self._replicas, len(nodes))
         holders = place(sorted(nodes), replicas, self._domains()).holders[self._node]
-        same = resumed is not None and resumed.plan == layout.plan
+        kept = self._kept(everyone, layout.plan, resumed)
         return Open(
             job=self._job,
             key=self._key,
@@ -365,12 +381,32 @@ class MemoryCheckpointer:
             keep=self._keep,
             step=step,
             resumed_step=resumed.step if resumed is not None else None,
-            sources=tuple(where for _, where in resumed.where[self._rank]) if resumed is not None and same else (),
+            sources=self._sources(everyone, layout.plan, kept),
             directory=str(self._directory),
             persist_every=self._persist_every,
             persisted_step=persisted_step,
             resumed_attempt=resumed.attempt if resumed is not None else 0,
+            reach_s=self._reach_s,
+            kept=kept,
         )
+
+    def _kept(self, everyone: Sequence[_Told], plan: str, resumed: _Step | None) -> tuple[KeptStep, ...]:
+        if resumed is None:
+            return ()
+        last = max(one.attempt for one in everyone)
+        known = {step for one in everyone if one.attempt == last for step in one.kept}
+        copies = [copy for one in everyone for copy in one.copies]
+        return kept_from_before(plan, copies, known, (resumed.step, resumed.attempt), self._reach_s)
+
+    def _sources(self, everyone: Sequence[_Told], plan: str, kept: Sequence[KeptStep]) -> tuple[str, ...]:
+        """Return the addresses of the stores with this rank's shards of the kept steps."""
+        wanted = {(plan, self._rank, one.step, one.attempt) for one in kept}
+        found = {
+            one.address: None
+            for one in everyone
+            if any((copy.plan, copy.rank, copy.step, copy.attempt) in wanted for copy in one.copies)
+        }
+        return tuple(found)
 
     def _domains(self) -> dict[str, frozenset[str]]:
         return {} if self._topology is None else together(read_failure_domains(self._topology))
@@ -412,6 +448,11 @@ class MemoryCheckpointer:
 
     # While training.
 
+    def _is_due(self) -> bool:
+        """Whether this capture is the one of several that all ranks make, as the job has agreed."""
+        self._calls += 1  # calls, not steps: all ranks make them alike, by however many their steps grow
+        return self._calls % self._capture_every == 0
+
     def _capture(self, step: int, began_s: float) -> None:
         _, writer = self._plan_of_all()
         with self._lock:
@@ -448,6 +489,8 @@ class MemoryCheckpointer:
                     if path not in self._slots:
                         self._slots[path] = self._prepared(path)
                     self._granted = message
+            case CaptureEvery(captures):
+                self._capture_every = captures
             case Whole(step):
                 if not self._committed and self._rank == 0:
                     self._commit(step)

@@ -13,14 +13,15 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import msgspec
 
 from eagle_eye.checkpoint.checksums import Damaged, check_all
 from eagle_eye.checkpoint.connection import Connection
-from eagle_eye.checkpoint.memory_plan import DoesNotFit
-from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, Member, Missed, Open
+from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
+from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, Member, Missed, Open, Reserve
 from eagle_eye.checkpoint.record import Record
 from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
@@ -59,6 +60,8 @@ class SavedJob(msgspec.Struct, frozen=True):
     key: bytes
     attempt: int
     keep: int
+    spaced: int
+    capture_every: int
     whole: tuple[int, ...]
     void: tuple[int, ...]
     persisted: int | None
@@ -96,6 +99,10 @@ class Shard:
         slot = self.slots.copy_of(step, self.plan)
         return slot if slot in self.sums else None
 
+    def slot_of(self, file: SlotFile) -> int | None:
+        """Return the slot that is this file, None where it is none any more."""
+        return next((number for number, one in enumerate(self.files) if one is file), None)
+
     def has(self, slot: int, file: SlotFile, copy: CopyInfo) -> bool:
         """Whether the slot still is this file with this copy."""
         return slot < len(self.files) and self.files[slot] is file and self.slots.holds[slot] == copy
@@ -120,6 +127,7 @@ class HeldJob:
         self.shards: dict[ShardKey, Shard] = {}
         self.needed = Needed(keep=1)
         self.agreement: Agreement | None = None
+        self.capture_every = 1
         self.directory = ""
         self.persisted: int | None = None
         self.persisting_since_s: float | None = None
@@ -166,7 +174,7 @@ class HeldJob:
 
     def begin(self, opening: Open) -> None:
         """A rank of this node is the first to begin the attempt, or to go on with it in a store that began anew."""
-        self.enter(opening.attempt, opening.keep, opening.resumed_step, opening.resumed_attempt)
+        self.enter(opening)
         self.begun_attempt = opening.attempt
         self.members = {member.node: member for member in opening.members}
         if opening.resumed_step is not None:
@@ -175,6 +183,8 @@ class HeldJob:
         persisted = opening.persisted_step
         if opening.again:
             persisted = max(persisted, self.persisted or 0)
+        else:
+            self.capture_every = 1
         self.agreement = Agreement(
             ranks,
             opening.keep,
@@ -183,28 +193,36 @@ class HeldJob:
             whole=set(self.needed.whole),
             void=set(self.needed.void),
             unheard=set(ranks) if opening.again else set(),
+            reach_s=opening.reach_s,
+            capture_every=self.capture_every,
         )
+        captured_s = self._captured_s(opening.plan) | {one.step: one.captured_s for one in opening.kept}
+        for step in sorted(captured_s):
+            if step in self.needed.whole or not self.needed.passed(step):
+                self.agreement.date(step, captured_s[step])
         self.directory = opening.directory
         self.persisting_since_s = None
         self.step = opening.step or None
 
-    def enter(self, attempt: int, keep: int, resumed_step: int | None, resumed_attempt: int) -> None:
+    def enter(self, said: Open | Reserve) -> None:
         """A new attempt begins here: its first word may come from another node's store.
 
         Who took part in the one before writes here no more. What is later than the step that was resumed from will be
-        made again, and is dropped, and so is another attempt's copy of that step. Nothing, where it has begun already.
+        made again, and is dropped, and so is another attempt's copy of a step that stays. Nothing, where it has begun
+        already.
         """
-        if attempt <= self.attempt:
+        if said.attempt <= self.attempt:
             return
-        self.attempt = attempt
-        self.needed = Needed(keep, set() if resumed_step is None else {resumed_step})
+        self.attempt = said.attempt
+        resumed, attempts = said.resumed_step, attempts_resumed(said)
+        self.needed = Needed(said.keep, set(attempts), spaced=spaced_of(said.reach_s))
         for shard in self.shards.values():
             shard.connection, shard.closed, shard.holders, shard.opening = None, False, (), None
             shard.told.clear()
             shard.sending.clear()
             self.renew_granted(shard)
-        self._drop(lambda copy: resumed_step is None or copy.step > resumed_step)
-        self._drop(lambda copy: copy.step == resumed_step and copy.attempt != resumed_attempt)
+        self._drop(lambda copy: resumed is None or copy.step > resumed)
+        self._drop(lambda copy: attempts.get(copy.step, copy.attempt) != copy.attempt)
 
     def shard(self, plan: str, rank: int, capacity_bytes: int, slots: int, *, local: bool) -> Shard:
         """Return the slots for a rank's shards, reserved. Raises DoesNotFit, OSError where not one does.
@@ -339,6 +357,8 @@ class HeldJob:
             self.key,
             self.attempt,
             self.needed.keep,
+            self.needed.spaced,
+            self.capture_every,
             self.needed.known,
             self.needed.known_void,
             self.persisted,
@@ -379,6 +399,14 @@ class HeldJob:
                     shard.slots.holds[slot] = None
                     shard.sums.pop(slot, None)
 
+    def _captured_s(self, plan: str) -> dict[int, float]:
+        """Return when the steps were captured of which there are copies here."""
+        found: dict[int, list[float]] = {}
+        for _, _, copy in self.copies():
+            if copy.plan == plan:
+                found.setdefault(copy.step, []).append(copy.captured_s)
+        return {step: median_low(times) for step, times in found.items()}
+
     def _shards_of(self, plan: str, rank: int) -> list[Shard]:
         """Return those of a plan and rank, the newest attempt's first."""
         found = [shard for shard in self.shards.values() if (shard.plan, shard.rank) == (plan, rank)]
@@ -390,6 +418,12 @@ class HeldJob:
 
     def _blob_path(self, plan: str) -> Path:
         return self.folder / f"{hashlib.sha256(plan.encode()).hexdigest()[:16]}.plan"
+
+
+def attempts_resumed(said: Open | Reserve) -> dict[int, int]:
+    """Return the steps that an attempt goes on with, and which attempt captured each."""
+    kept = {one.step: one.attempt for one in said.kept}
+    return kept if said.resumed_step is None else kept | {said.resumed_step: said.resumed_attempt}
 
 
 def adopt(folder: Path) -> HeldJob | None:
@@ -408,8 +442,8 @@ def adopt(folder: Path) -> HeldJob | None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
     job = HeldJob(saved.name, saved.key, folder)
-    job.attempt, job.persisted = saved.attempt, saved.persisted
-    job.needed = Needed(saved.keep, set(saved.whole), set(saved.void))
+    job.attempt, job.persisted, job.capture_every = saved.attempt, saved.persisted, saved.capture_every
+    job.needed = Needed(saved.keep, set(saved.whole), set(saved.void), spaced=saved.spaced)
     kept = set()
     for one in saved.shards:
         shard = Shard(one.rank, one.plan, one.capacity_bytes, one.local, one.wanted, attempt=one.attempt)

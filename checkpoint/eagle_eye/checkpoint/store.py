@@ -35,7 +35,7 @@ from eagle_eye.checkpoint.connection import (
 )
 from eagle_eye.checkpoint.held_job import HeldJob, Shard, adopt, write_whole
 from eagle_eye.checkpoint.job_service import JobService
-from eagle_eye.checkpoint.memory_plan import DoesNotFit
+from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Agreed,
@@ -235,8 +235,8 @@ class Store:
         job = service.job
         shard: Shard | None = None
         try:
-            copies = tuple(copy for _, _, copy in job.copies())
-            await connection.send(Welcome(VERSION, self._settings.node, self.address, job.attempt, copies))
+            copies, kept = tuple(copy for _, _, copy in job.copies()), job.needed.known
+            await connection.send(Welcome(VERSION, self._settings.node, self.address, job.attempt, copies, kept))
             while (message := await connection.receive()) is not None:
                 if isinstance(message, Open):
                     shard = await service.open(message, connection)
@@ -312,10 +312,11 @@ class Store:
         if wish.attempt < job.attempt:
             await connection.send(Refused(f"attempt {wish.attempt} is over: attempt {job.attempt} has begun"))
             return
-        job.enter(wish.attempt, wish.keep, wish.resumed_step, wish.resumed_attempt)
+        job.enter(wish)
         try:
             job.keep_blob(wish.plan, wish.blob)
-            job.shard(wish.plan, wish.rank, wish.capacity_bytes, wish.keep + 1, local=False)
+            slots = wish.keep + spaced_of(wish.reach_s) + 1
+            job.shard(wish.plan, wish.rank, wish.capacity_bytes, slots, local=False)
         except (DoesNotFit, OSError) as error:
             await connection.send(Refused(f"{self._settings.node}: {error}"))
             return
