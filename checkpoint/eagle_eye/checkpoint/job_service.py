@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
@@ -77,6 +77,7 @@ class JobService:
         self._done_nodes: set[str] = set()
         self._said_done_s = 0.0
         self._closed = False
+        self._topping_up = False
         self._news = asyncio.Event()
         self.ended = False
 
@@ -125,7 +126,7 @@ class JobService:
         self._ranks.discard(connection)
         if shard is not None and shard.connection is connection and not self._closed:
             shard.connection = None
-            self.job.renew_granted(shard)
+            self.job.drop_granted(shard)
         if not self._ranks:
             self.job.left_s = time.monotonic()
 
@@ -141,8 +142,7 @@ class JobService:
         slots = opening.keep + 1 + (1 if opening.persist_every else 0)
         try:
             job.keep_blob(opening.plan, opening.blob)
-            shard = job.shard(opening.plan, opening.rank, opening.capacity_bytes, slots, local=True)
-            job.renew_granted(shard)
+            shard = await job.shard(opening.plan, opening.rank, opening.capacity_bytes, slots, local=True)
             for node in opening.holders[1:]:
                 await self._peer(node).reserve(_wish(opening))
         except (DoesNotFit, OSError) as error:
@@ -155,6 +155,7 @@ class JobService:
         job.save()
         await connection.send(Opened(tuple(str(file.path) for file in shard.files)))
         await self._grant(shard)
+        self._spawn(self.top_up([shard]))
         if opening.again:
             for slot, copy in enumerate(shard.slots.holds):
                 if copy is not None and slot in shard.sums and self.job.needed.unresolved(copy.step):
@@ -221,12 +222,20 @@ class JobService:
         with contextlib.suppress(OSError):  # the rank has ended; its connection will say so
             await shard.connection.send(Grant(slot, str(shard.files[slot].path)))
 
-    async def top_up(self) -> None:
-        """Reserve the slots that are missing, where there is room for them now."""
-        if any(shard.is_short for shard in self.job.shards.values()):
-            self.job.top_up_all()
-            for shard in self.job.local:
-                await self._grant(shard)
+    async def top_up(self, shards: Iterable[Shard]) -> None:
+        """Reserve the slots that these shards lack, as far as there is room for them now."""
+        for shard in list(shards):
+            await self.job.top_up(shard)
+            await self._grant(shard)
+
+    async def top_up_short(self) -> None:
+        """Try again to reserve what did not fit. Nothing, while that is being done."""
+        if not self._topping_up:
+            self._topping_up = True
+            try:
+                await self.top_up(shard for shard in self.job.shards.values() if shard.is_short)
+            finally:
+                self._topping_up = False
 
     # Copies.
 
@@ -319,11 +328,11 @@ class JobService:
         if held is None:
             return
         source, slot, copy = held  # the slots of an earlier attempt, it may be
+        put, view = Put(opening.attempt, copy, source.sums[slot]), source.view(slot, copy.length)
         for node in shard.holders[1:]:
             try:
-                put = Put(opening.attempt, copy, source.sums[slot])
-                await self._bring(shard, node, put, source.view(slot, copy.length))
-            except (OSError, KeyError) as error:
+                await self._bring(shard, node, put, view)
+            except OSError as error:
                 job.trouble(f"step {step} of rank {shard.rank} is not on {node} again yet: {error}")
 
     async def _fetch(self, shard: Shard, opening: Open, step: int) -> tuple[Shard, int, CopyInfo] | None:
@@ -461,6 +470,7 @@ class JobService:
         if newest is not None and newest > (-1 if self._whole_said is None else self._whole_said) and job.local:
             self._whole_said = newest
             job.settle(job.local[0].plan)
+            self._spawn(self.top_up_short())
             job.save()
             await self._tell_ranks(Whole(newest))
         for shard in job.local:
