@@ -123,10 +123,11 @@ class Rank:
         sock.connect(str(node.folder / SOCKET))
         self.connection = BlockingConnection(sock, WITHIN_S)
         self._key = key
-        self.slots: list[mmap.mmap] = []
+        self.slots: dict[int, mmap.mmap] = {}
         self._grants: list[Grant] = []
         self.capture_every = 1
         self.paths: tuple[str, ...] = ()
+        self._capacity_bytes = 0
 
     def hello(self) -> Welcome:
         return self.connection.ask(Hello(VERSION, JOB, self._key), Welcome)
@@ -134,7 +135,8 @@ class Rank:
     def open(self, opening: Open) -> None:
         opened = self.connection.ask(opening, Opened)
         self.paths = opened.slots
-        self.slots = [mapped(path, opening.capacity_bytes) for path in opened.slots]
+        self.slots = {number: mapped(path, opening.capacity_bytes) for number, path in enumerate(opened.slots)}
+        self._capacity_bytes = opening.capacity_bytes
 
     def expect(self, kind: type[MessageT], which: Callable[[MessageT], bool] = lambda _: True) -> MessageT:
         """Return the next message of a kind; others are passed over, but what it may write, and when, is remembered."""
@@ -152,7 +154,11 @@ class Rank:
         return self._grants.pop() if self._grants else self.expect(Grant)
 
     def granted(self) -> int:
-        return self.grant().slot
+        """Return the number of the slot that is granted, which is mapped."""
+        grant = self.grant()
+        if grant.path not in self.paths:
+            self.slots[grant.slot] = mapped(grant.path, self._capacity_bytes)
+        return grant.slot
 
     def write(self, step: int, data: bytes, slot: int) -> None:
         self.slots[slot][: len(data)] = data

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagle_eye.checkpoint import command, job_service
+from eagle_eye.checkpoint import command, held_job, job_service
 from eagle_eye.checkpoint.checksums import CHUNK_BYTES, Damaged, sums_of
 from eagle_eye.checkpoint.connection import Connection, ProtocolError, connect
 from eagle_eye.checkpoint.messages import (
@@ -38,6 +38,7 @@ from eagle_eye.checkpoint.messages import (
     KeptStep,
     MetadataMade,
     MetadataWanted,
+    Opened,
     Persisted,
     Proceed,
     Proof,
@@ -52,9 +53,10 @@ from eagle_eye.checkpoint.messages import (
 )
 from eagle_eye.checkpoint.peer import Peer
 from eagle_eye.checkpoint.record import FILES, Record
+from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
 from eagle_eye.checkpoint.status_command import lines
 from eagle_eye.checkpoint.storage import complete, partial, write_shard
-from eagle_eye.checkpoint.store import ask_status, ask_verify
+from eagle_eye.checkpoint.store import SOCKET, ask_status, ask_verify
 from eagle_eye.schema.memory_steps import read_steps, whole_in_memory
 from tests.checkpoint.stores import (
     JOB,
@@ -585,7 +587,7 @@ class TestStartedAnew:
         rank.slots[slot][:5] = b"still"
         one.start()
         assert not Path(rank.paths[slot]).exists()
-        assert len(one.slot_files) == len(rank.paths)
+        until(lambda: len(one.slot_files) == 3, "there are as many as before")
         close(rank)
 
     def test_what_is_on_record_of_another_version_is_removed(self, one: Node) -> None:
@@ -748,7 +750,57 @@ class TestRanks:
             until(lambda: ask_status(node.folder) == [], "nothing is held of it")
 
 
+@pytest.fixture
+def reserving(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """As many slots are reserved as it is released for; in the end all."""
+    may = threading.Semaphore(0)
+
+    def reserved(path: Path, capacity_bytes: int) -> SlotFile:
+        assert may.acquire(timeout=WITHIN_S)
+        return reserve(path, capacity_bytes)
+
+    monkeypatch.setattr(held_job, "reserve", reserved)
+    yield may
+    may.release(100)
+
+
 class TestMemory:
+    def test_a_store_answers_while_it_reserves(self, one: Node, reserving: threading.Semaphore) -> None:
+        rank = Rank(one)
+        rank.hello()
+        rank.connection.send(opening([one]))
+        until(lambda: len(ask_status(one.folder)) == 1, "it says what it holds")
+        reserving.release(2)
+        assert len(rank.expect(Opened).slots) == 2
+        close(rank)
+
+    def test_training_begins_with_two_slots_and_the_others_come_behind(
+        self, one: Node, reserving: threading.Semaphore
+    ) -> None:
+        reserving.release(2)
+        (rank,) = opened([one], keep=2)
+        rank.capture(1, contents(0, 1))
+        rank.whole(1)
+        rank.capture(2, contents(0, 2))
+        rank.whole(2)
+        reserving.release()
+        until(lambda: len(one.slot_files) == 3, "the third slot is there")
+        for step in (3, 4):
+            rank.capture(step, contents(0, step))
+            rank.whole(step)
+        assert sorted(rank.slots) == [0, 1, 2]
+        close(rank)
+
+    def test_another_nodes_copies_begin_with_two_slots_as_well(self, one: Node, reserving: threading.Semaphore) -> None:
+        rank = Rank(one)
+        rank.hello()
+        reserving.release(2)
+        connection = connect(one.store.address, JOB, KEY, WITHIN_S)
+        connection.ask(Reserve(1, 1, PLAN, b"", 5000, 2, None), Reserved)
+        assert len(one.slot_files) == 2
+        connection.close()
+        close(rank)
+
     def test_a_full_tmpfs_refuses_with_the_arithmetic(self, tmpfs: Path) -> None:
         with running([tmpfs]) as (node,):
             rank = Rank(node)
@@ -843,6 +895,14 @@ class TestTheEnd:
             rank.whole(1)
             close(rank)
             until(lambda: ask_status(node.folder) == [], "nothing is held any more")
+
+    def test_a_store_without_a_job_stays_for_as_long_as_somebody_looks_for_it(self, tmp_path: Path) -> None:
+        with running([tmp_path / "a"], exit_when_idle_s=1.5) as (node,):
+            until_s = time.monotonic() + 3.0
+            while time.monotonic() < until_s:
+                assert answers(node)
+                time.sleep(0.05)
+            until(lambda: not (node.folder / SOCKET).exists(), "it has ended")
 
     def test_another_job_of_the_name_waits_for_its_ranks(self, one: Node) -> None:
         (rank,) = opened([one])

@@ -36,7 +36,7 @@ from eagle_eye.checkpoint.connection import connect
 from eagle_eye.checkpoint.device_copies import Copies, HostCopies, copies_for
 from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
 from eagle_eye.checkpoint.kept_steps import kept_from_before
-from eagle_eye.checkpoint.layout import JobLayout, ShardWriter, named, unpack
+from eagle_eye.checkpoint.layout import JobLayout, ShardLayout, ShardWriter, named, unpack
 from eagle_eye.checkpoint.messages import (
     Blob,
     Captured,
@@ -84,13 +84,22 @@ class AnotherModel(ValueError):
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What each rank tells the others before they decide where to go on."""
+    """What each rank tells the others before they decide where to go on.
+
+    What counts of the launcher's word (``resume_from``), and of the steps ``on_storage``, is what rank 0 says.
+    """
 
     node: str
     address: str
     attempt: int
     copies: tuple[CopyInfo, ...]
     kept: tuple[int, ...] = ()
+    resume_from: str = ""
+    on_storage: tuple[int, ...] = ()
+
+    def newest_on_storage(self, at_most: int | None) -> int | None:
+        """Return the newest step on storage that is no later than this one, None where there is none."""
+        return max((step for step in self.on_storage if at_most is None or step <= at_most), default=None)
 
 
 class _Step(msgspec.Struct, frozen=True):
@@ -172,17 +181,11 @@ class MemoryCheckpointer:
         Where the launcher says (``EAGLE_EYE_RESUME_FROM``: a folder, or ``memory:STEP``), else the newest step that is
         whole in memory or on storage. Raises NoCheckpoint, AnotherModel, DoesNotFit, and OSError.
         """
-        welcome = self._agreed(self._client.hello)
-        told = _Told(self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies, welcome.kept)
-        everyone = self._gather(told)
-        attempt = max(one.attempt for one in everyone) + 1
+        everyone = self._gathered(self._tell)
         step, chosen = self._resume(everyone)
         self._plan, self._whole = self._planned(), step or None
         self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
-        persisted = self._shared(lambda: self._newest_folder(step))
-        on_storage = 0 if persisted is None else persisted[0]
-        opening = self._agreed(lambda: self._opening(everyone, attempt, step, chosen, on_storage))
-        self._agreed(lambda: self._client.open(opening, self._attach, self._hear))
+        self._agreed(lambda: self._client.open(self._opening(everyone, step, chosen), self._attach, self._hear))
         return step
 
     def capture(self, step: int) -> None:
@@ -216,17 +219,16 @@ class MemoryCheckpointer:
 
         Where the launcher says which step of memory, later ones are not to be trusted, and earlier ones may serve.
         """
-        word = self._shared(lambda: os.environ.get(RESUME_VARIABLE, ""))
+        word = everyone[0].resume_from
         if word and not word.startswith(MEMORY_PREFIX):
             return self._load_folder(Path(word)), None
-        steps = whole_steps(everyone)
-        on_storage = self._shared(lambda: self._newest_folder(_step_of(word) if word else None))
-        if word:
-            newest = _step_of(word)
+        steps, newest = whole_steps(everyone), _step_of(word) if word else None
+        on_storage = everyone[0].newest_on_storage(newest)
+        if newest is not None:
             steps = [one for one in steps if one.step <= newest]
         looked_for = []
         for one in steps:
-            if on_storage is not None and one.step < on_storage[0]:
+            if on_storage is not None and one.step < on_storage:
                 continue
             try:
                 self._load_memory(one)
@@ -240,7 +242,7 @@ class MemoryCheckpointer:
             self.resumed_from = {"step": one.step, "where": "memory", "nodes": nodes}
             return one.step, one
         if on_storage is not None:
-            return self._load_folder(Path(on_storage[1])), None
+            return self._load_folder(folder_of(str(self._directory), on_storage)), None
         if word or looked_for or self._shared((self._directory / COMMITTED_FILE).exists):
             held = sorted({copy.step for one in everyone for copy in one.copies})
             whole = [one.step for one in steps]
@@ -266,29 +268,21 @@ class MemoryCheckpointer:
         return int(named_step)
 
     def _load(self, reader: StorageReader) -> None:
-        def wanted() -> dict[str, Any]:
+        def read() -> dict[str, Any]:
             metadata = reader.read_metadata()
             state = self._state.to_load(metadata.state_dict_metadata, self._rank)
             _compare(state, metadata)
+            planner = DefaultLoadPlanner(allow_partial_load=True)
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                    # Each rank reads what it needs, and asks nobody. Whether all could is agreed on below.
+                    load(state, storage_reader=reader, planner=planner, no_dist=True)
+            except (Exception, CheckpointException) as error:
+                raise OSError(_first_line(error)) from error
             return state
 
-        state = self._agreed(wanted)
-        planner = DefaultLoadPlanner(allow_partial_load=True)
-        failure: BaseException | None = None
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it may be
-                load(
-                    state,
-                    storage_reader=reader,
-                    planner=planner,
-                    process_group=self._group,
-                    no_dist=not self._distributed,
-                )
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 - of whichever rank; all fail together
-            failure = error
-        if failure is not None:
-            raise OSError(_first_line(failure)) from failure
+        state = self._agreed(read)
         self._agreed(lambda: self._state.load(state))
 
     def _layout_of(self, step: _Step) -> JobLayout:
@@ -334,15 +328,20 @@ class MemoryCheckpointer:
         if reasons:
             raise OSError(f"{what} is nowhere: {'; '.join(reasons)}")
 
-    def _newest_folder(self, at_most: int | None) -> tuple[int, str] | None:
-        found = [
-            (int(path.name.removeprefix("step_")), str(path))
-            for path in self._directory.glob("step_*")
-            if path.name.removeprefix("step_").isdecimal() and (path / METADATA).exists()
-        ]
-        return max((one for one in found if at_most is None or one[0] <= at_most), default=None)
+    def _steps_on_storage(self) -> tuple[int, ...]:
+        folders = ((path, path.name.removeprefix("step_")) for path in self._directory.glob("step_*"))
+        return tuple(int(step) for path, step in folders if step.isdecimal() and (path / METADATA).exists())
 
     # Beginning an attempt.
+
+    def _tell(self) -> _Told:
+        welcome = self._client.hello()
+        told = _Told(self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies, welcome.kept)
+        if self._rank != 0:
+            return told
+        return msgspec.structs.replace(
+            told, resume_from=os.environ.get(RESUME_VARIABLE, ""), on_storage=self._steps_on_storage()
+        )
 
     def _reachable(self, address: str) -> str:
         """Return the store's address as other nodes reach it: over the network on which this job meets."""
@@ -356,9 +355,7 @@ class MemoryCheckpointer:
         finally:
             probe.close()
 
-    def _opening(
-        self, everyone: Sequence[_Told], attempt: int, step: int, resumed: _Step | None, persisted_step: int
-    ) -> Open:
+    def _opening(self, everyone: Sequence[_Told], step: int, resumed: _Step | None) -> Open:
         layout, writer = self._plan_of_all()
         nodes: dict[str, list[int]] = {}
         for rank, one in enumerate(everyone):
@@ -371,7 +368,7 @@ class MemoryCheckpointer:
         return Open(
             job=self._job,
             key=self._key,
-            attempt=attempt,
+            attempt=max(one.attempt for one in everyone) + 1,
             rank=self._rank,
             members=members,
             holders=holders,
@@ -384,7 +381,7 @@ class MemoryCheckpointer:
             sources=self._sources(everyone, layout.plan, kept),
             directory=str(self._directory),
             persist_every=self._persist_every,
-            persisted_step=persisted_step,
+            persisted_step=everyone[0].newest_on_storage(step) or 0,
             resumed_attempt=resumed.attempt if resumed is not None else 0,
             reach_s=self._reach_s,
             kept=kept,
@@ -424,12 +421,18 @@ class MemoryCheckpointer:
             planner.set_up_planner(self._state.collect(self._rank), is_coordinator=self._rank == 0)
             return planner.create_local_plan()
 
-        plans = self._gather(self._agreed(local_plan))
-        final, metadata = self._agreed(lambda: planner.create_global_plan(plans))
-        writer = self._agreed(lambda: ShardWriter(planner, planner.finish_plan(final[self._rank])))
+        plans = self._gathered(local_plan)
+        made: list[tuple[ShardWriter, Metadata]] = []
+
+        def shard_layout() -> ShardLayout:
+            final, metadata = planner.create_global_plan(plans)
+            made.append((ShardWriter(planner, planner.finish_plan(final[self._rank])), metadata))
+            return made[0][0].layout
+
+        layouts = self._gathered(shard_layout)
         self._state.forget_probe()
-        layout = named(self._gather(writer.layout), metadata)
-        return layout, writer
+        writer, metadata = made[0]
+        return named(layouts, metadata), writer
 
     def _attach(self, opened: Opened, line: AttemptConnection) -> None:
         """The slots are there, or there anew: map them, and write into them what no capture writes."""
@@ -485,9 +488,9 @@ class MemoryCheckpointer:
     def _hear(self, message: Message) -> None:
         match message:
             case Grant(_, path):
+                prepared = self._slots.get(path) or self._prepared(path)  # a capture does not wait for that
                 with self._lock:
-                    if path not in self._slots:
-                        self._slots[path] = self._prepared(path)
+                    self._slots[path] = prepared
                     self._granted = message
             case CaptureEvery(captures):
                 self._capture_every = captures
@@ -539,23 +542,28 @@ class MemoryCheckpointer:
         result: T = made[0]
         return result
 
-    def _agreed(self, work: Callable[[], T]) -> T:
-        """Return what every rank's own work returns. Where one fails all do: with the error of the first.
+    def _gathered(self, work: Callable[[], T]) -> list[T]:
+        """Return what every rank's own work returns, by rank. Where one fails all do: with the error of the first.
 
         Work that itself gathers must fail on all ranks or on none.
         """
-        result: T | None = None
-        mine: Exception | None = None
+        mine: tuple[Any, Exception | None]
         try:
-            result = work()
+            mine = work(), None
         except Exception as error:  # noqa: BLE001 - the others must hear of it, or they wait for this rank forever
-            mine = _carried(error)
-        failed = next((error for error in self._gather(mine) if error is not None), None)
-        if mine is not None:
-            raise mine
+            mine = None, _carried(error)
+        everyone: list[tuple[Any, Exception | None]] = self._gather(mine)
+        failed = next((error for _, error in everyone if error is not None), None)
         if failed is not None:
-            raise failed
-        return result  # type: ignore[return-value]  # the work has returned
+            # Not this rank's own: what is done about an error depends on its kind, and is done by all.
+            raise failed from (None if failed is mine[1] else mine[1])
+        return [result for result, _ in everyone]
+
+    def _agreed(self, work: Callable[[], T]) -> T:
+        """Return what this rank's own work returns, once every rank's has: as ``_gathered``, and nothing is told."""
+        results: list[T] = []
+        self._gathered(lambda: results.append(work()))
+        return results[0]
 
     def _make_key(self) -> bytes:
         """Return the job's key, which lies beside its checkpoints for its owner alone."""

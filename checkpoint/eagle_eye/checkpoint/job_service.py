@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -79,6 +79,7 @@ class JobService:
         self._done_nodes: set[str] = set()
         self._said_done_s = 0.0
         self._closed = False
+        self._topping_up = False
         self._news = asyncio.Event()
         self.ended = False
 
@@ -127,7 +128,7 @@ class JobService:
         self._ranks.discard(connection)
         if shard is not None and shard.connection is connection and not self._closed:
             shard.connection = None
-            self.job.renew_granted(shard)
+            self.job.drop_granted(shard)
         if not self._ranks:
             self.job.left_s = time.monotonic()
 
@@ -145,8 +146,7 @@ class JobService:
         slots = opening.keep + spaced_of(opening.reach_s) + 1 + (1 if opening.persist_every else 0)
         try:
             job.keep_blob(opening.plan, opening.blob)
-            shard = job.shard(opening.plan, opening.rank, opening.capacity_bytes, slots, local=True)
-            job.renew_granted(shard)
+            shard = await job.shard(opening.plan, opening.rank, opening.capacity_bytes, slots, local=True)
             for node in opening.holders[1:]:
                 await self._peer(node).reserve(_wish(opening))
         except (DoesNotFit, OSError) as error:
@@ -155,7 +155,8 @@ class JobService:
         if job.attempt != opening.attempt:
             await connection.send(Refused(f"attempt {opening.attempt} is over: attempt {job.attempt} has begun"))
             return None
-        taken = self._taken_for(shard, opening)
+        resumed = [step for step in attempts_resumed(opening) if step == opening.resumed_step]
+        taken = self._taken_for(shard, opening, resumed)
         shard.holders, shard.connection, shard.closed, shard.opening = opening.holders, connection, False, opening
         job.save()
         await connection.send(Opened(tuple(str(file.path) for file in shard.files)))
@@ -164,7 +165,8 @@ class JobService:
         await self._grant(shard)
         if opening.again:
             self._replicate_again(shard)
-        self._spawn(self._restore_copies(shard, opening, taken))
+        self._spawn(self._restore_copies(shard, opening, resumed, taken))
+        self._spawn(self._restore_older(shard, opening))
         return shard
 
     def _replicate_again(self, shard: Shard) -> None:
@@ -232,12 +234,20 @@ class JobService:
         with contextlib.suppress(OSError):  # the rank has ended; its connection will say so
             await shard.connection.send(Grant(slot, str(shard.files[slot].path)))
 
-    async def top_up(self) -> None:
-        """Reserve the slots that are missing, where there is room for them now."""
-        if any(shard.is_short for shard in self.job.shards.values()):
-            self.job.top_up_all()
-            for shard in self.job.local:
-                await self._grant(shard)
+    async def top_up(self, shards: Iterable[Shard]) -> None:
+        """Reserve the slots that these shards lack, as far as there is room for them now."""
+        for shard in list(shards):
+            await self.job.top_up(shard)
+            await self._grant(shard)
+
+    async def top_up_short(self) -> None:
+        """Try again to reserve what did not fit. Nothing, while that is being done."""
+        if not self._topping_up:
+            self._topping_up = True
+            try:
+                await self.top_up(shard for shard in self.job.shards.values() if shard.is_short)
+            finally:
+                self._topping_up = False
 
     # Copies.
 
@@ -323,10 +333,10 @@ class JobService:
         """Return the captured steps that may still become whole."""
         return [copy.step for copy in shard.slots.copies if self.job.needed.unresolved(copy.step)]
 
-    def _taken_for(self, shard: Shard, opening: Open) -> dict[int, SlotFile]:
-        """Take slots for the steps that the attempt goes on with and that are not here, before captures fill them."""
+    def _taken_for(self, shard: Shard, opening: Open, steps: Iterable[int]) -> dict[int, SlotFile]:
+        """Take slots for those of the steps that are not here, before captures fill them."""
         job = self.job
-        missing = [step for step in attempts_resumed(opening) if job.find(opening.plan, shard.rank, step) is None]
+        missing = [step for step in steps if job.find(opening.plan, shard.rank, step) is None]
         taken: dict[int, SlotFile] = {}
         for step in sorted(missing, reverse=True)[: len(shard.files) - 1] if opening.sources else ():
             slot = shard.slots.take(job.needed_of(shard))
@@ -335,15 +345,28 @@ class JobService:
                 taken[step] = shard.files[slot]
         return taken
 
-    async def _restore_copies(self, shard: Shard, opening: Open, taken: dict[int, SlotFile]) -> None:
-        """Have the shards of the resumed step, and of older ones that stay, here and at the other holders.
+    async def _restore_older(self, shard: Shard, opening: Open) -> None:
+        """Reserve the slots that the shard lacks, and have the older steps that stay here and at the other holders."""
+        job = self.job
+        await job.top_up(shard)
+        if job.attempt != opening.attempt:
+            return
+        older = [step for step in attempts_resumed(opening) if step != opening.resumed_step]
+        taken = self._taken_for(shard, opening, older)
+        await self._grant(shard)
+        await self._restore_copies(shard, opening, older, taken)
 
-        A new node does not have them yet: it has ``taken`` slots for them. Older ones go as copies do while training
-        leaves the network idle.
+    async def _restore_copies(
+        self, shard: Shard, opening: Open, steps: Sequence[int], taken: dict[int, SlotFile]
+    ) -> None:
+        """Have the shards of steps that an earlier attempt captured here and at the other holders, the newest first.
+
+        A new node does not have them yet: it has ``taken`` slots for them. Others than the resumed one go as copies do,
+        while training leaves the network idle.
         """
-        job, attempts = self.job, attempts_resumed(opening)
+        job = self.job
         try:
-            for step in sorted(attempts, reverse=True):
+            for step in sorted(steps, reverse=True):
                 held = job.find(opening.plan, shard.rank, step)
                 if held is None and step in taken:
                     held = await self._fetch(shard, opening, step, taken.pop(step))
@@ -510,6 +533,7 @@ class JobService:
         if newest is not None and newest > (-1 if self._whole_said is None else self._whole_said) and job.local:
             self._whole_said = newest
             job.settle(job.local[0].plan)
+            self._spawn(self.top_up_short())
             job.save()
             await self._tell_ranks(Whole(newest))
         for shard in job.local:

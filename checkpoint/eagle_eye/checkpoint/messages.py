@@ -104,7 +104,10 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The rank's slots, as paths of files in shared memory of the capacity that was asked for."""
+    """The rank's slots that are reserved, as paths of files in shared memory of the capacity that was asked for.
+
+    The others are reserved while it trains: a ``Grant`` names the file, too.
+    """
 
     slots: tuple[str, ...]
 

@@ -109,7 +109,7 @@ class KeptState:
         for name, loaded in state.items():
             one = self._objects[name]
             if isinstance(one, nn.Module):
-                set_model_state_dict(one, loaded)
+                set_model_state_dict(one, dict(loaded))  # which renames what it gets where the model is wrapped
             elif isinstance(one, Optimizer):
                 set_optimizer_state_dict(self._model_of(name, one), one, loaded)
             elif not isinstance(one, torch.Tensor):

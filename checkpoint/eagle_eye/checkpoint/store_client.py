@@ -31,16 +31,14 @@ from eagle_eye.checkpoint.messages import (
     Welcome,
 )
 from eagle_eye.checkpoint.store import LOCK, SOCKET
-from eagle_eye.schema.memory_steps import STORE_WORDS
+from eagle_eye.schema.memory_steps import STORE_INHERITS, STORE_LOG, STORE_WORDS, store_command
 
 _log = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S = 120.0  # to reserve and fill the memory of a large shard takes a while
 START_WITHIN_S = 30.0
-EXIT_WHEN_IDLE_S = 60.0
 RETRY_S = 0.5
 SAID_WITHIN_S = 5.0
-INHERITED = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV"})
 
 
 def start_store(folder: Path, node: str) -> None:
@@ -50,13 +48,11 @@ def start_store(folder: Path, node: str) -> None:
     """
     if answers(folder):
         return
-    command = [sys.executable, "-m", "eagle_eye.cli.main", *STORE_WORDS, "--folder", str(folder), "--node", node]
-    command += ["--exit-when-idle", f"{EXIT_WHEN_IDLE_S:g}"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Neither a child of the rank nor, by its environment, taken for a rank: whoever ends those must not end it.
-    command = ["/bin/sh", "-c", 'exec "$@" &', "sh", *command]
-    environment = {name: value for name, value in os.environ.items() if name in INHERITED}
-    with (folder / "store.log").open("ab") as log:
+    command = ["/bin/sh", "-c", 'exec "$@" &', "sh", *store_command(sys.executable, folder, node)]
+    environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
+    with (folder / STORE_LOG).open("ab") as log:
         subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -69,7 +65,7 @@ def start_store(folder: Path, node: str) -> None:
     until_s = time.monotonic() + START_WITHIN_S
     while not answers(folder):
         if time.monotonic() > until_s:
-            raise ConnectionError(f"no store answers in {folder} within {START_WITHIN_S:g} s: see {folder}/store.log")
+            raise ConnectionError(f"no store answers in {folder} within {START_WITHIN_S:g} s: see {folder / STORE_LOG}")
         time.sleep(0.02)
 
 

@@ -86,6 +86,7 @@ def main() -> None:
     checkpointer = _in_memory(model, optimizer, args) if args.checkpoints == "memory" else None
     step = _resume(model, optimizer) if checkpointer is None else checkpointer.restore()
     first, source = step + 1, None if checkpointer is None else checkpointer.resumed_from
+    kept_s = 0.0  # how long the last checkpoint has kept the training waiting
     training = attach(model, optimizer, step=step)  # the first of the two lines
     while step < args.steps:
         began_s = time.monotonic()
@@ -97,17 +98,20 @@ def main() -> None:
         optimizer.step()
         training.step(loss=loss, grad_norm=norm, tokens=args.batch * CONTEXT_CHARS)  # the second
         if rank == 0:
-            _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), resumed_from=first - 1, source=source)
+            more = {"resumed_from": first - 1, "source": source, "kept_s": kept_s}
+            _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), **more)
         if step % args.evaluate_every == 0:
             with training.phase("eval"), torch.no_grad():
                 for _ in range(args.evaluation_batches):
                     _loss(model, text)
                 dist.barrier()
+        keeping_s = time.monotonic()
         if checkpointer is not None:
             checkpointer.capture(step)
         elif step % args.checkpoint_every == 0:
             with training.phase("checkpoint"):
                 save(_state(model, optimizer, step), checkpoint_id=str(args.checkpoint_dir / f"step_{step}"))
+        kept_s = time.monotonic() - keeping_s
         # A faster machine must not make the demonstration meaningless: steps take at least this long.
         time.sleep(max(0.0, args.step_seconds_min - (time.monotonic() - began_s)))
     if checkpointer is not None:
