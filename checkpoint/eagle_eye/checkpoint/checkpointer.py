@@ -501,7 +501,7 @@ class MemoryCheckpointer:
             mine = work(), None
         except Exception as error:  # noqa: BLE001 - the others must hear of it, or they wait for this rank forever
             mine = None, _carried(error)
-        everyone = self._gather(mine)
+        everyone: list[tuple[Any, Exception | None]] = self._gather(mine)
         failed = next((error for _, error in everyone if error is not None), None)
         if failed is not None:
             # Not this rank's own: what is done about an error depends on its kind, and is done by all.
