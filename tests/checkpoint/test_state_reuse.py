@@ -54,7 +54,8 @@ class Training:
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, yet not marked as exported
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

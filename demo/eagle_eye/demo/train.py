@@ -60,9 +60,11 @@ class Text:
     def __init__(self, seed: int, batch: int) -> None:
         text = "\n".join(topics.topics[key] for key in sorted(topics.topics))
         alphabet = sorted(set(text))
-        index = {character: i for i, character in enumerate(alphabet)}
         self.characters = len(alphabet)
-        self._data = torch.tensor([index[character] for character in text])
+        # By a table rather than character by character: each restart waits for it.
+        index = torch.zeros(ord(alphabet[-1]) + 1, dtype=torch.long)
+        index[[ord(character) for character in alphabet]] = torch.arange(len(alphabet))
+        self._data = index[torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)]
         self._size = batch
         self._random = torch.Generator().manual_seed(seed)
 
