@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import hmac
 import logging
@@ -187,7 +188,7 @@ class Store:
                 tuned(sock)
             connection = Connection(sock)
             serving = asyncio.ensure_future(self._served(connection, serve))
-            serving.add_done_callback(lambda _, ended=connection: ended.close())  # it may be cancelled before it begins
+            serving.add_done_callback(functools.partial(_close, connection))  # it may be cancelled before it begins
             self._spawn(serving)
 
     async def _served(self, connection: Connection, serve: Callable[[Connection], Awaitable[None]]) -> None:
@@ -394,6 +395,10 @@ class Store:
                 self._free(service, "has ended")
             elif left_s is not None and now_s - left_s > self._settings.free_after_s:
                 self._free(service, f"has had no ranks for {now_s - left_s:.0f} s")
+
+
+def _close(connection: Connection, _: asyncio.Future[None]) -> None:
+    connection.close()
 
 
 def ask_status(folder: Path, within_s: float = 5.0) -> list[dict[str, Any]]:
