@@ -28,6 +28,8 @@ class Played(Cluster):
             preempted=False, why="",
         )  # fmt: skip
         self.avoided: tuple[str, ...] = ()
+        self.said = ""
+        """The job's comment."""
         self.done: list[str] = []
         self.instead_of_requeue: tuple[tuple[str, ...], int] | None = None
         self.fails = ""
@@ -69,6 +71,13 @@ class Played(Cluster):
     def exclude(self, job: Job, host_list: str) -> None:
         self._do(f"exclude {host_list}")
         self.avoided = self.hosts(host_list)
+
+    def comment(self, job: Job) -> str:
+        return self.said
+
+    def set_comment(self, job: Job, comment: str) -> None:
+        self._do("comment")
+        self.said = comment
 
     def requeue_held(self, job: Job, *, incomplete: bool) -> None:
         self._do("requeue")
