@@ -189,6 +189,14 @@ def test_a_subscriber_that_ends_meanwhile_has_told_it_or_tells_it(world: World, 
     assert world.cluster.done.count("comment") == 1
 
 
+def test_a_job_whose_comment_may_not_be_written_runs_again_and_is_reported_as_not_told(world: World) -> None:
+    world.cluster.refuses = "comment"
+    said = world.orchestrator.restart("17", suspect())
+    assert said.startswith(
+        "job 17 requeued, and not told to resume from memory:40: Access/permission denied; job 17 runs"
+    )
+
+
 def test_a_job_that_somebody_released_too_early_is_reported_as_not_told(world: World) -> None:
     world.cluster.instead_of_requeue = ("RUNNING",), 1
     said = world.orchestrator.restart("17", suspect())
