@@ -159,7 +159,7 @@ def suspect(*without: str) -> Restart:
 def test_where_to_resume_stands_in_the_jobs_comment_for_the_attempt_to_come(world: World) -> None:
     world.cluster.said = "try 3, lr 1e-4"
     said = world.orchestrator.restart("17", suspect("n1"))
-    assert world.cluster.said == "try 3, lr 1e-4 eagle-eye:attempt=1:resume_from=memory:40"
+    assert world.cluster.said == "eagle-eye:attempt=1:resume_from=memory:40 try 3, lr 1e-4"
     assert world.cluster.done == ["requeue", "comment", "exclude n1", "release"]
     assert said.startswith("job 17 requeued, told in its comment to resume from memory:40; job 17 runs again")
     assert "its script's choice" not in said
