@@ -11,7 +11,7 @@ from dataclasses import replace
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands
-from eagle_eye.orchestrators.slurm.errors import SlurmError
+from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
 
 
 class Played(Cluster):
@@ -34,6 +34,8 @@ class Played(Cluster):
         self.instead_of_requeue: tuple[tuple[str, ...], int] | None = None
         self.fails = ""
         """The verb at which Slurm stops answering."""
+        self.refuses = ""
+        """The verb that this account may not do."""
 
     def quick(self) -> Played:
         return self
@@ -100,4 +102,6 @@ class Played(Cluster):
     def _do(self, what: str) -> None:
         if self.fails and what.startswith(self.fails):
             raise SlurmError(f"{what}: no answer")
+        if self.refuses and what.startswith(self.refuses):
+            raise SlurmRefusedError(f"{what}: Access/permission denied", "Access/permission denied")
         self.done.append(what)

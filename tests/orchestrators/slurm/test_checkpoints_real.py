@@ -144,6 +144,12 @@ class Job:
         return Attempt(first["restored"], first["source"]["where"] if first["source"] else "", last["whole"])
 
 
+def remove_groups() -> None:
+    """Slurm leaves its node's own control groups behind."""
+    for group in sorted(Path("/sys/fs/cgroup").glob("*/slurm_n1/**/"), reverse=True):
+        group.rmdir()
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     memory = Path(tempfile.mkdtemp(prefix="eagle-eye-test-", dir="/dev/shm"))
@@ -159,8 +165,7 @@ def site() -> Iterator[Site]:
             for folder in memory.iterdir():
                 end_store(folder)
             shutil.rmtree(memory)
-            for group in sorted(Path("/sys/fs/cgroup").glob("*/slurm_n1/**/"), reverse=True):  # Slurm leaves its own
-                group.rmdir()
+            remove_groups()
 
 
 @pytest.fixture(autouse=True)
@@ -238,3 +243,31 @@ def test_the_prolog_starts_the_store_of_the_jobs_user_before_the_job(site: Site,
     site.trains(job)
     until(lambda: job.said(0), 60)
     assert said.read_text() == f"start eagle-eye-checkpoint-store@{os.getuid()}.service\n"
+
+
+def test_where_jobs_have_a_dev_shm_of_their_own_another_tmpfs_is_still_the_hosts() -> None:
+    # Not below /tmp, of which such a job has its own, too.
+    with tempfile.TemporaryDirectory(prefix="eagle-eye-slurm-", dir="/var/tmp") as name:
+        folder, marks = Path(name), {}
+        folder.chmod(0o755)
+        (folder / "job_container.conf").write_text(f"AutoBasePath=true\nBasePath={folder}/private\n")
+        shared = folder / "shared"
+        shared.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(shared)], check=True)
+        try:
+            for where in (Path("/dev/shm"), shared):
+                marks[where] = where / f"eagle-eye-test-{os.getpid()}"
+                marks[where].touch()
+            cluster = Slurm(folder)
+            private = "PrologFlags=Contain\nJobContainerType=job_container/tmpfs"
+            with running(cluster, ("n1",), private, proctrack="cgroup"):
+                looks = "; ".join(f"test -e {mark} && echo {where} >> {folder}/seen" for where, mark in marks.items())
+                cluster.submit(1, f"touch {folder}/seen; {looks}; touch {folder}/done")
+                until((folder / "done").exists, 60)
+                until(lambda: not cluster.run("squeue", "--noheader"), 60)
+            assert (folder / "seen").read_text() == f"{shared}\n"
+        finally:
+            for mark in marks.values():
+                mark.unlink(missing_ok=True)
+            subprocess.run(["umount", str(shared)], check=True)
+            remove_groups()

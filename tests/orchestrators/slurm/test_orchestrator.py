@@ -159,7 +159,7 @@ def suspect(*without: str) -> Restart:
 def test_where_to_resume_stands_in_the_jobs_comment_for_the_attempt_to_come(world: World) -> None:
     world.cluster.said = "try 3, lr 1e-4"
     said = world.orchestrator.restart("17", suspect("n1"))
-    assert world.cluster.said == "try 3, lr 1e-4 eagle-eye:attempt=1:resume_from=memory:40"
+    assert world.cluster.said == "eagle-eye:attempt=1:resume_from=memory:40 try 3, lr 1e-4"
     assert world.cluster.done == ["requeue", "comment", "exclude n1", "release"]
     assert said.startswith("job 17 requeued, told in its comment to resume from memory:40; job 17 runs again")
     assert "its script's choice" not in said
@@ -187,6 +187,14 @@ def test_a_subscriber_that_ends_meanwhile_has_told_it_or_tells_it(world: World, 
     world.cluster.fails = ""
     assert "told in its comment to resume from memory:40" in world.reopened().restart("17", suspect())
     assert world.cluster.done.count("comment") == 1
+
+
+def test_a_job_whose_comment_may_not_be_written_runs_again_and_is_reported_as_not_told(world: World) -> None:
+    world.cluster.refuses = "comment"
+    said = world.orchestrator.restart("17", suspect())
+    assert said.startswith(
+        "job 17 requeued, and not told to resume from memory:40: Access/permission denied; job 17 runs"
+    )
 
 
 def test_a_job_that_somebody_released_too_early_is_reported_as_not_told(world: World) -> None:

@@ -24,6 +24,7 @@ from eagle_eye.orchestrators.slurm.decisions import (
     title_of,
     way_of,
 )
+from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
 from eagle_eye.orchestrators.slurm.memory import Begun, Memory
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 from eagle_eye.orchestrators.slurm.resume_word import resume_word, with_word
@@ -129,7 +130,10 @@ class Restarting:
         if word not in comment.split():
             if phase_of(jobs) != "pending":
                 return f", and started before it was told to resume from {resume_from}"
-            self.cluster.set_comment(jobs[0], with_word(comment, word))
+            try:
+                self.cluster.set_comment(jobs[0], with_word(comment, word))
+            except SlurmRefusedError as error:  # held for it, the job would do nothing at all
+                return f", and not told to resume from {resume_from}: {error.said}"
         return f", told in its comment to resume from {resume_from}"
 
     def _resubmitted(self, jobs: Sequence[Job], new_id: int, begun: Begun, cause: Cause) -> str:

@@ -18,6 +18,6 @@ def resume_word(attempt: int, resume_from: str) -> str:
 
 
 def with_word(comment: str, word: str) -> str:
-    """Return the comment with the word at its end, in place of any that was in it before."""
+    """Return the comment behind the word, without any that was in it before. Long comments are read cut off."""
     others = [part for part in comment.split(" ") if part and not _WORD.fullmatch(part)]
-    return " ".join([*others, word])
+    return " ".join([word, *others])
