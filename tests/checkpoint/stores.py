@@ -70,7 +70,8 @@ class Node:
     def stop(self) -> None:
         """End it as a signal does; its files stay."""
         if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._serving.cancel)
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._serving.cancel)
             self._thread.join(WITHIN_S)
             assert not self._thread.is_alive(), "the store does not end"
             self._thread = None

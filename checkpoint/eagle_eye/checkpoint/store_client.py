@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S = 120.0  # to reserve and fill the memory of a large shard takes a while
 START_WITHIN_S = 30.0
+PROGRAM = [sys.executable, "-m", "eagle_eye.cli.main"]
 RETRY_S = 0.5
 SAID_WITHIN_S = 5.0
 
@@ -50,7 +51,7 @@ def start_store(folder: Path, node: str) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Neither a child of the rank nor, by its environment, taken for a rank: whoever ends those must not end it.
-    command = ["/bin/sh", "-c", 'exec "$@" &', "sh", *store_command(sys.executable, folder, node)]
+    command = ["/bin/sh", "-c", 'exec "$@" &', "sh", *store_command(PROGRAM, folder, node)]
     environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
     with (folder / STORE_LOG).open("ab") as log:
         subprocess.run(

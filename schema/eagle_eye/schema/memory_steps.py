@@ -39,10 +39,9 @@ def store_folder(node: str) -> Path:
     return Path(given) if given else Path(f"/dev/shm/eagle-eye-{os.getuid()}") / node  # noqa: S108 - it must be there
 
 
-def store_command(python: str, folder: Path, node: str) -> list[str]:
-    """Return what starts a node's store, which ends by itself once nobody needs it."""
-    command = [python, "-m", "eagle_eye.cli.main", *STORE_WORDS, "--folder", str(folder), "--node", node]
-    return [*command, "--exit-when-idle", f"{STORE_IDLE_S:g}"]
+def store_command(program: list[str], folder: Path, node: str) -> list[str]:
+    """Return what starts a node's store by the ``program`` eagle-eye: it ends by itself once nobody needs it."""
+    return [*program, *STORE_WORDS, "--folder", str(folder), "--node", node, "--exit-when-idle", f"{STORE_IDLE_S:g}"]
 
 
 def read_steps(folder: Path, job: str) -> list[MemoryStep]:

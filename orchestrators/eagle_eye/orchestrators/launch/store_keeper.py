@@ -18,6 +18,7 @@ from eagle_eye.schema.memory_steps import STORE_IDLE_S, STORE_INHERITS, STORE_LO
 
 LOOK_EVERY_S = STORE_IDLE_S / 3  # which also keeps it from ending
 CONNECTED_WITHIN_S = 1.0
+PROGRAM = [sys.executable, "-m", "eagle_eye.cli.main"]
 
 
 class StoreKeeper:
@@ -35,7 +36,7 @@ class StoreKeeper:
         self._due_s = now_s + LOOK_EVERY_S
         if serves(folder):
             return
-        command = store_command(sys.executable, folder, node)
+        command = store_command(PROGRAM, folder, node)
         environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
