@@ -17,7 +17,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile 
 APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 \
   -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks checkpoint
+SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks checkpoint planning
 
 .PHONY: help venv demo test test-full test-again test-gpu test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images dashboards docs dist clean
 

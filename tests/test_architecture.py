@@ -33,7 +33,7 @@ from eagle_eye.server.job_sources.settings import JobSourceSettings, KubernetesS
 ROOT = Path(__file__).parent.parent
 ROOMS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
-    "checkpoint",
+    *("checkpoint", "planning"),
 )
 FOLDERS = (*ROOMS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "release", "dashboards")
 
@@ -106,6 +106,7 @@ def test_every_folder_is_asked_for_its_readme() -> None:
         ("eagle_eye.agent.hook", {"numpy", "torch", "fastapi", "httpx", "msgspec", "psutil"}),
         ("eagle_eye.checkpoint.command", {"numpy", "torch", "fastapi", "httpx", "rich"}),
         ("eagle_eye.checkpoint.store", {"numpy", "torch", "fastapi", "httpx", "psutil"}),
+        ("eagle_eye.planning.command", {"numpy", "torch", "fastapi", "httpx", "rich"}),
         ("eagle_eye.cli.main", {"numpy", "torch", "fastapi", "httpx"}),
         ("eagle_eye.server.app", {"torch"}),
         ("eagle_eye.orchestrators.launch.command", {"torch"}),

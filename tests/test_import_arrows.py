@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
-    "checkpoint",
+    *("checkpoint", "planning"),
 )
 HEADING = "## What may import what"
 

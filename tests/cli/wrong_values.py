@@ -56,9 +56,22 @@ BASE: dict[str, list[str]] = {
     "backup": ["--data=data"],
     "train": ["--out=model"],
     "checkpoint plan": ["--nodes=3", "--shard-bytes=1GiB"],
+    "plan": ["--profile=profile.json", "--nodes=3", "--gpu-memory=1GiB", "--global-batch=8"],
+    "plan lost": ["--plan=plan.json"],
 }
 # They start what goes on, or look at this host for seconds: given only what is refused before.
 GOES_ON = ("agent", "check", "checkpoint store", "demo", "doctor", "launch", "orchestrate")
+
+PROFILE = {
+    "format": "eagle-eye-profile/1", "micro_batch": 1,
+    "layers": [
+        {
+            "layer": number, "forward_s": 0.01, "backward_s": 0.02, "parameter_bytes": 100_000_000,
+            "optimizer_bytes": 200_000_000, "activation_bytes": 10_000_000,
+        }
+        for number in range(4)
+    ],
+}  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -141,6 +154,7 @@ class Runner:
         (folder / "data").mkdir()
         (folder / "binary").write_bytes(bytes(range(256)) * 64)
         (folder / "empty").write_bytes(b"")
+        (folder / "profile.json").write_text(json.dumps(PROFILE))
         keep = {name: value for name, value in os.environ.items() if not name.startswith("EAGLE_EYE_")}
         environ = {**keep, "EAGLE_EYE_SERVER": NOBODY, "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")}
         environ["PYTHONPATH"] = str(Path(__file__).parents[2])

@@ -26,6 +26,7 @@ KNOWN = (
     Elsewhere(
         r"docs/checkpoint\.md", r"eagle-eye checkpoint (status|verify)", "tests/checkpoint/test_store.py", "verify"
     ),
+    Elsewhere(r"docs/planning\.md", r"eagle-eye plan profile", "tests/planning/test_measuring.py", "profile"),
     Elsewhere(ANY, r"make demo", "tests/demo/test_loop.py", "demo"),
     Elsewhere(ANY, r"make images", "tests/packaging/container_site.py", "images"),
     Elsewhere(ANY, r"make\b", why="CI itself, or what a release is made with; the target must exist"),

@@ -41,6 +41,7 @@ NEEDS = (
     ("orchestrators.launch.forked_ranks", {"orchestrators", "ml"}),
     ("orchestrators.launch.store", {"orchestrators", "ml"}),
     ("orchestrators", {"orchestrators"}),
+    ("planning", set[str]()),
     ("schema", set[str]()),
     ("server", {"server"}),
     ("simulator", {"server"}),
@@ -48,7 +49,7 @@ NEEDS = (
 # What asks a server or a host's own files, and needs nothing beside the base to do so.
 LIGHT = {
     *("nodes", "jobs", "incidents", "actions", "audit", "goodput", "ledger", "tickets", "policy", "deliveries"),
-    *("subscriptions", "check", "checkpoint"),
+    *("subscriptions", "check", "checkpoint", "plan"),
 }
 NOWHERE = "http://127.0.0.1:9"
 # These find out what they lack when they run.

@@ -198,7 +198,18 @@ def test_every_variable_that_the_code_names_is_known_to_be_read_somewhere() -> N
     root = Path(__file__).parents[2]
     named = {
         name
-        for room in ("agent", "checks", "checkpoint", "cli", "demo", "learning", "orchestrators", "server", "simulator")
+        for room in (
+            "agent",
+            "checks",
+            "checkpoint",
+            "cli",
+            "demo",
+            "learning",
+            "orchestrators",
+            "planning",
+            "server",
+            "simulator",
+        )
         for path in (root / room).rglob("*.py")
         for name in re.findall(r'"(EAGLE_EYE_[A-Z_]+[A-Z])"', path.read_text(encoding="utf-8"))
     }

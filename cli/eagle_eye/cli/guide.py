@@ -172,6 +172,24 @@ GUIDES: dict[str, Guide] = {
         _DONE,
         ("checkpoint",),
     ),
+    "plan": Guide(
+        "Plans how a pipeline-parallel job goes on when nodes are lost and no spare is left: the best layout for every"
+        " number of nodes with the same global batch, and what is copied from whose memory when one goes.",
+        (
+            ("eagle-eye plan profile model:job --device cuda", "what each layer costs, measured: the profile's file"),
+            (
+                "eagle-eye plan --profile profile.json --nodes 8 --gpu-memory 72GiB --global-batch 256",
+                "how long a step takes on eight nodes, on seven, ...",
+            ),
+            (
+                "eagle-eye plan --profile profile.json --nodes 8 --gpu-memory 72GiB --global-batch 256 --json",
+                "the plan's file; --svg FILE draws a step",
+            ),
+            ("eagle-eye plan lost n2 --plan plan.json", "n2 is gone: who trains what, and gets it from whom?"),
+        ),
+        "0 done; 1 no layout for so few nodes, or failed; 2 wrong usage, profile or plan.",
+        ("planning",),
+    ),
     "flight-recorder": Guide(
         "Reads PyTorch's flight-recorder dumps of a hung job and names the rank that holds it up.",
         (("eagle-eye flight-recorder /tmp/nccl_traces", "one dump for each rank"),),

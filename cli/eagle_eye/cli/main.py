@@ -64,6 +64,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("train", "eagle_eye.learning.command", "learn what healthy nodes look like", "server,ml"),
     Command("check", "eagle_eye.checks.command", "put this node to work and say whether it is sick", "agent,ml"),
     Command("checkpoint", "eagle_eye.checkpoint.command", "where copies of checkpoints lie in memory", "checkpoint"),
+    Command("plan", "eagle_eye.planning.command", "how a job goes on with fewer nodes", "checkpoint"),
     Command("flight-recorder", "eagle_eye.server.flight_recorder_command", "name who holds a hung job up", "server"),
     Command("nodes", "eagle_eye.cli.nodes:NODES", "list nodes; exclude, drain, readmit, check", "server"),
     Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
