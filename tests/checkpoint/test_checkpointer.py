@@ -445,6 +445,53 @@ class TestCapture:
             alone.begin()
 
 
+class TestLaterOnes:
+    def test_a_later_checkpoint_on_storage_is_set_aside_where_the_launcher_says_where_to_go_on(
+        self, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        alone.begin()
+        alone.train()
+        alone.keep(1)
+        alone.kept._client.close(ended=False)
+        spoilt = alone.folder / "step_9"
+        spoilt.mkdir()
+        (spoilt / ".metadata").write_bytes(b"")
+        monkeypatch.setenv("EAGLE_EYE_RESUME_FROM", "memory:1")
+        alone.begin()
+        assert alone.resumed == 1
+        alone.kept._client.close(ended=False)
+        monkeypatch.delenv("EAGLE_EYE_RESUME_FROM")
+        alone.begin()
+        assert alone.resumed == 1, "a restart with no word does not find it"
+        assert [path.name for path in alone.folder.glob("step_9*")] == ["step_9.set_aside_2"]
+
+    def test_nothing_is_set_aside_where_nobody_says_where_to_go_on(self, alone: Alone) -> None:
+        alone.begin()
+        alone.train()
+        alone.keep(1)
+        alone.kept._client.close(ended=False)
+        (alone.folder / "step_9").mkdir()  # by somebody who is still writing it
+        alone.begin()
+        assert (alone.folder / "step_9").exists()
+
+
+class TestWhoseStore:
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to somebody else")
+    def test_the_jobs_key_is_not_told_to_whoever_was_first(self, alone: Alone) -> None:
+        os.chown(alone.node.folder, 12345, -1)
+        with pytest.raises(PermissionError, match="belongs to user 12345"):
+            alone.begin()
+        os.chown(alone.node.folder, 0, -1)
+        alone.begin()
+
+    def test_a_folder_that_everybody_may_write_to_is_not_used(self, alone: Alone) -> None:
+        alone.node.folder.chmod(0o777)
+        with pytest.raises(PermissionError, match="everybody may write"):
+            alone.begin()
+        alone.node.folder.chmod(0o700)
+        alone.begin()
+
+
 def told(node: str, *copies: CopyInfo) -> _Told:
     return _Told(node, f"{node}:1", 9, copies)
 

@@ -61,7 +61,7 @@ from eagle_eye.checkpoint.placement import place
 from eagle_eye.checkpoint.reading import LocalShard, MemoryReader, RemoteShard, Shard
 from eagle_eye.checkpoint.shared_memory import mapped
 from eagle_eye.checkpoint.state import KeptState
-from eagle_eye.checkpoint.storage import METADATA, folder_of
+from eagle_eye.checkpoint.storage import METADATA, folder_of, set_aside
 from eagle_eye.checkpoint.store_client import AttemptConnection, StoreClient
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX, has_all_ranks, store_folder
 
@@ -183,6 +183,8 @@ class MemoryCheckpointer:
         """
         everyone = self._gathered(self._tell)
         step, chosen = self._resume(everyone)
+        if everyone[0].resume_from:
+            self._shared(lambda: self._set_aside_later(step, _next_attempt(everyone)))
         self._plan, self._whole = self._planned(), step or None
         self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
         self._agreed(lambda: self._client.open(self._opening(everyone, step, chosen), self._attach, self._hear))
@@ -253,6 +255,12 @@ class MemoryCheckpointer:
                 f" remove {self._directory / COMMITTED_FILE}"
             )
         return 0, None
+
+    def _set_aside_later(self, step: int, attempt: int) -> None:
+        """A later restart, with no word from a launcher, must not find what this one was told not to trust."""
+        renamed = set_aside(str(self._directory), step, attempt)
+        if renamed:
+            _log.warning("resumed at step %d, as told; set aside in %s: %s", step, self._directory, ", ".join(renamed))
 
     def _load_memory(self, step: _Step) -> None:
         layout = self._agreed(lambda: self._layout_of(step))
@@ -368,7 +376,7 @@ class MemoryCheckpointer:
         return Open(
             job=self._job,
             key=self._key,
-            attempt=max(one.attempt for one in everyone) + 1,
+            attempt=_next_attempt(everyone),
             rank=self._rank,
             members=members,
             holders=holders,
@@ -606,6 +614,10 @@ def whole_steps(everyone: Iterable[_Told]) -> list[_Step]:
             )
         )
     return sorted(found, key=lambda one: (last_s[one.attempt], one.step), reverse=True)
+
+
+def _next_attempt(everyone: Iterable[_Told]) -> int:
+    return max(one.attempt for one in everyone) + 1
 
 
 def _step_of(word: str) -> int:

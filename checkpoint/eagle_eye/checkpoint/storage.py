@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from eagle_eye.checkpoint.checksums import check, chunks
 
-METADATA, PARTIAL = ".metadata", ".partial"
+METADATA, PARTIAL, SET_ASIDE = ".metadata", ".partial", ".set_aside_"
 
 T = TypeVar("T")
 
@@ -82,6 +82,19 @@ def complete(directory: str, step: int, attempt: int, metadata: bytes, captured_
         if of_step.isdecimal() and int(of_step) < step:
             shutil.rmtree(left, ignore_errors=True)
     return folder
+
+
+def set_aside(directory: str, step: int, attempt: int) -> list[str]:
+    """Complete checkpoints of later steps than this one, which are not to be trusted, are found no more.
+
+    Return the names that they have now, for people: each ends in the ``attempt`` that did so. Raises OSError.
+    """
+    renamed = []
+    for path in Path(directory).glob("step_*"):
+        of_step = path.name.removeprefix("step_")
+        if of_step.isdecimal() and int(of_step) > step:
+            renamed.append(path.rename(path.with_name(f"{path.name}{SET_ASIDE}{attempt}")).name)
+    return sorted(renamed)
 
 
 def discard(directory: str, step: int, attempt: int) -> None:

@@ -7,6 +7,7 @@ import os
 import queue
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ from eagle_eye.checkpoint.messages import (
     Welcome,
 )
 from eagle_eye.checkpoint.store import LOCK, SOCKET
-from eagle_eye.schema.memory_steps import STORE_INHERITS, STORE_LOG, STORE_WORDS, store_command
+from eagle_eye.schema.memory_steps import FOLDER_VARIABLE, STORE_INHERITS, STORE_LOG, STORE_WORDS, store_command
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +48,12 @@ def start_store(folder: Path, node: str) -> None:
 
     Of several ranks that start one the first has it; the others' give up, and theirs is answered.
     """
-    if answers(folder):
-        return
+    if folder.exists():
+        require_own(folder)  # before anybody is told the job's key
+        if answers(folder):
+            return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    require_own(folder)
     # Neither a child of the rank nor, by its environment, taken for a rank: whoever ends those must not end it.
     command = ["/bin/sh", "-c", 'exec "$@" &', "sh", *store_command(PROGRAM, folder, node)]
     environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
@@ -68,6 +72,16 @@ def start_store(folder: Path, node: str) -> None:
         if time.monotonic() > until_s:
             raise ConnectionError(f"no store answers in {folder} within {START_WITHIN_S:g} s: see {folder / STORE_LOG}")
         time.sleep(0.02)
+
+
+def require_own(folder: Path) -> None:
+    """Raise PermissionError where another user could have put a store of his own there, in place of ours."""
+    for path in (folder, folder.parent):
+        found = path.stat()
+        if found.st_uid not in {0, os.geteuid()}:
+            raise PermissionError(f"{path} belongs to user {found.st_uid}: name your own by {FOLDER_VARIABLE}")
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            raise PermissionError(f"everybody may write to {path}: take that right away, or name another folder")
 
 
 def end_store(folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from eagle_eye.checkpoint.sizes import size_bytes
 from eagle_eye.checkpoint.status_command import shown
-from eagle_eye.schema.memory_steps import store_folder
+from eagle_eye.schema.memory_steps import COPY_RATE_VARIABLE, store_folder
 from eagle_eye.schema.names import is_name
 from eagle_eye.schema.service_environment import notify_address
 
@@ -47,7 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--persist-rate", type=_rate, default=None, metavar="SIZE", help="most bytes a second to storage (no limit)"
     )
     parser.add_argument(
-        "--copy-rate", type=_rate, default=None, metavar="SIZE", help="most bytes a second to other nodes (no limit)"
+        "--copy-rate",
+        type=_rate,
+        default=os.environ.get(COPY_RATE_VARIABLE),
+        metavar="SIZE",
+        help=f"most bytes a second to other nodes ({COPY_RATE_VARIABLE}, else no limit)",
     )
     parser.add_argument(
         "--copy-at-once", action="store_true", help="do not wait until training leaves the network idle"

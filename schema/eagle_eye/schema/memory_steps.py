@@ -9,13 +9,16 @@ from pathlib import Path
 import msgspec
 
 FOLDER_VARIABLE = "EAGLE_EYE_CHECKPOINT_STORE"
+COPY_RATE_VARIABLE = "EAGLE_EYE_CHECKPOINT_COPY_RATE"  # --copy-rate of a store that is not given one
 STEPS_FILE = "steps.json"
 STEPS_BYTES_MAX = 16 << 20
 MEMORY_PREFIX = "memory:"
 STORE_WORDS = ["checkpoint", "store"]  # of a store's command line, behind ``python -m`` and the module
 STORE_SOCKET, STORE_LOG = "socket", "store.log"  # in its folder
 # Of the environment of whoever starts one: it outlives that, and by the rest it would be taken for a rank.
-STORE_INHERITS = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV"})
+STORE_INHERITS = frozenset(
+    {"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV", COPY_RATE_VARIABLE}
+)
 STORE_IDLE_S = 60.0  # without any job, and with nobody who looks for it, until it ends
 
 
