@@ -67,7 +67,7 @@ def _of(file: Path) -> Artefact:
 def _image(name: str) -> Artefact:
     text = (ROOT / "packaging/container" / f"{name}.Dockerfile").read_text(encoding="utf-8")
     base = re.search(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
-    wanted = re.search(r'install\.sh "?(?:\$\{EXTRAS\}|([\w,]+))"?$', text, re.MULTILINE)
+    wanted = re.search(r'install\.sh "?(?:\$\{EXTRAS\}|([\w,-]+))"?$', text, re.MULTILINE)
     by_default = re.search(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)
     if base is None or wanted is None or not (wanted[1] or by_default):
         raise ReleaseError(f"packaging/container/{name}.Dockerfile says no ARG BASE, or not what install.sh installs")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # The lock has torch's CPU build. PyPI's other one asks for CUDA's libraries, which NVIDIA licenses to its installer.
 CUDA = re.compile(r"(nvidia|cuda)-(?!ml-py)|triton$")
 OLDEST = "3.10"  # Ubuntu 22.04's
-RUN_ON_OLDEST = ("", "agent")
+RUN_ON_OLDEST = ("", "agent", "checkpoint-store")
 
 
 class Library(NamedTuple):

@@ -30,7 +30,7 @@ AuthInfo=socket={folder}/munge.sock,cred_expire=5
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key={folder}/jwt.key
 CredType=cred/munge
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
@@ -91,8 +91,11 @@ class Slurm:
 
 
 @contextmanager
-def running(cluster: Slurm, names: Sequence[str], more: str = "") -> Iterator[None]:
-    """The cluster runs, with these nodes, all idle; ``more`` are further lines of its slurm.conf."""
+def running(cluster: Slurm, names: Sequence[str], more: str = "", proctrack: str = "linuxproc") -> Iterator[None]:
+    """The cluster runs, with these nodes, all idle; ``more`` are further lines of its slurm.conf.
+
+    ``proctrack`` is by what it knows a job's processes.
+    """
     folder = cluster.folder
     host = socket.gethostname().partition(".")[0]
     ctld, rest, *ports = (free_port() for _ in range(2 + len(names)))
@@ -105,7 +108,9 @@ def running(cluster: Slurm, names: Sequence[str], more: str = "") -> Iterator[No
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=100"
         for node, port in zip(names, ports, strict=True)
     ]
-    cluster.conf.write_text(CONF.format(host=host, ctld=ctld, folder=folder, nodes="\n".join(lines), more=more))
+    cluster.conf.write_text(
+        CONF.format(host=host, ctld=ctld, folder=folder, nodes="\n".join(lines), more=more, proctrack=proctrack)
+    )
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
     daemons: list[subprocess.Popen[bytes]] = []
 

@@ -106,6 +106,7 @@ def test_every_folder_is_asked_for_its_readme() -> None:
         ("eagle_eye.agent.hook", {"numpy", "torch", "fastapi", "httpx", "msgspec", "psutil"}),
         ("eagle_eye.checkpoint.command", {"numpy", "torch", "fastapi", "httpx", "rich"}),
         ("eagle_eye.planning.command", {"numpy", "torch", "fastapi", "httpx", "rich"}),
+        ("eagle_eye.checkpoint.store", {"numpy", "torch", "fastapi", "httpx", "psutil"}),
         ("eagle_eye.cli.main", {"numpy", "torch", "fastapi", "httpx"}),
         ("eagle_eye.server.app", {"torch"}),
         ("eagle_eye.orchestrators.launch.command", {"torch"}),

@@ -94,7 +94,7 @@ def main() -> None:
             job.settle()
             dist.barrier()
             copies.append(min(memcpy.cpu_seconds() for _ in range(3)))
-    skipped = int(job.checkpointer.counts["skipped"])
+    skipped = int(job.checkpointer.counts["skipped"] + job.checkpointer.counts["not_due"])
     job.checkpointer.close()
     tensors = sum(isinstance(value, torch.Tensor) for value in job.job.optimizer.state_dict()["state"][0].values())
     count = sum(1 for _ in job.job.model.parameters()) * (1 + tensors)

@@ -107,6 +107,7 @@ def train(
     step_s: float = 0.0,
     persist_every: int = 0,
     keep: int = 2,
+    reach_s: float = 0.0,
     replicas: int = 2,
     keeps: bool = True,
     waits: bool = False,
@@ -128,7 +129,8 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = Loader(rank)
     objects = {"model": model, "optimizer": optimizer, "loader": loader, "random": RandomState()}
-    kept = MemoryCheckpointer(objects, directory, persist_every, keep=keep, replicas=replicas) if keeps else None
+    options: dict[str, Any] = {"keep": keep, "reach_s": reach_s, "replicas": replicas}
+    kept = MemoryCheckpointer(objects, directory, persist_every, **options) if keeps else None
     try:
         step = kept.restore() if kept is not None else 0
     except Exception as error:

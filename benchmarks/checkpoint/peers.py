@@ -2,7 +2,8 @@
 
 A save that is due while an earlier one is under way is left out, not waited for: so none is charged for a pace that it
 is not made for. ``steps_lost`` is how many steps the newest checkpoint that a restart would find lies behind, on
-average over the ends of all steps: what a failure at any moment costs, beside the step that it interrupts.
+average over all the time, looked at fifty times a second: what a failure at any moment costs, beside the step that it
+interrupts. A step that is done and still being saved is behind.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def figures(ranks: list[dict[str, Any]], undisturbed_s: float) -> dict[str, Any]
         "longer_ratio": round(step_s / undisturbed_s - 1, 4),
         "blocked_ms": {"p50": _ms(blocked, 0.5), "p95": _ms(blocked, 0.95), "least": _ms(blocked, 0.0)},
         "saved_ratio": round(len(blocked) / len(ranks[0]["steps_s"]), 3),
-        "steps_lost": round(statistics.fmean(lost), 2) if blocked else None,
+        "steps_lost": round(statistics.fmean(lost), 2) if blocked and lost else None,
         "survives": ranks[0]["survives"],
     }
 

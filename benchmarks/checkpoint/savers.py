@@ -83,7 +83,7 @@ class InMemory:
     def __init__(self, job: Job, disk: Path) -> None:
         self._checkpointer = MemoryCheckpointer(job.state, disk / "checkpoints", job="peers")
         self._checkpointer.restore()
-        self._step, self._skipped = 0, 0.0
+        self._step, self._captured = 0, 0.0
 
     def ready(self) -> bool:
         """Capture never waits."""
@@ -100,9 +100,9 @@ class InMemory:
 
     def settle(self) -> None:
         """The newest is whole."""
-        if self._skipped == self._checkpointer.counts["skipped"]:
+        if self._captured < self._checkpointer.counts["captured"]:
             await_that(lambda: self.newest() >= self._step, SETTLED_WITHIN_S, f"step {self._step} whole")
-        self._skipped = self._checkpointer.counts["skipped"]
+        self._captured = self._checkpointer.counts["captured"]
 
     def close(self) -> None:
         """The training has ended."""

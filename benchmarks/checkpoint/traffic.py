@@ -169,7 +169,7 @@ def _report(args: argparse.Namespace, figures: dict[str, Any], told: dict[str, l
             "step_s_p75": round(quartiles[2], 4),
             "ratio": round(statistics.median(times) / usual, 4),
             "captured": figures[mode]["counts"].get("captured", 0),
-            "skipped": figures[mode]["counts"].get("skipped", 0),
+            "skipped": sum(figures[mode]["counts"].get(which, 0) for which in ("skipped", "not_due")),
             "whole_steps": figures[mode]["whole"],
         }
         if mode in told:

@@ -33,6 +33,7 @@ from benchmarks.recovery.keeping import Kept, keep, opened
 from benchmarks.recovery.plan import SHARES, Item, draw
 from benchmarks.recovery.show import show
 from benchmarks.recovery.site import BUDGETS, NODES, START_DEADLINE_S, FireStack, can_simulate_gpus
+from benchmarks.recovery.spent import spent
 from benchmarks.recovery.yard import Yard
 from eagle_eye.demo.site import Site, open_site
 from eagle_eye.demo.stack import StageFailed
@@ -159,6 +160,7 @@ def _under_fire(
         fire.until(lambda: None, args.calm)
         session = Session(calm_s=time.time() - calm_s, calm_steps=stack.steps()[-1]["step"] - first)
         kept.sessions.append(session)
+        before = len(kept.outcomes)
         began_s, first = time.time(), stack.steps()[-1]["step"]
         for item in left:
             if time.monotonic() > until_s:
@@ -168,6 +170,8 @@ def _under_fire(
             session.fire_s, session.fire_steps = time.time() - began_s, stack.steps()[-1]["step"] - first
             session.returned, session.forced, session.refused = yard.returned, yard.forced, dict(yard.refused)
             session.starts = starts(stack.told())
+            faults_s = [one.at_s for done in kept.outcomes[before:] for one in done.harms if one.kind != "flapping"]
+            session.spent = spent([step for step in stack.steps() if step["time_s"] > began_s], stack.told(), faults_s)
             keep(args.out, kept)
             if args.json:
                 sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.recovery.outcome import Outcome, stale_done
+from benchmarks.recovery.spent import Spent
 
 ENDED_WELL = ("recovered", "undisturbed")
 
@@ -17,7 +19,7 @@ ENDED_WELL = ("recovered", "undisturbed")
 class Session(msgspec.Struct, kw_only=True):
     """One uninterrupted part of a run: how long, and how far the job got, under fire and before.
 
-    ``starts`` are the starts of a node's ranks, by where they came from.
+    ``starts`` are the starts of a node's ranks, by where they came from; ``spent`` is where the time under fire went.
     """
 
     calm_s: float
@@ -28,6 +30,7 @@ class Session(msgspec.Struct, kw_only=True):
     forced: int = 0
     refused: dict[str, int] = {}
     starts: dict[str, int] = {}
+    spent: Spent = msgspec.field(default_factory=Spent)
 
 
 def starts(told: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -102,6 +105,7 @@ def figures(outcomes: Sequence[Outcome], sessions: Sequence[Session]) -> dict[st
             "under_fire": round(3600 * fire_steps / fire_s) if fire_s else None,
         },
         "effective_training_ratio": round(fire_steps / fire_s / pace, 3) if fire_s and pace else None,
+        "time_spent": functools.reduce(Spent.and_also, (s.spent for s in sessions), Spent()).shares,
         "starts": dict(sum((collections.Counter(s.starts) for s in sessions), collections.Counter())),
         "nodes": {
             "came_back": sum(s.returned for s in sessions),

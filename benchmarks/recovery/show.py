@@ -38,6 +38,7 @@ def show(kept: Kept, *, as_json: bool) -> None:
         "ranks of nodes started": ", ".join(f"{count} {name}" for name, count in found["starts"].items()) or "-",
         "steps lost": f"{lost['all']} in all, {_cell(lost['p50'])} p50, {_cell(lost['p95'])} p95 a restart",
         "effective training time": _cell(found["effective_training_ratio"]),
+        "where the time went": ", ".join(f"{share:.1%} {what}" for what, share in found["time_spent"].items()) or "-",
         "steps an hour": f"{steps['undisturbed']} undisturbed, {_cell(steps['under_fire'])} under fire",
     }
     if kept.without:

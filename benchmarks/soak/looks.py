@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import sqlite3
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ PAGE = "/api/v1/fleet"
 LAST_HOUR = b"eagle_eye_action_asked_timestamp_seconds{"
 LAST_HOUR = b"eagle_eye_action_asked_timestamp_seconds{"
 LOOKS = PROMETHEUS_PREFIX + "detection_seconds"
+_JOB = re.compile(rb'job="([^"]*)"')
 
 
 class Look(NamedTuple):
@@ -25,9 +28,9 @@ class Look(NamedTuple):
     Latencies are of the time since the last look: of acknowledgements as agents see them, of the page's question
     to the API, of a scrape, and of one round of detection (the mean). ``windows_bytes`` is the memory that processes
     can share, which holds what detectors see of the jobs that run; ``rss_bytes`` is that which is the server's alone
-    (mapped files, its libraries, are the kernel's to take and to give). ``data_bytes`` is all but ``levels_bytes``,
-    what is downsampled: it comes and goes by hours of the clock. ``job_scrape_bytes`` is what a scrape says of jobs,
-    which come and go; ``scrape_bytes`` is all other.
+    (mapped files, its libraries, are the kernel's to take and to give). ``data_bytes`` is what is stored but for
+    ``levels_bytes``, what is downsampled: it comes and goes by hours of the clock; pages that databases will use again
+    are not stored. ``job_scrape_bytes`` is what a scrape says of a job, on average; ``scrape_bytes`` is all other.
     """
 
     time_s: float
@@ -78,7 +81,7 @@ class Looks:
             files=process.get("files", math.nan),
             threads=process.get("threads", math.nan),
             wal_bytes=float(bytes_in(*site.data.glob("*-wal"))),
-            data_bytes=bytes_in(site.data) - levels_bytes,
+            data_bytes=bytes_in(site.data) - levels_bytes - sum(_free_bytes(path) for path in site.data.glob("*.db")),
             levels_bytes=levels_bytes,
             acknowledged_p50_s=_or_nan(latencies.quantile_s(0.5)),
             acknowledged_p99_s=_or_nan(latencies.quantile_s(0.99)),
@@ -123,9 +126,25 @@ def _process(pid: int) -> dict[str, float]:
 
 
 def _bytes(scrape: bytes, *, of_jobs: bool) -> float:
-    """Return how much is said of jobs, or of all else; the list of the last hour's actions needs an hour to be full."""
+    """Return how much is said of a job, or of all else. Without the actions of the last hour: it takes one."""
     lines = [line for line in scrape.splitlines(keepends=True) if not line.startswith(LAST_HOUR)]
-    return float(sum(len(line) for line in lines if (b'job="' in line) == of_jobs))
+    said = float(sum(len(line) for line in lines if (b'job="' in line) == of_jobs))
+    if not of_jobs:
+        return said
+    jobs = {found[1] for line in lines if (found := _JOB.search(line))}
+    return said / len(jobs) if jobs else math.nan
+
+
+def _free_bytes(database: Path) -> float:
+    """Return how much of a database's file is free for what it will hold."""
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=1.0)) as connection:
+        try:
+            (pages,), (page_bytes,) = (
+                connection.execute(f"PRAGMA {name}").fetchone() for name in ("freelist_count", "page_size")
+            )
+        except sqlite3.OperationalError:  # it is being made, or locked
+            return math.nan
+    return float(pages * page_bytes)
 
 
 def _or_nan(value: float | None) -> float:

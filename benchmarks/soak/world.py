@@ -153,7 +153,7 @@ class World:
             number = self.counts["jobs"]
             places = [self.spares.popleft() for _ in range(size)]
             lasts_s = self.random.expovariate(1.0 / self.plan.job_s) + self.plan.job_s / 4
-            run = Run(f"soak-job-{number:05d}", number, places, now_s + lasts_s)
+            run = Run(f"soak-job-{number:05d}", number, places, now_s + lasts_s, busy=True)
             self.runs[run.name] = run
             self._do(self._start(run))
 

@@ -9,10 +9,11 @@ COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY schema schema
 COPY agent agent
 COPY checks checks
+COPY checkpoint checkpoint
 COPY cli cli
 COPY packaging/container/install.sh ./
 # A site's own index comes as a build secret, which leaves nothing in a layer.
-RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf sh install.sh agent
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf sh install.sh agent,checkpoint-store
 
 FROM ${BASE}
 ARG BASE

@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from recipes import REPOSITORY, SERVER, epoch_s
+from recipes import RECIPES, REPOSITORY, epoch_s
 
 # The commands are those of this tree, whichever is installed where this runs.
-sys.path[:0] = [str(REPOSITORY / portion) for portion in SERVER.portions]
+_PORTIONS = dict.fromkeys(portion for recipe in RECIPES.values() for portion in recipe.portions)
+sys.path[:0] = [str(REPOSITORY / portion) for portion in _PORTIONS]
 try:
     from eagle_eye.cli import guide, main
 except ModuleNotFoundError as error:
@@ -21,6 +22,7 @@ _FILES = {
         ("/etc/eagle-eye/agent.toml", "the agent's configuration"),
         ("/var/lib/eagle-eye-agent", "frames that wait for the server, and this node's token"),
         ("/run/eagle-eye/hook.sock", "where training processes report"),
+        ("/dev/shm/eagle-eye-UID/NODE", "what eagle-eye-checkpoint-store@USER.service keeps of a user's jobs"),  # noqa: S108
     ),
     "server": (
         ("/etc/eagle-eye/server.toml", "the server's configuration"),
@@ -71,7 +73,7 @@ _ENVIRONMENT = (
 
 def _is_here(command: main.Command, role: str) -> bool:
     """Whether the package brings the command's libraries: on GPU hosts the operator's commands lack theirs."""
-    return role != "agent" or "agent" in command.extra.split(",")
+    return role != "agent" or not {"agent", "checkpoint"}.isdisjoint(command.extra.split(","))
 
 
 def _command(parser: argparse.ArgumentParser, said: guide.Guide) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.recovery.figures import Session, figures, passed, percentile, starts
@@ -14,6 +15,7 @@ from benchmarks.recovery.newest import newest
 from benchmarks.recovery.outcome import Asked, Outcome, stale_done, steps_lost
 from benchmarks.recovery.plan import GPU_KINDS, PROCESS_KINDS, SHARES, draw, faults_in
 from benchmarks.recovery.site import Lines
+from benchmarks.recovery.spent import Spent, spent
 
 SETTINGS = {"repair_after_s": 20.0}
 
@@ -132,6 +134,48 @@ def test_steps_lost_are_those_beyond_the_next_beginning() -> None:
     ]
     assert steps_lost(steps, 1, 3) == 7 + 4
     assert steps_lost(steps, 2, 3) == 4
+
+
+def made(*steps: tuple[float, int, int], kept_s: float = 0.0) -> list[dict[str, Any]]:
+    return [{"time_s": at_s, "attempt": attempt, "step": step, "kept_s": kept_s} for at_s, attempt, step in steps]
+
+
+def stopped(*moments: tuple[int, float]) -> list[dict[str, Any]]:
+    return [{"event": "stopping", "attempt": attempt, "time": at_s} for attempt, at_s in moments]
+
+
+def rounded(found: Spent) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in msgspec.structs.asdict(found).items() if round(value, 3)}
+
+
+class TestSpent:
+    def test_a_restart_is_detection_until_the_launcher_acts_and_steps_made_again_are_rework(self) -> None:
+        steps = made((0.0, 1, 10), (0.3, 1, 11), (5.3, 2, 11), (5.6, 2, 12))
+        found = spent(steps, [*stopped((2, 2.3)), *stopped((2, 2.4))], [0.4])
+        assert rounded(found) == {"steps_s": 0.6, "rework_s": 0.3, "detection_s": 2.0, "restart_s": 2.7}
+
+    def test_all_of_the_time_is_accounted_for(self) -> None:
+        found = spent(made((0.0, 1, 10), (0.7, 1, 11), (9.0, 3, 11), kept_s=0.1), stopped((2, 3.0), (3, 5.0)), [2.0])
+        assert sum(msgspec.structs.astuple(found)) == pytest.approx(9.0)
+
+    def test_a_fault_in_a_start_is_detected_from_when_it_came(self) -> None:
+        found = spent(made((0.0, 1, 10), (12.3, 3, 11)), stopped((2, 2.0), (3, 10.0)), [1.0, 4.0])
+        assert rounded(found) == {"steps_s": 0.3, "detection_s": 8.0, "restart_s": 4.0}
+
+    def test_a_step_is_longer_by_its_checkpoint_and_by_the_rest(self) -> None:
+        found = spent(made((0.0, 1, 10), (0.5, 1, 11), kept_s=0.15), [], [])
+        assert rounded(found) == {"steps_s": 0.3, "capture_s": 0.15, "slower_s": 0.05}
+
+    def test_steps_that_a_fault_makes_slow_are_detection_until_it_is_found_out(self) -> None:
+        steps = made((0.0, 1, 10), (1.3, 1, 11), (3.3, 2, 12), (4.6, 2, 13))
+        found = spent(steps, stopped((2, 2.0)), [0.1])
+        assert rounded(found) == {"steps_s": 0.9, "detection_s": 1.7, "restart_s": 1.0, "slower_s": 1.0}
+
+
+def test_shares_of_the_time_are_of_all_sessions() -> None:
+    both = [session(spent=Spent(steps_s=3.0)), session(spent=Spent(steps_s=3.0, restart_s=2.0))]
+    found = figures([outcome()], both)["time_spent"]
+    assert (found["steps"], found["restart"], found["rework"]) == (0.75, 0.25, 0.0)
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2.0), (0.95, 4.0)])

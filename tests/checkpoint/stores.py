@@ -19,6 +19,7 @@ from eagle_eye.checkpoint.connection import BlockingConnection, connect
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Captured,
+    CaptureEvery,
     CopyInfo,
     Grant,
     Hello,
@@ -69,7 +70,8 @@ class Node:
     def stop(self) -> None:
         """End it as a signal does; its files stay."""
         if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._serving.cancel)
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._serving.cancel)
             self._thread.join(WITHIN_S)
             assert not self._thread.is_alive(), "the store does not end"
             self._thread = None
@@ -122,9 +124,11 @@ class Rank:
         sock.connect(str(node.folder / SOCKET))
         self.connection = BlockingConnection(sock, WITHIN_S)
         self._key = key
-        self.slots: list[mmap.mmap] = []
+        self.slots: dict[int, mmap.mmap] = {}
         self._grants: list[Grant] = []
+        self.capture_every = 1
         self.paths: tuple[str, ...] = ()
+        self._capacity_bytes = 0
 
     def hello(self) -> Welcome:
         return self.connection.ask(Hello(VERSION, JOB, self._key), Welcome)
@@ -132,13 +136,16 @@ class Rank:
     def open(self, opening: Open) -> None:
         opened = self.connection.ask(opening, Opened)
         self.paths = opened.slots
-        self.slots = [mapped(path, opening.capacity_bytes) for path in opened.slots]
+        self.slots = {number: mapped(path, opening.capacity_bytes) for number, path in enumerate(opened.slots)}
+        self._capacity_bytes = opening.capacity_bytes
 
     def expect(self, kind: type[MessageT], which: Callable[[MessageT], bool] = lambda _: True) -> MessageT:
-        """Return the next message of a kind; others are passed over, but that a slot is granted is remembered."""
+        """Return the next message of a kind; others are passed over, but what it may write, and when, is remembered."""
         while True:
             message = self.connection.receive()
             assert message is not None, f"the store has ended the connection, and {kind.__name__} was expected"
+            if isinstance(message, CaptureEvery):
+                self.capture_every = message.captures
             if isinstance(message, kind) and which(message):
                 return message
             if isinstance(message, Grant):
@@ -148,7 +155,11 @@ class Rank:
         return self._grants.pop() if self._grants else self.expect(Grant)
 
     def granted(self) -> int:
-        return self.grant().slot
+        """Return the number of the slot that is granted, which is mapped."""
+        grant = self.grant()
+        if grant.path not in self.paths:
+            self.slots[grant.slot] = mapped(grant.path, self._capacity_bytes)
+        return grant.slot
 
     def write(self, step: int, data: bytes, slot: int) -> None:
         self.slots[slot][: len(data)] = data

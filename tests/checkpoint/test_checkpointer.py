@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.checkpoint.warm import Forked, Warm
 from eagle_eye.checkpoint.checkpointer import MemoryCheckpointer, NoCheckpoint, _Told, whole_steps
-from eagle_eye.checkpoint.messages import Captured, CopyInfo
+from eagle_eye.checkpoint.messages import Captured, CaptureEvery, CopyInfo
 from eagle_eye.checkpoint.store import ask_status
 from tests.checkpoint.stores import Node, until
 
@@ -280,6 +280,15 @@ class TestWhereItGoesOn:
     def test_an_older_one_in_memory_where_that_is_not_there(self, killed: Killed) -> None:
         equal(copy_of(killed, "older").restored("ab", resume="memory:99"), killed, 5)
 
+    def test_one_that_reaches_further_back_and_is_whole_in_every_shard(self, site_of: Callable[[str], Site]) -> None:
+        site = site_of("reach")
+        run = site.run("abc", steps=7, waits=True, reach_s=3600.0, kind="gathered", leaves="stay").until_said("ended")
+        reaching = Killed(site, run.kill(), "abc", 7)
+        site.lose("b")
+        equal(site.restored("abc", resume="memory:5", reach_s=3600.0, kind="gathered"), reaching, 2)
+        # What was lost with the node is there again, and what came after the step is not.
+        until(lambda: site.node("b").steps == {(rank, step) for rank in (0, 1) for step in (1, 2)}, "b has its copies")
+
     def test_an_older_one_on_storage_where_none_in_memory_is_old_enough(self, killed: Killed) -> None:
         equal(killed.site.restored("cd", resume="memory:3"), killed, 2)
 
@@ -345,8 +354,8 @@ class Alone:
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.objects = {"model": self.model, "optimizer": self.optimizer}
 
-    def begin(self) -> MemoryCheckpointer:
-        self.kept = MemoryCheckpointer(self.objects, self.folder)
+    def begin(self, **options: Any) -> MemoryCheckpointer:
+        self.kept = MemoryCheckpointer(self.objects, self.folder, **options)
         self.resumed = self.kept.restore()
         return self.kept
 
@@ -410,6 +419,19 @@ class TestCapture:
         line.say(Captured(2, grant.slot, 100, (), 1.0))
         alone.keep(3)
         assert (0, 2) not in alone.node.steps
+
+    def test_of_several_captures_the_one_that_is_due_is_made_whatever_its_step(self, alone: Alone) -> None:
+        kept = alone.begin()
+        kept._hear(CaptureEvery(4))
+        for step in (11, 13, 15):
+            kept.capture(step)
+        assert (kept.counts["captured"], kept.counts["not_due"], kept.counts["skipped"]) == (0, 3, 0)
+        alone.keep(17)
+
+    @pytest.mark.parametrize("reach_s", [-1.0, float("nan"), float("inf")])
+    def test_a_reach_that_is_no_time_is_refused(self, reach_s: float, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"reach_s=.*: expected seconds, 0 or more"):
+            MemoryCheckpointer({}, tmp_path, reach_s=reach_s)
 
     def test_a_state_that_was_read_in_part_is_no_fresh_start(self, alone: Alone) -> None:
         alone.begin()

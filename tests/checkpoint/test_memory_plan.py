@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -31,6 +32,17 @@ def test_every_copy_of_every_checkpoint_that_is_held_counts(
     size: int, replicas: int, kept: int, persists: bool
 ) -> None:
     assert plan_memory(size, replicas, kept, persists=persists).total_bytes == size * replicas * (kept + 1 + persists)
+
+
+def test_steps_that_reach_further_back_take_two_more() -> None:
+    plan = plan_memory(3 * GIB, 2, 2, persists=True, reach_s=600.0)
+    assert str(plan) == "2 copies x (2 kept + 2 spaced + 1 arriving + 1 persisting) x 3.0 GiB = 36.0 GiB"
+
+
+@pytest.mark.parametrize("reach_s", [-1.0, math.inf, math.nan])
+def test_a_reach_that_is_no_time_is_refused(reach_s: float) -> None:
+    with pytest.raises(ValueError, match="reach: expected seconds, 0 or more, got"):
+        plan_memory(GIB, 2, 2, persists=True, reach_s=reach_s)
 
 
 def test_what_just_fits_fits() -> None:

@@ -104,6 +104,12 @@ def test_the_memory_is_told_as_arithmetic(capsys: pytest.CaptureFixture[str]) ->
     assert memory["total_bytes"] == 24 << 30
 
 
+def test_steps_that_reach_further_back_are_in_the_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--nodes", "4", "--shard-bytes", "3GiB", "--reach", "600")
+    assert "(2 kept + 2 spaced + 1 arriving + 1 persisting)" in told(capsys, *words)[-1]
+    assert planned(capsys, *words)["memory"]["spaced"] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -116,6 +122,7 @@ def test_the_memory_is_told_as_arithmetic(capsys: pytest.CaptureFixture[str]) ->
         (["--nodes", "9", "--topology", "TOPOLOGY"], "--nodes: --topology names 8 nodes, not 9; say which, by name"),
         (["--nodes", "4", "--shard-bytes", "much"], "--shard-bytes: expected a size such as 3GiB"),
         (["--nodes", "4", "--shard-bytes", "1", "--keep", "0"], "--keep: expected 1 to 100, got 0"),
+        (["--nodes", "4", "--shard-bytes", "1", "--reach", "-1"], "--reach: expected seconds, 0 or more, got -1.0"),
         (["--nodes", "4", "--topology", "missing.json"], "--topology: missing.json: No such file or directory"),
         ([], "the following arguments are required: --nodes"),
     ],

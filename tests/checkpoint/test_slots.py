@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from eagle_eye.checkpoint.memory_plan import spaced_of
 from eagle_eye.checkpoint.messages import Agreed, CopyInfo
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
 
@@ -112,6 +113,27 @@ class TestNeeded:
         needed = Needed(1)
         needed.agree(Agreed(1, (12,), persist=10))
         assert needed.among([10], persists=False) == set()
+
+    def test_older_steps_that_are_kept_are_needed_until_a_later_word_names_others(self) -> None:
+        needed = Needed(2, spaced=2)
+        needed.agree(whole(1, 3, 8, 9))
+        assert needed.among(range(11), persists=False) == {1, 3, 8, 9, 10}
+        needed.agree(whole(3, 7, 9, 10))
+        assert needed.among(range(11), persists=False) == {3, 7, 9, 10}
+
+    def test_a_word_that_comes_late_does_not_bring_older_steps_back(self) -> None:
+        needed = Needed(2, {3, 7, 9, 10}, spaced=2)
+        needed.agree(whole(1, 3, 8, 9))
+        assert needed.older == (3, 7)
+
+    def test_who_knows_the_newest_step_alone_says_nothing_of_older_ones(self) -> None:
+        needed = Needed(2, {3, 7, 9, 10}, spaced=2)
+        needed.know([11])
+        assert needed.known == (3, 7, 10, 11)
+
+    def test_where_slots_are_missing_the_oldest_go_first(self) -> None:
+        needed = Needed(2, {1, 3, 8, 9}, spaced=2)
+        assert needed.among([1, 3, 8, 9], persists=False, slots_missing=1) == {3, 8, 9}
 
     def test_where_a_slot_is_missing_one_step_less_is_kept_but_the_newest(self) -> None:
         needed = Needed(2, {5, 6})
@@ -252,16 +274,20 @@ class Job(RuleBasedStateMachine):
         self.nodes: list[Node] = []
         self.step = 0
         self.announced: list[int] = []
+        self.kept: set[int] = set()  # with the last of them
 
-    @initialize(count=st.integers(2, 4), keep=st.integers(1, 3), replicas=st.integers(1, 3))
-    def begin(self, count: int, keep: int, replicas: int) -> None:
-        self.keep, self.replicas = keep, min(replicas, count)
+    @initialize(count=st.integers(2, 4), keep=st.integers(1, 3), replicas=st.integers(1, 3), reach_s=st.integers(0, 8))
+    def begin(self, count: int, keep: int, replicas: int, reach_s: int) -> None:
+        """A step is captured each second. Older ones are kept as far back as ``reach_s``."""
+        self.keep, self.replicas, self.reach_s = keep, min(replicas, count), float(reach_s)
+        slots = keep + spaced_of(reach_s) + 1
         for number in range(count):
             held = [(number - more) % count for more in range(1, self.replicas)]
-            others = {rank: Slots([None] * (keep + 1)) for rank in held}
-            self.nodes.append(Node(number, Slots([None] * (keep + 1)), others, Needed(keep)))
+            others = {rank: Slots([None] * slots) for rank in held}
+            needed = Needed(keep, spaced=spaced_of(reach_s))
+            self.nodes.append(Node(number, Slots([None] * slots), others, needed))
             self.nodes[-1].grant()
-        self.agreement = Agreement(frozenset(range(count)), keep)
+        self.agreement = Agreement(frozenset(range(count)), keep, reach_s=self.reach_s)
 
     def holders(self, rank: int) -> list[int]:
         return [(rank + more) % len(self.nodes) for more in range(1, self.replicas)]
@@ -305,7 +331,11 @@ class Job(RuleBasedStateMachine):
                 whole=set(node.needed.whole),
                 void=set(node.needed.void),
                 unheard=set(ranks),
+                reach_s=self.reach_s,
             )
+            for one in node.own.copies:
+                if one.step in node.needed.whole or not node.needed.passed(one.step):
+                    self.agreement.date(one.step, one.captured_s)
         node.grant()
         for one in node.own.copies:
             if node.needed.unresolved(one.step):
@@ -368,6 +398,7 @@ class Job(RuleBasedStateMachine):
                 self.announce(self.agreement.copied(copy(step, node.number), again=again))  # type: ignore[arg-type]
             if self.agreement.newest_whole > before:
                 self.announced.append(self.agreement.newest_whole)
+                self.kept = self.agreement.whole - {self.agreement.newest_whole}
 
         self.sent.append((0, arrives))
 
@@ -385,7 +416,7 @@ class Job(RuleBasedStateMachine):
 
     @invariant()
     def what_was_announced_is_held_everywhere(self) -> None:
-        for step in sorted(set(self.announced))[-self.keep if self.nodes else 0 :]:
+        for step in {*sorted(set(self.announced))[-self.keep if self.nodes else 0 :], *self.kept}:
             for node in self.nodes:
                 assert node.own.copy_of(step) is not None, f"step {step} of rank {node.number} is gone"
                 for holder in self.holders(node.number):
@@ -400,7 +431,7 @@ class Job(RuleBasedStateMachine):
             for step in list(node.waiting):
                 self.answered(node, step, again=False, missed=True)
         begun = self.step
-        for _ in range(self.keep + 6):
+        for _ in range(self.keep + spaced_of(self.reach_s) + 6):
             self.every_rank_captures()
             while self.sent:
                 self.sent.pop(0)[1]()

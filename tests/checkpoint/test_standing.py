@@ -93,6 +93,13 @@ def test_a_step_that_is_skipped_is_one_that_ranks_have_come_to(job: Job) -> None
     assert said(job.nodes[1], lambda one: one.void == 1).skipped == 0
 
 
+def test_a_step_that_was_not_due_was_not_captured_either(job: Job) -> None:
+    ranks = job.begins()
+    ranks[0].connection.send(Skipped(1, "no slot is free"))
+    ranks[0].connection.send(Skipped(2, "another capture is due", due=False))
+    assert said(job.nodes[0], lambda one: one.step == 2).skipped == 2
+
+
 def test_a_store_says_which_processes_are_its_ranks(job: Job) -> None:
     ranks = job.begins()
     assert said(job.nodes[0], lambda one: bool(one.pids)).pids == [os.getpid()]

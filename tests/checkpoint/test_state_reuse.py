@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
@@ -47,6 +49,22 @@ class Training:
         for name, values in optimizer["state"].items():
             for key, value in values.items():
                 assert collected["optimizer"]["state"][name][key].data_ptr() == value.data_ptr()
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, yet not marked as exported
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_collected_after_a_restore_has_the_names_that_it_had_before() -> None:
+    kept = KeptState({"model": nn.parallel.DistributedDataParallel(nn.Linear(2, 1))})
+    kept.load(kept.collect(0))
+    assert set(kept.collect(0)["model"]) == {"weight", "bias"}
 
 
 def test_steps_need_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:

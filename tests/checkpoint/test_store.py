@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagle_eye.checkpoint import command, job_service
+from eagle_eye.checkpoint import command, held_job, job_service
 from eagle_eye.checkpoint.checksums import CHUNK_BYTES, Damaged, sums_of
 from eagle_eye.checkpoint.connection import Connection, ProtocolError, connect
 from eagle_eye.checkpoint.messages import (
@@ -35,8 +35,10 @@ from eagle_eye.checkpoint.messages import (
     GetBlob,
     Greet,
     Hello,
+    KeptStep,
     MetadataMade,
     MetadataWanted,
+    Opened,
     Persisted,
     Proceed,
     Proof,
@@ -49,9 +51,12 @@ from eagle_eye.checkpoint.messages import (
     Stored,
     Welcome,
 )
+from eagle_eye.checkpoint.peer import Peer
 from eagle_eye.checkpoint.record import FILES, Record
+from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
+from eagle_eye.checkpoint.status_command import lines
 from eagle_eye.checkpoint.storage import complete, partial, write_shard
-from eagle_eye.checkpoint.store import ask_status, ask_verify
+from eagle_eye.checkpoint.store import SOCKET, ask_status, ask_verify
 from eagle_eye.schema.memory_steps import read_steps, whole_in_memory
 from tests.checkpoint.stores import (
     JOB,
@@ -86,6 +91,15 @@ def two(tmp_path: Path) -> Iterator[list[Node]]:
 
 def of(step: int, rank: int = 0, length: int = 3000, plan: str = PLAN) -> CopyInfo:
     return CopyInfo(plan, rank, step, length, (), float(step), 1)
+
+
+def whole(ranks: list[Rank], *steps: int) -> None:
+    """All ranks capture the steps, each a second after the one before, and each is whole before the next."""
+    for step in steps:
+        for rank in ranks:
+            rank.capture(step, contents(rank.rank, step))
+        for rank in ranks:
+            rank.whole(step)
 
 
 def read(node: Node, rank: int, step: int, plan: str = PLAN) -> bytes:
@@ -257,6 +271,145 @@ class TestCopies:
         close(*ranks)
         close(*opened(two, attempt=3, step=1, resumed_step=1, resumed_attempt=2))
         assert [node.steps for node in two] == [set(), set()]
+
+
+class TestReach:
+    def test_older_steps_stay_at_each_holder_and_reach_back(self, two: list[Node]) -> None:
+        ranks = opened(two, reach_s=4.0)
+        whole(ranks, *range(1, 16))
+        kept = two[0].status["whole_steps"]
+        assert kept[0] in range(8, 12)  # between once and twice as old as it has to be
+        assert kept[-2:] == [14, 15]
+        for node in two:
+            until(lambda node=node: node.status["whole_steps"] == kept, f"{node.name} keeps the same")  # type: ignore[misc]
+            assert {(rank, step) for rank in (0, 1) for step in kept} <= node.steps
+            assert node.status["older_steps"] == kept[:-2]
+            assert node.status["reserved_bytes"] == 2 * (2 + 2 + 1) * 5000
+        close(*ranks)
+
+    def test_the_file_of_steps_names_them(self, two: list[Node]) -> None:
+        ranks = opened(two, reach_s=100.0)
+        whole(ranks, 1, 2, 3, 4, 5, 6)
+        until(
+            lambda: all({1, 2, 5, 6} <= whole_in_memory(read_steps(node.folder, JOB)).keys() for node in two),
+            "both files name steps 1 and 2",
+        )
+        close(*ranks)
+
+    def test_the_next_attempt_keeps_those_before_the_step_that_it_resumes(self, two: list[Node]) -> None:
+        ranks = opened(two, reach_s=100.0)
+        whole(ranks, 1, 2, 3, 4, 5)
+        close(*ranks)
+        assert set(hello(two[1]).kept) == {1, 2, 4, 5}
+        kept = tuple(KeptStep(step, 1, float(step)) for step in (1, 2, 4))
+        ranks = opened(two, attempt=2, step=4, resumed_step=4, resumed_attempt=1, reach_s=100.0, kept=kept)
+        whole(ranks, 5, 6, 7)
+        for node in two:
+            assert node.status["whole_steps"] == [1, 2, 6, 7]
+            assert {(rank, step) for rank in (0, 1) for step in (1, 2, 6, 7)} <= node.steps
+        close(*ranks)
+
+    def test_a_store_that_is_started_anew_still_keeps_them(self, two: list[Node]) -> None:
+        ranks = opened(two, reach_s=100.0)
+        whole(ranks, 1, 2, 3, 4, 5)
+        close(ranks[0])
+        two[0].stop()
+        two[0].start()
+        ranks[0] = Rank(two[0], 0)
+        ranks[0].hello()
+        ranks[0].open(opening(two, 0, again=True, resumed_step=5, resumed_attempt=1, reach_s=100.0))
+        whole(ranks, 6, 7)
+        assert [node.status["whole_steps"] for node in two] == [[1, 2, 6, 7]] * 2
+        close(*ranks)
+
+    def test_a_node_that_is_new_gets_them(self, tmp_path: Path) -> None:
+        with running([tmp_path / name for name in "abc"]) as nodes:
+            ranks = opened(nodes[:2], reach_s=100.0)
+            whole(ranks, 1, 2, 3, 4, 5)
+            close(*ranks)
+            others = opened(
+                [nodes[0], nodes[2]],
+                attempt=2,
+                step=5,
+                resumed_step=5,
+                resumed_attempt=1,
+                sources=(nodes[0].store.address,),
+                reach_s=100.0,
+                kept=tuple(KeptStep(step, 1, float(step)) for step in (1, 2, 5)),
+            )
+            shards = {(rank, step) for rank in (0, 1) for step in (1, 2, 5)}
+            until(lambda: nodes[2].steps == shards, "all shards are on c")
+            assert read(nodes[2], 1, 1) == contents(1, 1)
+            close(*others)
+
+    def test_captures_on_a_node_that_is_new_leave_room_for_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, goes_on = Peer.fetch, threading.Event()
+
+        async def slow(self: Peer, copy: CopyInfo, into: memoryview) -> bytes | None:
+            await asyncio.get_running_loop().run_in_executor(None, goes_on.wait, WITHIN_S)
+            return await real(self, copy, into)
+
+        monkeypatch.setattr(Peer, "fetch", slow)
+        with running([tmp_path / name for name in "abc"]) as nodes:
+            ranks = opened(nodes[:2], reach_s=100.0)
+            whole(ranks, 1, 2, 3, 4, 5)
+            close(*ranks)
+            kept = tuple(KeptStep(step, 1, float(step)) for step in (1, 2, 5))
+            said = {"attempt": 2, "step": 5, "resumed_step": 5, "resumed_attempt": 1, "reach_s": 100.0, "kept": kept}
+            others = opened([nodes[0], nodes[2]], sources=(nodes[0].store.address,), **said)
+            for step in (6, 7):
+                others[1].capture(step, contents(1, step))
+            until(lambda: (1, 7) in nodes[2].steps, "step 7 is captured on c")
+            (service,) = nodes[2].store._jobs.values()
+            assert [shard.slots.granted for shard in service.job.local] == [None]
+            goes_on.set()
+            until(lambda: {(1, step) for step in (1, 2, 5)} <= nodes[2].steps, "older steps are on c")
+            close(*others)
+
+
+class TestInterval:
+    def alternately(self, ranks: list[Rank]) -> None:
+        """Each rank captures the steps that the other one skips, until both are told to make common ones."""
+        for step in range(1, 100):
+            if all(rank.capture_every == 2 for rank in ranks):
+                return
+            for rank in ranks:
+                if (step + rank.rank) % 2:
+                    rank.capture(step, contents(rank.rank, step))
+                else:
+                    rank.connection.send(Skipped(step, "no slot is free"))
+        pytest.fail(f"of how many captures one is made: {[rank.capture_every for rank in ranks]}")
+
+    def test_ranks_that_capture_steps_of_their_own_are_told_to_make_common_ones(self, two: list[Node]) -> None:
+        ranks = opened(two)
+        self.alternately(ranks)
+        assert [node.status["capture_every"] for node in two] == [2, 2]
+        assert two[0].status["whole_step"] is None
+        whole(ranks, 102)
+        close(*ranks)
+
+    def test_a_rank_is_told_again_where_its_store_is_started_anew(self, two: list[Node]) -> None:
+        ranks = opened(two)
+        self.alternately(ranks)
+        close(ranks[1])
+        two[1].stop()
+        two[1].start()
+        again = Rank(two[1], 1)
+        again.hello()
+        again.open(opening(two, 1, again=True))
+        again.granted()
+        assert again.capture_every == 2
+        close(ranks[0], again)
+
+    def test_a_step_that_was_not_due_is_counted_apart_and_voids_nothing(self, two: list[Node]) -> None:
+        ranks = opened(two)
+        ranks[0].connection.send(Skipped(1, "another capture is due", due=False))
+        whole(ranks, 2)
+        assert two[0].status["counts"]["not_due"] == 1
+        assert not {"skipped", "void"} & two[0].status["counts"].keys()
+        close(*ranks)
 
 
 class TestAnotherStore:
@@ -434,7 +587,7 @@ class TestStartedAnew:
         rank.slots[slot][:5] = b"still"
         one.start()
         assert not Path(rank.paths[slot]).exists()
-        assert len(one.slot_files) == len(rank.paths)
+        until(lambda: len(one.slot_files) == 3, "there are as many as before")
         close(rank)
 
     def test_what_is_on_record_of_another_version_is_removed(self, one: Node) -> None:
@@ -597,7 +750,57 @@ class TestRanks:
             until(lambda: ask_status(node.folder) == [], "nothing is held of it")
 
 
+@pytest.fixture
+def reserving(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """As many slots are reserved as it is released for; in the end all."""
+    may = threading.Semaphore(0)
+
+    def reserved(path: Path, capacity_bytes: int) -> SlotFile:
+        assert may.acquire(timeout=WITHIN_S)
+        return reserve(path, capacity_bytes)
+
+    monkeypatch.setattr(held_job, "reserve", reserved)
+    yield may
+    may.release(100)
+
+
 class TestMemory:
+    def test_a_store_answers_while_it_reserves(self, one: Node, reserving: threading.Semaphore) -> None:
+        rank = Rank(one)
+        rank.hello()
+        rank.connection.send(opening([one]))
+        until(lambda: len(ask_status(one.folder)) == 1, "it says what it holds")
+        reserving.release(2)
+        assert len(rank.expect(Opened).slots) == 2
+        close(rank)
+
+    def test_training_begins_with_two_slots_and_the_others_come_behind(
+        self, one: Node, reserving: threading.Semaphore
+    ) -> None:
+        reserving.release(2)
+        (rank,) = opened([one], keep=2)
+        rank.capture(1, contents(0, 1))
+        rank.whole(1)
+        rank.capture(2, contents(0, 2))
+        rank.whole(2)
+        reserving.release()
+        until(lambda: len(one.slot_files) == 3, "the third slot is there")
+        for step in (3, 4):
+            rank.capture(step, contents(0, step))
+            rank.whole(step)
+        assert sorted(rank.slots) == [0, 1, 2]
+        close(rank)
+
+    def test_another_nodes_copies_begin_with_two_slots_as_well(self, one: Node, reserving: threading.Semaphore) -> None:
+        rank = Rank(one)
+        rank.hello()
+        reserving.release(2)
+        connection = connect(one.store.address, JOB, KEY, WITHIN_S)
+        connection.ask(Reserve(1, 1, PLAN, b"", 5000, 2, None), Reserved)
+        assert len(one.slot_files) == 2
+        connection.close()
+        close(rank)
+
     def test_a_full_tmpfs_refuses_with_the_arithmetic(self, tmpfs: Path) -> None:
         with running([tmpfs]) as (node,):
             rank = Rank(node)
@@ -692,6 +895,14 @@ class TestTheEnd:
             rank.whole(1)
             close(rank)
             until(lambda: ask_status(node.folder) == [], "nothing is held any more")
+
+    def test_a_store_without_a_job_stays_for_as_long_as_somebody_looks_for_it(self, tmp_path: Path) -> None:
+        with running([tmp_path / "a"], exit_when_idle_s=1.5) as (node,):
+            until_s = time.monotonic() + 3.0
+            while time.monotonic() < until_s:
+                assert answers(node)
+                time.sleep(0.05)
+            until(lambda: not (node.folder / SOCKET).exists(), "it has ended")
 
     def test_another_job_of_the_name_waits_for_its_ranks(self, one: Node) -> None:
         (rank,) = opened([one])
@@ -912,6 +1123,16 @@ class TestCommands:
         said = capsys.readouterr().out
         assert "job, attempt 1: step 7 is whole on all nodes" in said
         assert "step 7        rank 0" in said
+        close(rank)
+
+    def test_status_tells_people_what_reaches_back_and_how_seldom_steps_are_captured(self, one: Node) -> None:
+        (rank,) = opened([one], reach_s=100.0)
+        whole([rank], 1, 2, 3, 4)
+        (service,) = one.store._jobs.values()
+        service.job.capture_every = 4
+        said = lines([one.status])
+        assert "  further back: step 1, 2" in said
+        assert "  one of 4 captures is made: of all, fewer than half became whole" in said
         close(rank)
 
     def test_status_of_a_store_that_holds_nothing(self, one: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from eagle_eye.checkpoint import traffic
-from eagle_eye.checkpoint.connection import Connection, Pace
+from eagle_eye.checkpoint.connection import PIECE_BYTES, Connection, Pace
 from eagle_eye.checkpoint.pacing import Cap
 from eagle_eye.checkpoint.traffic import Capped, Traffic, Unwanted
 
@@ -109,7 +109,7 @@ def test_several_copies_share_one_cap() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "no address"])
 def test_where_no_interface_is_known_copies_go_at_once(address: str) -> None:
     with of_a_job() as copies:
-        assert asyncio.run(sent(copies.copy(address, always), 3 << 20)) == 3
+        assert asyncio.run(sent(copies.copy(address, always), 3 * PIECE_BYTES)) == 3
         assert copies.status() == []
 
 

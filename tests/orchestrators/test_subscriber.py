@@ -15,7 +15,7 @@ from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, Restart
 from eagle_eye.orchestrators.subscriber import Subscriber, carry_out
 from eagle_eye.orchestrators.verbs import verbs
-from eagle_eye.schema.action import ActionRequest, ReportState
+from eagle_eye.schema.action import ActionRequest, ReportState, ResumeFrom
 from tests.orchestrators.builders import action, rfc3339
 
 NOW_S = 1_800_000_000.0
@@ -107,6 +107,22 @@ def test_where_somebody_else_restarts_it_only_excludes(desk: Desk) -> None:
 def test_faults_of_loss_and_data_distrust_checkpoints_since_the_onset(desk: Desk, fault: str) -> None:
     desk.does(kind="restart_job", exclude=[], fault=fault, onset=rfc3339(NOW_S - 30))
     assert desk.orchestrator.calls == [("restart", "j", 1, NOW_S - 30)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "known", "told"),
+    [
+        ("loss_divergence", ResumeFrom(40, "memory", ["n1"]), "memory:40"),
+        ("silent_data_corruption", ResumeFrom(20, "storage", []), "memory:20"),
+        ("loss_not_finite", None, ""),
+        ("hang", ResumeFrom(40, "memory", ["n1"]), ""),
+    ],
+)
+def test_where_to_resume_is_said_where_later_steps_are_not_to_be_trusted(
+    fault: str, known: ResumeFrom | None, told: str
+) -> None:
+    asked = verbs(action(NOW_S, fault=fault, resume_from=known))
+    assert [verb.resume_from for verb in asked if isinstance(verb, Restart)] == [told]
 
 
 def test_an_exclusion_says_what_its_restart_will_distrust_and_a_drain_does_not() -> None:

@@ -147,6 +147,11 @@ def test_a_spoiled_state_cannot_be_healed_from_peers(world: Trio) -> None:
     assert world.lighthouse.killed == []
 
 
+def test_where_the_job_is_to_be_restarted_from_is_said_as_far_as_it_is_known(world: Trio) -> None:
+    with pytest.raises(CannotCarryOutError, match=r"from the last good one \(EAGLE_EYE_RESUME_FROM=memory:40\)$"):
+        world.orchestrator.restart("llm", Restart(0, NOW_S, cause(), ("n2",), resume_from="memory:40"))
+
+
 def test_a_node_without_a_group_is_only_written_down(world: Trio) -> None:
     assert world.orchestrator.exclude(exclusion("n7")).endswith("no replica group is on it now")
     assert world.out() == {"n7"}

@@ -234,6 +234,7 @@ def _download(wheels: Path, python: str) -> None:
         *("--constraint", "requirements.lock", "hatchling"),
         *project["dependencies"],
         *extras["agent"],
+        *extras["checkpoint-store"],
         *extras["server"],
         *extras["orchestrators"],
     )

@@ -118,9 +118,9 @@ def of_kind(found: list[dict[str, Any]], kind: str, name: str = "") -> dict[str,
 
 
 def pod(found: list[dict[str, Any]], part: str) -> dict[str, Any]:
-    """Return the pod's specification of the server, the agent or the orchestrator."""
-    kind = {"server": "StatefulSet", "agent": "DaemonSet", "orchestrator": "Deployment"}[part]
-    spec: dict[str, Any] = of_kind(found, kind)["spec"]["template"]["spec"]
+    """Return the pod's specification of the server, the agent, the orchestrator or the store of checkpoints."""
+    kind = {"server": "StatefulSet", "orchestrator": "Deployment"}.get(part, "DaemonSet")
+    spec: dict[str, Any] = of_kind(found, kind, f"-{part}")["spec"]["template"]["spec"]
     return spec
 
 

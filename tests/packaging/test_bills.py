@@ -113,9 +113,9 @@ def test_of_alternatives_one_that_is_allowed_is_enough() -> None:
     assert licences.not_allowed("GPL-2.0-only AND MIT", frozenset({"MIT"})) == ["GPL-2.0-only"]
 
 
-def test_the_agents_package_brings_three_libraries_and_no_page(folder: Path) -> None:
+def test_the_agents_package_brings_few_libraries_and_no_page(folder: Path) -> None:
     found = components(read(folder, AGENT))
-    assert found.keys() == {"msgspec", "nvidia-ml-py", "psutil", "tomli"}
+    assert found.keys() == {"msgspec", "nvidia-ml-py", "psutil", "tomli", "xxhash"}
     assert {each["scope"] for each in found.values()} == {"required"}
 
 
@@ -132,7 +132,7 @@ def test_the_wheel_says_which_extra_brings_a_library(folder: Path) -> None:
 
 def test_an_image_stands_on_its_base(folder: Path) -> None:
     found = components(read(folder, "eagle-eye-agent-image"))
-    assert found.keys() == {"docker.io/library/python", "msgspec", "nvidia-ml-py", "psutil"}
+    assert found.keys() == {"docker.io/library/python", "msgspec", "nvidia-ml-py", "psutil", "xxhash"}
     assert {"preact", "numpy"} <= components(read(folder, "eagle-eye-server-image")).keys()
 
 

@@ -75,9 +75,10 @@ def installed(podman: Podman, image: str) -> dict[str, str]:
 
 
 def test_the_agents_image_holds_the_agents_libraries_and_no_others(podman: Podman) -> None:
-    assert installed(podman, "agent").keys() == {"eagle-eye", "msgspec", "nvidia-ml-py", "psutil"}
+    assert installed(podman, "agent").keys() == {"eagle-eye", "msgspec", "nvidia-ml-py", "psutil", "xxhash"}
     folder = "/opt/eagle-eye/lib/python3*/site-packages/eagle_eye"
-    assert podman.inside(tag("agent"), "sh", "-c", f"ls {folder}").split() == ["agent", "checks", "cli", "schema"]
+    rooms = podman.inside(tag("agent"), "sh", "-c", f"ls {folder}").split()
+    assert rooms == ["agent", "checkpoint", "checks", "cli", "schema"]
 
 
 def test_the_servers_image_needs_no_torch(podman: Podman) -> None:

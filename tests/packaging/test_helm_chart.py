@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from eagle_eye.checkpoint import store_command
 from eagle_eye.server import config as configuration
 from eagle_eye.server.command import refuse_open_door
 from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
@@ -40,7 +42,7 @@ from tests.packaging.helm_site import (
     unknown,
 )
 
-PARTS = ("server", "agent", "orchestrator")
+PARTS = ("server", "agent", "orchestrator", "checkpoints")
 needs_helm = pytest.mark.skipif(program("helm") is None, reason=NO_HELM)
 
 
@@ -178,6 +180,52 @@ def test_what_is_no_agent_is_the_user_of_its_image_and_touches_nothing_of_its_ho
     assert not any("hostPath" in volume for volume in spec["volumes"])
 
 
+def test_a_store_has_of_its_host_the_folder_of_the_copies_alone_where_jobs_find_it() -> None:
+    spec = pod(recording("everything"), "checkpoints")
+    [folder], [store] = spec["initContainers"], spec["containers"]
+    [copies] = [volume for volume in spec["volumes"] if "hostPath" in volume]
+    path = copies["hostPath"]["path"]
+    assert path.startswith("/dev/shm/")
+    for container in (folder, store):
+        assert container["volumeMounts"][0] == {"name": copies["name"], "mountPath": path}
+    assert f"--folder={path}" in store["args"]
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & spec.keys()
+
+
+def test_what_copies_take_is_requested_and_limited() -> None:
+    [store] = pod(recording("everything"), "checkpoints")["containers"]
+    resources = store["resources"]
+    assert (resources["requests"]["memory"], resources["limits"]["memory"]) == ("256Gi", "256Gi")
+
+
+def test_a_store_runs_as_the_jobs_do_and_gives_the_folder_to_that_user() -> None:
+    spec = pod(recording("everything"), "checkpoints")
+    [folder], [store] = spec["initContainers"], spec["containers"]
+    assert (store["securityContext"]["runAsUser"], store["securityContext"]["runAsGroup"]) == (1000, 1000)
+    assert folder["command"] == ["chown", "1000:1000", "/dev/shm/eagle-eye-checkpoints"]
+    assert (folder["securityContext"]["runAsUser"], folder["securityContext"]["capabilities"]["add"]) == (0, ["CHOWN"])
+
+
+def test_ranks_of_other_nodes_are_told_the_address_of_the_stores_pod() -> None:
+    [store] = pod(recording("everything"), "checkpoints")["containers"]
+    assert "--listen=$(POD_IP):8474" in store["args"]
+    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in store["env"]}
+    assert fields == {"EAGLE_EYE_NODE": "spec.nodeName", "POD_IP": "status.podIP"}
+
+
+def test_a_store_understands_what_it_is_given() -> None:
+    [store] = pod(recording("everything"), "checkpoints")["containers"]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    store_command.configure(parser)
+    words = [word.replace("$(POD_IP)", "10.0.0.1") for word in store["args"]]
+    assert words[:2] == ["checkpoint", "store"]
+    assert parser.parse_args(words[2:]).listen == ("10.0.0.1", 8474)
+
+
+def test_a_site_that_asks_for_none_gets_no_store() -> None:
+    assert not [one for one in recording("least") if one["metadata"]["name"].endswith("-checkpoints")]
+
+
 def test_the_agent_has_of_its_host_what_the_page_of_containers_says() -> None:
     spec = pod(recording("least"), "agent")
     [container] = spec["containers"]
@@ -310,6 +358,8 @@ REFUSED = {
     "agent.enabled=false,server.enabled=false,orchestrator.enabled=true,orchestrator.token.existingSecret=t":
         "orchestrator.server is empty and server.enabled is false",
     "agent.joinToken.existingSecret=j,networkPolicy.enabled=true": "networkPolicy.nodeCidrs is empty",
+    "agent.enabled=false,checkpoints.enabled=true": "checkpoints.memory is empty",
+    "agent.enabled=false,checkpoints.enabled=true,checkpoints.memory=lots": "memory",
     "agent.enabled=false,server.replicas=2": "replicas",
     "agent.enabled=false,server.service.port=0": "port",
 }  # fmt: skip

@@ -89,6 +89,11 @@ def test_no_default_is_a_secret() -> None:
         assert NEEDED in rows()[f"{name}.existingSecret"][1]
 
 
+def test_what_copies_may_take_has_no_default() -> None:
+    assert value("checkpoints.memory") == ""
+    assert NEEDED in rows()["checkpoints.memory"][1]
+
+
 def test_the_schema_takes_the_defaults() -> None:
     jsonschema = pytest.importorskip("jsonschema_rs", reason="not installed: pip install --no-deps -r tests/full.lock")
     jsonschema.validate(schema(), values())

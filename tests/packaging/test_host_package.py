@@ -183,10 +183,16 @@ def test_a_library_that_names_no_licence_stops_the_build(tmp_path: Path) -> None
         tree_module._copyright(tmp_path / "usr/lib/x")
 
 
+def test_each_unit_of_the_repository_is_in_one_package() -> None:
+    packed = [unit for recipe in recipes.RECIPES.values() for unit in recipe.units]
+    assert sorted(packed) == sorted(path.name for path in (REPOSITORY / "packaging/systemd").iterdir())
+
+
 def test_the_manual_page_tells_of_the_commands_that_the_package_can_carry_out() -> None:
     agents = manual.manual("eagle-eye-agent", recipes.AGENT.portions, "1.0")
     servers = manual.manual("eagle-eye-server", recipes.SERVER.portions, "1.0")
-    assert '.SS "eagle\\-eye doctor"' in agents
+    for name in ("doctor", "checkpoint"):
+        assert f'.SS "eagle\\-eye {name}"' in agents
     assert '.SS "eagle\\-eye server"' not in agents
     for name in ("server", "orchestrate", "tokens", "nodes", "backup", "agent", "check"):
         assert f'.SS "eagle\\-eye {name}"' in servers

@@ -15,7 +15,9 @@ from eagle_eye.orchestrators.orchestrate.kinds import KINDS
 from eagle_eye.server import config as server_configuration
 
 REPOSITORY = Path(__file__).parents[2]
-UNITS = sorted((REPOSITORY / "packaging/systemd").glob("*.service"))
+SYSTEMD = REPOSITORY / "packaging/systemd"
+UNITS = sorted(SYSTEMD.glob("*.service"))
+SLICES = sorted(SYSTEMD.glob("*.slice"))
 each_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 no_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="apt-get install systemd")
 
@@ -38,7 +40,7 @@ def startable(tmp_path: Path) -> list[Path]:
 @no_systemd
 def test_systemd_finds_nothing_wrong_with_the_units(startable: list[Path]) -> None:
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *map(str, startable)],
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *map(str, (*startable, *SLICES))],
         capture_output=True,
         text=True,
         check=False,
@@ -60,6 +62,8 @@ def test_what_a_service_could_do_beyond_its_work_is_little(startable: list[Path]
     assert said["eagle-eye-agent"] < 4.5
     assert said["eagle-eye-server"] < 2.0
     assert said["eagle-eye-orchestrate@command"] < 2.5
+    # It is a user's own program, which writes where he may.
+    assert said["eagle-eye-checkpoint-store@command"] < 2.5
 
 
 @each_unit
@@ -83,6 +87,20 @@ def test_a_unit_of_the_template_is_named_by_its_kind() -> None:
     ]
     page = (REPOSITORY / "docs/install-hosts.md").read_text()
     assert [kind.name for kind in KINDS if f"`{kind.name}`" not in page] == []
+
+
+def test_what_stores_take_is_limited_where_it_stays_charged_once_they_have_ended() -> None:
+    (name,) = options(SYSTEMD / "eagle-eye-checkpoint-store@.service", "Slice")
+    assert [file.name for file in SLICES] == [name]
+    assert options(SYSTEMD / name, "MemoryMax") == ["50%"]
+    assert options(SYSTEMD / "eagle-eye-checkpoint-store@.service", "MemoryMax") == []
+
+
+def test_a_store_runs_as_the_user_whose_ranks_map_its_files_and_ends_without_jobs() -> None:
+    store = SYSTEMD / "eagle-eye-checkpoint-store@.service"
+    assert options(store, "User") == ["%i"]
+    assert options(store, "ExecStart") == ["/usr/bin/eagle-eye checkpoint store --exit-when-idle 600"]
+    assert options(store, "Type") == ["notify"]  # a prolog that has started it may start ranks
 
 
 def test_the_agent_may_ask_for_the_clocks_offset_as_old_and_new_c_libraries_do() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
 import secrets
@@ -32,16 +33,20 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from eagle_eye.checkpoint.connection import connect
+from eagle_eye.checkpoint.device_copies import Copies, HostCopies, copies_for
 from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
-from eagle_eye.checkpoint.layout import JobLayout, ShardWriter, named, unpack
+from eagle_eye.checkpoint.kept_steps import kept_from_before
+from eagle_eye.checkpoint.layout import JobLayout, ShardLayout, ShardWriter, named, unpack
 from eagle_eye.checkpoint.messages import (
     Blob,
     Captured,
+    CaptureEvery,
     CopyInfo,
     Find,
     Found,
     GetBlob,
     Grant,
+    KeptStep,
     Member,
     Message,
     MetadataMade,
@@ -79,12 +84,22 @@ class AnotherModel(ValueError):
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What each rank tells the others before they decide where to go on."""
+    """What each rank tells the others before they decide where to go on.
+
+    What counts of the launcher's word (``resume_from``), and of the steps ``on_storage``, is what rank 0 says.
+    """
 
     node: str
     address: str
     attempt: int
     copies: tuple[CopyInfo, ...]
+    kept: tuple[int, ...] = ()
+    resume_from: str = ""
+    on_storage: tuple[int, ...] = ()
+
+    def newest_on_storage(self, at_most: int | None) -> int | None:
+        """Return the newest step on storage that is no later than this one, None where there is none."""
+        return max((step for step in self.on_storage if at_most is None or step <= at_most), default=None)
 
 
 class _Step(msgspec.Struct, frozen=True):
@@ -104,6 +119,7 @@ class MemoryCheckpointer:
     ``state`` names what is kept: models, optimizers, tensors, and whatever has ``state_dict`` and ``load_state_dict``.
     ``directory`` is shared storage: every ``persist_every`` steps (0: never) a whole step goes there as a plain
     torch.distributed.checkpoint folder ``step_N``. ``replicas`` counts the node's own copy, ``keep`` the whole steps.
+    With ``reach_s`` two more are kept, so that once the job has run for so long a whole step that old is in memory.
     With a ``topology`` file (the server's) copies lie behind several switches and in several racks where they can.
     ``resumed_from`` says where ``restore`` found the state: step, where (memory, storage) and nodes; None: nowhere.
     """
@@ -116,17 +132,21 @@ class MemoryCheckpointer:
         *,
         replicas: int = 2,
         keep: int = 2,
+        reach_s: float = 0.0,
         job: str | None = None,
         node: str | None = None,
         topology: str | os.PathLike[str] | None = None,
     ) -> None:
         if replicas < 1 or keep < 1 or persist_every < 0:
             raise ValueError(f"replicas={replicas}, keep={keep}, persist_every={persist_every}: at least 1, 1 and 0")
+        if not 0 <= reach_s < math.inf:
+            raise ValueError(f"reach_s={reach_s}: expected seconds, 0 or more")
         self._state = KeptState(state)
         self._directory = Path(directory).absolute()
         self._persist_every = persist_every
         self._replicas = replicas
         self._keep = keep
+        self._reach_s = reach_s
         self._topology = None if topology is None else Path(topology)
         self._node = node or os.environ.get("EAGLE_EYE_NODE") or socket.gethostname()
         self._job = job or os.environ.get("EAGLE_EYE_JOB") or self._directory.name
@@ -139,14 +159,16 @@ class MemoryCheckpointer:
         self._client = StoreClient(store_folder(self._node), self._node, self._job, self._key)
         self._plan: tuple[JobLayout, ShardWriter] | None = None
         self._slots: dict[str, tuple[memoryview, list[torch.Tensor]]] = {}
+        self._copies: Copies = HostCopies()
         self._granted: Grant | None = None
         self._lock = threading.Lock()
         self._line: AttemptConnection | None = None
         self._whole: int | None = None
+        self._calls, self._capture_every = 0, 1
         self._committed = False
         self._said: set[str] = set()
         self.resumed_from: dict[str, Any] | None = None
-        self.counts: dict[str, float] = {"captured": 0, "skipped": 0, "blocked_s": 0.0, "bytes": 0}
+        self.counts: dict[str, float] = {"captured": 0, "skipped": 0, "not_due": 0, "blocked_s": 0.0, "bytes": 0}
 
     @property
     def whole_step(self) -> int | None:
@@ -159,26 +181,26 @@ class MemoryCheckpointer:
         Where the launcher says (``EAGLE_EYE_RESUME_FROM``: a folder, or ``memory:STEP``), else the newest step that is
         whole in memory or on storage. Raises NoCheckpoint, AnotherModel, DoesNotFit, and OSError.
         """
-        welcome = self._agreed(self._client.hello)
-        told = _Told(self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies)
-        everyone = self._gather(told)
-        attempt = max(one.attempt for one in everyone) + 1
+        everyone = self._gathered(self._tell)
         step, chosen = self._resume(everyone)
         self._plan, self._whole = self._planned(), step or None
-        persisted = self._shared(lambda: self._newest_folder(step))
-        on_storage = 0 if persisted is None else persisted[0]
-        opening = self._agreed(lambda: self._opening(everyone, attempt, step, chosen, on_storage))
-        self._agreed(lambda: self._client.open(opening, self._attach, self._hear))
+        self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
+        self._agreed(lambda: self._client.open(self._opening(everyone, step, chosen), self._attach, self._hear))
         return step
 
     def capture(self, step: int) -> None:
         """Keep the state as it is at the end of this step, which is greater than any before. Never raises, never waits.
 
-        Every rank calls it at the same steps. A step that cannot be kept now is skipped, counted, and said once.
+        Every rank calls it at the same steps. A step that cannot be kept now is skipped, counted, and said once. Where
+        fewer than half become whole, all ranks make the same one of several captures: the others are not due.
         """
         began_s = time.monotonic()
         try:
-            self._capture(step, began_s)
+            if self._is_due():
+                self._capture(step, began_s)
+            else:
+                self.counts["not_due"] += 1
+                self._client.say(Skipped(step, "another capture is due", due=False))
         except Exception as error:  # noqa: BLE001 - training must go on whatever happens to its checkpoints
             self._skip(step, f"{type(error).__name__}: {error}")
         self.counts["blocked_s"] += time.monotonic() - began_s
@@ -197,17 +219,16 @@ class MemoryCheckpointer:
 
         Where the launcher says which step of memory, later ones are not to be trusted, and earlier ones may serve.
         """
-        word = self._shared(lambda: os.environ.get(RESUME_VARIABLE, ""))
+        word = everyone[0].resume_from
         if word and not word.startswith(MEMORY_PREFIX):
             return self._load_folder(Path(word)), None
-        steps = whole_steps(everyone)
-        on_storage = self._shared(lambda: self._newest_folder(_step_of(word) if word else None))
-        if word:
-            newest = _step_of(word)
+        steps, newest = whole_steps(everyone), _step_of(word) if word else None
+        on_storage = everyone[0].newest_on_storage(newest)
+        if newest is not None:
             steps = [one for one in steps if one.step <= newest]
         looked_for = []
         for one in steps:
-            if on_storage is not None and one.step < on_storage[0]:
+            if on_storage is not None and one.step < on_storage:
                 continue
             try:
                 self._load_memory(one)
@@ -221,7 +242,7 @@ class MemoryCheckpointer:
             self.resumed_from = {"step": one.step, "where": "memory", "nodes": nodes}
             return one.step, one
         if on_storage is not None:
-            return self._load_folder(Path(on_storage[1])), None
+            return self._load_folder(folder_of(str(self._directory), on_storage)), None
         if word or looked_for or self._shared((self._directory / COMMITTED_FILE).exists):
             held = sorted({copy.step for one in everyone for copy in one.copies})
             whole = [one.step for one in steps]
@@ -247,29 +268,21 @@ class MemoryCheckpointer:
         return int(named_step)
 
     def _load(self, reader: StorageReader) -> None:
-        def wanted() -> dict[str, Any]:
+        def read() -> dict[str, Any]:
             metadata = reader.read_metadata()
             state = self._state.to_load(metadata.state_dict_metadata, self._rank)
             _compare(state, metadata)
+            planner = DefaultLoadPlanner(allow_partial_load=True)
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                    # Each rank reads what it needs, and asks nobody. Whether all could is agreed on below.
+                    load(state, storage_reader=reader, planner=planner, no_dist=True)
+            except (Exception, CheckpointException) as error:
+                raise OSError(_first_line(error)) from error
             return state
 
-        state = self._agreed(wanted)
-        planner = DefaultLoadPlanner(allow_partial_load=True)
-        failure: BaseException | None = None
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it may be
-                load(
-                    state,
-                    storage_reader=reader,
-                    planner=planner,
-                    process_group=self._group,
-                    no_dist=not self._distributed,
-                )
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 - of whichever rank; all fail together
-            failure = error
-        if failure is not None:
-            raise OSError(_first_line(failure)) from failure
+        state = self._agreed(read)
         self._agreed(lambda: self._state.load(state))
 
     def _layout_of(self, step: _Step) -> JobLayout:
@@ -315,15 +328,20 @@ class MemoryCheckpointer:
         if reasons:
             raise OSError(f"{what} is nowhere: {'; '.join(reasons)}")
 
-    def _newest_folder(self, at_most: int | None) -> tuple[int, str] | None:
-        found = [
-            (int(path.name.removeprefix("step_")), str(path))
-            for path in self._directory.glob("step_*")
-            if path.name.removeprefix("step_").isdecimal() and (path / METADATA).exists()
-        ]
-        return max((one for one in found if at_most is None or one[0] <= at_most), default=None)
+    def _steps_on_storage(self) -> tuple[int, ...]:
+        folders = ((path, path.name.removeprefix("step_")) for path in self._directory.glob("step_*"))
+        return tuple(int(step) for path, step in folders if step.isdecimal() and (path / METADATA).exists())
 
     # Beginning an attempt.
+
+    def _tell(self) -> _Told:
+        welcome = self._client.hello()
+        told = _Told(self._node, self._reachable(welcome.address), welcome.attempt, welcome.copies, welcome.kept)
+        if self._rank != 0:
+            return told
+        return msgspec.structs.replace(
+            told, resume_from=os.environ.get(RESUME_VARIABLE, ""), on_storage=self._steps_on_storage()
+        )
 
     def _reachable(self, address: str) -> str:
         """Return the store's address as other nodes reach it: over the network on which this job meets."""
@@ -337,9 +355,7 @@ class MemoryCheckpointer:
         finally:
             probe.close()
 
-    def _opening(
-        self, everyone: Sequence[_Told], attempt: int, step: int, resumed: _Step | None, persisted_step: int
-    ) -> Open:
+    def _opening(self, everyone: Sequence[_Told], step: int, resumed: _Step | None) -> Open:
         layout, writer = self._plan_of_all()
         nodes: dict[str, list[int]] = {}
         for rank, one in enumerate(everyone):
@@ -348,11 +364,11 @@ class MemoryCheckpointer:
         members = tuple(Member(node, address[node], tuple(ranks)) for node, ranks in nodes.items())
         replicas = min(self._replicas, len(nodes))
         holders = place(sorted(nodes), replicas, self._domains()).holders[self._node]
-        same = resumed is not None and resumed.plan == layout.plan
+        kept = self._kept(everyone, layout.plan, resumed)
         return Open(
             job=self._job,
             key=self._key,
-            attempt=attempt,
+            attempt=max(one.attempt for one in everyone) + 1,
             rank=self._rank,
             members=members,
             holders=holders,
@@ -362,12 +378,32 @@ class MemoryCheckpointer:
             keep=self._keep,
             step=step,
             resumed_step=resumed.step if resumed is not None else None,
-            sources=tuple(where for _, where in resumed.where[self._rank]) if resumed is not None and same else (),
+            sources=self._sources(everyone, layout.plan, kept),
             directory=str(self._directory),
             persist_every=self._persist_every,
-            persisted_step=persisted_step,
+            persisted_step=everyone[0].newest_on_storage(step) or 0,
             resumed_attempt=resumed.attempt if resumed is not None else 0,
+            reach_s=self._reach_s,
+            kept=kept,
         )
+
+    def _kept(self, everyone: Sequence[_Told], plan: str, resumed: _Step | None) -> tuple[KeptStep, ...]:
+        if resumed is None:
+            return ()
+        last = max(one.attempt for one in everyone)
+        known = {step for one in everyone if one.attempt == last for step in one.kept}
+        copies = [copy for one in everyone for copy in one.copies]
+        return kept_from_before(plan, copies, known, (resumed.step, resumed.attempt), self._reach_s)
+
+    def _sources(self, everyone: Sequence[_Told], plan: str, kept: Sequence[KeptStep]) -> tuple[str, ...]:
+        """Return the addresses of the stores with this rank's shards of the kept steps."""
+        wanted = {(plan, self._rank, one.step, one.attempt) for one in kept}
+        found = {
+            one.address: None
+            for one in everyone
+            if any((copy.plan, copy.rank, copy.step, copy.attempt) in wanted for copy in one.copies)
+        }
+        return tuple(found)
 
     def _domains(self) -> dict[str, frozenset[str]]:
         return {} if self._topology is None else together(read_failure_domains(self._topology))
@@ -385,26 +421,40 @@ class MemoryCheckpointer:
             planner.set_up_planner(self._state.collect(self._rank), is_coordinator=self._rank == 0)
             return planner.create_local_plan()
 
-        plans = self._gather(self._agreed(local_plan))
-        final, metadata = self._agreed(lambda: planner.create_global_plan(plans))
-        writer = self._agreed(lambda: ShardWriter(planner, planner.finish_plan(final[self._rank])))
+        plans = self._gathered(local_plan)
+        made: list[tuple[ShardWriter, Metadata]] = []
+
+        def shard_layout() -> ShardLayout:
+            final, metadata = planner.create_global_plan(plans)
+            made.append((ShardWriter(planner, planner.finish_plan(final[self._rank])), metadata))
+            return made[0][0].layout
+
+        layouts = self._gathered(shard_layout)
         self._state.forget_probe()
-        layout = named(self._gather(writer.layout), metadata)
-        return layout, writer
+        writer, metadata = made[0]
+        return named(layouts, metadata), writer
 
     def _attach(self, opened: Opened, line: AttemptConnection) -> None:
         """The slots are there, or there anew: map them, and write into them what no capture writes."""
         with self._lock:
-            self._granted = None
+            self._granted, before = None, self._slots
             self._slots = {path: self._prepared(path) for path in opened.slots}
             self._line = line
+        for view, _ in before.values():
+            self._copies.detach(view)
 
     def _prepared(self, path: str) -> tuple[memoryview, list[torch.Tensor]]:
         _, writer = self._plan_of_all()
         view = memoryview(mapped(path, writer.capacity_bytes))
+        self._copies.attach(view)
         return view, writer.prepare(view)
 
     # While training.
+
+    def _is_due(self) -> bool:
+        """Whether this capture is the one of several that all ranks make, as the job has agreed."""
+        self._calls += 1  # calls, not steps: all ranks make them alike, by however many their steps grow
+        return self._calls % self._capture_every == 0
 
     def _capture(self, step: int, began_s: float) -> None:
         _, writer = self._plan_of_all()
@@ -414,14 +464,16 @@ class MemoryCheckpointer:
                 self._skip(step, "no slot is free: earlier steps are still being copied, or the store is away")
                 return
             view, targets = self._slots[grant.path]
+            self._copies.begin()
             try:
-                length, tail = writer.write(self._state.collect(self._rank), view, targets)
+                length, tail = writer.write(self._state.collect(self._rank), view, targets, self._copies)
             except BaseException:
                 self._granted = grant
                 raise
             finally:
+                copied = self._copies.end()
                 self._state.forget_probe()
-            line.say(Captured(step, grant.slot, length, tail, time.time(), time.monotonic() - began_s))
+            line.say(Captured(step, grant.slot, length, tail, time.time(), time.monotonic() - began_s), copied)
         self.counts["captured"] += 1
         self.counts["bytes"] += length
 
@@ -436,10 +488,12 @@ class MemoryCheckpointer:
     def _hear(self, message: Message) -> None:
         match message:
             case Grant(_, path):
+                prepared = self._slots.get(path) or self._prepared(path)  # a capture does not wait for that
                 with self._lock:
-                    if path not in self._slots:
-                        self._slots[path] = self._prepared(path)
+                    self._slots[path] = prepared
                     self._granted = message
+            case CaptureEvery(captures):
+                self._capture_every = captures
             case Whole(step):
                 if not self._committed and self._rank == 0:
                     self._commit(step)
@@ -488,23 +542,28 @@ class MemoryCheckpointer:
         result: T = made[0]
         return result
 
-    def _agreed(self, work: Callable[[], T]) -> T:
-        """Return what every rank's own work returns. Where one fails all do: with the error of the first.
+    def _gathered(self, work: Callable[[], T]) -> list[T]:
+        """Return what every rank's own work returns, by rank. Where one fails all do: with the error of the first.
 
         Work that itself gathers must fail on all ranks or on none.
         """
-        result: T | None = None
-        mine: Exception | None = None
+        mine: tuple[Any, Exception | None]
         try:
-            result = work()
+            mine = work(), None
         except Exception as error:  # noqa: BLE001 - the others must hear of it, or they wait for this rank forever
-            mine = _carried(error)
-        failed = next((error for error in self._gather(mine) if error is not None), None)
-        if mine is not None:
-            raise mine
+            mine = None, _carried(error)
+        everyone: list[tuple[Any, Exception | None]] = self._gather(mine)
+        failed = next((error for _, error in everyone if error is not None), None)
         if failed is not None:
-            raise failed
-        return result  # type: ignore[return-value]  # the work has returned
+            # Not this rank's own: what is done about an error depends on its kind, and is done by all.
+            raise failed from (None if failed is mine[1] else mine[1])
+        return [result for result, _ in everyone]
+
+    def _agreed(self, work: Callable[[], T]) -> T:
+        """Return what this rank's own work returns, once every rank's has: as ``_gathered``, and nothing is told."""
+        results: list[T] = []
+        self._gathered(lambda: results.append(work()))
+        return results[0]
 
     def _make_key(self) -> bytes:
         """Return the job's key, which lies beside its checkpoints for its owner alone."""

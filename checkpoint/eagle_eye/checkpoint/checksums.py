@@ -36,8 +36,25 @@ def sums_in(sums: bytes, offset: int, length: int) -> bytes:
 
 def check(chunk: memoryview, sums: bytes, number: int, what: str) -> None:
     """Raise Damaged, naming what it is, unless the chunk is the one that was written."""
-    if xxhash.xxh3_64_digest(chunk) != sums[number * SUM_BYTES : (number + 1) * SUM_BYTES]:
-        raise Damaged(f"{what}: chunk {number} of {CHUNK_BYTES >> 20} MiB does not have its checksum")
+    verifying = Verifying()
+    verifying.add(chunk)
+    verifying.check(sums, number, what)
+
+
+class Verifying:
+    """Makes the checksum of one chunk, piece by piece: of what was just copied, while it is in a cache."""
+
+    def __init__(self) -> None:
+        self._sum = xxhash.xxh3_64()
+
+    def add(self, piece: memoryview) -> None:
+        """This comes next."""
+        self._sum.update(piece)
+
+    def check(self, sums: bytes, number: int, what: str) -> None:
+        """Raise Damaged, naming what it is, unless the pieces are the chunk that was written."""
+        if self._sum.digest() != sums[number * SUM_BYTES : (number + 1) * SUM_BYTES]:
+            raise Damaged(f"{what}: chunk {number} of {CHUNK_BYTES >> 20} MiB does not have its checksum")
 
 
 def check_all(data: memoryview, sums: bytes, what: str) -> None:

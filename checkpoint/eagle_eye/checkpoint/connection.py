@@ -31,7 +31,7 @@ from eagle_eye.checkpoint.messages import (
 )
 
 NONCE_BYTES = 16
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 8 << 20  # each costs the event loop about a tenth of a millisecond
 STALLED_S = 30.0
 STRANGERS_FRAME_BYTES_MAX = 1 << 16  # of whoever has not proven yet that it has the job's key
 SILENT_FOR_S = 30  # then a node that lost its power, or its network, is gone
@@ -220,9 +220,9 @@ class BlockingConnection:
         self.send(message)
         return expected(self.receive(), kind)
 
-    def receive_into(self, view: memoryview) -> None:
-        """Fill the view. Raises ProtocolError, OSError."""
-        self._fill(view)
+    def receive_into(self, view: memoryview, seen: Callable[[memoryview], None] = lambda _: None) -> None:
+        """Fill the view; each piece is ``seen`` as soon as it is there. Raises ProtocolError, OSError."""
+        self._fill(view, seen=seen)
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """How long to wait for the other side from now on."""
@@ -234,7 +234,9 @@ class BlockingConnection:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _fill(self, view: memoryview, *, end_allowed: bool = False) -> bool:
+    def _fill(
+        self, view: memoryview, *, end_allowed: bool = False, seen: Callable[[memoryview], None] = lambda _: None
+    ) -> bool:
         filled = 0
         while filled < len(view):
             count = self._socket.recv_into(view[filled:])
@@ -242,6 +244,7 @@ class BlockingConnection:
                 if filled == 0 and end_allowed:
                     return False
                 raise ProtocolError("the other side ended in the middle of a message")
+            seen(view[filled : filled + count])
             filled += count
         return True
 

@@ -5,22 +5,25 @@ A record in the job's folder says what the slots hold, so that a store that was 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import msgspec
 
 from eagle_eye.checkpoint.checksums import Damaged, check_all
 from eagle_eye.checkpoint.connection import Connection
-from eagle_eye.checkpoint.memory_plan import DoesNotFit
-from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, Member, Missed, Open
+from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
+from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, Member, Missed, Open, Reserve
 from eagle_eye.checkpoint.record import Record
 from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
@@ -29,6 +32,10 @@ from eagle_eye.schema.memory_steps import MemoryStep
 _log = logging.getLogger(__name__)
 
 ShardKey = tuple[str, int, int]  # plan, rank, and the slots' capacity
+
+SLOTS_FIRST = 2  # with one alone its step would be gone before the next one is whole
+# One at a time, of whichever job: how much is free is looked at before each.
+_reserving = ThreadPoolExecutor(1, "eagle-eye-reserve")
 
 
 class SavedSlot(msgspec.Struct, frozen=True):
@@ -59,6 +66,8 @@ class SavedJob(msgspec.Struct, frozen=True):
     key: bytes
     attempt: int
     keep: int
+    spaced: int
+    capture_every: int
     whole: tuple[int, ...]
     void: tuple[int, ...]
     persisted: int | None
@@ -91,10 +100,19 @@ class Shard:
     sending: set[int] = field(default_factory=set)
     told: dict[int, Copies | Missed] = field(default_factory=dict)
 
+    @property
+    def key(self) -> ShardKey:
+        """What it is found by in a job."""
+        return self.plan, self.rank, self.capacity_bytes
+
     def verified(self, step: int) -> int | None:
         """Return the slot with a verified copy of the step, None where none is."""
         slot = self.slots.copy_of(step, self.plan)
         return slot if slot in self.sums else None
+
+    def slot_of(self, file: SlotFile) -> int | None:
+        """Return the slot that is this file, None where it is none any more."""
+        return next((number for number, one in enumerate(self.files) if one is file), None)
 
     def has(self, slot: int, file: SlotFile, copy: CopyInfo) -> bool:
         """Whether the slot still is this file with this copy."""
@@ -120,6 +138,7 @@ class HeldJob:
         self.shards: dict[ShardKey, Shard] = {}
         self.needed = Needed(keep=1)
         self.agreement: Agreement | None = None
+        self.capture_every = 1
         self.directory = ""
         self.persisted: int | None = None
         self.persisting_since_s: float | None = None
@@ -166,7 +185,7 @@ class HeldJob:
 
     def begin(self, opening: Open) -> None:
         """A rank of this node is the first to begin the attempt, or to go on with it in a store that began anew."""
-        self.enter(opening.attempt, opening.keep, opening.resumed_step, opening.resumed_attempt)
+        self.enter(opening)
         self.begun_attempt = opening.attempt
         self.members = {member.node: member for member in opening.members}
         if opening.resumed_step is not None:
@@ -175,6 +194,8 @@ class HeldJob:
         persisted = opening.persisted_step
         if opening.again:
             persisted = max(persisted, self.persisted or 0)
+        else:
+            self.capture_every = 1
         self.agreement = Agreement(
             ranks,
             opening.keep,
@@ -183,80 +204,97 @@ class HeldJob:
             whole=set(self.needed.whole),
             void=set(self.needed.void),
             unheard=set(ranks) if opening.again else set(),
+            reach_s=opening.reach_s,
+            capture_every=self.capture_every,
         )
+        captured_s = self._captured_s(opening.plan) | {one.step: one.captured_s for one in opening.kept}
+        for step in sorted(captured_s):
+            if step in self.needed.whole or not self.needed.passed(step):
+                self.agreement.date(step, captured_s[step])
         self.directory = opening.directory
         self.persisting_since_s = None
         self.step = opening.step or None
 
-    def enter(self, attempt: int, keep: int, resumed_step: int | None, resumed_attempt: int) -> None:
+    def enter(self, said: Open | Reserve) -> None:
         """A new attempt begins here: its first word may come from another node's store.
 
         Who took part in the one before writes here no more. What is later than the step that was resumed from will be
-        made again, and is dropped, and so is another attempt's copy of that step. Nothing, where it has begun already.
+        made again, and is dropped, and so is another attempt's copy of a step that stays. Nothing, where it has begun
+        already.
         """
-        if attempt <= self.attempt:
+        if said.attempt <= self.attempt:
             return
-        self.attempt = attempt
-        self.needed = Needed(keep, set() if resumed_step is None else {resumed_step})
+        self.attempt = said.attempt
+        resumed, attempts = said.resumed_step, attempts_resumed(said)
+        self.needed = Needed(said.keep, set(attempts), spaced=spaced_of(said.reach_s))
         for shard in self.shards.values():
             shard.connection, shard.closed, shard.holders, shard.opening = None, False, (), None
             shard.told.clear()
             shard.sending.clear()
-            self.renew_granted(shard)
-        self._drop(lambda copy: resumed_step is None or copy.step > resumed_step)
-        self._drop(lambda copy: copy.step == resumed_step and copy.attempt != resumed_attempt)
+            self.drop_granted(shard)
+        self._drop(lambda copy: resumed is None or copy.step > resumed)
+        self._drop(lambda copy: attempts.get(copy.step, copy.attempt) != copy.attempt)
 
-    def shard(self, plan: str, rank: int, capacity_bytes: int, slots: int, *, local: bool) -> Shard:
-        """Return the slots for a rank's shards, reserved. Raises DoesNotFit, OSError where not one does.
+    async def shard(self, plan: str, rank: int, capacity_bytes: int, slots: int, *, local: bool) -> Shard:
+        """Return the slots for a rank's shards, of which two are reserved: ``top_up`` brings the others.
 
-        Where some do not fit yet because of an earlier plan's copies, they come once those are gone: ``top_up``. The
-        same goes for smaller slots with copies: a rank's objects are seldom as long as they were.
+        Raises DoesNotFit where those two do not fit. Where that is because of an earlier plan's copies one will do: the
+        rest comes once those are gone. The same goes for smaller slots with copies: a rank's objects are seldom as long
+        as they were.
         """
         fits = [one for one in self._shards_of(plan, rank) if one.capacity_bytes >= capacity_bytes]
         shard = fits[0] if fits else Shard(rank, plan, capacity_bytes, local, slots)
-        self.shards[plan, rank, shard.capacity_bytes] = shard
+        self.shards[shard.key] = shard
         shard.local, shard.wanted, shard.attempt = local, slots, self.attempt
-        self.top_up(shard)
+        if local:  # a rank begins: what it had been granted before is not to be granted to it meanwhile, either
+            shard.connection = None
+            self.drop_granted(shard)
+        reason = await self.top_up(shard, SLOTS_FIRST)
+        if len(shard.files) < SLOTS_FIRST and not shard.slots.copies and not self._more_room_later(shard):
+            if self._has(shard):
+                self._free(self.shards.pop(shard.key))
+            raise DoesNotFit(reason)
         return shard
 
-    def renew_granted(self, shard: Shard) -> None:
-        """Put another file in the place of the slot that a rank may be writing into: it need not be dead.
+    def drop_granted(self, shard: Shard) -> None:
+        """The slot that a rank may be writing into is gone, and ``top_up`` brings another: the rank need not be dead.
 
-        A rank that was stopped and goes on then writes into memory that nobody looks at. Never raises: a slot that
-        cannot be had again is one less.
+        One that was stopped and goes on then writes into memory that nobody looks at.
         """
         slot = shard.slots.granted
         if slot is None:
             return
-        shard.slots.give_back()
-        shard.files[slot].close(remove=True)
-        try:
-            shard.files[slot] = self._new_slot(shard)
-        except (DoesNotFit, OSError) as error:
-            self.trouble(f"rank {shard.rank} has a slot less: {error}")
-            del shard.files[slot]
-            shard.slots.remove(slot)
-            shard.sums = {number - (number > slot): sums for number, sums in shard.sums.items() if number != slot}
+        shard.slots.remove(slot)
+        shard.files.pop(slot).close(remove=True)
+        shard.sums = {number - (number > slot): sums for number, sums in shard.sums.items() if number != slot}
 
-    def _new_slot(self, shard: Shard) -> SlotFile:
-        return reserve(self.folder / f"{shard.rank}-{secrets.token_hex(4)}.slot", shard.capacity_bytes)
+    async def top_up(self, shard: Shard, wanted: int | None = None) -> str:
+        """Reserve slots that the shard lacks, until it has so many (None: all). Return why it has fewer, "" if not.
 
-    def top_up(self, shard: Shard) -> None:
-        """Reserve what the shard still lacks. Raises DoesNotFit, OSError where it could not capture one step more."""
-        while len(shard.files) < shard.wanted:
+        In a thread: to reserve gigabytes takes seconds, in which the store goes on answering.
+        """
+        wanted = shard.wanted if wanted is None else min(wanted, shard.wanted)
+        while len(shard.files) < wanted:
             try:
-                shard.files.append(self._new_slot(shard))
+                file = await asyncio.get_running_loop().run_in_executor(_reserving, self._new_slot, shard)
             except (DoesNotFit, OSError) as error:
-                if len(shard.files) < 2 and not shard.slots.copies and not self._more_room_later(shard):
-                    self._free(shard)  # with one alone, its step would be gone before the next one is whole
-                    del self.shards[shard.plan, shard.rank, shard.capacity_bytes]
-                    raise
                 if not shard.is_short:
                     self.trouble(f"rank {shard.rank} has {len(shard.files)} of {shard.wanted} slots: {error}")
                 shard.is_short = True
-                return
+                return str(error)
+            if not self._has(shard) or len(shard.files) >= shard.wanted:  # freed meanwhile, or filled up
+                file.close(remove=True)
+                return "" if self._has(shard) else "it is not wanted any more"
+            shard.files.append(file)
             shard.slots.holds.append(None)
-        shard.is_short = False
+        shard.is_short = shard.is_short and len(shard.files) < shard.wanted
+        return ""
+
+    def _has(self, shard: Shard) -> bool:
+        return self.shards.get(shard.key) is shard
+
+    def _new_slot(self, shard: Shard) -> SlotFile:
+        return reserve(self.folder / f"{shard.rank}-{secrets.token_hex(4)}.slot", shard.capacity_bytes)
 
     def _more_room_later(self, shard: Shard) -> bool:
         """Whether it has a slot, and another plan's copies, or another attempt's, will be gone once a step is whole."""
@@ -268,15 +306,6 @@ class HeldJob:
         """A step of this attempt is whole: what earlier ones left elsewhere is needed no more. Its memory is free."""
         for key in [key for key, shard in self.shards.items() if key[0] != plan or shard.attempt != self.attempt]:
             self._free(self.shards.pop(key))
-        self.top_up_all()
-
-    def top_up_all(self) -> None:
-        """Reserve what shards still lack, as far as it fits."""
-        for shard in list(self.shards.values()):
-            try:
-                self.top_up(shard)
-            except (DoesNotFit, OSError) as error:
-                self.trouble(f"rank {shard.rank} has no slot: {error}")
 
     def copies(self) -> Iterable[tuple[Shard, int, CopyInfo]]:
         """Yield every verified copy: the shard, the slot, the copy."""
@@ -339,6 +368,8 @@ class HeldJob:
             self.key,
             self.attempt,
             self.needed.keep,
+            self.needed.spaced,
+            self.capture_every,
             self.needed.known,
             self.needed.known_void,
             self.persisted,
@@ -379,6 +410,14 @@ class HeldJob:
                     shard.slots.holds[slot] = None
                     shard.sums.pop(slot, None)
 
+    def _captured_s(self, plan: str) -> dict[int, float]:
+        """Return when the steps were captured of which there are copies here."""
+        found: dict[int, list[float]] = {}
+        for _, _, copy in self.copies():
+            if copy.plan == plan:
+                found.setdefault(copy.step, []).append(copy.captured_s)
+        return {step: median_low(times) for step, times in found.items()}
+
     def _shards_of(self, plan: str, rank: int) -> list[Shard]:
         """Return those of a plan and rank, the newest attempt's first."""
         found = [shard for shard in self.shards.values() if (shard.plan, shard.rank) == (plan, rank)]
@@ -390,6 +429,12 @@ class HeldJob:
 
     def _blob_path(self, plan: str) -> Path:
         return self.folder / f"{hashlib.sha256(plan.encode()).hexdigest()[:16]}.plan"
+
+
+def attempts_resumed(said: Open | Reserve) -> dict[int, int]:
+    """Return the steps that an attempt goes on with, and which attempt captured each."""
+    kept = {one.step: one.attempt for one in said.kept}
+    return kept if said.resumed_step is None else kept | {said.resumed_step: said.resumed_attempt}
 
 
 def adopt(folder: Path) -> HeldJob | None:
@@ -408,18 +453,17 @@ def adopt(folder: Path) -> HeldJob | None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
     job = HeldJob(saved.name, saved.key, folder)
-    job.attempt, job.persisted = saved.attempt, saved.persisted
-    job.needed = Needed(saved.keep, set(saved.whole), set(saved.void))
+    job.attempt, job.persisted, job.capture_every = saved.attempt, saved.persisted, saved.capture_every
+    job.needed = Needed(saved.keep, set(saved.whole), set(saved.void), spaced=saved.spaced)
     kept = set()
     for one in saved.shards:
         shard = Shard(one.rank, one.plan, one.capacity_bytes, one.local, one.wanted, attempt=one.attempt)
-        job.shards[one.plan, one.rank, one.capacity_bytes] = shard
+        job.shards[shard.key] = shard
         kept |= {slot.file for slot in one.slots if _adopt_slot(job, shard, slot)}
     # Slots without a copy are removed, too: a rank that the earlier store let write into one may still do so.
     for path in folder.glob("*.slot"):
         if path.name not in kept:
             path.unlink(missing_ok=True)
-    job.top_up_all()
     return job
 
 

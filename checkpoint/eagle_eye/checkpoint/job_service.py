@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
 from eagle_eye.checkpoint.checksums import Damaged, check, check_all, chunks, sums_of
 from eagle_eye.checkpoint.connection import Connection, Pace, ProtocolError
-from eagle_eye.checkpoint.held_job import HeldJob, Shard
-from eagle_eye.checkpoint.memory_plan import DoesNotFit
+from eagle_eye.checkpoint.held_job import HeldJob, Shard, attempts_resumed
+from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
 from eagle_eye.checkpoint.messages import (
     Agreed,
     Captured,
+    CaptureEvery,
     Close,
     Copies,
     CopyInfo,
@@ -40,6 +41,7 @@ from eagle_eye.checkpoint.messages import (
     Whole,
 )
 from eagle_eye.checkpoint.peer import Peer
+from eagle_eye.checkpoint.shared_memory import SlotFile
 from eagle_eye.checkpoint.storage import apart, complete, discard, discard_others, partial, write_shard
 from eagle_eye.checkpoint.traffic import Traffic, Unwanted
 
@@ -77,6 +79,7 @@ class JobService:
         self._done_nodes: set[str] = set()
         self._said_done_s = 0.0
         self._closed = False
+        self._topping_up = False
         self._news = asyncio.Event()
         self.ended = False
 
@@ -125,7 +128,7 @@ class JobService:
         self._ranks.discard(connection)
         if shard is not None and shard.connection is connection and not self._closed:
             shard.connection = None
-            self.job.renew_granted(shard)
+            self.job.drop_granted(shard)
         if not self._ranks:
             self.job.left_s = time.monotonic()
 
@@ -136,13 +139,14 @@ class JobService:
             reason = f"attempt {opening.attempt} of {job.name} is over: attempt {job.attempt} has begun"
             await connection.send(Refused(reason))
             return None
+        if opening.again:  # what it kept at its beginning is no news
+            opening = msgspec.structs.replace(opening, kept=())
         if opening.attempt != job.begun_attempt:
             self._begin(opening)
-        slots = opening.keep + 1 + (1 if opening.persist_every else 0)
+        slots = opening.keep + spaced_of(opening.reach_s) + 1 + (1 if opening.persist_every else 0)
         try:
             job.keep_blob(opening.plan, opening.blob)
-            shard = job.shard(opening.plan, opening.rank, opening.capacity_bytes, slots, local=True)
-            job.renew_granted(shard)
+            shard = await job.shard(opening.plan, opening.rank, opening.capacity_bytes, slots, local=True)
             for node in opening.holders[1:]:
                 await self._peer(node).reserve(_wish(opening))
         except (DoesNotFit, OSError) as error:
@@ -151,17 +155,24 @@ class JobService:
         if job.attempt != opening.attempt:
             await connection.send(Refused(f"attempt {opening.attempt} is over: attempt {job.attempt} has begun"))
             return None
+        resumed = [step for step in attempts_resumed(opening) if step == opening.resumed_step]
+        taken = self._taken_for(shard, opening, resumed)
         shard.holders, shard.connection, shard.closed, shard.opening = opening.holders, connection, False, opening
         job.save()
         await connection.send(Opened(tuple(str(file.path) for file in shard.files)))
+        if job.capture_every > 1:
+            await connection.send(CaptureEvery(job.capture_every))
         await self._grant(shard)
         if opening.again:
-            for slot, copy in enumerate(shard.slots.holds):
-                if copy is not None and slot in shard.sums and self.job.needed.unresolved(copy.step):
-                    self._spawn(self._replicate(shard, slot, copy, again=True))
-        if opening.resumed_step is not None:
-            self._spawn(self._restore_copies(shard, opening, opening.resumed_step))
+            self._replicate_again(shard)
+        self._spawn(self._restore_copies(shard, opening, resumed, taken))
+        self._spawn(self._restore_older(shard, opening))
         return shard
+
+    def _replicate_again(self, shard: Shard) -> None:
+        for slot, copy in enumerate(shard.slots.holds):
+            if copy is not None and slot in shard.sums and self.job.needed.unresolved(copy.step):
+                self._spawn(self._replicate(shard, slot, copy, again=True))
 
     def _begin(self, opening: Open) -> None:
         self._close_peers()  # what still goes to them is of an attempt that is over
@@ -188,10 +199,12 @@ class JobService:
                 self._came_to(shard, step)
                 self._spawn(self._replicate(shard, slot, copy))
                 await self._grant(shard)
-            case Skipped(step, reason):
-                job.count("skipped")
+            case Skipped(step, reason, due):
+                job.count("skipped" if due else "not_due")
                 job.came_to(step)
                 self._came_to(shard, step)
+                if not due:
+                    return
                 # No slot may be free because a word was lost: say again what nobody has answered.
                 before = [msgspec.structs.replace(word, whole=job.needed.known) for word in shard.told.values()]
                 missed = Missed(job.attempt, shard.rank, step, reason, job.needed.known)
@@ -221,12 +234,20 @@ class JobService:
         with contextlib.suppress(OSError):  # the rank has ended; its connection will say so
             await shard.connection.send(Grant(slot, str(shard.files[slot].path)))
 
-    async def top_up(self) -> None:
-        """Reserve the slots that are missing, where there is room for them now."""
-        if any(shard.is_short for shard in self.job.shards.values()):
-            self.job.top_up_all()
-            for shard in self.job.local:
-                await self._grant(shard)
+    async def top_up(self, shards: Iterable[Shard]) -> None:
+        """Reserve the slots that these shards lack, as far as there is room for them now."""
+        for shard in list(shards):
+            await self.job.top_up(shard)
+            await self._grant(shard)
+
+    async def top_up_short(self) -> None:
+        """Try again to reserve what did not fit. Nothing, while that is being done."""
+        if not self._topping_up:
+            self._topping_up = True
+            try:
+                await self.top_up(shard for shard in self.job.shards.values() if shard.is_short)
+            finally:
+                self._topping_up = False
 
     # Copies.
 
@@ -249,7 +270,7 @@ class JobService:
         job, attempt, file = self.job, self.job.attempt, shard.files[slot]
         view = shard.view(slot, copy.length)
         sums = await asyncio.get_running_loop().run_in_executor(None, sums_of, view)
-        held = next((number for number, one in enumerate(shard.files) if one is file), None)
+        held = shard.slot_of(file)
         if job.attempt != attempt or held is None or shard.slots.holds[held] != copy:
             return None  # another attempt has begun
         shard.sums[held] = sums
@@ -312,35 +333,82 @@ class JobService:
         """Return the captured steps that may still become whole."""
         return [copy.step for copy in shard.slots.copies if self.job.needed.unresolved(copy.step)]
 
-    async def _restore_copies(self, shard: Shard, opening: Open, step: int) -> None:
-        """Have the resumed step's shard here and at the other holders, as a new node does not have it yet."""
+    def _taken_for(self, shard: Shard, opening: Open, steps: Iterable[int]) -> dict[int, SlotFile]:
+        """Take slots for those of the steps that are not here, before captures fill them."""
         job = self.job
-        held = job.find(opening.plan, shard.rank, step) or await self._fetch(shard, opening, step)
-        if held is None:
+        missing = [step for step in steps if job.find(opening.plan, shard.rank, step) is None]
+        taken: dict[int, SlotFile] = {}
+        for step in sorted(missing, reverse=True)[: len(shard.files) - 1] if opening.sources else ():
+            slot = shard.slots.take(job.needed_of(shard))
+            if slot is not None:
+                shard.sums.pop(slot, None)
+                taken[step] = shard.files[slot]
+        return taken
+
+    async def _restore_older(self, shard: Shard, opening: Open) -> None:
+        """Reserve the slots that the shard lacks, and have the older steps that stay here and at the other holders."""
+        job = self.job
+        await job.top_up(shard)
+        if job.attempt != opening.attempt:
             return
-        source, slot, copy = held  # the slots of an earlier attempt, it may be
+        older = [step for step in attempts_resumed(opening) if step != opening.resumed_step]
+        taken = self._taken_for(shard, opening, older)
+        await self._grant(shard)
+        await self._restore_copies(shard, opening, older, taken)
+
+    async def _restore_copies(
+        self, shard: Shard, opening: Open, steps: Sequence[int], taken: dict[int, SlotFile]
+    ) -> None:
+        """Have the shards of steps that an earlier attempt captured here and at the other holders, the newest first.
+
+        A new node does not have them yet: it has ``taken`` slots for them. Others than the resumed one go as copies do,
+        while training leaves the network idle.
+        """
+        job = self.job
+        try:
+            for step in sorted(steps, reverse=True):
+                held = job.find(opening.plan, shard.rank, step)
+                if held is None and step in taken:
+                    held = await self._fetch(shard, opening, step, taken.pop(step))
+                if held is not None:
+                    await self._bring_kept(shard, opening, held)
+        finally:
+            for file in taken.values():
+                if (slot := shard.slot_of(file)) is not None:
+                    shard.slots.filled(slot, None)
+        if shard.attempt == job.attempt:
+            await self._grant(shard)  # a slot may be free only now
+
+    async def _bring_kept(self, shard: Shard, opening: Open, held: tuple[Shard, int, CopyInfo]) -> None:
+        job, (source, slot, copy) = self.job, held  # the slots of an earlier attempt, it may be
+        # With the sums of now: what is written into the slot meanwhile is refused there.
+        put, view = Put(opening.attempt, copy, source.sums[slot]), source.view(slot, copy.length)
+
+        def wanted() -> bool:
+            return job.attempt == opening.attempt and copy.step in job.needed.whole
+
         for node in shard.holders[1:]:
             try:
-                put = Put(opening.attempt, copy, source.sums[slot])
-                await self._bring(shard, node, put, source.view(slot, copy.length))
-            except (OSError, KeyError) as error:
-                job.trouble(f"step {step} of rank {shard.rank} is not on {node} again yet: {error}")
+                await self._bring(shard, node, put, view, None if copy.step == opening.resumed_step else wanted)
+            except Unwanted:
+                return
+            except OSError as error:
+                job.trouble(f"step {copy.step} of rank {shard.rank} is not on {node} again yet: {error}")
 
-    async def _fetch(self, shard: Shard, opening: Open, step: int) -> tuple[Shard, int, CopyInfo] | None:
-        """Fetch the resumed step's shard from whoever has it, where its plan is this attempt's."""
-        job = self.job
-        slot = shard.slots.take(job.needed_of(shard)) if opening.sources else None
-        if slot is None:
-            return None
-        shard.sums.pop(slot, None)
-        file, fetched = shard.files[slot], None
+    async def _fetch(
+        self, shard: Shard, opening: Open, step: int, file: SlotFile
+    ) -> tuple[Shard, int, CopyInfo] | None:
+        """Fetch the shard of an earlier attempt's step, from whoever has it, into a slot that was taken for it."""
+        job, attempt, fetched = self.job, attempts_resumed(opening)[step], None
         for address in opening.sources:
             peer = Peer(address, address, job.name, job.key)
             try:
                 copy = await peer.describe(opening.plan, shard.rank, step)
-                if copy is None or copy.attempt != opening.resumed_attempt:
+                if copy is None or copy.attempt != attempt:
                     continue
-                view = shard.view(slot, copy.length)
+                if not 0 <= copy.length <= file.capacity_bytes:
+                    raise ProtocolError(f"a shard of {copy.length:,} bytes for a slot of {file.capacity_bytes:,}")
+                view = file.view[: copy.length]
                 if (sums := await peer.fetch(copy, view)) is None:
                     continue
                 check_all(view, sums, f"step {step} of rank {copy.rank} from {address}")
@@ -351,7 +419,7 @@ class JobService:
                 break
             finally:
                 peer.close()
-        slot = next((number for number, one in enumerate(shard.files) if one is file), None)
+        slot = shard.slot_of(file)
         if slot is None:
             return None
         if fetched is None or job.attempt != opening.attempt:
@@ -414,7 +482,7 @@ class JobService:
                 await self._announce(job.agreement.copied(copy, again=again))
             case Missed(_, rank, step, _, whole, again) if job.agreement is not None:
                 await self._announce(job.agreement.heard(rank, whole))
-                await self._announce(job.agreement.missed(step, again=again))
+                await self._announce(job.agreement.missed(step, rank, again=again))
 
     @property
     def _coordinates(self) -> bool:
@@ -455,12 +523,17 @@ class JobService:
         if word.void is not None:
             job.count("void")
             job.save()  # before anybody else hears of it: a coordinator that begins anew must say the same
+        if word.capture_every != job.capture_every:
+            job.capture_every = word.capture_every
+            job.save()
+            await self._tell_ranks(CaptureEvery(word.capture_every))
         newest = job.needed.newest_whole
         for shard in job.local:
             shard.told = {step: said for step, said in shard.told.items() if self.job.needed.unresolved(step)}
         if newest is not None and newest > (-1 if self._whole_said is None else self._whole_said) and job.local:
             self._whole_said = newest
             job.settle(job.local[0].plan)
+            self._spawn(self.top_up_short())
             job.save()
             await self._tell_ranks(Whole(newest))
         for shard in job.local:
@@ -580,4 +653,6 @@ def _wish(opening: Open) -> Reserve:
         opening.keep,
         opening.resumed_step,
         opening.resumed_attempt,
+        opening.reach_s,
+        opening.kept,
     )

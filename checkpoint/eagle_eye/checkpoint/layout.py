@@ -6,6 +6,7 @@ and a capture copies the data alone. Objects follow behind the tensors (the tail
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
 import io
@@ -20,12 +21,16 @@ from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _Storag
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
+from eagle_eye.checkpoint.device_copies import Copies
 from eagle_eye.checkpoint.state import StateDict
 from eagle_eye.checkpoint.storage import shard_file
 
 ALIGNED_BYTES = 64  # so that every data type may be viewed in place
 TAIL_SPARE_BYTES = 1 << 20  # objects may grow by as much again and this
 MAC_BYTES = 32
+PY_BUF_WRITE = 0x200
+_memoryview_of = ctypes.pythonapi.PyMemoryView_FromMemory
+_memoryview_of.argtypes, _memoryview_of.restype = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int), ctypes.py_object
 
 
 class DoesNotMatch(ValueError):
@@ -127,8 +132,11 @@ class ShardWriter:
         self._keys = frozenset(planner.state_dict)
         places = []
         offset = 0
+        self.devices: set[torch.device] = set()
         for item in self._tensor_items:
-            place, envelope = _enveloped(item.index, self._tensor(item), offset)
+            tensor = self._tensor(item)
+            self.devices.add(tensor.device)
+            place, envelope = _enveloped(item.index, tensor, offset)
             places.append(place)
             self._envelopes.append(envelope)
             offset = _aligned(place.offset + place.length)
@@ -147,10 +155,13 @@ class ShardWriter:
             targets.append(tensor_at(slot, place))
         return targets
 
-    def write(self, state: StateDict, slot: memoryview, targets: Sequence[torch.Tensor]) -> tuple[int, tuple[int, ...]]:
+    def write(
+        self, state: StateDict, slot: memoryview, targets: Sequence[torch.Tensor], copies: Copies
+    ) -> tuple[int, tuple[int, ...]]:
         """Copy the state into a prepared slot; return the shard's length and those of its objects.
 
-        Raises DoesNotMatch where the state has another shape than the plan: then the slot holds nothing of use.
+        What is on a GPU is there once ``copies`` says so. Raises DoesNotMatch where the state has another shape than
+        the plan: then the slot holds nothing of use.
         """
         self._planner.set_up_planner(state, is_coordinator=self._planner.is_coordinator)
         if self._planner.state_dict.keys() != self._keys:
@@ -162,7 +173,7 @@ class ShardWriter:
                 if source.shape != target.shape or source.dtype != target.dtype:
                     was, now = (tuple(target.shape), target.dtype), (tuple(source.shape), source.dtype)
                     raise DoesNotMatch(f"{item.index.fqn} is {now}, and was {was}")
-                target.copy_(source)
+                copies.copy(target, source)
         offset, lengths = self.layout.tail_offset, []
         for data in self._objects():
             if offset + len(data) > len(slot):
@@ -197,6 +208,12 @@ def tensor_at(data: memoryview, place: TensorPlace) -> torch.Tensor:
         return torch.empty(place.shape, dtype=place.dtype)
     count = place.data_bytes // place.dtype.itemsize
     return torch.frombuffer(data, dtype=place.dtype, count=count, offset=place.data_offset).view(place.shape)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor of the CPU, to be written, for as long as the tensor is there."""
+    view: memoryview = _memoryview_of(tensor.data_ptr(), tensor.nbytes, PY_BUF_WRITE)
+    return view
 
 
 def _enveloped(index: MetadataIndex, tensor: torch.Tensor, offset: int) -> tuple[TensorPlace, tuple[bytes, bytes]]:

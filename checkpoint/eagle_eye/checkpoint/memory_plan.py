@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from eagle_eye.checkpoint.sizes import told
 
 KEPT_MAX = 100  # checkpoints of one node: more is a slip of the hand
+SPACED = 2  # the one that is old enough, and the one that takes its place: with one alone there would be a gap
 
 
 class DoesNotFit(ValueError):
@@ -17,33 +19,38 @@ class DoesNotFit(ValueError):
 class MemoryPlan:
     """What one node holds: shards of ``shard_bytes``, its own and those of ``replicas`` - 1 others.
 
-    Of each, the ``kept`` newest checkpoints that are whole, the one that is ``arriving``, and the one that is
-    ``persisting`` (0 or 1), which must stay as it is until it is on disk.
+    Of each, the ``kept`` newest checkpoints that are whole, ``spaced`` older ones that reach further back, the one that
+    is ``arriving``, and the one that is ``persisting`` (0 or 1), which must stay as it is until it is on disk.
     """
 
     shard_bytes: int
     replicas: int
     kept: int
+    spaced: int
     arriving: int
     persisting: int
 
     @property
     def total_bytes(self) -> int:
         """What all of it takes."""
-        return self.replicas * (self.kept + self.arriving + self.persisting) * self.shard_bytes
+        return self.replicas * (self.kept + self.spaced + self.arriving + self.persisting) * self.shard_bytes
 
     def __str__(self) -> str:
         copies = f"{self.replicas} {'copy' if self.replicas == 1 else 'copies'}"
-        held = f"{self.kept} kept + {self.arriving} arriving" + (
-            f" + {self.persisting} persisting" if self.persisting else ""
-        )
+        parts = {"kept": self.kept, "spaced": self.spaced, "arriving": self.arriving, "persisting": self.persisting}
+        held = " + ".join(f"{count} {name}" for name, count in parts.items() if count)
         return f"{copies} x ({held}) x {told(self.shard_bytes)} = {told(self.total_bytes)}"
 
 
-def plan_memory(shard_bytes: int, replicas: int, kept: int, *, persists: bool) -> MemoryPlan:
+def spaced_of(reach_s: float) -> int:
+    """Return how many older checkpoints are kept so that one of them is always ``reach_s`` old; 0: none."""
+    return SPACED if reach_s > 0 else 0
+
+
+def plan_memory(shard_bytes: int, replicas: int, kept: int, *, persists: bool, reach_s: float = 0.0) -> MemoryPlan:
     """Return what a node with so many bytes of shards holds; ``persists``: some checkpoints go to disk, too.
 
-    Raises ValueError.
+    ``reach_s`` is how far back checkpoints reach; 0: no further than the newest. Raises ValueError.
     """
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes: expected 1 or more, got {shard_bytes}; it is what one node has of the state")
@@ -51,7 +58,9 @@ def plan_memory(shard_bytes: int, replicas: int, kept: int, *, persists: bool) -
         raise ValueError(f"replicas: expected 1 or more, got {replicas}; 2 survive the loss of any one node")
     if not 1 <= kept <= KEPT_MAX:
         raise ValueError(f"kept: expected 1 to {KEPT_MAX}, got {kept}; with 1 the last whole checkpoint stays")
-    return MemoryPlan(shard_bytes, replicas, kept, 1, int(persists))
+    if not 0 <= reach_s < math.inf:
+        raise ValueError(f"reach: expected seconds, 0 or more, got {reach_s}; 0 keeps the newest alone")
+    return MemoryPlan(shard_bytes, replicas, kept, spaced_of(reach_s), 1, int(persists))
 
 
 def check_fits(plan: MemoryPlan, free_bytes: int) -> None:

@@ -6,12 +6,14 @@ A rank talks to the store of its node over a Unix socket, stores and ranks of ot
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 FRAME_BYTES_MAX = 64 << 20  # a plan of 100,000 tensors fits; what is longer is no message of ours
+
+Captures = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class CopyInfo(msgspec.Struct, frozen=True):
@@ -28,6 +30,14 @@ class CopyInfo(msgspec.Struct, frozen=True):
     tail: tuple[int, ...]
     captured_s: float
     attempt: int = 0
+
+
+class KeptStep(msgspec.Struct, frozen=True):
+    """A step that an attempt keeps from before: whole, captured in ``attempt`` at ``captured_s``, Unix time."""
+
+    step: int
+    attempt: int
+    captured_s: float
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -47,13 +57,17 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """What the store knows: who it is, the newest attempt that it has seen of the job, and the copies that it holds."""
+    """What the store knows: who it is, the newest attempt that it has seen of the job, and the copies that it holds.
+
+    ``kept`` are the steps that this attempt keeps, whether this store has copies of them or not.
+    """
 
     version: int
     node: str
     address: str
     attempt: int
     copies: tuple[CopyInfo, ...]
+    kept: tuple[int, ...] = ()
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
@@ -61,8 +75,10 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
     ``holders`` are the nodes that keep copies of them, its own first. ``plan`` names what is laid out where in shards;
     ``blob`` says it (opaque to stores). The attempt goes on after ``step``; ``resumed_step`` is the same where it came
-    from memory (captured in ``resumed_attempt``), else None; ``sources`` are stores that hold this rank's shard of it.
-    ``persisted_step`` is the newest on storage. ``again``: the attempt goes on, and the store was started anew.
+    from memory (captured in ``resumed_attempt``), else None. ``keep`` are the newest whole steps that stay, and others
+    behind them reach ``reach_s`` back; ``kept`` are those from before, of this plan: the resumed one and what reaches
+    back. ``sources`` are stores that hold this rank's shards of them. ``persisted_step`` is the newest on storage.
+    ``again``: the attempt goes on, and the store was started anew.
     """
 
     job: str
@@ -83,10 +99,15 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     persisted_step: int = 0
     resumed_attempt: int = 0
     again: bool = False
+    reach_s: float = 0.0
+    kept: tuple[KeptStep, ...] = ()
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The rank's slots, as paths of files in shared memory of the capacity that was asked for."""
+    """The rank's slots that are reserved, as paths of files in shared memory of the capacity that was asked for.
+
+    The others are reserved while it trains: a ``Grant`` names the file, too.
+    """
 
     slots: tuple[str, ...]
 
@@ -109,10 +130,11 @@ class Captured(msgspec.Struct, frozen=True, tag="captured"):
 
 
 class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
-    """A rank has not captured a step, and why."""
+    """A rank has not captured a step, and why. Not ``due``: no rank does, as the job has agreed (``CaptureEvery``)."""
 
     step: int
     reason: str
+    due: bool = True
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
@@ -120,6 +142,12 @@ class Grant(msgspec.Struct, frozen=True, tag="grant"):
 
     slot: int
     path: str
+
+
+class CaptureEvery(msgspec.Struct, frozen=True, tag="capture_every"):
+    """From now on the rank makes the last of each ``captures``, counted from the beginning of the attempt."""
+
+    captures: Captures
 
 
 class Whole(msgspec.Struct, frozen=True, tag="whole"):
@@ -213,6 +241,8 @@ class Reserve(msgspec.Struct, frozen=True, tag="reserve"):
     keep: int
     resumed_step: int | None
     resumed_attempt: int = 0
+    reach_s: float = 0.0
+    kept: tuple[KeptStep, ...] = ()
 
 
 class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
@@ -274,8 +304,9 @@ class Missed(msgspec.Struct, frozen=True, tag="missed"):
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
     """The coordinator tells every store how things stand: whoever missed one such word knows it by the next.
 
-    The newest steps that are ``whole``; one that never will be (``void``); the one that is to go to storage
-    (``persist``); the newest of those that are there or have failed to be (``persisted``); whether all have ``ended``.
+    The steps that are ``whole`` and kept; one that never will be (``void``); the one that is to go to storage
+    (``persist``); the newest of those that are there or have failed to be (``persisted``); whether all have ``ended``;
+    of how many captures ranks make one (``capture_every``).
     """
 
     attempt: int
@@ -284,6 +315,7 @@ class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
     persist: int | None = None
     persisted: int | None = None
     ended: bool = False
+    capture_every: Captures = 1
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
@@ -346,10 +378,10 @@ class Verified(msgspec.Struct, frozen=True, tag="verified"):
 
 
 Message = (
-    Hello | Welcome | Open | Opened | Refused | Captured | Skipped | Grant | Whole | MetadataWanted | MetadataMade
-    | Persisted | Close | Find | Found | GetBlob | Blob | Read | Bytes | Reserve | Reserved | Put | Proceed | Stored
-    | Copies | Missed | Agreed | Ended | ShardPersisted | Greet | Challenge | Proof | StatusAsked | Status
-    | VerifyAsked | Verified
+    Hello | Welcome | Open | Opened | Refused | Captured | Skipped | Grant | CaptureEvery | Whole | MetadataWanted
+    | MetadataMade | Persisted | Close | Find | Found | GetBlob | Blob | Read | Bytes | Reserve | Reserved | Put
+    | Proceed | Stored | Copies | Missed | Agreed | Ended | ShardPersisted | Greet | Challenge | Proof | StatusAsked
+    | Status | VerifyAsked | Verified
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -31,7 +31,7 @@ MessageT = TypeVar("MessageT")
 
 CONNECT_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 30.0
-RESERVE_WITHIN_S = 120.0  # a store that reserves gigabytes does nothing else meanwhile, and answers nobody
+RESERVE_WITHIN_S = 120.0  # of gigabytes, seconds each
 
 
 class Peer:
@@ -149,7 +149,7 @@ class Peer:
             connection = Connection(tuned(sock))
             nonce = os.urandom(NONCE_BYTES)
             await connection.send(Greet(VERSION, self._job, nonce))
-            challenge = await asyncio.wait_for(connection.expect(Challenge), RESERVE_WITHIN_S)
+            challenge = await asyncio.wait_for(connection.expect(Challenge), ANSWER_WITHIN_S)
             await connection.send(answer(self._key, nonce, challenge))
         except asyncio.TimeoutError as error:
             sock.close()

@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", type=Path, metavar="FILE", help="switches and racks: the server's topology_file")
     parser.add_argument("--shard-bytes", metavar="SIZE", help="what one node has of the job's state: 24GiB")
     parser.add_argument("--keep", type=int, default=2, metavar="N", help="checkpoints that are kept whole (2)")
+    parser.add_argument("--reach", type=float, default=0.0, metavar="S", help="seconds that older ones reach back (0)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -88,7 +89,7 @@ def _memory(args: argparse.Namespace) -> MemoryPlan | None:
         shard_bytes = size_bytes(args.shard_bytes)
     except ValueError as error:
         raise ValueError(f"shard_bytes: {error}") from None
-    return plan_memory(shard_bytes, args.replicas, args.keep, persists=True)
+    return plan_memory(shard_bytes, args.replicas, args.keep, persists=True, reach_s=args.reach)
 
 
 def _by_flag(message: str) -> str:

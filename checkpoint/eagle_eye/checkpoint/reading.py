@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,86 +16,117 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, check
+from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, Verifying
 from eagle_eye.checkpoint.connection import BlockingConnection, ProtocolError, expected
-from eagle_eye.checkpoint.layout import JobLayout, TensorPlace
+from eagle_eye.checkpoint.layout import JobLayout, TensorPlace, bytes_of
 from eagle_eye.checkpoint.messages import Bytes, Read
 from eagle_eye.checkpoint.shared_memory import mapped
 from eagle_eye.checkpoint.storage import shard_file
 
 _log = logging.getLogger(__name__)
 RUN_CHUNKS = 16  # that are asked for at once over the network; one run is on its way while one is read
+CACHED_BYTES = 128 << 10  # so much was just copied is still in the core's cache when its checksum is made
 
 
 class Shard(Protocol):
     """The bytes of a shard, wherever it lies."""
 
-    def expect(self, numbers: Sequence[int]) -> None:
-        """These chunks will be read, in this order, each perhaps several times in a row. Raises OSError."""
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """These bytes, each so many from an offset on, will be read, in this order. Raises OSError."""
 
-    def chunk(self, number: int) -> memoryview:
-        """Return a verified chunk, which stays as it is until the next one is read. Raises Damaged, OSError."""
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill the view with verified bytes from an offset on; after an error it holds any. Raises Damaged, OSError."""
 
     def close(self) -> None:
         """Let go of it."""
 
 
-class LocalShard:
-    """A shard in this node's shared memory."""
+class _Chunked(ABC):
+    """A shard that comes in chunks: straight to where they belong if all of one does, else over a buffer."""
 
-    def __init__(self, path: str, length: int, sums: bytes, what: str) -> None:
-        # To read and write, as torch looks at nothing that it could not write to: nobody does. All pages at once, for
-        # one by one they cost as much as the copy.
-        self._map = mapped(path, length)
-        self._view = memoryview(self._map)
-        self._sums = sums
-        self._what = what
-        self._verified = -1
-
-    def expect(self, numbers: Sequence[int]) -> None:
-        """All of them are here."""
-
-    def chunk(self, number: int) -> memoryview:
-        """Return a verified chunk: verified once for all of the tensors that lie in it, if they are small."""
-        view = self._view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-        if number != self._verified:
-            check(view, self._sums, number, self._what)
-            self._verified = number
-        return view
-
-    def close(self) -> None:
-        """Unmap it, as soon as nothing looks at it any more: the trace of an error may still."""
-        self._view.release()
-        with contextlib.suppress(BufferError):
-            self._map.close()
-
-
-class RemoteShard:
-    """A shard in another node's memory."""
-
-    def __init__(self, connection: BlockingConnection, named: tuple[str, int, int], length: int, what: str) -> None:
-        self._connection = connection
-        self._named = named  # plan, rank, step
+    def __init__(self, length: int, what: str) -> None:
         self._length = length
         self._what = what
         self._buffer = memoryview(bytearray(min(CHUNK_BYTES, length)))
-        self._number = -1
-        self._view = self._buffer[:0]
+        self._buffered = -1
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """See Shard."""
+        for number, part, at in _parts(offset, len(into)):
+            target = into[at : at + len(part)]
+            if self._is_whole(number, part):
+                self._fill(number, target)
+                continue
+            if number != self._buffered:
+                self._buffered = -1
+                self._fill(number, self._buffer[: self._size(number)])
+                self._buffered = number
+            target[:] = self._buffer[part.start : part.stop]
+
+    @abstractmethod
+    def _fill(self, number: int, into: memoryview) -> None:
+        """Fill the view with a chunk that is verified. Raises Damaged, OSError."""
+
+    def _filled(self, ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
+        """Yield the chunks that reading these ranges fills something with, in this order."""
+        buffered = self._buffered
+        for offset, count in ranges:
+            for number, part, _ in _parts(offset, count):
+                if self._is_whole(number, part):
+                    yield number
+                elif number != buffered:
+                    buffered = number
+                    yield number
+
+    def _size(self, number: int) -> int:
+        return min(CHUNK_BYTES, self._length - number * CHUNK_BYTES)
+
+    def _is_whole(self, number: int, part: range) -> bool:
+        return len(part) == self._size(number)
+
+
+class LocalShard(_Chunked):
+    """A shard in this node's shared memory."""
+
+    def __init__(self, path: str, length: int, sums: bytes, what: str) -> None:
+        super().__init__(length, what)
+        self._map = mapped(path, length, writable=False)
+        self._view = memoryview(self._map)
+        self._sums = sums
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """All of them are here."""
+
+    def close(self) -> None:
+        """Unmap it."""
+        self._view.release()
+        self._map.close()
+
+    def _fill(self, number: int, into: memoryview) -> None:
+        start, verifying = number * CHUNK_BYTES, Verifying()
+        for begin in range(0, len(into), CACHED_BYTES):
+            piece = into[begin : begin + CACHED_BYTES]
+            piece[:] = self._view[start + begin : start + begin + len(piece)]
+            verifying.add(piece)
+        verifying.check(self._sums, number, self._what)
+
+
+class RemoteShard(_Chunked):
+    """A shard in another node's memory."""
+
+    def __init__(self, connection: BlockingConnection, named: tuple[str, int, int], length: int, what: str) -> None:
+        super().__init__(length, what)
+        self._connection = connection
+        self._named = named  # plan, rank, step
         self._wanted: deque[range] = deque()
         self._asked: deque[range] = deque()
         self._coming, self._sums = range(0), b""
 
-    def expect(self, numbers: Sequence[int]) -> None:
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Ask for the first of them."""
-        self._wanted.extend(_runs(numbers))
+        self._wanted.extend(_runs(self._filled(ranges)))
         self._ask()
         self._ask()
-
-    def chunk(self, number: int) -> memoryview:
-        """Return a verified chunk: the one that was read last, or the next that is expected."""
-        if number != self._number:
-            self._receive(number)
-        return self._view
 
     def close(self) -> None:
         """End the connection."""
@@ -107,7 +138,7 @@ class RemoteShard:
             self._asked.append(run)
             self._connection.send(Read(*self._named, *self._bytes(run)))
 
-    def _receive(self, number: int) -> None:
+    def _fill(self, number: int, into: memoryview) -> None:
         if not self._coming and self._asked:
             self._coming = self._asked.popleft()
             told = expected(self._connection.receive(), Bytes)
@@ -117,10 +148,10 @@ class RemoteShard:
             self._ask()
         if not self._coming or self._coming[0] != number:
             raise ValueError(f"chunk {number} of {self._what} was not expected now")
-        self._coming, self._number = self._coming[1:], number
-        self._view = self._buffer[: self._bytes(range(number, number + 1))[1]]
-        self._connection.receive_into(self._view)
-        check(self._view, self._sums, 0, self._what)
+        self._coming = self._coming[1:]
+        verifying = Verifying()
+        self._connection.receive_into(into, verifying.add)
+        verifying.check(self._sums, 0, self._what)
         self._sums = self._sums[SUM_BYTES:]
 
     def _bytes(self, run: range) -> tuple[int, int]:
@@ -171,7 +202,7 @@ class MemoryReader(StorageReader):
         for item in plan.items:
             by_file.setdefault(self._info(item.storage_index).relative_path, []).append(item)
         for name, items in by_file.items():
-            items.sort(key=lambda item: int(self._info(item.storage_index).offset))
+            items.sort(key=lambda item: self._range(item)[0])
             self._load_all(self._ranks[name], items, planner)
         done: Future[None] = Future()
         done.set_result(None)
@@ -182,7 +213,7 @@ class MemoryReader(StorageReader):
         failures: list[OSError | Damaged] = []
         for shard in self._find(rank):
             try:
-                shard.expect([number for item in items for number in self._chunks(item)])
+                shard.expect([self._range(item) for item in items])
                 for item in items:
                     self._load(shard, item, planner)
             except (OSError, Damaged) as error:
@@ -199,57 +230,80 @@ class MemoryReader(StorageReader):
 
     def _load(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> None:
         if item.type == LoadItemType.BYTE_IO:
-            info = self._info(item.storage_index)
-            data = bytearray(info.length)
-            self._read(shard, info.offset, torch.frombuffer(data, dtype=torch.uint8))
+            offset, length = self._range(item)
+            data = bytearray(length)
+            self._read(shard, offset, memoryview(data))
             planner.load_bytes(item, io.BytesIO(data))
             return
         place = self._places[item.storage_index]
         target = planner.resolve_tensor(item).detach()
-        whole = tuple(item.lengths) == place.shape and target.shape == item.lengths
-        if whole and target.is_contiguous() and target.device.type == "cpu" and target.dtype == place.dtype:
-            self._into(shard, place, target)
+        in_one = _rows(item, place) is not None and target.shape == item.lengths
+        if in_one and target.is_contiguous() and target.device.type == "cpu" and target.dtype == place.dtype:
+            self._into(shard, item, target)
         else:
-            source = torch.empty(place.shape, dtype=place.dtype)
-            self._into(shard, place, source)
-            for axis, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                source = source.narrow(axis, start, length)
+            source = self._part(shard, item, place)
             target.copy_(source)
         planner.commit_tensor(item, target)
 
-    def _into(self, shard: Shard, place: TensorPlace, target: torch.Tensor) -> None:
-        if place.data_bytes:
-            self._read(shard, place.data_offset, target.view(-1).view(torch.uint8))
+    def _part(self, shard: Shard, item: ReadItem, place: TensorPlace) -> torch.Tensor:
+        """Return the part of a stored tensor that an item wants."""
+        if _rows(item, place) is not None:
+            source = torch.empty(tuple(item.lengths), dtype=place.dtype)
+            self._into(shard, item, source)
+            return source
+        source = torch.empty(place.shape, dtype=place.dtype)
+        self._into(shard, item, source)
+        for axis, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            source = source.narrow(axis, start, length)
+        return source
 
-    def _chunks(self, item: ReadItem) -> range:
-        """Return the chunks that an item is in."""
+    def _into(self, shard: Shard, item: ReadItem, target: torch.Tensor) -> None:
+        offset, length = self._range(item)
+        if length:
+            self._read(shard, offset, bytes_of(target))
+
+    def _range(self, item: ReadItem) -> tuple[int, int]:
+        """Return where the bytes begin that are read for an item, and how many there are."""
         if item.type == LoadItemType.BYTE_IO:
             info = self._info(item.storage_index)
-            return _chunks_of(info.offset, info.length)
+            return info.offset, info.length
         place = self._places[item.storage_index]
-        return _chunks_of(place.data_offset, place.data_bytes)
+        first, count = _rows(item, place) or (0, place.data_bytes)
+        return place.data_offset + first, count
 
-    def _read(self, shard: Shard, offset: int, into: torch.Tensor) -> None:
-        filled = 0
-        for number in _chunks_of(offset, len(into)):
-            begin = max(offset - number * CHUNK_BYTES, 0)
-            piece = shard.chunk(number)[begin : begin + len(into) - filled]
-            into[filled : filled + len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
-            filled += len(piece)
-        self.bytes_read += filled
+    def _read(self, shard: Shard, offset: int, into: memoryview) -> None:
+        shard.read(offset, into)
+        self.bytes_read += len(into)
 
 
-def _chunks_of(offset: int, length: int) -> range:
-    """Return the chunks that so many bytes from an offset on lie in; none for none."""
-    return range(offset // CHUNK_BYTES, -(-(offset + length) // CHUNK_BYTES) if length else offset // CHUNK_BYTES)
+def _rows(item: ReadItem, place: TensorPlace) -> tuple[int, int] | None:
+    """Return where in a tensor's bytes an item begins, and how many it has; None where it is not one piece of them.
+
+    Whole rows are: so other numbers of ranks read what they need of a tensor that is sharded along its first axis.
+    """
+    starts, lengths = tuple(item.storage_offsets), tuple(item.lengths)
+    if lengths == place.shape:
+        return 0, place.data_bytes
+    if not lengths or lengths[1:] != place.shape[1:] or not place.data_bytes:
+        return None
+    row_bytes = place.data_bytes // place.shape[0]
+    return starts[0] * row_bytes, lengths[0] * row_bytes
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[range]:
-    """Yield the chunks in their order as runs that follow each other; one that comes again at once is one."""
+def _parts(offset: int, count: int) -> Iterator[tuple[int, range, int]]:
+    """Yield the chunks in which so many bytes from an offset on lie, which part of each it is, and where it goes."""
+    at = 0
+    while at < count:
+        number, begin = divmod(offset + at, CHUNK_BYTES)
+        part = range(begin, min(CHUNK_BYTES, begin + count - at))
+        yield number, part, at
+        at += len(part)
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[range]:
+    """Yield the chunks in their order as runs that follow each other."""
     run = range(0)
     for number in numbers:
-        if run and number == run[-1]:
-            continue
         if run and number == run.stop and len(run) < RUN_CHUNKS:
             run = range(run.start, number + 1)
             continue

@@ -11,6 +11,7 @@ import mmap
 import os
 from pathlib import Path
 
+from eagle_eye.checkpoint import cgroup_memory
 from eagle_eye.checkpoint.memory_plan import DoesNotFit
 
 MARGIN_BYTES = 1 << 26  # of memory that other processes of the host are left with
@@ -37,11 +38,11 @@ class SlotFile:
 def reserve(path: Path, capacity_bytes: int) -> SlotFile:
     """Return a new slot whose memory is there, all of it. Raises DoesNotFit, and leaves nothing behind."""
     try:
-        free_bytes = free(path.parent)
+        free_bytes, whose = free(path.parent)
         if capacity_bytes + MARGIN_BYTES > free_bytes:
             raise DoesNotFit(
-                f"{capacity_bytes:,} bytes for {path.name} do not fit: {path.parent} has {free_bytes:,} bytes free"
-                f" (and {MARGIN_BYTES:,} stay so); keep fewer steps or copies, or enlarge the tmpfs"
+                f"{capacity_bytes:,} bytes for {path.name} do not fit: {whose} has {free_bytes:,} bytes free"
+                f" (and {MARGIN_BYTES:,} stay so); keep fewer steps or copies, or give it more"
             )
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -56,21 +57,30 @@ def reserve(path: Path, capacity_bytes: int) -> SlotFile:
     return SlotFile(path, capacity_bytes)
 
 
-def mapped(path: str | Path, capacity_bytes: int) -> mmap.mmap:
-    """Return the file mapped to read and write, its pages present: to touch one first costs more than to copy it."""
-    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+def mapped(path: str | Path, capacity_bytes: int, *, writable: bool = True) -> mmap.mmap:
+    """Return the file mapped, its pages present: to touch one first costs more than to copy it.
+
+    Pages that are only read cost half of that. Raises OSError.
+    """
+    handle = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         if os.fstat(handle).st_size < capacity_bytes:
             raise OSError(errno.EINVAL, f"shorter than {capacity_bytes:,} bytes", str(path))
-        return mmap.mmap(handle, capacity_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        return mmap.mmap(handle, capacity_bytes, flags=flags, prot=access)
     finally:
         os.close(handle)
 
 
-def free(folder: Path) -> int:
-    """Return how many bytes may still be reserved: what the filesystem has, and at most what the host's memory has."""
+def free(folder: Path) -> tuple[int, str]:
+    """Return how many bytes may still be reserved, and what has no more: filesystem, host, or control group."""
     space = os.statvfs(folder)
-    return min(space.f_bavail * space.f_frsize, _available_bytes())
+    found = [(space.f_bavail * space.f_frsize, str(folder)), (_available_bytes(), "the host's memory")]
+    allowed_bytes = cgroup_memory.left_bytes()
+    if allowed_bytes is not None:
+        found.append((allowed_bytes, "the store's control group"))
+    return min(found)
 
 
 def _available_bytes() -> int:

@@ -1,14 +1,17 @@
-"""Which slot of a shard may be written next, and which step is whole on all. Pure.
+"""Which slot of a shard may be written next, which step is whole on all, and which of those are kept. Pure.
 
-A rank writes each step into another slot. A slot may be written again once what it holds is not needed: it is older
-than the steps that are kept, or will never be whole.
+A rank writes each step into another slot. A slot may be written again once what it holds is not needed: it is none of
+the steps that are kept, or will never be whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from statistics import median_low
 
+from eagle_eye.checkpoint.capture_interval import CaptureInterval
+from eagle_eye.checkpoint.kept_steps import kept_of
 from eagle_eye.checkpoint.messages import Agreed, CopyInfo
 
 VOID_SAID_MAX = 64  # far more than a store holds copies of
@@ -100,13 +103,17 @@ class Slots:
 
 @dataclass
 class Needed:
-    """Which steps of a job a store must not overwrite, by what the coordinator said of them in whatever order."""
+    """Which steps of a job a store must not overwrite, by what the coordinator said of them in whatever order.
+
+    ``whole`` are the ``keep`` newest, and up to ``spaced`` older ones that reach further back.
+    """
 
     keep: int
     whole: set[int] = field(default_factory=set)
     void: set[int] = field(default_factory=set)
     persisting: int | None = None
     persisted: int = -1
+    spaced: int = 0
 
     @property
     def newest_whole(self) -> int | None:
@@ -117,6 +124,11 @@ class Needed:
     def known(self) -> tuple[int, ...]:
         """The steps that are whole on all and kept, oldest first."""
         return tuple(sorted(self.whole))
+
+    @property
+    def older(self) -> tuple[int, ...]:
+        """Those of them that reach further back than the newest, oldest first."""
+        return self.known[: -self.keep]
 
     @property
     def known_void(self) -> tuple[int, ...]:
@@ -134,8 +146,13 @@ class Needed:
                 self.persisting = None
 
     def know(self, whole: Iterable[int], void: Iterable[int] = ()) -> None:
-        """Some steps are whole on all, and some never will be."""
-        self.whole = set(sorted(self.whole | set(whole))[-self.keep :])
+        """Some steps are whole on all and kept, and some never will be.
+
+        Which older ones are kept is said anew with each newer step: who says none does not know.
+        """
+        told = sorted(whole)
+        older = told[: -self.keep] if told and not self.passed(told[-1]) else []
+        self.whole = {*sorted(self.whole.union(told))[-self.keep :], *(older or self.older)}
         self.void = {step for step in self.void | set(void) if not self.passed(step)}
 
     def among(self, steps: Iterable[int], *, persists: bool, slots_missing: int = 0) -> set[int]:
@@ -145,7 +162,7 @@ class Needed:
         so many fewer are kept, but one: no later step could be captured.
         """
         on_its_way = self.persisting if persists else None
-        kept = set(self.known[-max(self.keep - slots_missing, 1) :])
+        kept = set(self.known[-max(self.keep + self.spaced - slots_missing, 1) :])
         return {step for step in steps if step in kept or step == on_its_way or self.unresolved(step)}
 
     def unresolved(self, step: int) -> bool:
@@ -162,8 +179,10 @@ class Needed:
 class Agreement:
     """The coordinator's knowledge of one attempt: whose shards of which step are whole in all copies.
 
-    ``whole`` are the ``keep`` newest steps that are whole on all. A coordinator that was started anew does not know
-    what its predecessor said to be whole: until it has heard every rank's store (``unheard``) it calls no step void.
+    ``whole`` are the steps that are whole on all and kept: the ``keep`` newest, and some that reach ``reach_s`` back by
+    when they were captured (``captured_s``). ``interval`` says of how many captures ranks make one.
+    A coordinator that was started anew does not know what its predecessor said to be whole: until it has heard every
+    rank's store (``unheard``) it calls no step void.
     """
 
     ranks: frozenset[int]
@@ -175,7 +194,14 @@ class Agreement:
     void: set[int] = field(default_factory=set)
     unheard: set[int] = field(default_factory=set)
     copies: dict[int, dict[int, CopyInfo]] = field(default_factory=dict)
+    reach_s: float = 0.0
+    captured_s: dict[int, float] = field(default_factory=dict)
+    capture_every: InitVar[int] = 1
+    interval: CaptureInterval = field(init=False)
     _passed_by: set[int] = field(default_factory=set)
+
+    def __post_init__(self, capture_every: int) -> None:
+        self.interval = CaptureInterval(self.ranks, capture_every)
 
     @property
     def newest_whole(self) -> int:
@@ -184,7 +210,15 @@ class Agreement:
 
     def word(self, *, void: int | None = None) -> Agreed:
         """Return how things stand, with a step that has just become void. Its attempt is not known here."""
-        return Agreed(0, tuple(sorted(self.whole)), void, self.persisting, self.persisted)
+        whole, every = tuple(sorted(self.whole)), self.interval.every
+        return Agreed(0, whole, void, self.persisting, self.persisted, capture_every=every)
+
+    def date(self, step: int, captured_s: float) -> None:
+        """A step was captured then. Where clocks were set back since earlier ones, so are the times of those."""
+        before_s = {one: at_s for one, at_s in self.captured_s.items() if one < step}
+        back_s = max(max(before_s.values(), default=captured_s) - captured_s, 0.0)
+        self.captured_s.update({one: at_s - back_s for one, at_s in before_s.items()})
+        self.captured_s[step] = captured_s
 
     def heard(self, rank: int, whole: Iterable[int]) -> list[Agreed]:
         """Return what to tell all stores now that one, a rank's, has said which steps it knows to be whole."""
@@ -204,6 +238,7 @@ class Agreement:
         A rank that has come to a later step without an earlier one will not bring that any more. ``again``: its store
         has missed what was said of the step.
         """
+        self.interval.heard(copy.rank, copy.step)
         if copy.step <= self.newest_whole or copy.step in self.void:
             return self._passed(copy) + (self._repeated(copy.step) if again else [])
         mine = self.copies.setdefault(copy.step, {})
@@ -212,11 +247,22 @@ class Agreement:
             return self._passed(copy)
         if self._due(copy.step):
             self.persisting = copy.step
+        for step in sorted(self.copies):
+            if self.newest_whole < step < copy.step:
+                self.interval.missed(step, None)
+        self.interval.whole()
+        # Of half the ranks the clocks may be wrong.
+        self.date(copy.step, median_low(one.captured_s for one in mine.values()))
         self._know([copy.step])
         return [self.word()]
 
-    def missed(self, step: int, *, again: bool = False) -> list[Agreed]:
-        """Return what to tell all stores now that a shard of the step will never come; ``again`` as for ``copied``."""
+    def missed(self, step: int, rank: int | None = None, *, again: bool = False) -> list[Agreed]:
+        """Return what to tell all stores now that a shard of the step will never come; ``again`` as for ``copied``.
+
+        ``rank`` is the one that said so, None where a later step of one did.
+        """
+        if step not in self.whole:
+            self.interval.missed(step, rank)
         if step <= self.newest_whole or step in self.void:
             return self._repeated(step) if again else []
         if self.unheard:
@@ -240,8 +286,9 @@ class Agreement:
         return [self.word(void=step if step in self.void else None)]
 
     def _know(self, whole: Iterable[int]) -> None:
-        self.whole = set(sorted(self.whole | set(whole))[-self.keep :])
+        self.whole = kept_of(self.whole | set(whole), self.captured_s, self.keep, self.reach_s)
         newest = self.newest_whole
+        self.captured_s = {step: at for step, at in self.captured_s.items() if step in self.whole or step > newest}
         self.void = {step for step in self.void if step > newest}
         self.copies = {step: ranks for step, ranks in self.copies.items() if step > newest or step == self.persisting}
 

@@ -73,7 +73,7 @@ def standing_of(job: HeldJob, now_s: float) -> JobStanding:
         copies=len(held),
         copies_wanted=0 if whole is None else len(wanted),
         captured=counts.get("captured", 0),
-        skipped=counts.get("skipped", 0),
+        skipped=counts.get("skipped", 0) + counts.get("not_due", 0),
         void=counts.get("void", 0),
         blocked_s=round(job.blocked_s, 6),
         reserved_bytes=job.reserved_bytes,

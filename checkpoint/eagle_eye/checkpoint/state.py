@@ -59,6 +59,11 @@ class KeptState:
                 raise TypeError(f"{name!r} is a {type(one).__name__}: it has no state_dict and load_state_dict")
             self._of_rank.append(name)
 
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers among them."""
+        return [one for one in self._objects.values() if isinstance(one, Optimizer)]
+
     def collect(self, rank: int) -> StateDict:
         """Return the state as it is now: tensors are the training's own, not copies.
 
@@ -104,7 +109,7 @@ class KeptState:
         for name, loaded in state.items():
             one = self._objects[name]
             if isinstance(one, nn.Module):
-                set_model_state_dict(one, loaded)
+                set_model_state_dict(one, dict(loaded))  # which renames what it gets where the model is wrapped
             elif isinstance(one, Optimizer):
                 set_optimizer_state_dict(self._model_of(name, one), one, loaded)
             elif not isinstance(one, torch.Tensor):
@@ -147,7 +152,7 @@ class KeptState:
             return
         addresses = _addresses(tensors)
         known = set(addresses)
-        if all(isinstance(value, torch.Tensor) and _address(value) in known for value in values):
+        if all(isinstance(value, torch.Tensor) and address_of(value) in known for value in values):
             self._made[name] = _Made(state, tensors, addresses)
 
     def _model_of(self, name: str, optimizer: Optimizer) -> nn.Module:
@@ -197,11 +202,11 @@ def _tensors_of(optimizer: Optimizer) -> list[torch.Tensor] | None:
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [_address(one) for one in tensors]
+    return [address_of(one) for one in tensors]
 
 
-def _address(tensor: torch.Tensor) -> int:
-    """Return where its data is: of a sharded tensor, this rank's."""
+def address_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor's data is: of a sharded tensor, this rank's."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.data_ptr()
 

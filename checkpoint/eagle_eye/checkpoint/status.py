@@ -9,7 +9,10 @@ from eagle_eye.checkpoint.held_job import HeldJob
 
 
 def status_of(job: HeldJob) -> dict[str, Any]:
-    """Return it. ``whole_step`` is the newest step that is whole on all, None where none is known to be."""
+    """Return it. ``whole_step`` is the newest step that is whole on all, None where none is known to be.
+
+    ``older_steps`` are those of the ``whole_steps`` that reach further back; of ``capture_every`` captures one is made.
+    """
     now_s = time.monotonic()
     return {
         "job": job.name,
@@ -17,7 +20,9 @@ def status_of(job: HeldJob) -> dict[str, Any]:
         "nodes": sorted(job.members),
         "ranks_connected": sum(shard.connection is not None for shard in job.local),
         "whole_step": job.needed.newest_whole,
-        "whole_steps": sorted(job.needed.whole),
+        "whole_steps": list(job.needed.known),
+        "older_steps": list(job.needed.older),
+        "capture_every": job.capture_every,
         "copies": [
             {
                 "step": copy.step,

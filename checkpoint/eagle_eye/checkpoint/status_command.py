@@ -60,6 +60,10 @@ def lines(jobs: list[dict[str, Any]]) -> list[str]:
             "no step is whole yet" if job["whole_step"] is None else f"step {job['whole_step']} is whole on all nodes"
         )
         found.append(f"{job['job']}, attempt {job['attempt']}: {whole}; {told(job['reserved_bytes'])} reserved")
+        if job["older_steps"]:
+            found.append(f"  further back: step {', '.join(map(str, job['older_steps']))}")
+        if job["capture_every"] > 1:
+            found.append(f"  one of {job['capture_every']} captures is made: of all, fewer than half became whole")
         if job["without_ranks_for_s"] is not None:
             found.append(
                 f"  its ranks left {job['without_ranks_for_s']:.0f} s ago; the copies wait for the next attempt"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import hmac
 import logging
@@ -35,7 +36,7 @@ from eagle_eye.checkpoint.connection import (
 )
 from eagle_eye.checkpoint.held_job import HeldJob, Shard, adopt, write_whole
 from eagle_eye.checkpoint.job_service import JobService
-from eagle_eye.checkpoint.memory_plan import DoesNotFit
+from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
 from eagle_eye.checkpoint.messages import (
     VERSION,
     Agreed,
@@ -71,11 +72,11 @@ from eagle_eye.checkpoint.pacing import Cap
 from eagle_eye.checkpoint.standing import StandingFile
 from eagle_eye.checkpoint.status import status_of
 from eagle_eye.checkpoint.traffic import Capped, Traffic
-from eagle_eye.schema.memory_steps import STEPS_FILE
+from eagle_eye.schema.memory_steps import STEPS_FILE, STORE_SOCKET
 
 _log = logging.getLogger(__name__)
 
-SOCKET, PORT, LOCK = "socket", "port", "lock"
+SOCKET, PORT, LOCK = STORE_SOCKET, "port", "lock"
 BACKLOG = 1024
 HANDSHAKE_WITHIN_S = 10.0
 HOUSEKEEPING_S = 0.05
@@ -92,7 +93,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``folder`` is in shared memory; ``listen`` is for other nodes, port 0 for any; ``free_after_s`` is how long copies
     of a job without ranks are kept; ``persist_bytes_per_s`` is the most that goes to storage, ``copy_bytes_per_s`` to
     other nodes, None for no limit; ``paced`` copies go while training leaves the network idle.
-    Without any job for ``exit_when_idle_s`` it ends; None: never.
+    Without any job, and with nobody who looks whether it is here, for ``exit_when_idle_s`` it ends; None: never.
     """
 
     folder: Path
@@ -114,6 +115,7 @@ class Store:
         self._jobs: dict[str, JobService] = {}
         self._tasks: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
+        self._used_s = time.monotonic()
         self._standing = StandingFile(settings.folder)
         self._cap = Cap(settings.copy_bytes_per_s)
         self._steps_changed = True
@@ -142,6 +144,8 @@ class Store:
             self._spawn(self._accept(unix, self._serve_local))
             self._spawn(self._keep_house())
             self._spawn(self._scrub_now_and_then())
+            for service in self._jobs.values():
+                self._spawn(service.top_up(service.job.shards.values()))
             ready()
             await self._idle.wait()
         finally:
@@ -182,15 +186,16 @@ class Store:
                 continue
             if sock.family != socket.AF_UNIX:
                 tuned(sock)
-            self._spawn(self._served(Connection(sock), serve))
+            connection = Connection(sock)
+            serving = asyncio.ensure_future(self._served(connection, serve))
+            serving.add_done_callback(functools.partial(_close, connection))  # it may be cancelled before it begins
+            self._spawn(serving)
 
     async def _served(self, connection: Connection, serve: Callable[[Connection], Awaitable[None]]) -> None:
         try:
             await serve(connection)
         except (OSError, ValueError, asyncio.TimeoutError) as error:
             _log.info("a connection has ended: %s", error)
-        finally:
-            connection.close()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -209,6 +214,7 @@ class Store:
     # Ranks of this node.
 
     async def _serve_local(self, connection: Connection) -> None:
+        self._used_s = time.monotonic()
         first = await asyncio.wait_for(connection.receive(), HANDSHAKE_WITHIN_S)
         match first:
             case None:
@@ -235,8 +241,8 @@ class Store:
         job = service.job
         shard: Shard | None = None
         try:
-            copies = tuple(copy for _, _, copy in job.copies())
-            await connection.send(Welcome(VERSION, self._settings.node, self.address, job.attempt, copies))
+            copies, kept = tuple(copy for _, _, copy in job.copies()), job.needed.known
+            await connection.send(Welcome(VERSION, self._settings.node, self.address, job.attempt, copies, kept))
             while (message := await connection.receive()) is not None:
                 if isinstance(message, Open):
                     shard = await service.open(message, connection)
@@ -300,7 +306,7 @@ class Store:
             case Read():
                 await _read(job, message, connection, Capped(self._cap))
             case Reserve():
-                await self._reserve(job, message, connection)
+                await self._reserve(service, message, connection)
             case Put():
                 await _take(job, message, connection)
             case Copies() | Missed() | Agreed() | Ended() | ShardPersisted():
@@ -308,18 +314,22 @@ class Store:
             case _:
                 raise ProtocolError(f"{type(message).__name__} was not expected")
 
-    async def _reserve(self, job: HeldJob, wish: Reserve, connection: Connection) -> None:
+    async def _reserve(self, service: JobService, wish: Reserve, connection: Connection) -> None:
+        job = service.job
+        if wish.attempt >= job.attempt:
+            job.enter(wish)
+            slots = wish.keep + spaced_of(wish.reach_s) + 1
+            try:
+                job.keep_blob(wish.plan, wish.blob)
+                shard = await job.shard(wish.plan, wish.rank, wish.capacity_bytes, slots, local=False)
+            except (DoesNotFit, OSError) as error:
+                await connection.send(Refused(f"{self._settings.node}: {error}"))
+                return
+            self._spawn(service.top_up([shard]))
+            job.save()
         if wish.attempt < job.attempt:
             await connection.send(Refused(f"attempt {wish.attempt} is over: attempt {job.attempt} has begun"))
             return
-        job.enter(wish.attempt, wish.keep, wish.resumed_step, wish.resumed_attempt)
-        try:
-            job.keep_blob(wish.plan, wish.blob)
-            job.shard(wish.plan, wish.rank, wish.capacity_bytes, wish.keep + 1, local=False)
-        except (DoesNotFit, OSError) as error:
-            await connection.send(Refused(f"{self._settings.node}: {error}"))
-            return
-        job.save()
         await connection.send(Reserved())
 
     def _free(self, service: JobService, why: str) -> None:
@@ -348,14 +358,14 @@ class Store:
 
     async def _keep_house(self) -> None:
         """Say what is held; free what nobody needs any more."""
-        topped_up_s = idle_since_s = time.monotonic()
+        topped_up_s = time.monotonic()
         while True:
             self._say_steps()
             await asyncio.sleep(HOUSEKEEPING_S)
             now_s = time.monotonic()
             self._standing.say((service.job for service in self._jobs.values()), now_s)
-            idle_since_s = now_s if self._jobs else idle_since_s
-            if self._settings.exit_when_idle_s is not None and now_s - idle_since_s > self._settings.exit_when_idle_s:
+            self._used_s = now_s if self._jobs else self._used_s
+            if self._settings.exit_when_idle_s is not None and now_s - self._used_s > self._settings.exit_when_idle_s:
                 self._idle.set()
             if not (self._settings.folder / SOCKET).exists():
                 _log.warning("%s is gone, and nobody finds this store any more: it ends", self._settings.folder)
@@ -363,8 +373,8 @@ class Store:
             self._end_jobs(now_s)
             if now_s - topped_up_s > TOP_UP_S:
                 topped_up_s = now_s
-                for service in list(self._jobs.values()):
-                    await service.top_up()
+                for service in self._jobs.values():
+                    self._spawn(service.top_up_short())
 
     async def _scrub_now_and_then(self) -> None:
         """Verify all copies. Beside the housekeeping, which must not wait for minutes of reading."""
@@ -385,6 +395,10 @@ class Store:
                 self._free(service, "has ended")
             elif left_s is not None and now_s - left_s > self._settings.free_after_s:
                 self._free(service, f"has had no ranks for {now_s - left_s:.0f} s")
+
+
+def _close(connection: Connection, _: asyncio.Future[None]) -> None:
+    connection.close()
 
 
 def ask_status(folder: Path, within_s: float = 5.0) -> list[dict[str, Any]]:

@@ -31,16 +31,15 @@ from eagle_eye.checkpoint.messages import (
     Welcome,
 )
 from eagle_eye.checkpoint.store import LOCK, SOCKET
-from eagle_eye.schema.memory_steps import STORE_WORDS
+from eagle_eye.schema.memory_steps import STORE_INHERITS, STORE_LOG, STORE_WORDS, store_command
 
 _log = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S = 120.0  # to reserve and fill the memory of a large shard takes a while
 START_WITHIN_S = 30.0
-EXIT_WHEN_IDLE_S = 60.0
+PROGRAM = [sys.executable, "-m", "eagle_eye.cli.main"]
 RETRY_S = 0.5
 SAID_WITHIN_S = 5.0
-INHERITED = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV"})
 
 
 def start_store(folder: Path, node: str) -> None:
@@ -50,13 +49,11 @@ def start_store(folder: Path, node: str) -> None:
     """
     if answers(folder):
         return
-    command = [sys.executable, "-m", "eagle_eye.cli.main", *STORE_WORDS, "--folder", str(folder), "--node", node]
-    command += ["--exit-when-idle", f"{EXIT_WHEN_IDLE_S:g}"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Neither a child of the rank nor, by its environment, taken for a rank: whoever ends those must not end it.
-    command = ["/bin/sh", "-c", 'exec "$@" &', "sh", *command]
-    environment = {name: value for name, value in os.environ.items() if name in INHERITED}
-    with (folder / "store.log").open("ab") as log:
+    command = ["/bin/sh", "-c", 'exec "$@" &', "sh", *store_command(PROGRAM, folder, node)]
+    environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
+    with (folder / STORE_LOG).open("ab") as log:
         subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -69,7 +66,7 @@ def start_store(folder: Path, node: str) -> None:
     until_s = time.monotonic() + START_WITHIN_S
     while not answers(folder):
         if time.monotonic() > until_s:
-            raise ConnectionError(f"no store answers in {folder} within {START_WITHIN_S:g} s: see {folder}/store.log")
+            raise ConnectionError(f"no store answers in {folder} within {START_WITHIN_S:g} s: see {folder / STORE_LOG}")
         time.sleep(0.02)
 
 
@@ -112,13 +109,13 @@ class AttemptConnection:
 
     def __init__(self, connection: BlockingConnection) -> None:
         self.connection = connection
-        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[Message, Callable[[], None] | None] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name="eagle-eye-checkpoint-send", daemon=True)
         self._sender.start()
 
-    def say(self, message: Message) -> None:
-        """Have a message sent. Never waits."""
-        self._outgoing.put(message)
+    def say(self, message: Message, after: Callable[[], None] | None = None) -> None:
+        """Have a message sent, not before ``after`` has returned. Never waits."""
+        self._outgoing.put((message, after))
 
     def end(self, within_s: float) -> None:
         """Have sent what was said, if that takes no longer."""
@@ -126,11 +123,16 @@ class AttemptConnection:
         self._sender.join(timeout=within_s)
 
     def _send_all(self) -> None:
-        while (message := self._outgoing.get()) is not None:
+        while (outgoing := self._outgoing.get()) is not None:
+            message, after = outgoing
             try:
+                if after is not None:
+                    after()
                 self.connection.send(message)
             except OSError as error:
                 _log.debug("not sent to the store: %s", error)  # the other thread sees that it is gone
+            except RuntimeError as error:  # of the GPU, which then fails the training, too
+                _log.warning("%s is not sent to the store: %s", type(message).__name__, error)
 
 
 class StoreClient:

@@ -18,6 +18,7 @@ from eagle_eye.checkpoint.sizes import size_bytes
 from eagle_eye.checkpoint.status_command import shown
 from eagle_eye.schema.memory_steps import store_folder
 from eagle_eye.schema.names import is_name
+from eagle_eye.schema.service_environment import notify_address
 
 if TYPE_CHECKING:
     from eagle_eye.checkpoint.store import Store, StoreSettings
@@ -97,7 +98,7 @@ def _own(settings: StoreSettings) -> int:
 
 async def _serve(store: Store) -> int:
     loop = asyncio.get_running_loop()
-    serving = asyncio.ensure_future(store.run(lambda: _log.info("listening on %s", store.address)))
+    serving = asyncio.ensure_future(store.run(lambda: _say_ready(store.address)))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, serving.cancel)
     try:
@@ -105,6 +106,19 @@ async def _serve(store: Store) -> int:
     except asyncio.CancelledError:
         return 0
     return 0
+
+
+def _say_ready(address: str) -> None:
+    """The log has the address, and systemd knows that ranks are answered, where it waits for that."""
+    _log.info("listening on %s", address)
+    manager = notify_address(os.environ)
+    if not manager:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end:
+            end.sendto(b"READY=1", manager)
+    except OSError as error:
+        _log.warning("systemd cannot be told that the store is ready: %s", error.strerror or error)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -45,14 +45,14 @@ class Capped:
     @contextlib.asynccontextmanager
     async def piece(self, left: int, unsent: Callable[[], int]) -> AsyncIterator[int]:  # noqa: ARG002
         """See Pace."""
-        count, least = min(left, PIECE_BYTES), min(left, PIECE_BYTES_MIN)
+        least = min(left, PIECE_BYTES_MIN)
         while True:
             _check(self._wanted)
             allowed = self._cap.allowed_bytes(time.monotonic())
             if allowed is None or allowed >= least:
                 break
             await asyncio.sleep(self._cap.wait_s(least))
-        count = count if allowed is None else min(count, allowed)
+        count = min(left, PIECE_BYTES if allowed is None else min(PIECE_BYTES, allowed))
         self._cap.take(count)
         yield count
 

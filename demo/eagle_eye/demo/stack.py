@@ -175,7 +175,7 @@ class Stack:
         return found
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return the job's own step log: time_s, step, attempt, loss, resumed_from."""
+        """Return the job's own step log: time_s, step, attempt, loss, resumed_from, source, kept_s."""
         if not self.step_log.exists():
             return []
         lines = self.step_log.read_text(encoding="utf-8").split("\n")

@@ -60,9 +60,11 @@ class Text:
     def __init__(self, seed: int, batch: int) -> None:
         text = "\n".join(topics.topics[key] for key in sorted(topics.topics))
         alphabet = sorted(set(text))
-        index = {character: i for i, character in enumerate(alphabet)}
         self.characters = len(alphabet)
-        self._data = torch.tensor([index[character] for character in text])
+        # By a table rather than character by character: each restart waits for it.
+        index = torch.zeros(ord(alphabet[-1]) + 1, dtype=torch.long)
+        index[[ord(character) for character in alphabet]] = torch.arange(len(alphabet))
+        self._data = index[torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)]
         self._size = batch
         self._random = torch.Generator().manual_seed(seed)
 
@@ -86,6 +88,7 @@ def main() -> None:
     checkpointer = _in_memory(model, optimizer, args) if args.checkpoints == "memory" else None
     step = _resume(model, optimizer) if checkpointer is None else checkpointer.restore()
     first, source = step + 1, None if checkpointer is None else checkpointer.resumed_from
+    kept_s = 0.0  # how long the last checkpoint has kept the training waiting
     training = attach(model, optimizer, step=step)  # the first of the two lines
     while step < args.steps:
         began_s = time.monotonic()
@@ -97,17 +100,20 @@ def main() -> None:
         optimizer.step()
         training.step(loss=loss, grad_norm=norm, tokens=args.batch * CONTEXT_CHARS)  # the second
         if rank == 0:
-            _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), resumed_from=first - 1, source=source)
+            more = {"resumed_from": first - 1, "source": source, "kept_s": kept_s}
+            _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), **more)
         if step % args.evaluate_every == 0:
             with training.phase("eval"), torch.no_grad():
                 for _ in range(args.evaluation_batches):
                     _loss(model, text)
                 dist.barrier()
+        keeping_s = time.monotonic()
         if checkpointer is not None:
             checkpointer.capture(step)
         elif step % args.checkpoint_every == 0:
             with training.phase("checkpoint"):
                 save(_state(model, optimizer, step), checkpoint_id=str(args.checkpoint_dir / f"step_{step}"))
+        kept_s = time.monotonic() - keeping_s
         # A faster machine must not make the demonstration meaningless: steps take at least this long.
         time.sleep(max(0.0, args.step_seconds_min - (time.monotonic() - began_s)))
     if checkpointer is not None:

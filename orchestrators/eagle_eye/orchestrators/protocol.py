@@ -71,7 +71,8 @@ class Restart:
     ``distrust_since_s`` is a Unix time: checkpoints written from then on must not be resumed from; None
     trusts them all. ``over_attempt`` is the attempt to be ended: where the job is further already, the
     restart has happened and must not happen twice. ``without`` names the nodes that were excluded just before.
-    ``job`` is the one that ``restart`` is called with, for a preview; "" where nobody says.
+    ``job`` is the one that ``restart`` is called with, for a preview; "" where nobody says. ``resume_from`` is what
+    the next attempt must find in EAGLE_EYE_RESUME_FROM; "" where it may go on at the newest step that it finds.
     """
 
     over_attempt: int
@@ -79,6 +80,7 @@ class Restart:
     cause: Cause
     without: tuple[str, ...] = ()
     job: str = ""
+    resume_from: str = ""
 
 
 class Orchestrator(Protocol):

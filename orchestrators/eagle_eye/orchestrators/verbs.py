@@ -7,6 +7,7 @@ from collections.abc import Callable
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
 from eagle_eye.schema.action import ActionRequest
+from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
 # After these, what a checkpoint holds may be the damage itself.
 FAULTS_THAT_SPOIL_CHECKPOINTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
@@ -32,13 +33,23 @@ def verbs(action: ActionRequest, tell: Callable[[str], None] = lambda _: None) -
     if action.kind in ("exclude_node", "drain_node"):
         asked.append(Exclusion(action.job, action.attempt, nodes, restarts(action), cause, since_s))
     if restarts(action):
-        asked.append(Restart(action.attempt, since_s, cause, nodes, action.job))
+        asked.append(Restart(action.attempt, since_s, cause, nodes, action.job, resume_from(action)))
     return tuple(asked)
 
 
 def restarts(action: ActionRequest) -> bool:
     """Whether the job is to be restarted; where somebody else does that, it is only excluded from."""
     return action.kind == "restart_job" or (action.kind == "exclude_node" and action.restart)
+
+
+def resume_from(action: ActionRequest) -> str:
+    """Return what the next attempt is told to resume from: the newest step to be trusted, where later ones are not.
+
+    Elsewhere "": the attempt finds the newest step itself, and the job may have got further since the action was made.
+    """
+    if action.resume_from is None or distrust_since_s(action) is None:
+        return ""
+    return f"{MEMORY_PREFIX}{action.resume_from.step}"  # or the newest older one, in memory or on storage
 
 
 def distrust_since_s(action: ActionRequest) -> float | None:

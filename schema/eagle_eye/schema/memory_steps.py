@@ -13,6 +13,10 @@ STEPS_FILE = "steps.json"
 STEPS_BYTES_MAX = 16 << 20
 MEMORY_PREFIX = "memory:"
 STORE_WORDS = ["checkpoint", "store"]  # of a store's command line, behind ``python -m`` and the module
+STORE_SOCKET, STORE_LOG = "socket", "store.log"  # in its folder
+# Of the environment of whoever starts one: it outlives that, and by the rest it would be taken for a rank.
+STORE_INHERITS = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV"})
+STORE_IDLE_S = 60.0  # without any job, and with nobody who looks for it, until it ends
 
 
 class MemoryStep(msgspec.Struct, frozen=True):
@@ -33,6 +37,11 @@ def store_folder(node: str) -> Path:
     """Return the folder of a node's store: the environment's, else one in shared memory for this user."""
     given = os.environ.get(FOLDER_VARIABLE)
     return Path(given) if given else Path(f"/dev/shm/eagle-eye-{os.getuid()}") / node  # noqa: S108 - it must be there
+
+
+def store_command(program: list[str], folder: Path, node: str) -> list[str]:
+    """Return what starts a node's store by the ``program`` eagle-eye: it ends by itself once nobody needs it."""
+    return [*program, *STORE_WORDS, "--folder", str(folder), "--node", node, "--exit-when-idle", f"{STORE_IDLE_S:g}"]
 
 
 def read_steps(folder: Path, job: str) -> list[MemoryStep]:

@@ -69,6 +69,7 @@ class Cluster:
         self.now_s = NOW_S
         self.on_pause: Callable[[], None] = lambda: None
         self.patches = 0
+        self.told: dict[str, str] | None = {}  # the ConfigMap; None: there is none
 
     def clock(self) -> float:
         return self.now_s
@@ -121,6 +122,12 @@ class Cluster:
         [new] = patch["status"]["conditions"]
         others = [item for item in self.nodes[name]["status"].get("conditions") or () if item["type"] != new["type"]]
         self.nodes[name]["status"]["conditions"] = [*others, new]
+
+    def tell(self, config_map: str, namespace: str, key: str, text: str | None) -> bool:
+        self._ask(f"patch configmap {config_map} in {namespace}")
+        if self.told is not None:
+            _merge(self.told, {key: text})
+        return self.told is not None
 
     def evict(self, one: Pod) -> Eviction:
         self._ask("evict")

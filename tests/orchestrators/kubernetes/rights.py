@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 
 MANIFEST = Path(__file__).parents[3] / "packaging" / "kubernetes" / "orchestrator.yaml"
-_PATH = re.compile(r"/api/v1(?:/namespaces/[^/]+)?/(?P<kind>nodes|pods)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?\Z")
+_PATH = re.compile(
+    r"/api/v1(?:/namespaces/[^/]+)?/(?P<kind>nodes|pods|configmaps)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?\Z"
+)
 
 
 def manifest() -> list[dict[str, Any]]:

@@ -80,6 +80,7 @@ def test_labels_that_are_named_stand_in_for_the_usual_ones() -> None:
         "--evict=all",
         "--start-wait=0",
         "--start-wait=nan",
+        "--resume-config-map=a/b",
         "--health-events=ftp://x",
         "--health-events=https://user:pw@x/",
     ],

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.kubernetes.api import Eviction
+from eagle_eye.orchestrators.kubernetes.objects import Pod
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from tests.orchestrators.kubernetes.builders import NOW_S, Cluster, cause, pod
@@ -275,6 +280,88 @@ def test_checkpoints_that_may_hold_the_damage_are_told_of() -> None:
     )
 
 
+def suspect(**changes: object) -> Restart:
+    """A restart after damage, from the step before it."""
+    return replace(restart(**changes), distrust_since_s=NOW_S - 30, resume_from="memory:40")  # type: ignore[arg-type]
+
+
+def test_pods_that_are_made_anew_find_where_to_resume_and_those_after_them_do_not() -> None:
+    cluster = three_pods()
+    found: list[object] = []
+    real = cluster.evict
+
+    def evict(one: Pod) -> Eviction:
+        found.append(dict(cluster.told or {}))
+        return real(one)
+
+    cluster.evict = evict  # type: ignore[method-assign]
+    said = over(cluster, resume_config_map="resume").restart("train", suspect())
+    assert found == [{"train": "memory:40"}] * 3
+    assert cluster.told == {}
+    assert said.endswith("may hold the damage, and the job is told to resume from memory:40")
+
+
+def test_what_an_action_that_failed_has_told_is_said_and_taken_back_by_the_next_restart() -> None:
+    cluster = three_pods()
+    cluster.controller = False
+    ours = over(cluster, resume_config_map="resume", start_wait_s=30.0)
+    with pytest.raises(CannotCarryOutError, match=r"its pods are still told to resume from memory:40$"):
+        ours.restart("train", suspect())
+    assert cluster.told == {"train": "memory:40"}
+    cluster.add(pod("d", "n1", created_s=NOW_S + 30))
+    ours.restart("train", restart())
+    assert cluster.told == {}
+
+
+def no_option(_: Cluster) -> str:
+    return ""
+
+
+def no_config_map(cluster: Cluster) -> str:
+    cluster.told = None
+    return "resume"
+
+
+def no_right(cluster: Cluster) -> str:
+    cluster.fails["patch configmap resume in ml"] = "forbidden"
+    return "resume"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [
+        (no_option, "no --resume-config-map"),
+        (no_config_map, "there is no ConfigMap resume in ml"),
+        (no_right, "patch configmap resume in ml: forbidden"),
+    ],
+)
+def test_a_job_that_cannot_be_told_where_to_resume_is_restarted_all_the_same(
+    prepare: Callable[[Cluster], str], why: str
+) -> None:
+    cluster = three_pods()
+    said = over(cluster, resume_config_map=prepare(cluster)).restart("train", suspect())
+    assert cluster.evicted == ["a", "b", "c"]
+    assert said.endswith(f"and the job is not told to resume from memory:40: {why}")
+
+
+def test_what_cannot_be_taken_back_is_told_of() -> None:
+    cluster = three_pods()
+    ours = over(cluster, resume_config_map="resume")
+    real = cluster.evict
+
+    def evict(one: Pod) -> Eviction:
+        no_right(cluster)
+        return real(one)
+
+    cluster.evict = evict  # type: ignore[method-assign]
+    said = ours.restart("train", suspect())
+    assert "; its next restart is told the same: patch configmap resume in ml: forbidden" in said
+    said = ours.restart("train", restart())
+    assert said.endswith(
+        "what an earlier action has told its pods still stands: patch configmap resume in ml: forbidden"
+    )
+
+
 def test_a_job_that_ends_meanwhile_is_not_waited_for() -> None:
     cluster = Cluster(pods=[pod("a", "n1", phase="Succeeded")])
     assert over(cluster).restart("train", restart()) == "no pod of train was there to evict; it has ended"
@@ -301,4 +388,5 @@ def test_a_preview_says_what_would_be_done_and_does_nothing() -> None:
         "cordon n2 and taint it eagle-eye/excluded:NoSchedule; leave n3 as it is: cordoned by somebody else; "
         "leave n9, which is no node of the cluster"
     )
+    assert over(cluster).preview(suspect()).endswith(", and tell the job to resume from memory:40")
     assert (str(cluster.nodes), cluster.evicted) == (before, [])

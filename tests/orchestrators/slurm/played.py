@@ -11,7 +11,7 @@ from dataclasses import replace
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.commands import Commands
-from eagle_eye.orchestrators.slurm.errors import SlurmError
+from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
 
 
 class Played(Cluster):
@@ -28,10 +28,14 @@ class Played(Cluster):
             preempted=False, why="",
         )  # fmt: skip
         self.avoided: tuple[str, ...] = ()
+        self.said = ""
+        """The job's comment."""
         self.done: list[str] = []
         self.instead_of_requeue: tuple[tuple[str, ...], int] | None = None
         self.fails = ""
         """The verb at which Slurm stops answering."""
+        self.refuses = ""
+        """The verb that this account may not do."""
 
     def quick(self) -> Played:
         return self
@@ -70,6 +74,13 @@ class Played(Cluster):
         self._do(f"exclude {host_list}")
         self.avoided = self.hosts(host_list)
 
+    def comment(self, job: Job) -> str:
+        return self.said
+
+    def set_comment(self, job: Job, comment: str) -> None:
+        self._do("comment")
+        self.said = comment
+
     def requeue_held(self, job: Job, *, incomplete: bool) -> None:
         self._do("requeue")
         if self.instead_of_requeue is not None:
@@ -91,4 +102,6 @@ class Played(Cluster):
     def _do(self, what: str) -> None:
         if self.fails and what.startswith(self.fails):
             raise SlurmError(f"{what}: no answer")
+        if self.refuses and what.startswith(self.refuses):
+            raise SlurmRefusedError(f"{what}: Access/permission denied", "Access/permission denied")
         self.done.append(what)

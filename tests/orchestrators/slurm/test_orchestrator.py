@@ -151,6 +151,58 @@ def test_a_damaged_checkpoint_is_warned_of(world: World) -> None:
     assert "checkpoints written since 1970-01-01T00:00:00+00:00 are suspect" in said
 
 
+def suspect(*without: str) -> Restart:
+    """A restart after damage, from the step before it."""
+    return Restart(0, 0.0, cause(fault="loss_not_finite"), without, resume_from="memory:40")
+
+
+def test_where_to_resume_stands_in_the_jobs_comment_for_the_attempt_to_come(world: World) -> None:
+    world.cluster.said = "try 3, lr 1e-4"
+    said = world.orchestrator.restart("17", suspect("n1"))
+    assert world.cluster.said == "eagle-eye:attempt=1:resume_from=memory:40 try 3, lr 1e-4"
+    assert world.cluster.done == ["requeue", "comment", "exclude n1", "release"]
+    assert said.startswith("job 17 requeued, told in its comment to resume from memory:40; job 17 runs again")
+    assert "its script's choice" not in said
+
+
+def test_the_comment_says_it_of_one_attempt_at_a_time(world: World) -> None:
+    world.cluster.said = "eagle-eye:attempt=1:resume_from=memory:7"
+    world.cluster.job = replace(world.cluster.job, restarts=1)
+    world.orchestrator.restart("17", replace(suspect(), over_attempt=1))
+    assert world.cluster.said == "eagle-eye:attempt=2:resume_from=memory:40"
+
+
+def test_a_job_that_may_choose_where_to_resume_has_its_comment_left_alone(world: World) -> None:
+    world.cluster.said = "eagle-eye:attempt=1:resume_from=memory:7 try 3"
+    world.cluster.job = replace(world.cluster.job, restarts=1)
+    world.orchestrator.restart("17", replace(restart(), over_attempt=1))
+    assert world.cluster.said == "eagle-eye:attempt=1:resume_from=memory:7 try 3"
+
+
+@pytest.mark.parametrize("at", ["comment", "release"])
+def test_a_subscriber_that_ends_meanwhile_has_told_it_or_tells_it(world: World, at: str) -> None:
+    world.cluster.fails = at
+    with pytest.raises(CannotCarryOutError, match="no answer"):
+        world.orchestrator.restart("17", suspect())
+    world.cluster.fails = ""
+    assert "told in its comment to resume from memory:40" in world.reopened().restart("17", suspect())
+    assert world.cluster.done.count("comment") == 1
+
+
+def test_a_job_whose_comment_may_not_be_written_runs_again_and_is_reported_as_not_told(world: World) -> None:
+    world.cluster.refuses = "comment"
+    said = world.orchestrator.restart("17", suspect())
+    assert said.startswith(
+        "job 17 requeued, and not told to resume from memory:40: Access/permission denied; job 17 runs"
+    )
+
+
+def test_a_job_that_somebody_released_too_early_is_reported_as_not_told(world: World) -> None:
+    world.cluster.instead_of_requeue = ("RUNNING",), 1
+    said = world.orchestrator.restart("17", suspect())
+    assert "job 17 requeued, and started before it was told to resume from memory:40" in said
+
+
 def test_a_dry_run_names_the_commands_and_what_would_be_refused(world: World) -> None:
     would = world.orchestrator.preview(exclusion("17", "n1"))
     assert would.startswith(
@@ -158,6 +210,8 @@ def test_a_dry_run_names_the_commands_and_what_would_be_refused(world: World) ->
     )
     would = world.orchestrator.preview(replace(restart("n1"), job="17"))
     assert would == "requeue job 17 (scontrol requeuehold Incomplete 17, release) with n1 in its ExcNodeList"
+    would = world.orchestrator.preview(replace(suspect("n1"), job="17"))
+    assert would.endswith(" with n1 in its ExcNodeList and where to resume from (memory:40) in its comment")
     world.cluster.job = replace(world.cluster.job, words=("CANCELLED",))
     with pytest.raises(CannotCarryOutError, match="was cancelled"):
         world.orchestrator.preview(exclusion("17", "n1"))

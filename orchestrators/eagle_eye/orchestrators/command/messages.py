@@ -58,7 +58,10 @@ def exclude_request(request: Exclusion) -> dict[str, Any]:
 
 
 def restart_request(job: str, request: Restart) -> dict[str, Any]:
-    """Return the wish that a job's next attempt runs; ``distrust_since_s`` is a Unix time or null."""
+    """Return the wish that a job's next attempt runs; ``distrust_since_s`` is a Unix time or null.
+
+    ``resume_from`` is what it must find in EAGLE_EYE_RESUME_FROM; "" where it may choose.
+    """
     return {
         "format": FORMAT,
         "verb": "restart",
@@ -66,6 +69,7 @@ def restart_request(job: str, request: Restart) -> dict[str, Any]:
         "over_attempt": request.over_attempt,
         "without": list(request.without),
         "distrust_since_s": request.distrust_since_s,
+        "resume_from": request.resume_from,
         "cause": _cause(request.cause),
     }
 

@@ -110,6 +110,23 @@ class Api:
         what = f"patch nodes/status of {node}"
         self._patch(what, lambda: self._core.patch_node_status(node, patch, _content_type=STRATEGIC, **_OURS))
 
+    def tell(self, config_map: str, namespace: str, key: str, text: str | None) -> bool:
+        """The ConfigMap has the text under the key, or with None nothing; False where there is no such ConfigMap."""
+        what = f"patch configmap {config_map} in {namespace}"
+        patch = {"data": {key: text}}
+        try:
+            self._ask(
+                what,
+                lambda: self._core.patch_namespaced_config_map(
+                    config_map, namespace, patch, _content_type=MERGE, **_OURS
+                ),
+            )
+        except ApiException as error:
+            if error.status == 404:
+                return False
+            raise refused(what, error) from None
+        return True
+
     def evict(self, pod: Pod) -> Eviction:
         """The pod is asked to go, unless a PodDisruptionBudget keeps it or it is another one by now."""
         name, space = pod.metadata.name, pod.metadata.namespace

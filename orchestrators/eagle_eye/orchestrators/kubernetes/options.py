@@ -36,6 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what a restart evicts: the job's pods, or those on excluded nodes alone (default job)")  # fmt: skip
     add("--start-wait", type=_seconds, default=600.0, metavar="S",
         help="how long a job may take to run again before the action has failed (default 600)")  # fmt: skip
+    add("--resume-config-map", type=_name, metavar="NAME",
+        help="of each job's namespace: tells it where to resume after faults that spoil checkpoints")  # fmt: skip
     add("--health-events", type=_url, default="", metavar="URL",
         help="send a CloudEvent there for each node excluded or readmitted")  # fmt: skip
     add("--health-events-token-file", type=Path, metavar="F", help="holds a bearer token for it")
@@ -62,6 +64,7 @@ def build(options: argparse.Namespace) -> Orchestrator:
         taint_effect=options.taint_effect,
         scope=options.evict,
         start_wait_s=options.start_wait,
+        resume_config_map=options.resume_config_map or "",
     )
     return KubernetesOrchestrator(Api(official.ApiClient(_cluster(options))), settings, sink)
 

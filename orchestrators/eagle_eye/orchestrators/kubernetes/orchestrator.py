@@ -41,7 +41,10 @@ NOTHING_LEFT_S = 60.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How a site wants it. ``namespaces`` () are all; ``evict_wait_s`` counts where an action does not expire."""
+    """How a site wants it. ``namespaces`` () are all; ``evict_wait_s`` counts where an action does not expire.
+
+    ``resume_config_map`` is where jobs are told which step to resume from; "": they are not.
+    """
 
     namespaces: tuple[str, ...] = ()
     job_labels: tuple[str, ...] = JOB_LABELS
@@ -51,6 +54,7 @@ class Settings:
     scope: Scope = "job"
     start_wait_s: float = 600.0
     evict_wait_s: float = 600.0
+    resume_config_map: str = ""
 
 
 class _Before(NamedTuple):
@@ -60,12 +64,19 @@ class _Before(NamedTuple):
     selectors: tuple[str, ...]
 
 
-def _suspect(request: Restart) -> str:
-    """Return what a person has to see to, since nothing of ours reaches the job: which checkpoints hold the damage."""
+def _suspect(request: Restart, untold: str, kept: str) -> str:
+    """Return which checkpoints hold the damage, and whether the job was told; if not, a person has to see to it.
+
+    ``untold`` is why it was not, ``kept`` why its next restart will be told the same; "" where neither is so.
+    """
     if request.distrust_since_s is None:
-        return ""
+        return f"; what an earlier action has told its pods still stands: {untold}" if untold else ""
+    told = f" to resume from {request.resume_from}" if request.resume_from else ""
+    word = f"not told{told}: {untold}" if untold else f"told{told}" if told else "not told"
+    again = f"; its next restart is told the same: {kept}" if kept else ""
     return (
-        f"; checkpoints written since {_rfc3339(request.distrust_since_s)} may hold the damage, and the job is not told"
+        f"; checkpoints written since {_rfc3339(request.distrust_since_s)} may hold the damage, "
+        f"and the job is {word}{again}"
     )
 
 
@@ -131,6 +142,17 @@ class KubernetesOrchestrator:
     def restart(self, job: str, request: Restart) -> str:
         """The job's pods were evicted and as many run again. Raises CannotCarryOutError with what is missing."""
         pods = self._pods(job)
+        untold = self._tell_resume(job, pods, request.resume_from)
+        try:
+            said = self._restart(job, pods, request)
+        except CannotCarryOutError as error:
+            still = f"; its pods are still told to resume from {request.resume_from}"
+            raise CannotCarryOutError(f"{error}{still if request.resume_from and not untold else ''}") from None
+        # Its containers have it: whoever restarts it the next time, the step is an old one by then.
+        kept = self._tell_resume(job, pods, "") if request.resume_from and not untold else ""
+        return said + _suspect(request, untold, kept)
+
+    def _restart(self, job: str, pods: Sequence[Pod], request: Restart) -> str:
         expected = sum(pod.live for pod in members(pods, self._settings.attempt_labels))
         before = _Before(expected, tuple(found_by(job, pods, self._settings.job_labels)))
         attempt = attempt_of(pods, self._settings.attempt_labels)
@@ -142,7 +164,7 @@ class KubernetesOrchestrator:
             gone = {pod.metadata.uid for pod in going}
             done = f"evicted {len(going)} pods of {job}" if going else f"no pod of {job} was there to evict"
             request.cause.tell(f"{done}: {named([pod.full_name for pod in going])}" if going else done)
-        return self._await(job, before, gone, request, done) + _suspect(request)
+        return self._await(job, before, gone, request, done)
 
     def readmit(self, nodes: Sequence[str]) -> str:
         """Our cordons, taints and annotations are gone; what is not ours, or not as we left it, is left alone."""
@@ -152,7 +174,8 @@ class KubernetesOrchestrator:
         """Return what would be done; only reads."""
         if isinstance(request, Exclusion):
             return "; ".join(self._preview_exclusion(name) for name in request.nodes)
-        return "evict the job's pods, except those that began after the fault was told of"
+        told = f", and tell the job to resume from {request.resume_from}" if request.resume_from else ""
+        return f"evict the job's pods, except those that began after the fault was told of{told}"
 
     # Exclusion and readmission
 
@@ -305,6 +328,27 @@ class KubernetesOrchestrator:
                 request.cause.tell(f"{done}; {far.waiting}")
                 told = far.waiting
             self._pause(POLL_S)
+
+    def _tell_resume(self, job: str, pods: Sequence[Pod], resume_from: str) -> str:
+        """What containers of the job that start from now on find in the site's ConfigMap; returns why it is not there.
+
+        Of "" they find nothing, also where an action that failed has left something.
+        """
+        config_map = self._settings.resume_config_map
+        if not config_map or not pods:
+            why = (
+                "none of its pods is there, and so its namespace is not known"
+                if config_map
+                else "no --resume-config-map"
+            )
+            return why if resume_from else ""
+        namespace = pods[0].metadata.namespace
+        try:
+            known = self._api.tell(config_map, namespace, job, resume_from or None)
+        except CannotCarryOutError as error:
+            log.warning("%s", error)
+            return str(error)
+        return "" if known or not resume_from else f"there is no ConfigMap {config_map} in {namespace}"
 
     # What is read
 

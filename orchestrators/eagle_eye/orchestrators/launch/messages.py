@@ -88,7 +88,12 @@ class Hold(msgspec.Struct, frozen=True, tag_field="do", tag="hold"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag_field="do", tag="ping"):
-    """The coordinator is still there; answered by Alive."""
+    """The coordinator is still there; answered by Alive.
+
+    ``store``: the job keeps checkpoints in memory, and the node has a store for them.
+    """
+
+    store: bool = False
 
 
 class Rank(msgspec.Struct, frozen=True):

@@ -109,9 +109,9 @@ class NodeRunner:
         """What runs will be killed and the runner will confirm it."""
         self._send(Stop())
 
-    def ping(self) -> None:
-        """The runner knows that the coordinator is there."""
-        self._send(Ping())
+    def ping(self, *, store: bool) -> None:
+        """The runner knows that the coordinator is there, and whether its node is to have a store."""
+        self._send(Ping(store))
 
     def abandon(self) -> None:
         """The runner is not heard any more; what of it is on this machine has been killed."""

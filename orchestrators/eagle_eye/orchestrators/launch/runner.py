@@ -49,6 +49,7 @@ from eagle_eye.orchestrators.launch.own_process import PR_SET_CHILD_SUBREAPER, n
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
 from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
+from eagle_eye.orchestrators.launch.store_keeper import StoreKeeper
 from eagle_eye.schema.memory_steps import STORE_WORDS, read_steps, store_folder
 
 KILL_DEADLINE_S = 3.0
@@ -80,6 +81,7 @@ class Runner:
         self._doing = ""
         self._standbys = StandbyKeeper(self._selector)
         self._standby_outcome = ""
+        self._store = StoreKeeper()
         self._answer: FromRunner | None = None
         self._start_owed: Start | None = None
         self._gone = False
@@ -138,8 +140,14 @@ class Runner:
                 self._say(Seen(attempt, self._look(attempt)))
             case Hold(job, node):
                 self._say(Held(read_steps(store_folder(node), job)))
-            case Ping():
-                self._say(Alive(self._doing))
+            case Ping(store):
+                self._answer_ping(store=store)
+
+    def _answer_ping(self, *, store: bool) -> None:
+        self._say(Alive(self._doing))
+        if store:
+            node = self._configured.node
+            self._store.keep(store_folder(node), node)
 
     def _prepare(self) -> None:
         """Get ready in a thread: who answers meanwhile is slow, and not dead."""

@@ -51,6 +51,7 @@ class Runners:
         self.started: dict[str, messages.Started] = {}  # of the attempt that runs, by node
         self._memory_heard = threading.Condition()
         self._in_memory: dict[str, list[MemoryStep]] = {}
+        self._keeps_in_memory = False
 
     @property
     def due_s(self) -> float:
@@ -148,7 +149,9 @@ class Runners:
             for node, runner in self._runners.items():
                 if not runner.alive:
                     continue
-                runner.ping()
+                runner.ping(store=self._keeps_in_memory)
+                if not self._keeps_in_memory:
+                    runner.hold(self._job.name)
                 if (silent_s := runner.silent_s) > SILENT_AFTER_S:
                     returning = node not in self._excluded() and self._failures.get(node, 0) < RETURNS_MAX
                     self._post(on.RunnerSilent(node, silent_s, returning, self._in_touch()))
@@ -197,6 +200,7 @@ class Runners:
     def _note_memory(self, node: str, copies: list[MemoryStep]) -> None:
         with self._memory_heard:
             self._in_memory[node] = copies
+            self._keeps_in_memory = self._keeps_in_memory or bool(copies)
             self._memory_heard.notify_all()
 
     def _gather(self, node: str, attempt: int, files: dict[str, str]) -> None:

@@ -35,6 +35,7 @@ _decode_start = msgspec.json.Decoder(Start).decode
 def get_ready(prepare: Prepare) -> Prepared:
     """Return whether all is imported and ranks can be forked from this process."""
     try:
+        import torch._dynamo  # each optimizer's first step and DistributedDataParallel would, in each rank
         import torch.distributed.checkpoint  # noqa: F401 - with which scripts write what they resume from
 
         import eagle_eye.orchestrators.launch.elastic  # noqa: F401

@@ -100,6 +100,23 @@ class Cluster:
         """The job, which waits, is not started on these nodes."""
         self.commands.run("scontrol", "update", f"JobId={job.name}", f"ExcNodeList={host_list}")
 
+    def comment(self, job: Job) -> str:
+        """Return the job's comment, "" for none."""
+        form = format_of(("JobID", "Comment"))
+        text = self.commands.run(
+            "squeue", "--all", "--states=all", "--noheader", f"--jobs={job.id}", f"--Format={form}"
+        )
+        _, *said = re.split(rf"^(\d+) *\{SEPARATOR}", text, flags=re.MULTILINE)  # a comment may have several lines
+        found = dict(zip(said[::2], said[1::2], strict=True)).get(str(job.id))
+        if found is None:
+            raise SlurmError(f"squeue does not name job {job.id} any more")
+        comment = found.strip().removesuffix(SEPARATOR).strip()
+        return "" if comment in NONE_WORDS else comment
+
+    def set_comment(self, job: Job, comment: str) -> None:
+        """The job's comment is this one."""
+        self.commands.run("scontrol", "update", f"JobId={job.name}", f"Comment={comment}")
+
     def requeue_held(self, job: Job, *, incomplete: bool) -> None:
         """The job is being stopped and will wait, held; of a heterogeneous one all components.
 

@@ -87,9 +87,8 @@ class SlurmOrchestrator:
         if request.distrust_since_s is None:
             return said
         since = datetime.fromtimestamp(request.distrust_since_s, tz=timezone.utc).isoformat(timespec="seconds")
-        return (
-            f"{said}; checkpoints written since {since} are suspect, and which is resumed from is its script's choice"
-        )
+        choice = "" if request.resume_from else ", and which is resumed from is its script's choice"
+        return f"{said}; checkpoints written since {since} are suspect{choice}"
 
     def readmit(self, nodes: Sequence[str]) -> str:
         """The nodes whose drain is ours, and as we wrote it, are in service; jobs that we hold go on where they can.
@@ -117,6 +116,8 @@ class SlurmOrchestrator:
                 self._check_restart(found, request)
             return ", ".join(self._would_drain(node, request) for node in self._nodes(request.nodes))
         avoid = f" with {', '.join(request.without)} in its ExcNodeList" if request.without else ""
+        if request.resume_from:
+            avoid += f"{' and' if avoid else ' with'} where to resume from ({request.resume_from}) in its comment"
         if not request.job:
             return f"requeue the job{avoid}"
         found = self._found(request.job)

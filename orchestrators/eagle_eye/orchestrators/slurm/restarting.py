@@ -24,8 +24,10 @@ from eagle_eye.orchestrators.slurm.decisions import (
     title_of,
     way_of,
 )
+from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
 from eagle_eye.orchestrators.slurm.memory import Begun, Memory
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
+from eagle_eye.orchestrators.slurm.resume_word import resume_word, with_word
 
 PACE_S = 1.0
 PACE_S_MAX = 10.0
@@ -65,7 +67,7 @@ class Restarting:
         job_id = jobs[0].het_id or jobs[0].id
         begun = self.memory.of(cause.action_id)
         if begun is not None and restarts_of(jobs) == begun.restarts + 1:
-            return self._go_on(jobs, begun, cause)
+            return self._go_on(jobs, begun, request)
         if begun is not None and not jobs[0].requeues:
             resubmitted = self.resubmission.find(jobs[0], cause)
             if resubmitted is not None:
@@ -77,10 +79,11 @@ class Restarting:
         begun = Begun(job_id, restarts_of(jobs), list(without), self.time.now())
         self.memory.keep(cause.action_id, begun)
         if way == "resubmit":
-            return self._resubmitted(jobs, self.resubmission.submit(jobs[0], without, cause), begun, cause)
+            word = resume_word(0, request.resume_from) if request.resume_from else ""
+            return self._resubmitted(jobs, self.resubmission.submit(jobs[0], without, cause, word), begun, cause)
         self.cluster.requeue_held(jobs[0], incomplete=phase_of(jobs) == "running")
         cause.tell(f"{title_of(jobs)} is being stopped; it will wait in the queue, held")
-        return self._go_on(self._known(job_id), begun, cause)
+        return self._go_on(self._known(job_id), begun, request)
 
     def room(self, jobs: Sequence[Job], without: Collection[str]) -> Capacity:
         """Return what room there is for the job without some nodes."""
@@ -100,10 +103,12 @@ class Restarting:
         job_id = jobs[0].het_id or jobs[0].id
         return self._wait(job_id, jobs, lambda found: phase_of(found) != "completing", self.limits.stop_s)
 
-    def _go_on(self, jobs: Sequence[Job], begun: Begun, cause: Cause) -> str:
+    def _go_on(self, jobs: Sequence[Job], begun: Begun, request: Restart) -> str:
         """Return how the job that was ordered to be requeued goes on, from wherever it is."""
+        cause = request.cause
         jobs = self._requeued(begun, jobs)
         title = title_of(jobs)
+        told = self._tell_resume(jobs, begun.restarts + 1, request.resume_from)
         if phase_of(jobs) == "pending" and any(job.held for job in jobs):
             self.avoid(jobs, begun.without)
             why = hold_for_room(self.room(jobs, begun.without), self.limits.when_full)
@@ -115,7 +120,21 @@ class Restarting:
                 )
             self.cluster.release(jobs[0])
             cause.tell(f"{title} waits in the queue")
-        return f"{title} requeued; {self._runs(begun.slurm_id, begun.restarts + 1, cause)}"
+        return f"{title} requeued{told}; {self._runs(begun.slurm_id, begun.restarts + 1, cause)}"
+
+    def _tell_resume(self, jobs: Sequence[Job], attempt: int, resume_from: str) -> str:
+        """The job's comment has the word for this attempt, where it still waits for it; returns what became of it."""
+        if not resume_from:
+            return ""
+        comment, word = self.cluster.comment(jobs[0]), resume_word(attempt, resume_from)
+        if word not in comment.split():
+            if phase_of(jobs) != "pending":
+                return f", and started before it was told to resume from {resume_from}"
+            try:
+                self.cluster.set_comment(jobs[0], with_word(comment, word))
+            except SlurmRefusedError as error:  # held for it, the job would do nothing at all
+                return f", and not told to resume from {resume_from}: {error.said}"
+        return f", told in its comment to resume from {resume_from}"
 
     def _resubmitted(self, jobs: Sequence[Job], new_id: int, begun: Begun, cause: Cause) -> str:
         """Return how the job goes on that was submitted anew and starts once the old one has ended."""

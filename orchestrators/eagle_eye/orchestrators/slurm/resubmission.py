@@ -62,8 +62,11 @@ class Resubmission:
                 return int(number)
         return None
 
-    def submit(self, job: Job, without: Collection[str], cause: Cause) -> int:
-        """Return the new job's id; it starts once the old one has ended. Raises CannotCarryOutError: there is none."""
+    def submit(self, job: Job, without: Collection[str], cause: Cause, word: str = "") -> int:
+        """Return the new job's id; it starts once the old one has ended, with ``word`` in its comment.
+
+        Raises CannotCarryOutError: there is none.
+        """
         prefix = self._prefix(job)
         said = self._fields(job.id)
         try:
@@ -81,7 +84,7 @@ class Resubmission:
             [
                 *options, *([f"--exclude={avoid}"] if avoid else []),
                 "--no-requeue", "--open-mode=append", "--export=NONE",
-                f"--dependency=afterany:{job.id}", f"--comment={_mark(job, cause)}",
+                f"--dependency=afterany:{job.id}", f"--comment={' '.join(filter(None, [word, _mark(job, cause)]))}",
             ],
             script, prefix,
         )  # fmt: skip

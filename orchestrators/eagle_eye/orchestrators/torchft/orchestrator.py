@@ -91,8 +91,10 @@ class TorchftOrchestrator:
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name
         """The groups that are left train on; where no node was to blame, all groups were ended and new ones train."""
         if request.distrust_since_s is not None:
+            good = f" (EAGLE_EYE_RESUME_FROM={request.resume_from})" if request.resume_from else ""
             raise CannotCarryOutError(
                 "torchft heals from its peers' memory, not from a checkpoint: restart the job from the last good one"
+                f"{good}"
             )
         if request.without:
             return self._goes_on(self._memory.doomed(request.cause.action_id) or [])
