@@ -103,6 +103,14 @@ def test_where_the_next_layout_is_much_slower_peers_take_the_micro_batches_and_i
     assert "fill their bubbles" in loss.why
 
 
+def test_where_both_are_equally_fast_the_next_layout_is_taken() -> None:
+    plan = planned(COARSE, 16, 1, 16, 5 * GIB)
+    loss = plan.lost(plan.nodes, "n4").loss
+    assert loss.reroute is not None
+    assert loss.reroute.step_s == pytest.approx(plan.layout(15).step_s)
+    assert not loss.rerouted
+
+
 def test_where_the_next_layout_is_about_as_fast_it_is_taken_and_it_is_said_why() -> None:
     plan = planned(profile(24), 9, 1, 64, 30 * GIB)
     losses = plan.layout(9).losses
@@ -140,4 +148,4 @@ def test_what_peers_take_is_what_the_event_simulation_says_and_never_less_than_t
         assert loss.reroute.step_s_min <= passes[-1].end_s * (1 + 1e-9)
         if loss.reroute.step_s is not None:
             assert loss.reroute.step_s == pytest.approx(passes[-1].end_s)
-            assert loss.rerouted == (loss.reroute.step_s < plan.layout(layout.nodes - 1).step_s)
+            assert loss.rerouted == (loss.reroute.step_s < plan.layout(layout.nodes - 1).step_s * (1 - 1e-9))

@@ -10,6 +10,7 @@ from eagle_eye.planning.plan import Copy, Layout, Loss, Reroute, Template
 from eagle_eye.planning.simulation import simulate
 
 SIMULATED_PASSES_MAX = 20_000  # of a loss: a tenth of a second
+_LESS = 1 - 1e-9  # what is no less than this is a rounding error
 
 
 class _Place(NamedTuple):
@@ -48,8 +49,9 @@ def _loss(
     held, needed = _places(before, templates), _places(after, templates)
     survivors = _survivors(before, after, lost, held, needed, state_bytes)
     copies = tuple(_copies(survivors, held, needed, state_bytes))
-    reroute = _reroute(before, templates, template, node, stage_memory_bytes, after.step_s) if template else None
-    rerouted = reroute is not None and reroute.step_s is not None and reroute.step_s < after.step_s
+    less_s = after.step_s * _LESS
+    reroute = _reroute(before, templates, template, node, stage_memory_bytes, less_s) if template else None
+    rerouted = reroute is not None and reroute.step_s is not None and reroute.step_s < less_s
     return Loss(
         template=template,
         node=node,
@@ -182,11 +184,11 @@ def _why(template: int, reroute: Reroute | None, next_s: float) -> str:
     then = f"the next layout takes {next_s:.4g} s"
     if not reroute.fits:
         return f"{its} do not fit into their memory"
-    if reroute.step_s_min >= next_s:
+    if reroute.step_s_min >= next_s * _LESS:
         return f"{its} are more than their bubbles hold: {reroute.step_s_min:.4g} s a step at least; {then}"
     if reroute.step_s is None:
         return f"{its} would take {reroute.step_s_min:.4g} s a step or more, too many to be worked out; {then}"
-    if reroute.step_s < next_s:
+    if reroute.step_s < next_s * _LESS:
         return f"{its} fill their bubbles: {reroute.step_s:.4g} s a step, and nothing is copied; {then}"
     return (
         f"{its} take {reroute.step_s:.4g} s a step by 1F1B, and {reroute.step_s_min:.4g} s at least where a schedule"

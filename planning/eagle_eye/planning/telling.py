@@ -107,6 +107,8 @@ def _further(plan: Plan, layout: Layout) -> str:
 
 def _tolerated(plan: Plan) -> str:
     asked, needed = plan.tolerate, (plan.tolerate + 1) * plan.nodes_min
+    if not asked:
+        return "no loss is to be tolerated"
     if plan.hardware.nodes < needed:
         return f"with fewer than {needed} the loss of {asked} may leave no whole copy in memory"
     return f"with {needed} or more any {asked} may go at once, and a whole copy is left in memory"
