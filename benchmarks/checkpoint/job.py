@@ -117,8 +117,8 @@ def train(
     """Train from where the checkpoint is up to a step, or until a file ``stop`` is there.
 
     ``kind``: by DistributedDataParallel (``ddp``), FSDP2 (``fsdp``), or gradients that are ``gathered``, the same on
-    any run. ``waits``: each step until it is whole. Without ``keeps``: no checkpoints. It ``leaves`` by ``close``; by
-    ``stay`` it waits to be killed; by ``exit`` it ends as a failed job does.
+    any run. ``waits``: each step until it is whole, and on storage where it goes there. Without ``keeps``: no
+    checkpoints. It ``leaves`` by ``close``; by ``stay`` it waits to be killed; by ``exit`` it ends as failed jobs do.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     say = Said(said)
@@ -151,6 +151,8 @@ def train(
             kept.capture(step)
             if waits:
                 _until_whole(kept, step)
+                if persist_every and step % persist_every == 0:
+                    _until_on_storage(Path(directory) / f"step_{step}")
         whole = None if kept is None else kept.whole_step
         counts = {} if kept is None else {name: kept.counts[name] for name in ("captured", "skipped")}
         say(step=step, number=number, loader=loader.state_dict(), adams=sorted(adams), whole=whole, **counts)
@@ -205,6 +207,14 @@ def plain(folder: str, said: str, hidden: int = 32) -> None:
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     Said(said)(number=state_number(model, optimizer))
+
+
+def _until_on_storage(folder: Path) -> None:
+    end_s = time.monotonic() + WITHIN_S
+    while not folder.exists():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{folder.name} is not on storage within {WITHIN_S:g} s")
+        time.sleep(0.001)
 
 
 def _until_whole(kept: MemoryCheckpointer, step: int) -> None:

@@ -290,7 +290,9 @@ class TestWhereItGoesOn:
         until(lambda: site.node("b").steps == {(rank, step) for rank in (0, 1) for step in (1, 2)}, "b has its copies")
 
     def test_an_older_one_on_storage_where_none_in_memory_is_old_enough(self, killed: Killed) -> None:
-        equal(killed.site.restored("cd", resume="memory:3"), killed, 2)
+        folder = killed.site.folder
+        shutil.copytree(folder / "shared", folder / "not_trusted")  # of which later ones will be set aside
+        equal(killed.site.restored("cd", resume="memory:3", directory="not_trusted"), killed, 2)
 
     def test_another_model_is_named_tensor_by_tensor(self, killed: Killed) -> None:
         failed = killed.site.run("ab", steps=0, hidden=33).until_said("failed").kill().of("failed")[0]

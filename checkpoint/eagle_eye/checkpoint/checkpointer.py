@@ -183,7 +183,7 @@ class MemoryCheckpointer:
         """
         everyone = self._gathered(self._tell)
         step, chosen = self._resume(everyone)
-        if everyone[0].resume_from:
+        if everyone[0].resume_from.startswith(MEMORY_PREFIX):
             self._shared(lambda: self._set_aside_later(step, _next_attempt(everyone)))
         self._plan, self._whole = self._planned(), step or None
         self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
