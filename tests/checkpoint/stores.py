@@ -151,6 +151,11 @@ class Rank:
             if isinstance(message, Grant):
                 self._grants.append(message)
 
+    @property
+    def has_grant(self) -> bool:
+        """Whether it has heard by now that it may write."""
+        return bool(self._grants)
+
     def grant(self) -> Grant:
         return self._grants.pop() if self._grants else self.expect(Grant)
 

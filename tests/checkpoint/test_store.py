@@ -179,6 +179,14 @@ class TestCopies:
             rank.whole(6)
         close(*ranks)
 
+    def test_who_hears_that_a_step_is_whole_may_write_into_the_slot_that_it_made_free(self, one: Node) -> None:
+        (rank,) = opened([one], keep=1)
+        for step in range(1, 20):
+            rank.capture(step, contents(0, step))
+            rank.whole(step)
+            assert rank.has_grant
+        close(rank)
+
     def test_a_copy_waits_for_a_slot_until_the_step_before_it_is_whole(self, two: list[Node]) -> None:
         # A rank whose steps go to storage has a slot more than other nodes have for it.
         ranks = opened(two, keep=1, persist_every=1000)

@@ -527,17 +527,18 @@ class JobService:
             job.capture_every = word.capture_every
             job.save()
             await self._tell_ranks(CaptureEvery(word.capture_every))
-        newest = job.needed.newest_whole
+        newest, said = job.needed.newest_whole, self._whole_said
         for shard in job.local:
             shard.told = {step: said for step, said in shard.told.items() if self.job.needed.unresolved(step)}
-        if newest is not None and newest > (-1 if self._whole_said is None else self._whole_said) and job.local:
+        if newest is not None and newest > (-1 if said is None else said) and job.local:
             self._whole_said = newest
             job.settle(job.local[0].plan)
             self._spawn(self.top_up_short())
             job.save()
-            await self._tell_ranks(Whole(newest))
         for shard in job.local:
             await self._grant(shard)
+        if newest is not None and newest == self._whole_said != said:
+            await self._tell_ranks(Whole(newest))  # last: who waits for it may write into the slot that it made free
         if word.persist is not None and word.persist == job.needed.persisting:
             await self._asked_to_persist(word.persist)
 
