@@ -401,12 +401,13 @@ class TestInterval:
     def test_a_rank_is_told_again_where_its_store_is_started_anew(self, two: list[Node]) -> None:
         ranks = opened(two)
         self.alternately(ranks)
+        whole(ranks, 102)
         close(ranks[1])
         two[1].stop()
         two[1].start()
         again = Rank(two[1], 1)
         again.hello()
-        again.open(opening(two, 1, again=True))
+        again.open(opening(two, 1, again=True, resumed_step=102, resumed_attempt=1))
         again.granted()
         assert again.capture_every == 2
         close(ranks[0], again)
