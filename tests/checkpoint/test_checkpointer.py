@@ -467,6 +467,21 @@ class TestLaterOnes:
         assert alone.resumed == 1, "a restart with no word does not find it"
         assert [path.name for path in alone.folder.glob("step_9*")] == ["step_9.set_aside_2"]
 
+    def test_a_job_that_is_told_to_begin_anew_does_so_whatever_is_there(
+        self, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        alone.begin()
+        alone.train()
+        alone.keep(1)
+        alone.kept._client.close(ended=False)
+        monkeypatch.setenv("EAGLE_EYE_RESUME_FROM", "memory:0")
+        alone.begin()
+        assert alone.resumed == 0
+        alone.kept._client.close(ended=False)
+        monkeypatch.delenv("EAGLE_EYE_RESUME_FROM")
+        alone.begin()
+        assert alone.resumed == 0, "the spoilt copy is gone, and nobody misses it"
+
     def test_nothing_is_set_aside_where_nobody_says_where_to_go_on(self, alone: Alone) -> None:
         alone.begin()
         alone.train()

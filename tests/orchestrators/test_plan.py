@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, Span, choose_checkpoint, find_checkpoints, in_memory
+from eagle_eye.orchestrators.launch.checkpoints import (
+    Checkpoint,
+    Span,
+    beginning,
+    choose_checkpoint,
+    find_checkpoints,
+    in_memory,
+)
 from eagle_eye.orchestrators.launch.plan import Fleet, choose_nodes
 from eagle_eye.schema.memory_steps import MemoryStep
 
@@ -135,3 +142,12 @@ def test_a_folder_that_cannot_be_read_is_no_empty_folder(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         find_checkpoints(tmp_path / "file")
+
+
+def test_ranks_that_would_find_a_spoilt_step_by_themselves_are_told_to_begin_anew() -> None:
+    spoilt, before = Checkpoint("memory:9", 9, 109.0), Checkpoint("memory:5", 5, 105.0)
+    spans = [Span(108.0, 120.0)]
+    assert beginning([spoilt], spans, finds_newest=True) == "memory:0"
+    assert beginning([spoilt], spans, finds_newest=False) == "", "their script begins anew where it is told of nothing"
+    assert beginning([spoilt, before], spans, finds_newest=True) == "", "it was there, and is damaged: they say so"
+    assert beginning([], spans, finds_newest=True) == "", "nothing is left: they must not begin anew for that"

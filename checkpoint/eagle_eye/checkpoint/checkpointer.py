@@ -225,6 +225,8 @@ class MemoryCheckpointer:
         if word and not word.startswith(MEMORY_PREFIX):
             return self._load_folder(Path(word)), None
         steps, newest = whole_steps(everyone), _step_of(word) if word else None
+        if newest == 0:
+            return 0, None  # to begin anew: nothing that there is is to be trusted
         on_storage = everyone[0].newest_on_storage(newest)
         if newest is not None:
             steps = [one for one in steps if one.step <= newest]
@@ -259,6 +261,8 @@ class MemoryCheckpointer:
     def _set_aside_later(self, step: int, attempt: int) -> None:
         """A later restart, with no word from a launcher, must not find what this one was told not to trust."""
         renamed = set_aside(str(self._directory), step, attempt)
+        if step == 0:
+            (self._directory / COMMITTED_FILE).unlink(missing_ok=True)  # it has no step any more that counts
         if renamed:
             _log.warning("resumed at step %d, as told; set aside in %s: %s", step, self._directory, ", ".join(renamed))
 

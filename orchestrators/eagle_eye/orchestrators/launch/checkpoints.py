@@ -69,6 +69,19 @@ def find_checkpoints(folder: Path | None) -> list[Checkpoint]:
     return found
 
 
+def beginning(known: Sequence[Checkpoint], distrusted: Sequence[Span], *, finds_newest: bool) -> str:
+    """Return what ranks are told that begin anew: "", or not to resume from what there is.
+
+    Those that find the newest step by themselves, as with checkpoints in memory, would take a spoilt one.
+    """
+    return f"{MEMORY_PREFIX}0" if finds_newest and known and not trusted(known, distrusted) else ""
+
+
+def trusted(found: Iterable[Checkpoint], distrusted: Sequence[Span]) -> list[Checkpoint]:
+    """Return those that were not written in any of the spans."""
+    return [one for one in found if not any(span.covers(one.written_s) for span in distrusted)]
+
+
 def choose_checkpoint(
     found: Iterable[Checkpoint], distrusted: Sequence[Span], suspected: Collection[float] = ()
 ) -> Checkpoint | None:
@@ -77,6 +90,6 @@ def choose_checkpoint(
     By time and not by step: after a return to an earlier step, the higher steps are the spoiled ones. One that was
     written at a ``suspected`` time is taken only where there is no other: it is better than the beginning.
     """
-    trusted = [one for one in found if not any(span.covers(one.written_s) for span in distrusted)]
-    clear = [one for one in trusted if one.written_s not in suspected]
-    return max(clear or trusted, key=lambda one: (one.written_s, one.step), default=None)
+    left = trusted(found, distrusted)
+    clear = [one for one in left if one.written_s not in suspected]
+    return max(clear or left, key=lambda one: (one.written_s, one.step), default=None)

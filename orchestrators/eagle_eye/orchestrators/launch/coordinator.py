@@ -16,7 +16,13 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import logs, messages
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
-from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, choose_checkpoint, find_checkpoints, in_memory
+from eagle_eye.orchestrators.launch.checkpoints import (
+    Checkpoint,
+    beginning,
+    choose_checkpoint,
+    find_checkpoints,
+    in_memory,
+)
 from eagle_eye.orchestrators.launch.job import Job, ServerLink, Sight
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.memory import MemoryFile, resume
@@ -202,7 +208,7 @@ class Coordinator:
         """In a thread, because a folder may hang: choose what to resume from, without what is damaged."""
         try:
             found = find_checkpoints(self._job.checkpoint_dir)
-            left = in_memory(self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S)) + found
+            left = known = in_memory(self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S)) + found
             while (chosen := choose_checkpoint(left, order.distrusted, order.suspected)) is not None:
                 if chosen.folder is None or not (wrong := flaw(chosen.folder)):
                     break
@@ -214,7 +220,8 @@ class Coordinator:
             return
         self._found = found
         if chosen is None:
-            self.post(on.CheckpointChosen(order.attempt, None))
+            word = beginning(known, order.distrusted, finds_newest=self._runners.keeps_in_memory)
+            self.post(on.CheckpointChosen(order.attempt, None, word))
         else:
             self.post(on.CheckpointChosen(order.attempt, chosen.step, chosen.path, chosen.written_s))
 

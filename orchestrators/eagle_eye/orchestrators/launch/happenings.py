@@ -128,7 +128,7 @@ class StartImpossible:
 class CheckpointChosen:
     """The checkpoint to resume from was chosen: its step, its folder, and when it was completed (Unix time).
 
-    A step of None is the beginning.
+    A step of None is the beginning; ``path`` then says so where ranks would find a later one.
     """
 
     attempt: int

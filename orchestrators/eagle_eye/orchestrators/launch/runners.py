@@ -54,6 +54,11 @@ class Runners:
         self._keeps_in_memory = False
 
     @property
+    def keeps_in_memory(self) -> bool:
+        """Whether the job keeps checkpoints in memory, as far as nodes have said."""
+        return self._keeps_in_memory
+
+    @property
     def due_s(self) -> float:
         """When ``tend`` should be called next, on the monotonic clock."""
         return min(self._ping_due_s, *self._retry_due_s.values(), float("inf"))
