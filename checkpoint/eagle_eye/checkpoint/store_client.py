@@ -208,12 +208,11 @@ class StoreClient:
         Then what was captured last is on its way still: the store is given so long to bring it where it goes.
         """
         self._ending.set()
+        if ended and self._line is not None and self._receiver is not None:
+            self._line.say(Close())
+            self._receiver.join(timeout=within_s)  # what the store asks for meanwhile, such as metadata, it gets
         if self._line is not None:
-            if ended:
-                self._line.say(Close())
             self._line.end(SAID_WITHIN_S)
-        if ended and self._receiver is not None:
-            self._receiver.join(timeout=within_s)
         self._ended.set()
         if self._connection is not None:
             self._connection.close()
