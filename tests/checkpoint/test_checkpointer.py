@@ -23,8 +23,16 @@ import pytest
 import torch
 
 from benchmarks.checkpoint.warm import Forked, Warm
-from eagle_eye.checkpoint.checkpointer import MemoryCheckpointer, NoCheckpoint, _Told, whole_steps
+from eagle_eye.checkpoint.checkpointer import (
+    MemoryCheckpointer,
+    NoCheckpoint,
+    NotTheSame,
+    _require_same,
+    _Told,
+    whole_steps,
+)
 from eagle_eye.checkpoint.messages import Captured, CaptureEvery, CopyInfo
+from eagle_eye.checkpoint.state import KeptState
 from eagle_eye.checkpoint.store import ask_status
 from tests.checkpoint.stores import Node, until
 
@@ -507,6 +515,24 @@ class TestWhoseStore:
             alone.begin()
         alone.node.folder.chmod(0o700)
         alone.begin()
+
+
+class TestOneName:
+    def test_ranks_with_different_parameters_of_one_name_are_refused(self) -> None:
+        state = KeptState({"model": torch.nn.Linear(3, 2)})
+        other = KeptState({"model": torch.nn.Linear(3, 2)})
+        with pytest.raises(NotTheSame, match=r"model.weight on ranks 0 and 2"):
+            _require_same([state.fingerprints(), state.fingerprints(), other.fingerprints()])
+
+    def test_copies_of_one_parameter_and_ranks_with_others_of_other_names_are_not(self) -> None:
+        state, stage = KeptState({"model": torch.nn.Linear(3, 2)}), KeptState({"stage1": torch.nn.Linear(3, 2)})
+        _require_same([state.fingerprints(), state.fingerprints(), stage.fingerprints()])
+        assert state.fingerprints().keys() == {"model.weight", "model.bias"}
+
+    def test_buffers_may_differ(self) -> None:
+        norms = [torch.nn.BatchNorm1d(3) for _ in range(2)]
+        norms[1].running_mean.add_(1.0)
+        _require_same([KeptState({"model": norm}).fingerprints() for norm in norms])
 
 
 def told(node: str, *copies: CopyInfo) -> _Told:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eagle_eye.checkpoint.checkpointer import AnotherModel, MemoryCheckpointer, NoCheckpoint
+    from eagle_eye.checkpoint.checkpointer import AnotherModel, MemoryCheckpointer, NoCheckpoint, NotTheSame
     from eagle_eye.checkpoint.state import RandomState
 
-__all__ = ["AnotherModel", "MemoryCheckpointer", "NoCheckpoint", "RandomState"]
+__all__ = ["AnotherModel", "MemoryCheckpointer", "NoCheckpoint", "NotTheSame", "RandomState"]
 
 
 def __getattr__(name: str) -> Any:

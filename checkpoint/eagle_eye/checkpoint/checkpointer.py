@@ -83,6 +83,10 @@ class AnotherModel(ValueError):
     """The checkpoint is of another model: some tensors are missing in it or have another shape."""
 
 
+class NotTheSame(ValueError):
+    """Ranks have different parameters under one name, which torch.distributed.checkpoint takes for copies."""
+
+
 class _Told(msgspec.Struct, frozen=True):
     """What each rank tells the others before they decide where to go on.
 
@@ -179,7 +183,7 @@ class MemoryCheckpointer:
         """Load the state and return its step; 0 for a job that has never had one. Every rank calls it, once.
 
         Where the launcher says (``EAGLE_EYE_RESUME_FROM``: a folder, or ``memory:STEP``), else the newest step that is
-        whole in memory or on storage. Raises NoCheckpoint, AnotherModel, DoesNotFit, and OSError.
+        whole in memory or on storage. Raises NoCheckpoint, AnotherModel, NotTheSame, DoesNotFit, and OSError.
         """
         everyone = self._gathered(self._tell)
         step, chosen = self._resume(everyone)
@@ -429,11 +433,13 @@ class MemoryCheckpointer:
         """Agree with all ranks on what lies where, as torch.distributed.checkpoint does when it saves."""
         planner = DefaultSavePlanner()
 
-        def local_plan() -> SavePlan:
+        def local_plan() -> tuple[SavePlan, dict[str, bytes]]:
             planner.set_up_planner(self._state.collect(self._rank), is_coordinator=self._rank == 0)
-            return planner.create_local_plan()
+            return planner.create_local_plan(), self._state.fingerprints()
 
-        plans = self._gathered(local_plan)
+        told = self._gathered(local_plan)
+        _require_same([fingerprints for _, fingerprints in told])
+        plans = [plan for plan, _ in told]
         made: list[tuple[ShardWriter, Metadata]] = []
 
         def shard_layout() -> ShardLayout:
@@ -618,6 +624,23 @@ def whole_steps(everyone: Iterable[_Told]) -> list[_Step]:
             )
         )
     return sorted(found, key=lambda one: (last_s[one.attempt], one.step), reverse=True)
+
+
+def _require_same(fingerprints: Sequence[Mapping[str, bytes]]) -> None:
+    """Raise NotTheSame where ranks have different parameters under one name: but one of them would be lost."""
+    first: dict[str, tuple[int, bytes]] = {}
+    wrong: dict[str, str] = {}
+    for rank, mine in enumerate(fingerprints):
+        for name, fingerprint in mine.items():
+            before, known = first.setdefault(name, (rank, fingerprint))
+            if known != fingerprint:
+                wrong.setdefault(name, f"{name} on ranks {before} and {rank}")
+    if wrong:
+        more = f", and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""
+        raise NotTheSame(
+            f"different parameters of one name: {'; '.join(list(wrong.values())[:NAMED_MAX])}{more}."
+            " Shard them as DTensors, or pass each rank's model under a name of its own"
+        )
 
 
 def _next_attempt(everyone: Iterable[_Told]) -> int:

@@ -6,12 +6,14 @@ ranks and other layouts can load them. Everything else that has a state belongs 
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -22,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 StateDict = dict[str, Any]
+FINGERPRINT_ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,21 @@ class KeptState:
     def optimizers(self) -> list[Optimizer]:
         """The optimizers among them."""
         return [one for one in self._objects.values() if isinstance(one, Optimizer)]
+
+    def fingerprints(self) -> dict[str, bytes]:
+        """Return a sum of how each parameter begins that is whole on this rank, by its name.
+
+        One name is one parameter to torch.distributed.checkpoint, of which one rank's is kept: ranks that have others
+        under the same name would lose theirs.
+        """
+        found = {}
+        for name, model in self._models.items():
+            parameters = set(_addresses([one for one in model.parameters() if not _is_sharded(one)]))
+            for key, tensor in self._of_model(name, model).items():
+                if isinstance(tensor, torch.Tensor) and tensor.numel() and address_of(tensor) in parameters:
+                    head = tensor.detach().reshape(-1)[:FINGERPRINT_ELEMENTS].cpu()
+                    found[f"{name}.{key}"] = xxhash.xxh3_64_digest(ctypes.string_at(head.data_ptr(), head.nbytes))
+        return found
 
     def collect(self, rank: int) -> StateDict:
         """Return the state as it is now: tensors are the training's own, not copies.
@@ -199,6 +217,10 @@ def _tensors_of(optimizer: Optimizer) -> list[torch.Tensor] | None:
             found.append(parameter)
             found.extend(optimizer.state.get(parameter, {}).values())
     return found if all(isinstance(one, torch.Tensor) for one in found) else None
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "_local_tensor")
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
