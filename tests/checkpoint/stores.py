@@ -53,6 +53,13 @@ def until(true: Callable[[], bool], what: str) -> None:
 class Node:
     """A node's store."""
 
+    @property
+    def has_all_slots(self) -> bool:
+        """Whether every shard of the attempts that run has the slots that it is to have, or there is no room."""
+        jobs = [service.job for service in list(self.store._jobs.values())]
+        shards = [one for job in jobs for one in list(job.shards.values()) if one.attempt == job.attempt]
+        return all(one.is_short or len(one.files) >= one.wanted for one in shards)
+
     def __init__(self, folder: Path, node: str = "a", **settings: Any) -> None:
         self.folder, self.name = folder, node
         self._settings = StoreSettings(folder=folder, node=node, listen=("127.0.0.1", 0), **settings)
@@ -211,12 +218,15 @@ def opening(nodes: Sequence[Node], rank: int = 0, **changes: Any) -> Open:
 
 
 def opened(nodes: Sequence[Node], **changes: Any) -> list[Rank]:
-    """Return a rank of each node, all of which have begun the attempt."""
+    """Return a rank of each node, all of which have begun the attempt. It ``waits`` for the slots that ranks do not."""
+    waits = changes.pop("waits", True)
     ranks = [Rank(node, number) for number, node in enumerate(nodes)]
     for rank in ranks:
         rank.hello()
     for rank in ranks:
         rank.open(opening(nodes, rank.rank, **changes))
+    if waits:
+        until(lambda: all(node.has_all_slots for node in nodes), "all slots are reserved")
     return ranks
 
 

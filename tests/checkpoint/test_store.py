@@ -787,7 +787,7 @@ class TestMemory:
         self, one: Node, reserving: threading.Semaphore
     ) -> None:
         reserving.release(2)
-        (rank,) = opened([one], keep=2)
+        (rank,) = opened([one], waits=False, keep=2)
         rank.capture(1, contents(0, 1))
         rank.whole(1)
         rank.capture(2, contents(0, 2))

@@ -58,7 +58,8 @@ def test_the_evidence_is_drawn_and_told_in_words_and_numbers(hung: Running, page
     opened(page, hung, found.id)
     charts = page.locator(".view-incident figure.chart")
     assert charts.count() >= 2
-    assert charts.locator("canvas").count() == charts.count()
+    for number in range(charts.count()):  # each is drawn once its history has come
+        charts.nth(number).locator("canvas").wait_for()
     said = " ".join(charts.locator(".said").all_inner_texts())
     assert f"At the verdict {found.node}" in said
     assert "of the same attempt" in said

@@ -97,6 +97,7 @@ class Shard:
     closed: bool = False
     opening: Open | None = None
     is_short: bool = False
+    awaited: int = 0  # older steps that will be fetched once all slots are there: captures leave them room
     sending: set[int] = field(default_factory=set)
     told: dict[int, Copies | Missed] = field(default_factory=dict)
 

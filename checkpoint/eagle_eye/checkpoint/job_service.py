@@ -157,6 +157,7 @@ class JobService:
             return None
         resumed = [step for step in attempts_resumed(opening) if step == opening.resumed_step]
         taken = self._taken_for(shard, opening, resumed)
+        shard.awaited = len(self._missing(shard, opening, self._older(opening))) if opening.sources else 0
         shard.holders, shard.connection, shard.closed, shard.opening = opening.holders, connection, False, opening
         job.save()
         await connection.send(Opened(tuple(str(file.path) for file in shard.files)))
@@ -225,7 +226,10 @@ class JobService:
     async def _grant(self, shard: Shard) -> None:
         if shard.connection is None:
             return
-        slot = shard.slots.grant(self.job.needed_of(shard))
+        needed = self.job.needed_of(shard)
+        if len(shard.slots.available(needed)) + shard.wanted - len(shard.files) <= shard.awaited:
+            return
+        slot = shard.slots.grant(needed)
         if slot is None:
             return
         if shard.sums.pop(slot, None) is not None:
@@ -335,8 +339,7 @@ class JobService:
 
     def _taken_for(self, shard: Shard, opening: Open, steps: Iterable[int]) -> dict[int, SlotFile]:
         """Take slots for those of the steps that are not here, before captures fill them."""
-        job = self.job
-        missing = [step for step in steps if job.find(opening.plan, shard.rank, step) is None]
+        job, missing = self.job, self._missing(shard, opening, steps)
         taken: dict[int, SlotFile] = {}
         for step in sorted(missing, reverse=True)[: len(shard.files) - 1] if opening.sources else ():
             slot = shard.slots.take(job.needed_of(shard))
@@ -345,14 +348,20 @@ class JobService:
                 taken[step] = shard.files[slot]
         return taken
 
+    def _missing(self, shard: Shard, opening: Open, steps: Iterable[int]) -> list[int]:
+        return [step for step in steps if self.job.find(opening.plan, shard.rank, step) is None]
+
+    def _older(self, opening: Open) -> list[int]:
+        return [step for step in attempts_resumed(opening) if step != opening.resumed_step]
+
     async def _restore_older(self, shard: Shard, opening: Open) -> None:
         """Reserve the slots that the shard lacks, and have the older steps that stay here and at the other holders."""
         job = self.job
         await job.top_up(shard)
         if job.attempt != opening.attempt:
             return
-        older = [step for step in attempts_resumed(opening) if step != opening.resumed_step]
-        taken = self._taken_for(shard, opening, older)
+        older = self._older(opening)
+        taken, shard.awaited = self._taken_for(shard, opening, older), 0
         await self._grant(shard)
         await self._restore_copies(shard, opening, older, taken)
 

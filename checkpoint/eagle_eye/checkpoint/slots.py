@@ -88,10 +88,13 @@ class Slots:
         gone = set(steps)
         self.holds = [None if copy is not None and copy.step in gone else copy for copy in self.holds]
 
-    def _chosen(self, needed: Collection[int]) -> int | None:
+    def available(self, needed: Collection[int]) -> list[int]:
+        """Return the slots that nobody writes, and that hold none of the ``needed`` steps."""
         free = [number for number in range(len(self.holds)) if number != self.granted and number not in self.filling]
-        may = [number for number in free if (copy := self.holds[number]) is None or copy.step not in needed]
-        chosen = min(may, key=lambda number: (self._step(number), number), default=None)
+        return [number for number in free if (copy := self.holds[number]) is None or copy.step not in needed]
+
+    def _chosen(self, needed: Collection[int]) -> int | None:
+        chosen = min(self.available(needed), key=lambda number: (self._step(number), number), default=None)
         if chosen is not None:
             self.holds[chosen] = None
         return chosen
