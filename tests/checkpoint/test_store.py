@@ -795,7 +795,7 @@ class TestMemory:
         rank.capture(2, contents(0, 2))
         rank.whole(2)
         reserving.release()
-        until(lambda: len(one.slot_files) == 3, "the third slot is there")
+        until(lambda: one.status["reserved_bytes"] == 3 * 5000, "the third slot is there")
         for step in (3, 4):
             rank.capture(step, contents(0, step))
             rank.whole(step)
@@ -837,7 +837,7 @@ class TestMemory:
             (rank,) = opened([node], capacity_bytes=4 << 20)
             assert len(rank.paths) == 2
             (tmpfs / "others").unlink()
-            until(lambda: len(node.slot_files) == 3, "there are three slots")
+            until(lambda: node.status["reserved_bytes"] == 3 * (4 << 20), "there are three slots")
             for step in (1, 2):
                 rank.capture(step, contents(0, step))
                 rank.whole(step)
