@@ -40,13 +40,13 @@ def run(train: Callable[[], None]) -> None:
         TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0", OMP_NUM_THREADS="1",
     )  # fmt: skip
     if not peer:
-        _end_with(train)
+        end_with(train)
     train()
     if os.waitpid(peer, 0)[1]:
         sys.exit("rank 1 failed")
 
 
-def _end_with(train: Callable[[], None]) -> NoReturn:
+def end_with(train: Callable[[], None]) -> NoReturn:
     """The process ends at once: what it has of its parent's, such as the store, has no threads here."""
     code = 0
     try:

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from typing import NoReturn
+
+from tests.agent.two_ranks import end_with
 
 WITHIN_S = 100.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -49,17 +49,4 @@ def _forked(train: Callable[[], None], rank: int, world: int, port: int) -> int:
         TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0", OMP_NUM_THREADS="1",
     )  # fmt: skip
-    return _end_with(train)
-
-
-def _end_with(train: Callable[[], None]) -> NoReturn:
-    """The process ends at once: what it has of its parent's, such as the store, has no threads here."""
-    code = 0
-    try:
-        train()
-    except BaseException:  # noqa: BLE001 - whatever it was, nothing may go on from here
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return end_with(train)

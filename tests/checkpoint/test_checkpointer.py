@@ -382,6 +382,13 @@ class Alone:
         assert self.kept.counts["captured"] == captured + 1
         until(lambda: self.kept.whole_step == step, f"step {step} is whole")
 
+    def leave_a_step(self) -> None:
+        """Begin, keep step 1, and end as a job that failed."""
+        self.begin()
+        self.train()
+        self.keep(1)
+        self.kept._client.close(ended=False)
+
     def end(self) -> None:
         self.kept._client.close(ended=False)
         self.node.stop()
@@ -444,10 +451,7 @@ class TestCapture:
             MemoryCheckpointer({}, tmp_path, reach_s=reach_s)
 
     def test_a_state_that_was_read_in_part_is_no_fresh_start(self, alone: Alone) -> None:
-        alone.begin()
-        alone.train()
-        alone.keep(1)
-        alone.kept._client.close(ended=False)
+        alone.leave_a_step()
         for path in alone.node.slot_files:
             path.write_bytes(bytes(path.stat().st_size))
         (alone.folder / ".eagle-eye-committed").unlink()
@@ -459,10 +463,7 @@ class TestLaterOnes:
     def test_a_later_checkpoint_on_storage_is_set_aside_where_the_launcher_says_where_to_go_on(
         self, alone: Alone, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        alone.begin()
-        alone.train()
-        alone.keep(1)
-        alone.kept._client.close(ended=False)
+        alone.leave_a_step()
         spoilt = alone.folder / "step_9"
         spoilt.mkdir()
         (spoilt / ".metadata").write_bytes(b"")
@@ -478,10 +479,7 @@ class TestLaterOnes:
     def test_a_job_that_is_told_to_begin_anew_does_so_whatever_is_there(
         self, alone: Alone, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        alone.begin()
-        alone.train()
-        alone.keep(1)
-        alone.kept._client.close(ended=False)
+        alone.leave_a_step()
         monkeypatch.setenv("EAGLE_EYE_RESUME_FROM", "memory:0")
         alone.begin()
         assert alone.resumed == 0
@@ -491,10 +489,7 @@ class TestLaterOnes:
         assert alone.resumed == 0, "the spoilt copy is gone, and nobody misses it"
 
     def test_nothing_is_set_aside_where_nobody_says_where_to_go_on(self, alone: Alone) -> None:
-        alone.begin()
-        alone.train()
-        alone.keep(1)
-        alone.kept._client.close(ended=False)
+        alone.leave_a_step()
         (alone.folder / "step_9").mkdir()  # by somebody who is still writing it
         alone.begin()
         assert (alone.folder / "step_9").exists()
