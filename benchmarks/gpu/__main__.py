@@ -63,7 +63,9 @@ def main(
 
 def _run(tests: Path, report: Path, output: Path) -> int:
     """Run the tests in one process, show and keep what pytest says, and return its exit code."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", f"--junitxml={report}"]
+    # A test keeps its figures as properties of its own case, which the newer family of reports does not have.
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"]
+    command += [f"--junitxml={report}"]
     with (
         output.open("wb") as kept,
         subprocess.Popen(

@@ -44,7 +44,7 @@ def run(folder: Path, text: str) -> tuple[int, dict[str, Any] | None]:
     tests = folder / "tests"
     tests.mkdir()
     (tests / "test_it.py").write_text(text)
-    (tests / "pytest.ini").write_text("[pytest]\n")
+    (tests / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")  # as in this project
     code = main(["--tests", str(tests), "--out", str(folder / "out")], lambda: MACHINE, "abc+")
     kept = folder / "out" / "nvidia-h100-80gb-hbm3-x8.json"
     return code, json.loads(kept.read_text()) if kept.exists() else None

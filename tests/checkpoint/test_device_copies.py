@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import mmap
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -74,8 +77,9 @@ class Gpu:
             self.notes.append(f"pinned {length}")
             return self.code
 
-        def unregister(address: int) -> None:
+        def unregister(address: int) -> int:
             self.notes.append("unpinned")
+            return self.code
 
         return SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
 
@@ -188,6 +192,56 @@ def test_memory_that_cannot_be_pinned_is_said_and_used(
     assert "not pinned" in caplog.text
     training.copies.detach(slot)
     assert "unpinned" not in training.gpu.notes
+
+
+def test_a_closed_one_has_pinned_nothing_and_steps_wait_for_nothing(training: Training, slot: memoryview) -> None:
+    training.copies.attach(slot)
+    training.step()
+    training.capture()
+    training.copies.close()
+    assert training.gpu.notes[-3:] == [
+        "host waits for copies of aside", "host waits for copies of program", "unpinned",
+    ]  # fmt: skip
+    assert training.step() == []
+    training.copies.attach(slot)
+    assert training.gpu.notes == [], "pinned by nobody who will ever unpin it"
+
+
+def test_an_abandoned_one_unpins_before_its_slots_are_unmapped(training: Training) -> None:
+    mapping = mmap.mmap(-1, 4096)
+    mapped = weakref.ref(mapping)
+    unmapped_then = []
+    unregister = training.gpu.cudart().cudaHostUnregister
+
+    def noting(address: int) -> int:
+        unmapped_then.append(mapped() is None)
+        return int(unregister(address))
+
+    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=noting)
+    training.gpu.cudart = lambda: cudart  # type: ignore[method-assign]
+    training.copies.attach(memoryview(mapping))
+    del mapping
+    training.copies = CudaCopies(DEVICE, [], training.gpu)
+    gc.collect()
+    assert unmapped_then == [False]
+    assert mapped() is None
+    assert training.step() == [], "the optimizer keeps nobody alive"
+
+
+def test_a_failed_call_leaves_no_error_for_the_trainings_next_kernel(
+    training: Training, slot: memoryview, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def library(name: str) -> Any:
+        asked.append(name)
+        return SimpleNamespace(cudaGetLastError=lambda: asked.append("taken"))
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    training.gpu.code = 712
+    training.copies.attach(slot)
+    assert asked == ["libcudart.so.13", "taken"]
 
 
 def test_tensors_of_the_host_need_no_gpu() -> None:

@@ -21,7 +21,7 @@ from tests.loopback import free_port
 
 pytestmark = needs_gpu
 OVERHEAD_RATIO_MAX = 0.003
-PAIRS, STEPS = 12, 50
+PAIRS, STEPS = 24, 50
 DEADLINE_S = 420.0
 
 

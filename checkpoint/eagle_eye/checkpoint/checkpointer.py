@@ -217,6 +217,9 @@ class MemoryCheckpointer:
         What was captured last is given so long to be whole, and on storage where it goes there.
         """
         self._client.close(ended=True, within_s=within_s)
+        with self._lock:
+            self._granted, self._slots = None, {}
+            self._copies.close()
 
     # Where to go on.
 

@@ -7,9 +7,12 @@ the GPU. Whatever else there is, which anything may change, is copied on the pro
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
+import weakref
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +41,9 @@ class Copies(Protocol):
     def end(self) -> Callable[[], None] | None:
         """Return what waits, in another thread, until all is in the slot; None where it is already."""
 
+    def close(self) -> None:
+        """No capture follows: nothing is on its way into any slot, and none is attached."""
+
 
 class HostCopies:
     """For tensors of the host: each is there when ``copy`` returns."""
@@ -59,6 +65,9 @@ class HostCopies:
         """See Copies."""
         return None
 
+    def close(self) -> None:
+        """See Copies."""
+
 
 class CudaCopies:
     """For tensors of one GPU, and of the host. ``cuda`` is ``torch.cuda``.
@@ -73,29 +82,40 @@ class CudaCopies:
         self._optimizers = optimizers
         self._stream = cuda.Stream(device)
         self._optimized: frozenset[int] = frozenset()
-        self._events: tuple[Any, ...] = ()  # behind the last capture's copies: on our own stream, on the program's
-        self._pinned: set[int] = set()
+        self._events: list[Any] = []  # behind the last capture's copies: on our own stream, on the program's
+        # Slots by address. What is pinned must not be unmapped: whatever is mapped there next would be taken for it.
+        self._pinned: dict[int, memoryview] = {}
         self._step_seen = self._in_graphs = False
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._before_step)
+        # An optimizer lives on when nobody captures any more, and must keep nothing alive but itself.
+        before_step = weakref.WeakMethod(self._before_step)
+        self._hooks = [one.register_step_pre_hook(lambda *_: _call(before_step)) for one in optimizers]
+        self._unpin_all = weakref.finalize(self, _unpin_all, cuda, self._events, self._pinned)
+        self._unpin_all.atexit = False  # nothing is mapped any more then
 
     def attach(self, slot: memoryview) -> None:
         """See Copies. Memory that cannot be pinned is copied into all the same; the host waits then."""
+        if not self._unpin_all.alive:
+            return  # closed
         address = _address(slot)
         code = int(self._cuda.cudart().cudaHostRegister(address, len(slot), 0))
         if code == 0:
-            self._pinned.add(address)
+            self._pinned[address] = slot
         else:
             _log.warning("%d bytes of shared memory are not pinned, and captures wait: CUDA error %d", len(slot), code)
+            _forget_error()
 
     def detach(self, slot: memoryview) -> None:
         """See Copies."""
-        for event in self._events:
-            event.synchronize()
+        _wait_for(self._events)
         address = _address(slot)
-        if address in self._pinned:
-            self._pinned.discard(address)
-            self._cuda.cudart().cudaHostUnregister(address)
+        if self._pinned.pop(address, None) is not None:
+            _unpin(self._cuda, address)
+
+    def close(self) -> None:
+        """See Copies."""
+        for hook in self._hooks:
+            hook.remove()
+        self._unpin_all()
 
     def begin(self) -> None:
         """See Copies."""
@@ -116,15 +136,10 @@ class CudaCopies:
     def end(self) -> Callable[[], None] | None:
         """See Copies."""
         events = (self._stream.record_event(), self._cuda.current_stream(self._device).record_event())
-        self._events = events
+        self._events[:] = events
+        return partial(_wait_for, events)
 
-        def wait() -> None:
-            for event in events:
-                event.synchronize()
-
-        return wait
-
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self) -> None:
         """An optimizer is about to change what may still be being copied: its stream waits, and the host does not."""
         if self._cuda.is_current_stream_capturing():
             self._in_graphs = True
@@ -149,6 +164,43 @@ def _addresses_of(optimizers: Sequence[Optimizer]) -> list[int]:
                 tensors = [parameter, *optimizer.state.get(parameter, {}).values()]
                 found += [address_of(one) for one in tensors if isinstance(one, torch.Tensor)]
     return found
+
+
+def _wait_for(events: Sequence[Any]) -> None:
+    for event in events:
+        event.synchronize()
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call it where what it belongs to is still there."""
+    found = method()
+    if found is not None:
+        found()
+
+
+def _unpin_all(cuda: Any, events: Sequence[Any], pinned: dict[int, memoryview]) -> None:
+    with contextlib.suppress(RuntimeError):  # the GPU has failed: nothing is copied any more
+        _wait_for(events)
+    while pinned:
+        address, slot = pinned.popitem()
+        _unpin(cuda, address)
+        del slot  # not before
+
+
+def _unpin(cuda: Any, address: int) -> None:
+    if int(cuda.cudart().cudaHostUnregister(address)):
+        _forget_error()
+
+
+def _forget_error() -> None:
+    """Take the error of a call that failed from the CUDA runtime, which keeps it for this thread.
+
+    Otherwise the next kernel that is launched here, of the training's own, fails with it. Torch has no call for that.
+    """
+    version = torch.version.cuda
+    if version is not None:
+        with contextlib.suppress(OSError, AttributeError):  # linked statically: there is no other way to it
+            ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}").cudaGetLastError()
 
 
 def _address(slot: memoryview) -> int:
