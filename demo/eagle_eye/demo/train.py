@@ -98,7 +98,8 @@ def main() -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         norm = nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
         optimizer.step()
-        training.step(loss=loss, grad_norm=norm, tokens=args.batch * CONTEXT_CHARS)  # the second
+        tokens = args.batch * CONTEXT_CHARS
+        training.step(loss=loss, grad_norm=norm, tokens=tokens, work_units=args.batch)  # the second
         if rank == 0:
             more = {"resumed_from": first - 1, "source": source, "kept_s": kept_s}
             _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), **more)
