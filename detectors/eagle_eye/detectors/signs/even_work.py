@@ -56,7 +56,7 @@ def work_is_told(window: Window, index: int, onset: int) -> bool:
     units = window.steps.values.get("train_work_units")
     if units is None:
         return False
-    known = np.isfinite(units[onset:]).any(axis=0)
+    known = np.isfinite(np.fmax.reduce(units[onset:], axis=0, initial=np.nan))
     return bool(known[index]) and float(np.mean(known[peers_of(window, index, window.role_of)])) > 0.5
 
 
