@@ -156,7 +156,10 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class ExcludeAsked:
-    """The nodes shall not be used: from now on, or from the next start on if possible; see protocol.Exclusion."""
+    """The nodes shall not be used: from now on, or from the next start on if possible; see protocol.Exclusion.
+
+    ``waits``: with them the job does not train, or computes what is wrong, so that it may as well wait for others.
+    """
 
     request: int
     nodes: tuple[str, ...]
@@ -164,6 +167,7 @@ class ExcludeAsked:
     reason: str
     over_attempt: int = 0
     distrust_since_s: float | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)
