@@ -24,6 +24,7 @@ from eagle_eye.server.engine.policy import RULE_NAMES, Decision, Weighing, weigh
 from eagle_eye.server.engine.scheduler_word import Hearing
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import Situation
+from eagle_eye.server.node_groups import with_racks
 from eagle_eye.server.records import Action, ActionState, Incident, Node, NodeState
 
 FORMAT = "eagle-eye-policy-cases/1"
@@ -171,9 +172,10 @@ def run_cases(cases: CaseFile, base: Mapping[str, Any]) -> Iterator[Tested]:
 
 def _settings(plain: Mapping[str, Any], where: str) -> PolicySettings:
     try:
-        return msgspec.convert(plain, PolicySettings)
+        settings = msgspec.convert(plain, PolicySettings)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where}: {error}") from None
+    return with_racks(settings, "", where)  # the base has those of the site's file
 
 
 def _differences(expected: Expected, decision: Decision) -> Iterator[str]:

@@ -82,7 +82,8 @@ class RanksStarted:
 class RanksSeen:
     """Where the node's ranks are: how many have come to the rendezvous, which have not, which are stopped.
 
-    ``in_touch`` is whether Eagle Eye could send word about it.
+    ``cut_off`` says that some have not, and that the node does not reach the place where they are to meet. ``in_touch``
+    is whether Eagle Eye could send word about it.
     """
 
     node: str
@@ -90,6 +91,7 @@ class RanksSeen:
     joined: int
     absent: tuple[int, ...] = ()
     stopped: tuple[int, ...] = ()
+    cut_off: bool = False
     in_touch: bool = True
 
 

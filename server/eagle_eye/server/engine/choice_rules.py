@@ -9,7 +9,7 @@ from typing import cast
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.action import ActionKind
 from eagle_eye.server.engine.job_terms import OUR_RESTART_OWNERS
-from eagle_eye.server.engine.node_terms import STRENGTH, Floors
+from eagle_eye.server.engine.node_terms import STRENGTH, Floors, groups_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, lowered, passed
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situation, resume_from, terms
@@ -76,7 +76,9 @@ def _node_terms(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     nodes = [incident.node] if incident.node is not None else incident.nodes
     models = sorted({name for node in nodes for name in situation.gpu_models.get(node, ())})
     told = {term: f"{getattr(floors, term)} ({key})" for term, key in floors.where.items()}
-    values: Values = {"gpu_models": ", ".join(models) or "not known", **told}
+    groups = {group for node in nodes for group in groups_of(node, situation.settings.node_groups)}
+    kind = {"gpu_models": ", ".join(models) or "not known", "groups": ", ".join(sorted(groups))}
+    values: Values = {**kind, **told}
     if floors.action == plan.kind:
         return passed(values)
     why = (
