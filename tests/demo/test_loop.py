@@ -60,6 +60,21 @@ def test_the_demo_shows_a_hang_and_ends_well() -> None:
     assert told[-1]["success"]
 
 
+def test_without_a_spare_three_nodes_train_on_from_memory_with_the_same_global_batch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "eagle_eye.cli.main", "demo", "--fault", "no-spare", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=DEMO_WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = {line["stage"]: line["text"] for line in map(json.loads, done.stdout.splitlines()) if "stage" in line}
+    assert told["layout"] == "3 nodes train, 16 samples a step as on 4"
+    assert "no spare: 3 nodes by plan" in told["restarted"]
+    assert "resumed from memory of node" in done.stdout
+
+
 def test_without_root_a_node_whose_processes_all_die_is_excluded(make_stack: Callable[[Site], Stack]) -> None:
     stack = make_stack(LoopbackSite())
     stack.start()
