@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,15 +16,18 @@ from eagle_eye.orchestrators.launch import command
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
-from eagle_eye.orchestrators.launch.orchestrator import HALTING
+from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.plan import lay_out
 from eagle_eye.orchestrators.launch.state import Phase
+from eagle_eye.orchestrators.protocol import Cause, Exclusion
+from eagle_eye.planning.plan import Plan
 from eagle_eye.planning.rank_layout import nodes_used
 from eagle_eye.schema.configuration import ConfigurationError
 from tests.orchestrators.test_machine import Story, exclude, failed, restart
 from tests.planning.jobs import plan
 
 SIX = plan(6)
+IDLE = plan(6, layers=4, batch=2)  # two pipelines of a node each are the most that it runs
 
 
 def laid_out(**rules: object) -> Story:
@@ -107,7 +112,20 @@ def test_a_slow_node_that_the_job_cannot_do_without_stays_while_it_trains() -> N
     (answer,) = story.ordered(to.Answer)
     assert (answer.success, answer.text) == (False, "no spare: 1 nodes would be left, the job needs 2")
     assert story.state == before
-    assert not HALTING & {"straggler", "thermal_throttle", "power_throttle", "nic_degraded", "cpu_contention"}
+
+
+@pytest.mark.parametrize(("fault", "waits"), [("hang", True), ("straggler", False), ("", False)])
+def test_only_what_keeps_a_job_from_training_may_make_it_wait(fault: str, waits: bool) -> None:
+    asked: list[on.ExcludeAsked] = []
+
+    class Coordinator:
+        def ask(self, make: Callable[[int], on.ExcludeAsked]) -> str:
+            asked.append(make(1))
+            return ""
+
+    cause = Cause("inc-1", "act-1", fault, "as it was seen")
+    LaunchOrchestrator(cast("Any", Coordinator()), "j").exclude(Exclusion("j", 1, ("n2",), True, cause))
+    assert [wish.waits for wish in asked] == [waits]
 
 
 def test_a_readmitted_node_is_taken_back_at_a_checkpoint_once_the_job_has_settled() -> None:
@@ -143,15 +161,18 @@ def test_of_a_job_that_can_do_without_no_node_nothing_is_left() -> None:
     assert pace_left_ratio(story.rules, story.state) == 0.0
 
 
+@pytest.mark.parametrize("planned", [SIX, IDLE], ids=["all train", "some are idle"])
 @given(st.permutations(SIX.nodes), st.integers(2, 6), st.data())
-def test_every_node_that_is_chosen_has_a_place(nodes: list[str], before: int, draw: st.DataObject) -> None:
+def test_every_node_that_trains_has_one_place(
+    planned: Plan, nodes: list[str], before: int, draw: st.DataObject
+) -> None:
     current = tuple(nodes[:before])
     chosen = tuple(draw.draw(st.permutations(nodes))[: draw.draw(st.integers(2, 6))])
-    places = lay_out(SIX, current, chosen)
-    assert len({*places}) == len(places) == nodes_used(SIX, len(chosen))
+    places = lay_out(planned, current, chosen)
+    assert len({*places}) == len(places) == nodes_used(planned, len(chosen))
     assert {*places} <= {*chosen}
     if {*current} == {*chosen}:
-        assert places == current
+        assert places == current[: len(places)]
 
 
 def arguments(folder: Path, *words: str, job: str = "") -> argparse.Namespace:
