@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,33 @@ _STEP, _PERSISTED = "memory_checkpoint_step", "memory_checkpoint_persisted_step"
 _AGE = "memory_checkpoint_age_steps"
 _COPIES, _WANTED = "memory_checkpoint_copies", "memory_checkpoint_copies_wanted"
 _NUMBERS = frozenset({_STEP, _AGE, _COPIES, _WANTED})
+# Of whole steps before the newest one a node tells where it holds all its copies; with how long ago it captured them.
+_OLDER = (
+    ("memory_checkpoint_previous_step", "memory_checkpoint_previous_age_seconds"),
+    ("memory_checkpoint_second_oldest_step", "memory_checkpoint_second_oldest_age_seconds"),
+    ("memory_checkpoint_oldest_step", "memory_checkpoint_oldest_age_seconds"),
+)
 _TIME_S, _THIN_SINCE_S = "time_s", "thin_since_s"  # kept beside them
 STALE_S = 30.0
 STEPS_KEPT = 256  # of which it is known since when: of one each second, four minutes
+OLDER_MAX = 8  # whole steps before the newest one: nodes tell of three each, not all at the same moment
 # After the onset of these a checkpoint may hold the damage; orchestrators distrust it likewise.
 SPOILING_FAULTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
 
 Told = tuple[int, float]  # a step, and when it was first told
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """A whole step in memory, captured at ``captured_s`` or before.
+
+    ``nodes`` have copies of it, and at most so many as ``lacking`` do not have all that they should.
+    """
+
+    step: int
+    captured_s: float
+    nodes: tuple[str, ...]
+    lacking: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +55,8 @@ class Checkpoints:
     ``step`` is the newest that is whole in memory (None: none is known), ``since_s`` when it was first told,
     ``at_risk_steps`` what ranks have finished since, ``step_s`` what a step takes (None: not known). ``copies`` of
     ``copies_wanted`` shards are held, by ``nodes``; ``thin_since_s`` is since when a node lacks some, None: none does.
-    ``persisted`` are steps on storage, each with when it was first told, the newest last.
+    ``older`` are steps before it that memory holds, the newest first. ``persisted`` are steps on storage, each with
+    when it was first told, the newest last.
     """
 
     step: int | None = None
@@ -46,22 +68,31 @@ class Checkpoints:
     thin_since_s: float | None = None
     persisted: tuple[Told, ...] = ()
     step_s: float | None = None
+    older: tuple[KeptStep, ...] = ()
 
     def resume_from(self, ranks: int, leaving: Sequence[str] = (), before_s: float = math.inf) -> ResumeFrom | None:
         """Return where the job of so many ranks goes on once the nodes ``leaving`` have left, None: not known.
 
-        Memory is named only where every shard is sure to have a copy left, and nothing that was not told before
-        ``before_s``: it may hold a fault's damage.
+        It is the newest step, in memory or on storage. Memory is named only where every shard is sure to have a copy
+        left, and nothing that was captured, or first told, after ``before_s``: it may hold a fault's damage.
         """
+        replicas = self.copies_wanted // ranks if ranks else 1
+        # So many nodes hold each shard: where fewer of them lack copies, or leave, one is left that has it.
+        kept = (
+            one
+            for one in (*self._newest(), *self.older)
+            if one.captured_s < before_s and one.lacking + len(leaving) < replicas
+        )
+        in_memory = next(kept, None)
         on_storage = next((step for step, told_s in reversed(self.persisted) if told_s < before_s), None)
-        held = self.since_s < before_s and self._outlives(ranks, len(leaving))
-        if self.step is not None and held and self.step >= (on_storage or 0):
-            return ResumeFrom(self.step, "memory", [node for node in self.nodes if node not in leaving])
+        if in_memory is not None and in_memory.step >= (on_storage or 0):
+            return ResumeFrom(in_memory.step, "memory", [node for node in in_memory.nodes if node not in leaving])
         return None if on_storage is None else ResumeFrom(on_storage, "storage", [])
 
-    def _outlives(self, ranks: int, leaving: int) -> bool:
-        replicas = self.copies_wanted // ranks if ranks else 1
-        return leaving + self.copies_wanted - self.copies < replicas
+    def _newest(self) -> tuple[KeptStep, ...]:
+        if self.step is None:
+            return ()
+        return (KeptStep(self.step, self.since_s, self.nodes, self.copies_wanted - self.copies),)
 
 
 NOTHING_TOLD = Checkpoints()
@@ -73,7 +104,8 @@ class CheckpointLog:
     def __init__(self) -> None:
         self._whole: Told = (-1, math.nan)
         self._persisted: deque[Told] = deque(maxlen=STEPS_KEPT)
-        self._of_node = {name: np.empty(0) for name in (_TIME_S, _STEP, _AGE, _COPIES, _WANTED, _THIN_SINCE_S)}
+        names = (_TIME_S, _STEP, _AGE, _COPIES, _WANTED, _THIN_SINCE_S, *chain.from_iterable(_OLDER))
+        self._of_node = {name: np.empty(0) for name in names}
 
     def take(self, time_s: float, metrics: Sequence[str], columns: slice | NDArray[np.intp], values: Floats) -> None:
         """Take rows of nodes, by their columns; ``values`` is (metrics, columns)."""
@@ -88,6 +120,7 @@ class CheckpointLog:
                 step = int(row[np.isfinite(row)].max())
                 if not self._persisted or step > self._persisted[-1][0]:
                     self._persisted.append((step, time_s))
+        self._take_older(time_s, places, dict(zip(metrics, values, strict=True)))
         self._note_whole(of_node[_STEP][places], time_s)
         thin, since_s = of_node[_COPIES][places] < of_node[_WANTED][places], of_node[_THIN_SINCE_S][places]
         of_node[_THIN_SINCE_S][places] = np.where(thin, np.fmin(since_s, time_s), np.nan)
@@ -113,7 +146,19 @@ class CheckpointLog:
             thin_since_s=thin_since_s if math.isfinite(thin_since_s) else None,
             persisted=tuple(self._persisted),
             step_s=step_s,
+            older=_older(of_node, nodes, step),
         )
+
+    def _take_older(self, time_s: float, places: NDArray[np.intp], rows: Mapping[str, Floats]) -> None:
+        """A node holds the older steps that it told of last, and no others. Kept is when they were captured."""
+        nothing = np.full(len(places), np.nan)
+        told = np.isfinite(rows.get(TOLD, nothing))
+        for step_name, age_name in _OLDER:
+            step, age_s = rows.get(step_name, nothing), rows.get(age_name, nothing)
+            known = (step >= 0) & np.isfinite(step) & (age_s >= 0) & np.isfinite(age_s)
+            for name, row in ((step_name, step), (age_name, time_s - age_s)):
+                kept = self._of_node[name]
+                kept[places] = np.where(told, np.where(known, row, np.nan), kept[places])
 
     def _note_whole(self, steps: Floats, time_s: float) -> None:
         step = int(np.nanmax(steps, initial=-1.0))
@@ -125,3 +170,20 @@ class CheckpointLog:
         if more > 0:
             nothing = np.full(more, np.nan)
             self._of_node = {name: np.concatenate((kept, nothing)) for name, kept in self._of_node.items()}
+
+
+def _older(of_node: Mapping[str, Floats], nodes: Sequence[str], newest: int) -> tuple[KeptStep, ...]:
+    """Return the steps before the newest that nodes hold, the newest first; of many those that most of them hold."""
+    members = of_node[_WANTED] > 0
+    steps = np.stack([of_node[step] for step, _ in _OLDER])
+    captured_s = np.stack([of_node[age] for _, age in _OLDER])
+    told, times = np.unique(steps[steps < newest], return_counts=True)
+    found = []
+    for step in told[np.argsort(times)[-OLDER_MAX:]]:
+        at_s = np.fmax.reduce(np.where(steps == step, captured_s, np.nan))
+        # The newest of a node that was heard a moment earlier is another one's previous.
+        its_newest = (of_node[_STEP] == step) & (of_node[_COPIES] >= of_node[_WANTED])
+        has = members & (np.isfinite(at_s) | its_newest)
+        lacking = int(np.count_nonzero(members & ~has))
+        found.append(KeptStep(int(step), float(np.nanmax(at_s)), tuple(compress(nodes, has)), lacking))
+    return tuple(sorted(found, key=lambda kept: kept.step, reverse=True))

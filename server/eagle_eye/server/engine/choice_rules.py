@@ -158,9 +158,9 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     if situation.ends_s is not None:  # its time limit
         remaining_s = min(remaining_s, max(situation.ends_s - situation.now_s, 0.0))
     gain_s = remaining_s * slowdown / (1 + slowdown) if slowdown > 0 else 0.0
-    at_risk_s = _at_risk_s(incident, situation)
-    if at_risk_s is not None:
-        mine = replace(mine, lost_work_s=at_risk_s)
+    at_risk_steps, step_s = _at_risk_steps(incident, situation), situation.checkpoints.step_s
+    if at_risk_steps is not None and step_s is not None:
+        mine = replace(mine, lost_work_s=at_risk_steps * step_s)
     values: Values = {
         "slowdown_ratio": slowdown,
         "remaining_s": remaining_s,
@@ -169,8 +169,8 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         "restart_s": mine.restart_s,
         "queue_s": mine.queue_s,
     }
-    if at_risk_s is not None:
-        values = {**values, "steps_at_risk": situation.checkpoints.at_risk_steps}
+    if at_risk_steps is not None and step_s is not None:
+        values = {**values, "steps_at_risk": at_risk_steps}
     if slowdown <= 0:
         why = "how much the job is slower for it is not known: nothing says that a restart would pay"
         return lowered(TELL, why, values)
@@ -198,13 +198,13 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     return passed(values)
 
 
-def _at_risk_s(incident: Incident, situation: Situation) -> float | None:
-    """Return the work since the newest step in memory from which the job could go on; None where none is known."""
+def _at_risk_steps(incident: Incident, situation: Situation) -> float | None:
+    """Return the steps since the newest one in memory from which the job could go on; None where none is known."""
     found = resume_from(incident, situation, [incident.node] if incident.node is not None else [])
     told = situation.checkpoints
-    if found is None or found.where != "memory" or told.step_s is None:
+    if found is None or found.where != "memory" or told.step is None:
         return None
-    return told.at_risk_steps * told.step_s
+    return told.at_risk_steps + told.step - found.step
 
 
 def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
