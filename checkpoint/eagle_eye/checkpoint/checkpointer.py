@@ -190,7 +190,9 @@ class MemoryCheckpointer:
         step, chosen = self._resume(everyone)
         if everyone[0].resume_from.startswith(MEMORY_PREFIX):
             self._shared(lambda: self._set_aside_later(step, _next_attempt(everyone)))
-        self._plan, self._whole = self._planned(), step or None
+        # A data loader that is asked for its state begins, and draws: not of the random numbers that were restored.
+        with torch.random.fork_rng(devices=[], enabled=step > 0):
+            self._plan, self._whole = self._planned(), step or None
         self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
         self._agreed(lambda: self._client.open(self._opening(everyone, step, chosen), self._attach, self._hear))
         return step
