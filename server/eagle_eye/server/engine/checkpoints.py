@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,15 @@ _AGE = "memory_checkpoint_age_steps"
 _COPIES, _WANTED = "memory_checkpoint_copies", "memory_checkpoint_copies_wanted"
 _NUMBERS = frozenset({_STEP, _AGE, _COPIES, _WANTED})
 # Of whole steps before the newest one a node tells where it holds all its copies; with how long ago it captured them.
-_OLDER = (
-    ("memory_checkpoint_previous_step", "memory_checkpoint_previous_age_seconds"),
-    ("memory_checkpoint_second_oldest_step", "memory_checkpoint_second_oldest_age_seconds"),
-    ("memory_checkpoint_oldest_step", "memory_checkpoint_oldest_age_seconds"),
+_OLDER_STEPS = (
+    "memory_checkpoint_previous_step",
+    "memory_checkpoint_second_oldest_step",
+    "memory_checkpoint_oldest_step",
+)
+_OLDER_AGES = (
+    "memory_checkpoint_previous_age_seconds",
+    "memory_checkpoint_second_oldest_age_seconds",
+    "memory_checkpoint_oldest_age_seconds",
 )
 _TIME_S, _THIN_SINCE_S = "time_s", "thin_since_s"  # kept beside them
 STALE_S = 30.0
@@ -104,8 +109,8 @@ class CheckpointLog:
     def __init__(self) -> None:
         self._whole: Told = (-1, math.nan)
         self._persisted: deque[Told] = deque(maxlen=STEPS_KEPT)
-        names = (_TIME_S, _STEP, _AGE, _COPIES, _WANTED, _THIN_SINCE_S, *chain.from_iterable(_OLDER))
-        self._of_node = {name: np.empty(0) for name in names}
+        self._of_node = {name: np.empty(0) for name in (_TIME_S, _STEP, _AGE, _COPIES, _WANTED, _THIN_SINCE_S)}
+        self._older = np.empty((2, len(_OLDER_STEPS), 0))  # steps, and when they were captured
 
     def take(self, time_s: float, metrics: Sequence[str], columns: slice | NDArray[np.intp], values: Floats) -> None:
         """Take rows of nodes, by their columns; ``values`` is (metrics, columns)."""
@@ -146,19 +151,17 @@ class CheckpointLog:
             thin_since_s=thin_since_s if math.isfinite(thin_since_s) else None,
             persisted=tuple(self._persisted),
             step_s=step_s,
-            older=_older(of_node, nodes, step),
+            older=_older(of_node, np.where(told, self._older, np.nan), nodes, step),
         )
 
     def _take_older(self, time_s: float, places: NDArray[np.intp], rows: Mapping[str, Floats]) -> None:
-        """A node holds the older steps that it told of last, and no others. Kept is when they were captured."""
+        """A node that says anything of its checkpoints holds the older steps that it tells of, and no others."""
         nothing = np.full(len(places), np.nan)
-        told = np.isfinite(rows.get(TOLD, nothing))
-        for step_name, age_name in _OLDER:
-            step, age_s = rows.get(step_name, nothing), rows.get(age_name, nothing)
-            known = (step >= 0) & np.isfinite(step) & (age_s >= 0) & np.isfinite(age_s)
-            for name, row in ((step_name, step), (age_name, time_s - age_s)):
-                kept = self._of_node[name]
-                kept[places] = np.where(told, np.where(known, row, np.nan), kept[places])
+        step = np.array([rows.get(name, nothing) for name in _OLDER_STEPS])
+        age_s = np.array([rows.get(name, nothing) for name in _OLDER_AGES])
+        known = (step >= 0) & (step < np.inf) & (age_s >= 0) & (age_s < np.inf)
+        found = np.where(known, (step, time_s - age_s), np.nan)
+        self._older[:, :, places] = np.where(np.isfinite(rows[TOLD]), found, self._older[:, :, places])
 
     def _note_whole(self, steps: Floats, time_s: float) -> None:
         step = int(np.nanmax(steps, initial=-1.0))
@@ -170,13 +173,12 @@ class CheckpointLog:
         if more > 0:
             nothing = np.full(more, np.nan)
             self._of_node = {name: np.concatenate((kept, nothing)) for name, kept in self._of_node.items()}
+            self._older = np.concatenate((self._older, np.full((*self._older.shape[:2], more), np.nan)), axis=2)
 
 
-def _older(of_node: Mapping[str, Floats], nodes: Sequence[str], newest: int) -> tuple[KeptStep, ...]:
+def _older(of_node: Mapping[str, Floats], older: Floats, nodes: Sequence[str], newest: int) -> tuple[KeptStep, ...]:
     """Return the steps before the newest that nodes hold, the newest first; of many those that most of them hold."""
-    members = of_node[_WANTED] > 0
-    steps = np.stack([of_node[step] for step, _ in _OLDER])
-    captured_s = np.stack([of_node[age] for _, age in _OLDER])
+    members, (steps, captured_s) = of_node[_WANTED] > 0, older
     told, times = np.unique(steps[steps < newest], return_counts=True)
     found = []
     for step in told[np.argsort(times)[-OLDER_MAX:]]:
