@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.action import ActionKind
@@ -162,9 +162,9 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     left = 1.0 if situation.pace_left_ratio is None else situation.pace_left_ratio
     # What remains at the pace that it has with the node, and at the one that is left without it.
     gain_s = remaining_s * (1 - 1 / (1 + slowdown) / left) if slowdown > 0 and left > 0 else 0.0
-    at_risk_s = _at_risk_s(incident, situation)
-    if at_risk_s is not None:
-        mine = replace(mine, lost_work_s=at_risk_s)
+    at_risk = _at_risk(incident, situation)
+    if at_risk is not None:
+        mine = replace(mine, lost_work_s=at_risk.seconds)
     values: Values = {
         "slowdown_ratio": slowdown,
         "remaining_s": remaining_s,
@@ -172,7 +172,7 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         "lost_work_s": mine.lost_work_s,
         "restart_s": mine.restart_s,
         "queue_s": mine.queue_s,
-        **({} if at_risk_s is None else {"steps_at_risk": situation.checkpoints.at_risk_steps}),
+        **({} if at_risk is None else {"steps_at_risk": at_risk.steps}),
         **({} if situation.pace_left_ratio is None else {"pace_left_ratio": left}),
     }
     if slowdown <= 0:
@@ -214,13 +214,21 @@ def _without_it(members: int, pace_left_ratio: float) -> str:
     return f"{members - 1} nodes go on at {pace_left_ratio:.0%} of the job's pace by plan"
 
 
-def _at_risk_s(incident: Incident, situation: Situation) -> float | None:
+class _AtRisk(NamedTuple):
+    """The work since a step, in steps and in seconds."""
+
+    steps: float
+    seconds: float
+
+
+def _at_risk(incident: Incident, situation: Situation) -> _AtRisk | None:
     """Return the work since the newest step in memory from which the job could go on; None where none is known."""
     found = resume_from(incident, situation, [incident.node] if incident.node is not None else [])
     told = situation.checkpoints
-    if found is None or found.where != "memory" or told.step_s is None:
+    if found is None or found.where != "memory" or told.step is None or told.step_s is None:
         return None
-    return told.at_risk_steps * told.step_s
+    steps = told.at_risk_steps + told.step - found.step
+    return _AtRisk(steps, steps * told.step_s)
 
 
 def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
