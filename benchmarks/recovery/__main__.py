@@ -1,6 +1,6 @@
 """The loop under fire: a real training job, faults of all kinds in a row, and the same under torchrun alone.
 
-    python -m benchmarks.recovery --faults 100 --seed 1 --out benchmarks/results/recovery.json
+    python -m benchmarks.recovery --faults 100 --seed 1 --out benchmarks/results/recovery-memory.json
 
 Some 22 s an item, and ``--without-minutes`` for the other arm; all of it within ``--minutes``, on a machine that does
 nothing else. The file is whole after every item: the same command goes on where one was interrupted or time was up.
