@@ -486,12 +486,16 @@ def seen(
     stopped: Collection[str] = (),
     unheard: Collection[str] = (),
     cut_off: Collection[str] = (),
+    had_come: Collection[str] = (),
 ) -> None:
-    """Each runner that is heard says where its one rank is; one that is cut off, that it does not reach the others."""
+    """Each runner that is heard says where its one rank is; one that is cut off, that it does not reach the others.
+
+    Its rank ``had_come`` before it was, or has not come.
+    """
     for rank, node in enumerate(story.state.members):
         if node in unheard:
             continue
-        mine, out = (rank,), node in absent or node in cut_off
+        mine, out = (rank,), node in absent or (node in cut_off and node not in had_come)
         sight = on.RanksSeen(
             node, story.state.attempt, not out, mine * out, mine * (node in stopped), cut_off=node in cut_off
         )
@@ -654,11 +658,14 @@ def test_a_rank_that_stays_stopped_holds_a_start_up_long_before_it_is_longer_tha
     assert story.is_in(Phase.DECIDING)
 
 
-def test_so_does_a_node_that_does_not_reach_the_rendezvous_once_all_others_have_come_to_it() -> None:
+@pytest.mark.parametrize("had_come", [(), {"n2"}])
+def test_so_does_a_node_that_does_not_reach_the_rendezvous_once_all_others_have_come_to_it(
+    had_come: Collection[str],
+) -> None:
     story = warm()
-    goes_on_starting(story, 3.0, (), (), (), {"n2"})
+    goes_on_starting(story, 3.0, (), (), (), {"n2"}, had_come)
     assert story.is_in(Phase.VERIFYING)
-    goes_on_starting(story, 2.0, (), (), (), {"n2"})
+    goes_on_starting(story, 2.0, (), (), (), {"n2"}, had_come)
     assert story.everything.count(to.TellServer("running", 2, ("n1", "n2", "n3"), (1,))) == 1
     (stuck,) = (said for said in story.everything if isinstance(said, to.Say) and said.event == "start_stuck")
     assert (stuck.fields["nodes"], stuck.fields["cut_off"], stuck.fields["absent"]) == (["n2"], [1], [])
@@ -974,7 +981,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(node=nodes, joined=st.integers(0, 1), stopped=st.sampled_from([(), (1,)]), cut_off=st.booleans())
     def seen(self, node: str, joined: int, stopped: tuple[int, ...], cut_off: bool) -> None:
         absent = () if joined else (1,)
-        sight = on.RanksSeen(node, self.story.state.attempt, joined, absent, stopped, cut_off and not joined)
+        sight = on.RanksSeen(node, self.story.state.attempt, joined, absent, stopped, cut_off)
         self.happens(sight)
 
     @rule(node=nodes, behind=st.integers(0, 1), success=st.booleans())

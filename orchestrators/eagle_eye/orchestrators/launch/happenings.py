@@ -82,8 +82,8 @@ class RanksStarted:
 class RanksSeen:
     """Where the node's ranks are: how many have come to the rendezvous, which have not, which are stopped.
 
-    ``cut_off`` says that some have not, and that the node does not reach the place where they are to meet. ``in_touch``
-    is whether Eagle Eye could send word about it.
+    ``cut_off`` says that the node does not reach the place where they are to meet, whether they have come before or
+    not. ``in_touch`` is whether Eagle Eye could send word about it.
     """
 
     node: str
