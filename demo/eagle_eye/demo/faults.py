@@ -65,13 +65,18 @@ def _ranks(stack: Stack, node: str) -> list[psutil.Process]:
     return ranks
 
 
-def throttle(processes: list[psutil.Process], stands_s: float) -> None:
-    """From now on the processes run only for moments, and stand for ``stands_s`` after each, until they are gone."""
-    threading.Thread(target=_throttle, args=(processes, stands_s), daemon=True).start()
+def throttle(processes: list[psutil.Process], stands_s: float) -> threading.Event:
+    """From now on the processes run only for moments, and stand for ``stands_s`` after each.
+
+    Until they are gone, or the event is set that this returns.
+    """
+    over = threading.Event()
+    threading.Thread(target=_throttle, args=(processes, stands_s, over), daemon=True).start()
+    return over
 
 
-def _throttle(processes: list[psutil.Process], stands_s: float) -> None:
-    while processes:
+def _throttle(processes: list[psutil.Process], stands_s: float, over: threading.Event) -> None:
+    while processes and not over.is_set():
         for how, for_s in ((signal.SIGSTOP, stands_s), (signal.SIGCONT, RUNS_S)):
             processes = [process for process in processes if _signalled(process, how)]
             time.sleep(for_s)
