@@ -142,15 +142,21 @@ def test_what_nobody_wants_any_more_is_not_sent(paced: bool) -> None:
     copies.close()
 
 
+async def held_up(copies: Traffic, counter: Counter) -> asyncio.Future[int]:
+    """Return a copy on its way that waits, because others send."""
+    pace = copies.copy("10.0.0.1", always)
+    counter.busy(on=True)
+    await until(lambda: busy_is_seen(copies))
+    sending = asyncio.ensure_future(sent(pace, 1 << 20))
+    await asyncio.sleep(0.1)
+    assert not sending.done()
+    return sending
+
+
 def test_a_copy_waits_while_others_send_and_goes_on_behind_them(counter: Counter) -> None:
     async def run() -> None:
         with of_a_job() as copies:
-            pace = copies.copy("10.0.0.1", always)
-            counter.busy(on=True)
-            await until(lambda: busy_is_seen(copies))
-            sending = asyncio.ensure_future(sent(pace, 1 << 20))
-            await asyncio.sleep(0.1)
-            assert not sending.done()
+            sending = await held_up(copies, counter)
             counter.busy(on=False)
             await asyncio.wait_for(sending, WITHIN_S)
 
@@ -189,12 +195,7 @@ def test_while_no_rank_is_here_nobody_looks(counter: Counter) -> None:
 def test_a_copy_goes_on_where_the_ranks_that_sent_are_gone(counter: Counter) -> None:
     async def run() -> None:
         with of_a_job() as copies:
-            pace = copies.copy("10.0.0.1", always)
-            counter.busy(on=True)
-            await until(lambda: busy_is_seen(copies))
-            sending = asyncio.ensure_future(sent(pace, 1 << 20))
-            await asyncio.sleep(0.1)
-            assert not sending.done()
+            sending = await held_up(copies, counter)
             copies.has_ranks(here=False)
             await asyncio.wait_for(sending, WITHIN_S)
 
