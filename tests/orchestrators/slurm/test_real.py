@@ -23,8 +23,8 @@ from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.orchestrators.slurm.restarting import Limits
 from tests.orchestrators.slurm.builders import Server, exclusion, orchestrator, restart
-from tests.real_slurm import Slurm as Machines
 from tests.real_slurm import TIME_LIMIT_SEEN_S, running_with_preemption, skip_reason, until
+from tests.real_slurm import Slurm as Machines
 
 NODES = ("n1", "n2", "n3", "n4")
 HET = """#!/bin/sh

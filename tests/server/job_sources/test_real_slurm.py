@@ -30,8 +30,8 @@ from eagle_eye.server.job_sources.settings import SlurmSettings
 from eagle_eye.server.job_sources.slurm_rest import SlurmRest
 from eagle_eye.server.job_sources.slurm_squeue import Squeue
 from eagle_eye.server.job_sources.source import ScheduledJob
-from tests.real_slurm import Slurm as Cluster
 from tests.real_slurm import TIME_LIMIT_SEEN_S, running_with_preemption, skip_reason, until
+from tests.real_slurm import Slurm as Cluster
 from tests.server.builders import body, frame, logging_put_back, settings
 
 NODES = ("n1", "n2", "n3")
