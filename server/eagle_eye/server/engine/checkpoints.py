@@ -44,13 +44,13 @@ Told = tuple[int, float]  # a step, and when it was first told
 class KeptStep:
     """A whole step in memory, captured at ``captured_s`` or before.
 
-    ``nodes`` have copies of it, and at most so many as ``lacking`` do not have all that they should.
+    ``nodes`` have copies of it; ``lacking`` may not have all that they should, or are silent.
     """
 
     step: int
     captured_s: float
     nodes: tuple[str, ...]
-    lacking: int
+    lacking: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class Checkpoints:
 
     ``step`` is the newest that is whole in memory (None: none is known), ``since_s`` when it was first told,
     ``at_risk_steps`` what ranks have finished since, ``step_s`` what a step takes (None: not known). ``copies`` of
-    ``copies_wanted`` shards are held, by ``nodes``; ``thin_since_s`` is since when a node lacks some, None: none does.
+    ``copies_wanted`` shards are held, by ``nodes``; ``lacking`` have fewer than they should, or are silent;
+    ``thin_since_s`` is since when one that is heard of has fewer, None: none has.
     ``older`` are steps before it that memory holds, the newest first. ``persisted`` are steps on storage, each with
     when it was first told, the newest last.
     """
@@ -70,6 +71,7 @@ class Checkpoints:
     copies: int = 0
     copies_wanted: int = 0
     nodes: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
     thin_since_s: float | None = None
     persisted: tuple[Told, ...] = ()
     step_s: float | None = None
@@ -86,7 +88,7 @@ class Checkpoints:
         kept = (
             one
             for one in (*self._newest(), *self.older)
-            if one.captured_s < before_s and one.lacking + len(leaving) < replicas
+            if one.captured_s < before_s and len({*one.lacking, *leaving}) < replicas
         )
         in_memory = next(kept, None)
         on_storage = next((step for step, told_s in reversed(self.persisted) if told_s < before_s), None)
@@ -97,7 +99,7 @@ class Checkpoints:
     def _newest(self) -> tuple[KeptStep, ...]:
         if self.step is None:
             return ()
-        return (KeptStep(self.step, self.since_s, self.nodes, self.copies_wanted - self.copies),)
+        return (KeptStep(self.step, self.since_s, self.nodes, self.lacking),)
 
 
 NOTHING_TOLD = Checkpoints()
@@ -137,6 +139,7 @@ class CheckpointLog:
         newest_s = float(np.nanmax(self._of_node[_TIME_S]))
         told = self._of_node[_TIME_S] >= newest_s - STALE_S  # who says nothing any more knows nothing of now
         of_node = {name: np.where(told, kept, np.nan) for name, kept in self._of_node.items()}
+        wanted = self._of_node[_WANTED]  # also of the silent: each shard has so many copies as before
         step = int(np.nanmax(of_node[_STEP], initial=-1.0))
         if step < self._whole[0]:  # the program was started anew, from an earlier one
             self._whole = (step, newest_s)
@@ -146,12 +149,13 @@ class CheckpointLog:
             since_s=self._whole[1],
             at_risk_steps=float(np.nanmax(of_node[_AGE], initial=0.0)),
             copies=int(np.nansum(of_node[_COPIES])),
-            copies_wanted=int(np.nansum(of_node[_WANTED])),
+            copies_wanted=int(np.nansum(wanted)),
             nodes=tuple(node for node, many in zip(nodes, of_node[_COPIES], strict=False) if many > 0),
+            lacking=tuple(compress(nodes, (wanted > 0) & ~(of_node[_COPIES] >= wanted))),
             thin_since_s=thin_since_s if math.isfinite(thin_since_s) else None,
             persisted=tuple(self._persisted),
             step_s=step_s,
-            older=_older(of_node, np.where(told, self._older, np.nan), nodes, step),
+            older=_older(of_node, np.where(told, self._older, np.nan), nodes, wanted > 0, step),
         )
 
     def _take_older(self, time_s: float, places: NDArray[np.intp], rows: Mapping[str, Floats]) -> None:
@@ -176,9 +180,11 @@ class CheckpointLog:
             self._older = np.concatenate((self._older, np.full((*self._older.shape[:2], more), np.nan)), axis=2)
 
 
-def _older(of_node: Mapping[str, Floats], older: Floats, nodes: Sequence[str], newest: int) -> tuple[KeptStep, ...]:
+def _older(
+    of_node: Mapping[str, Floats], older: Floats, nodes: Sequence[str], members: NDArray[np.bool_], newest: int
+) -> tuple[KeptStep, ...]:
     """Return the steps before the newest that nodes hold, the newest first; of many those that most of them hold."""
-    members, (steps, captured_s) = of_node[_WANTED] > 0, older
+    steps, captured_s = older
     told, times = np.unique(steps[steps < newest], return_counts=True)
     found = []
     for step in told[np.argsort(times)[-OLDER_MAX:]]:
@@ -186,6 +192,6 @@ def _older(of_node: Mapping[str, Floats], older: Floats, nodes: Sequence[str], n
         # The newest of a node that was heard a moment earlier is another one's previous.
         its_newest = (of_node[_STEP] == step) & (of_node[_COPIES] >= of_node[_WANTED])
         has = members & (np.isfinite(at_s) | its_newest)
-        lacking = int(np.count_nonzero(members & ~has))
+        lacking = tuple(compress(nodes, members & ~has))
         found.append(KeptStep(int(step), float(np.nanmax(at_s)), tuple(compress(nodes, has)), lacking))
     return tuple(sorted(found, key=lambda kept: kept.step, reverse=True))
