@@ -12,7 +12,8 @@ KUBERNETES ?= $(HOME)/.cache/eagle-eye/kubernetes
 TORCH_PYTHON ?=
 # Tests run in so many processes, each file of them in one. To run a file alone: .venv/bin/python -m pytest tests/x.py
 TEST_WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder \
+  --durations 60 --durations-min 2
 # Asks nothing, starts no service, waits for another that holds the lock, and tries a mirror again.
 APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 \
   -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold
@@ -36,11 +37,11 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: venv  ## the closed loop on a real training job; FAULT=hang|slow|unreachable|crash|nan|none, KEEP=1
+demo: venv  ## the closed loop on a real training job; FAULT=hang|slow|unreachable|crash|nan|no-spare|none, KEEP=1
 	$(BIN)/eagle-eye demo --fault $(FAULT) $(if $(filter 1,$(KEEP)),--keep)
 
-test: venv  ## all tests that this machine can run
-	$(PYTEST)
+test: venv  ## all tests that this machine can run within minutes
+	$(PYTEST) -m "not slow"
 
 test-full: venv  ## installs the components that tests ask for (Debian, as root), then runs all tests
 	$(APT) update

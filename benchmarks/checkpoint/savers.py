@@ -168,13 +168,12 @@ class NvrxLocal:
     survives = "a process"
     saves = True
 
-    def __init__(self, job: Job, disk: Path, *, background: bool = False, replicated: bool = False) -> None:
+    def __init__(self, job: Job, disk: Path, *, replicated: bool = False) -> None:
         del disk
         local = "nvidia_resiliency_ext.checkpointing.local"
         manager: Any = importlib.import_module(f"{local}.ckpt_managers.local_manager").LocalCheckpointManager
         strategies: Any = importlib.import_module(f"{local}.replication.strategies")
         self._job = job
-        self._background = background
         self._folder = Path(tempfile.mkdtemp(prefix="eagle-eye-benchmark-", dir="/dev/shm"))
         strategy = strategies.CliqueReplicationStrategy.from_replication_params(1, 2) if replicated else None
         if replicated:
@@ -189,9 +188,7 @@ class NvrxLocal:
 
     def save(self, step: int) -> None:
         """Save."""
-        state = {"model": self._job.model.state_dict(), "optimizer": self._job.optimizer.state_dict()}
-        state = tree_map(lambda value: value, state)  # it changes the dicts that it is given
-        self._manager.save(self._wrapped(state), step, is_async=self._background)
+        self._manager.save(self._state(), step)
         self._newest = step
 
     def newest(self) -> int:
@@ -204,6 +201,53 @@ class NvrxLocal:
     def close(self) -> None:
         """Its files are gone."""
         shutil.rmtree(self._folder)
+
+    def _state(self) -> Any:
+        state = {"model": self._job.model.state_dict(), "optimizer": self._job.optimizer.state_dict()}
+        return self._wrapped(tree_map(lambda value: value, state))  # it changes the dicts that it is given
+
+
+class NvrxInBackground(NvrxLocal):
+    """The same, written by a process that is forked for each save: the state of CPUs stays in it as it is then."""
+
+    def __init__(self, job: Job, disk: Path) -> None:
+        super().__init__(job, disk)
+        core: Any = importlib.import_module("nvidia_resiliency_ext.checkpointing.async_ckpt.core")
+        self._caller: Any = core.TemporalAsyncCaller()
+        self._request: Any = None
+        self._step = 0
+
+    def ready(self) -> bool:
+        """Whether the one before is written."""
+        process = self._caller.process
+        if process is None or not process.is_alive():
+            self._newest = self._step
+        return self._newest == self._step
+
+    def save(self, step: int) -> None:
+        """Begin to save; the one before, written on both ranks by now, is done with."""
+        self.settle()
+        self._request = self._manager.save(self._state(), step, is_async=True).freeze()
+        self._caller.schedule_async_call(self._request._replace(call_idx=step, finalize_fns=[]))
+        self._step = step
+
+    def newest(self) -> int:
+        """The newest that is written."""
+        self.ready()
+        return self._newest
+
+    def settle(self) -> None:
+        """What is under way is written, on both ranks."""
+        if self._request is not None:
+            self._caller.close()
+            self._request.execute_finalize_fns(validate_matching_call_idx=False)
+            self._request = None
+            self.ready()
+
+    def close(self) -> None:
+        """Its files are gone."""
+        self._caller.close()
+        super().close()
 
 
 class Flash:
@@ -305,7 +349,7 @@ SAVERS: dict[str, Callable[[Job, Path], Saver]] = {
     "torch DCP async_save": AsyncSave,
     "torch DCP async_save, cached staging": functools.partial(AsyncSave, cached=True),
     "nvidia-resiliency-ext 0.4.1 local": NvrxLocal,
-    "nvidia-resiliency-ext 0.4.1 local, async": functools.partial(NvrxLocal, background=True),
+    "nvidia-resiliency-ext 0.4.1 local, async": NvrxInBackground,
     "nvidia-resiliency-ext 0.4.1 local, replicated": functools.partial(NvrxLocal, replicated=True),
     "dlrover 0.6.1 flash checkpoint": Flash,
     "lm-resiliency 0.2.0": Gemini,

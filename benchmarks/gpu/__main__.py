@@ -55,8 +55,8 @@ def main(
         )
         kept = args.out / f"{file_name(results.machine)}.json"
         args.out.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-        kept.with_suffix(".txt").write_bytes(output.read_bytes())
+        kept.write_bytes(_without_root(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"))
+        kept.with_suffix(".txt").write_bytes(_without_root(output.read_bytes()))
         print(f"kept: {kept} and {kept.with_suffix('.txt').name}")
     return 1 if code else 0
 
@@ -78,6 +78,11 @@ def _run(tests: Path, report: Path, output: Path) -> int:
             sys.stdout.write(line.decode("utf-8", "replace"))
             sys.stdout.flush()
     return process.returncode
+
+
+def _without_root(text: bytes) -> bytes:
+    """Return it without the folder in which the sources happen to lie."""
+    return text.replace(f"{ROOT}/".encode(), b"").replace(str(ROOT).encode(), b".")
 
 
 def _machine() -> Machine:

@@ -240,9 +240,9 @@ def test_a_node_that_looks_whether_it_reaches_the_store_leaves_it_as_it_was() ->
 
 @pytest.mark.parametrize(
     ("joined", "reached", "cut_off"),
-    [(False, False, True), (False, True, False), (False, None, False), (True, False, False)],
+    [(False, False, True), (False, True, False), (False, None, False), (True, False, True)],
 )
-def test_only_a_node_with_absent_ranks_is_cut_off(joined: bool, reached: bool | None, cut_off: bool) -> None:
+def test_a_node_that_does_not_reach_the_store_is_cut_off(joined: bool, reached: bool | None, cut_off: bool) -> None:
     assert _seen("n1", Seen(1, [RankSight(0, False, joined)], reached), in_touch=True).cut_off is cut_off
 
 

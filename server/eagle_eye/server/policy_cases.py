@@ -71,6 +71,7 @@ class JobCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     scheduler: str = ""  # whose job it is; "": nobody is asked about it
     scheduler_age_s: Seconds | None = None  # since it was last heard; None: never
     ends_in_s: Seconds | None = None  # until its time limit; None: not known
+    pace_left_ratio: Annotated[float, Meta(ge=0, le=1)] | None = None  # of its pace, without a node and a spare
     crashed: bool = False  # the scheduler says that it failed
     failed: Names = []  # other nodes of it that have lost a GPU
 
@@ -236,6 +237,7 @@ def _situation(case: Case, settings: PolicySettings) -> Situation:
         ends_s=None if case.job.ends_in_s is None else case.now + case.job.ends_in_s,
         incidents=[_incident(case, said, f"other_{place}") for place, said in enumerate(failed)],
         gpu_models={node: (name,) for node, name in case.fleet.gpu_models.items()},
+        pace_left_ratio=case.job.pace_left_ratio,
     )
 
 

@@ -41,5 +41,5 @@ def _read(path: Path, shape: type[_ShapeT]) -> _ShapeT:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f'topology_file: {path}: {error}; expected {{"switch_of_node": {{"n1": "leaf1"}}, "switch_of_link": {{}},'
-            ' "rack_of_node": {{"n1": "r12"}}}}'
+            ' "rack_of_node": {"n1": "r12"}}'
         ) from None

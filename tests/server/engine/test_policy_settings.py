@@ -105,6 +105,16 @@ def test_a_group_that_no_rack_is_or_another_rack_is_is_refused(tmp_path: Path, t
         loaded(tmp_path, with_topology(tmp_path, text))
 
 
+def test_a_topology_file_that_is_none_is_refused_with_an_example_that_is_one(tmp_path: Path) -> None:
+    text = with_topology(tmp_path, RACK)
+    file = tmp_path / "topology.json"
+    file.write_text("[]")
+    with pytest.raises(ConfigurationError) as refused:
+        loaded(tmp_path, text)
+    file.write_text(str(refused.value).partition("; expected ")[2])
+    assert loaded(tmp_path, text).policy.node_groups == {"r12": ["n1"]}
+
+
 def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
     config = loaded(tmp_path, WRITTEN)
     assert config.policy.maintenance[0].from_s + 2 * 3600 == config.policy.maintenance[0].until_s

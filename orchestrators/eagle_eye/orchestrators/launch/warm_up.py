@@ -3,9 +3,9 @@
 What a start takes is learned from those of this job. Only one that is longer than any known one, and in which a few
 ranks are stopped or have not come to the rendezvous while the others have, is ended: absence of a step alone is not
 enough, for it may be that nobody could tell of it. Sooner a start is ended for what lasts from one look to the next:
-ranks that are stopped, for no start stops a process; and, while the ranks of all other nodes have come, absent ones of
-a node that does not itself reach the store where they meet, or, once the start is longer than any known one, those of
-a node that answers no look.
+ranks that are stopped, for no start stops a process; and, while the ranks of all other nodes have come, those of a
+node that does not itself reach the store where they meet (a connection from before says nothing), or, once the start is
+longer than any known one, those of a node that answers no look.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Held(msgspec.Struct, frozen=True):
         parts = [
             ("are stopped", self.stopped),
             ("have not come to the rendezvous, as others have", self.absent),
-            ("have not come and are on a node that does not reach the rendezvous; the others wait", self.cut_off),
+            ("are on a node that does not reach the rendezvous, and the others wait", self.cut_off),
             ("are on a node that does not answer, and the others wait", self.unheard),
         ]
         return "; ".join(f"ranks {', '.join(map(str, ranks))} {what}" for what, ranks in parts if ranks)
@@ -115,17 +115,21 @@ def _early(rules: Rules, state: State, waited_s: float, within_s: float, now: on
 
 
 def _cut_off(state: State) -> Held | None:
-    """Return the absent ranks of the nodes that do not reach the rendezvous, once those of all others have come."""
-    ranks = {sight.node: sight.absent for sight in state.sights if sight.cut_off}
-    absent = sorted(rank for mine in ranks.values() for rank in mine)
-    return Held(frozenset(ranks), cut_off=tuple(absent)) if absent and _others_come(state, ranks.keys()) else None
+    """Return the ranks of the nodes that do not reach the rendezvous, once those of all others have come."""
+    nodes = frozenset(sight.node for sight in state.sights if sight.cut_off)
+    ranks = _ranks_on(state, nodes)
+    return Held(nodes, cut_off=ranks) if ranks and _others_come(state, nodes) else None
 
 
 def _unheard(state: State) -> Held | None:
     """Return the ranks of the nodes that have not said where theirs are, once those of all others have come."""
     nodes = frozenset(state.members) - {sight.node for sight in state.sights}
-    ranks = sorted(rank for node in nodes for rank in state.started.get(node, ()))
-    return Held(nodes, unheard=tuple(ranks)) if ranks and _others_come(state, nodes) else None
+    ranks = _ranks_on(state, nodes)
+    return Held(nodes, unheard=ranks) if ranks and _others_come(state, nodes) else None
+
+
+def _ranks_on(state: State, nodes: AbstractSet[str]) -> tuple[int, ...]:
+    return tuple(sorted(rank for node in nodes for rank in state.started.get(node, ())))
 
 
 def _others_come(state: State, nodes: AbstractSet[str]) -> bool:
