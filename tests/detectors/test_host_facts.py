@@ -254,6 +254,36 @@ class TestProcessGone:
             confidence.append(only(GONE.detect(story.window())).confidence)
         assert confidence[0] < 0.9 <= confidence[1]
 
+    def away(self, rows: int, back: int, *events: str) -> Story:
+        """n1 was heard of no more for ``rows`` rows, and then for ``back`` rows with nothing in its GPUs' memory."""
+        story = waiting(rows + back)
+        story.device["gpu_memory_used_bytes"][-back:, 2:4] = 5e8
+        for values in story.device.values():
+            values[-rows - back : -back, 2:4] = np.nan
+        for kind in events:
+            story.happened(kind, "n1", 1)
+        return story
+
+    def test_a_node_that_fell_silent_as_the_job_stopped_and_came_back_empty_has_restarted(
+        self,
+    ) -> None:
+        verdict = only(GONE.detect(self.away(30, 3, "agent_start").window()))
+        assert (verdict.fault, verdict.node, verdict.confidence) == ("node_unreachable", "n1", 0.95)
+        assert verdict.kinds == {"silence", "gpu_memory_freed", "gpu_activity"}
+
+    def test_one_that_said_goodbye_or_whose_agent_has_not_started_or_that_still_holds_memory_has_not(self) -> None:
+        goodbye = self.away(30, 3, "agent_stop", "agent_start")
+        silent = self.away(30, 3)
+        holding = self.away(30, 3, "agent_start")
+        holding.device["gpu_memory_used_bytes"][-3:, 3] = 7e10
+        short = self.away(8, 3, "agent_start")
+        for story in (goodbye, silent, holding, short):
+            assert only(GONE.detect(story.window())).fault == "process_crash"
+
+    def test_of_an_end_while_the_node_was_away_the_kernel_has_its_say_once_it_is_back(self) -> None:
+        assert only(GONE.detect(self.away(30, 3).window())).confidence < 0.9
+        assert only(GONE.detect(self.away(30, 12).window())).confidence >= 0.9
+
     def test_its_peers_may_follow_later(self) -> None:
         story = waiting(16)
         story.device["gpu_memory_used_bytes"][-16:, 3] = 5e8

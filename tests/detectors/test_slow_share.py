@@ -75,6 +75,20 @@ class TestPaceChange:
         assert found is not None
         assert found.clear
 
+    @pytest.mark.parametrize(("ratio", "clear"), [(1.0, False), (1.12, True)])
+    def test_steps_longer_than_blocks_are_compared_whole(self, ratio: float, clear: bool) -> None:
+        story, times_s = hookless(job(rows=600)), np.arange(301.0)
+        # Of each step 28 s compute, and the rest is waiting.
+        worked_s = [times_s // step_s * 28.0 + np.minimum(times_s % step_s, 28.0) for step_s in (37.0, ratio * 37.0)]
+        computes = np.concatenate([np.diff(half_s) for half_s in worked_s]) + 0.001
+        for values in (story.device, story.node):
+            for name in [name for name in values if name.startswith((*ACTIVITY, "node_rdma"))]:
+                values[name] *= computes[:, None]
+        found = pace_change(story.window(), NOW_S - 300)
+        assert found is not None
+        assert found.clear is clear
+        assert found.growth == pytest.approx(ratio - 1, abs=0.02)
+
     def test_wires_that_carry_less_while_gpus_do_as_much_make_no_slow_job(self) -> None:
         story = hookless(job(rows=240))  # it exchanges gradients half as often
         for values in (story.device, story.node):

@@ -10,7 +10,14 @@ from eagle_eye.detectors.signs.counters import grown
 from eagle_eye.detectors.signs.gpu_activity import waiting
 from eagle_eye.detectors.signs.gpu_errors import kernel_word_s
 from eagle_eye.detectors.signs.progress import Patience, progress
-from eagle_eye.detectors.signs.without_hook import FREED_BYTES_MAX, MEMORY_METRIC, freed_memory, idle_since_s, node_of
+from eagle_eye.detectors.signs.without_hook import (
+    FREED_BYTES_MAX,
+    MEMORY_METRIC,
+    Freed,
+    freed_memory,
+    idle_since_s,
+    node_of,
+)
 from eagle_eye.detectors.types import Evidence, Floats, Verdict, Window
 
 HOLDING_RATIO = 0.5  # of the other nodes must still hold their memory: ends that are meant take all along
@@ -19,7 +26,9 @@ UNORDERED_S = 45.0  # schedulers kill what lingers 30 s after a job was told to 
 SEEN_BEFORE_S = 60.0  # what ended so near to the window's beginning may have followed what lies before it
 TOGETHER_S = 10.0  # the others began to wait at the same moment...
 STEP_S_MAX = 60.0  # ...or as much later as stages of a pipeline go on without one of them
+AWAY_S, AWAY_INTERVALS = 10.0, 4.0  # a node that was heard of no more for so long was away, as NodeSilent has it
 CONFIDENCE_EARLY, CONFIDENCE = 0.85, 0.9  # as long as the kernel may yet say why it ended, and from then on
+CONFIDENCE_RESTARTED = 0.95
 COUNTER = "gpu_ecc_uncorrected_total"
 
 
@@ -34,8 +43,10 @@ class ProcessGone:
     nobody is named, and most must have held on for longer than a scheduler gives them. Of two nodes the other must
     still run kernels: the last rank of a job that ends may save for minutes. It asks for a restart and never accuses
     hardware: it is told of at once and acted on when the kernel would have named a cause, and where a GPU of the node
-    counts an uncorrected memory error its detector speaks first. Silent where ranks report steps or ends, and in jobs
-    of one node. Cannot see: why the process ended.
+    counts an uncorrected memory error its detector speaks first. What ended while the node was away nobody saw: the
+    kernel has its say from the node's return on. Where no GPU of it holds anything by then and its agent has started
+    anew, without a goodbye before, the node has restarted: ``node_unreachable``, by its silence, its memory and the
+    others' wait. Silent where ranks report steps or ends, and in jobs of one node. Cannot see: why the process ended.
     """
 
     patience: Patience
@@ -67,8 +78,12 @@ class ProcessGone:
             return []
         if self._failing_memory(window, {window.nodes[node] for node in ended}, first_s):
             return []
+        back_s = _back_s(window, int(ended[0]), first_s) if alone else None
+        if back_s is not None and _restarted(window, int(ended[0]), freed, first_s):
+            return [self._restarted_verdict(window, window.nodes[int(ended[0])], first_s, back_s)]
         first = min((item for item in freed if item.since_s == first_s), key=lambda item: item.column)
-        return [self._verdict(window, [window.nodes[node] for node in ended], first.column, first_s, held)]
+        names = [window.nodes[node] for node in ended]
+        return [self._verdict(window, names, first.column, first_s, back_s or first_s, held)]
 
     def _stopped_with(self, window: Window, ended_s: float) -> bool:
         """Whether the others have only waited since that end; from later on, if it cannot be a pause of theirs."""
@@ -90,7 +105,9 @@ class ProcessGone:
             return False
         return any(window.series[column].node in nodes for column in grown(counter).tolist())
 
-    def _verdict(self, window: Window, ended: list[str], column: int, since_s: float, held: int) -> Verdict:
+    def _verdict(
+        self, window: Window, ended: list[str], column: int, since_s: float, seen_s: float, held: int
+    ) -> Verdict:
         series = window.series[column]
         alone = len(ended) == 1
         who = f"the process on {series} has" if alone else f"processes of {len(ended)} nodes have"
@@ -102,7 +119,7 @@ class ProcessGone:
             nodes=(series.node,) if alone else (),
             node=series.node if alone else None,
             device=series.device if alone else None,
-            confidence=CONFIDENCE if window.now_s >= since_s + kernel_word_s(window) else CONFIDENCE_EARLY,
+            confidence=CONFIDENCE if window.now_s >= seen_s + kernel_word_s(window) else CONFIDENCE_EARLY,
             onset_s=since_s,
             summary=f"{who} ended while {waits} for {'it' if alone else 'them'}",
             evidence=(
@@ -111,6 +128,48 @@ class ProcessGone:
             ),
             kinds=frozenset({"gpu_memory_freed", "gpu_activity"}),
         )
+
+    def _restarted_verdict(self, window: Window, node: str, since_s: float, back_s: float) -> Verdict:
+        away_s = back_s - since_s
+        return Verdict(
+            detector=self.name,
+            fault="node_unreachable",
+            job=window.job,
+            nodes=(node,),
+            node=node,
+            device=None,
+            confidence=CONFIDENCE_RESTARTED,
+            onset_s=since_s,
+            summary=(
+                f"{node} fell silent as the job stopped and came back {away_s:.0f} s later, its agent started anew and"
+                " none of its processes there: it has restarted"
+            ),
+            evidence=(
+                Evidence("node_silence_seconds", node, None, away_s, 0.0, _away_s(window), "seconds"),
+                Evidence(MEMORY_METRIC, node, None, "freed", None, None, "bytes"),
+                Evidence("gpu_power_watts", None, None, "fell to that of waiting"),
+            ),
+            kinds=frozenset({"silence", "gpu_memory_freed", "gpu_activity"}),
+        )
+
+
+def _away_s(window: Window) -> float:
+    return max(AWAY_S, AWAY_INTERVALS * window.interval_s)
+
+
+def _back_s(window: Window, node: int, since_s: float) -> float | None:
+    """Return when a node that fell silent at a moment was heard of again; None where it was not away."""
+    own = np.isfinite(window.device[MEMORY_METRIC][:, window.node_of == node]).any(axis=1)
+    heard_s = window.times_s[own & (window.times_s > since_s)]
+    return float(heard_s[0]) if len(heard_s) and heard_s[0] - since_s > _away_s(window) else None
+
+
+def _restarted(window: Window, node: int, freed: list[Freed], since_s: float) -> bool:
+    """Whether the node's agent has started since, without a goodbye, and none of its GPUs holds what it did."""
+    name = window.nodes[node]
+    kinds = {event.kind for event in window.events if event.node == name and event.time_s > since_s}
+    held = set(np.flatnonzero(window.node_of == node).tolist()) - {item.column for item in freed}
+    return not held and "agent_start" in kinds and "agent_stop" not in kinds
 
 
 def _seen_holding_s(window: Window) -> Floats:

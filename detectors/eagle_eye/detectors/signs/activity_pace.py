@@ -1,12 +1,13 @@
 """By how much a job that reports no steps has become slower: the same work spread over more time.
 
-What its GPUs and networks move in a second falls as steps become longer, whatever made them so.
+What its GPUs and networks move in a second falls as steps become longer, whatever made them so. Where rows show the
+steps' rhythm whole steps are compared: parts of them differ by when they were taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.rhythm import rhythm_s, stretches
 from eagle_eye.detectors.signs.under_load import lines_within, means, middle
 from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, WAITING_MOVES
 from eagle_eye.detectors.types import Floats, Window
@@ -29,13 +31,14 @@ SPREAD_FLOOR = 0.003  # of blocks: what counters resolve
 FEW_BLOCKS = 2.0  # the error of n blocks counts 1 + 2/n times: their spread is not well known
 BLOCK_S = 15.0  # of activity counters, at least a row and a few steps: their spread says how much a change means
 QUIET_SHARE, USUAL_QUANTILE, PAUSE_S = 0.3, 0.75, 15.0  # of its usual level for so long: nothing is trained
+WAITS_MIN, WAITS_QUANTILE, LONGER_RATIO = 8, 0.8, 1.5  # what comes so often is no pause, nor what is not much longer
 BLOCK_LENGTHS = (1, 2, 4)  # times that
 LOOKED_BACK_S = tuple(range(60, 301, 30))  # a checkpoint is over sooner
 LATE_DISTANCE = 8.0  # standard errors, where nothing says when: asked every second, of blocks that are not independent
 PARTS = 4  # of that time, each of which must be slower
 ACTIVITY_NOTED = 0.03  # counters are coarser than clocks around steps
 PAYLOAD = (*(metric for metric in MOVES if metric != WAITING_MOVES), NODE_MOVES)  # nothing of it moves while all wait
-ACTIVITY_S, ACTIVITY_ROWS, ACTIVITY_SAMPLED = 600.0, 1_200, 64
+ACTIVITY_S, ACTIVITY_ROWS, ACTIVITY_SAMPLED = 900.0, 1_200, 64  # long steps are few
 
 
 _View = tuple[Floats, Floats]  # what a counter showed, (rows, columns), and the rows' times
@@ -157,17 +160,19 @@ def _lower_throughout(before: Floats, after: Floats) -> bool:
 def _training(level: Floats, times_s: Floats) -> NDArray[np.bool_]:
     """Return which rows are training: all but long stretches with hardly any activity, which are pauses.
 
-    Waits within a step count: they are what becomes longer.
+    Waits within a step count, however long they are: they are what becomes longer. They come again and again.
     """
     known = level[np.isfinite(level)]
     if len(known) == 0:
         return np.zeros(len(level), dtype=np.bool_)
     active = np.flatnonzero(level >= QUIET_SHARE * np.quantile(known, USUAL_QUANTILE))
     edges = np.concatenate([[-1], active, [len(level)]])
+    before, after = (edge[np.diff(edges) > 1] for edge in (edges[:-1], edges[1:]))
+    rests_s = times_s[np.minimum(after, len(times_s) - 1)] - times_s[np.maximum(before, 0)]
+    usual_s = float(np.quantile(rests_s, WAITS_QUANTILE)) if len(rests_s) >= WAITS_MIN else 0.0
     keep = np.ones(len(level), dtype=np.bool_)
-    for before, after in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        if after - before > 1 and times_s[min(after, len(times_s) - 1)] - times_s[max(before, 0)] >= PAUSE_S:
-            keep[max(before, 0) : after + 1] = False  # with the rows in which it began and ended
+    for place in np.flatnonzero(rests_s >= max(PAUSE_S, LONGER_RATIO * usual_s)).tolist():
+        keep[max(before[place], 0) : after[place] + 1] = False  # with the rows in which it began and ended
     return keep
 
 
@@ -177,38 +182,61 @@ def _rate_change(
     """Return the change of a rate (rows, columns) at a moment, each column against itself: stages differ.
 
     Asked of blocks of several lengths, of which the one of middling error is believed: those that hold no whole steps
-    differ most, those that differ least may do so by chance. Its error is infinite while too little of the time before
-    or after is in view.
+    differ most, those that differ least may do so by chance. Where the rows show whole steps, and several lengths are
+    asked for, blocks are whole steps, and the greatest error is believed: steps resemble those before them. The error
+    is infinite while too little of the time before or after is in view.
     """
     before, after = times_s <= since_s, times_s > since_s + interval_s
     if not (before.any() and after.any()):
         return UNKNOWN
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = values / means(values[before])
-    changes = []
-    for length in lengths:
-        block_s = length * max(BLOCK_S, interval_s)
-        blocks, later = (_whole_blocks(times_s[some], block_s) for some in (before, after))
-        changes.append(_block_change(ratios[before], ratios[after], blocks, later))
-    known = sorted((change for change in changes if math.isfinite(change.error)), key=lambda change: change.error)
+    parts = [(ratios[some], times_s[some]) for some in (before, after)]
+    blocks_s = [length * max(BLOCK_S, interval_s) for length in lengths]
+    whole = _by_whole_steps(parts, blocks_s) if len(lengths) > 1 else []
+    if whole:
+        return whole[-1]
+    known = _by_error(_block_change(*(_blocks(part, block_s) for part in parts)) for block_s in blocks_s)
     return known[len(known) // 2] if known else UNKNOWN
 
 
-def _block_change(earlier: Floats, since: Floats, blocks: int, later: int) -> PaceChange:
-    """Return the change between two times, (rows, columns) each, cut into so many blocks."""
-    if blocks < BLOCKS_BEFORE_MIN or later < BLOCKS_AFTER_MIN:
-        return UNKNOWN
-    parts, now = (
-        np.array([middle(means(part)) for part in np.array_split(rows, count)])
-        for rows, count in ((earlier, blocks), (since, later))
+def _by_whole_steps(parts: Sequence[_View], blocks_s: Sequence[float]) -> list[PaceChange]:
+    """Return the changes by blocks of whole steps, of about these lengths; [] where the rows do not show the steps."""
+    rhythms = [rhythm_s(median_over_rows(values.T), times_s) for values, times_s in parts]
+    known = [found for found in rhythms if found is not None]
+    if len(known) < len(parts):
+        return []
+    return _by_error(
+        _block_change(*(_whole_steps(part, block_s, step_s) for part, step_s in zip(parts, known, strict=True)))
+        for block_s in blocks_s
     )
+
+
+def _by_error(changes: Iterable[PaceChange]) -> list[PaceChange]:
+    return sorted((change for change in changes if math.isfinite(change.error)), key=lambda change: change.error)
+
+
+def _blocks(view: _View, block_s: float) -> Floats:
+    """Return the level of each block of some rows."""
+    values, times_s = view
+    return np.array([middle(means(part)) for part in np.array_split(values, _whole_blocks(times_s, block_s))])
+
+
+def _whole_steps(view: _View, block_s: float, step_s: float) -> Floats:
+    """Return the level of each block that holds whole steps, as many as make it so long."""
+    values, times_s = view
+    return median_over_rows(stretches(values, times_s, math.ceil(block_s / step_s) * step_s).T)
+
+
+def _block_change(parts: Floats, now: Floats) -> PaceChange:
+    """Return the change between the levels of two times' blocks."""
     parts, now = parts[np.isfinite(parts)], now[np.isfinite(now)]
     if len(parts) < BLOCKS_BEFORE_MIN or len(now) < BLOCKS_AFTER_MIN or not (middle(parts) > 0 and middle(now) > 0):
         return UNKNOWN
     # Medians of blocks: a checkpoint is in one or two of them.
     ratio = middle(now) / middle(parts)
     spread = max(SIGMA_PER_MAD * middle(np.abs(parts - middle(parts))), SPREAD_FLOOR)
-    error = (1 + FEW_BLOCKS / blocks) * MEDIAN_ERROR * spread * math.sqrt(1 / blocks + 1 / later)
+    error = (1 + FEW_BLOCKS / len(parts)) * MEDIAN_ERROR * spread * math.sqrt(1 / len(parts) + 1 / len(now))
     half = len(parts) // 2
     drift = DRIFT_SHARE * abs(middle(parts[half:]) - middle(parts[:half])) / middle(parts)
     # Time is the inverse of activity: the same kernels in a longer step.
