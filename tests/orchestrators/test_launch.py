@@ -34,6 +34,7 @@ from eagle_eye.orchestrators.launch.messages import (
     line,
 )
 from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, RankLayout, rank_layout
+from eagle_eye.schema.action import NODE_READMITTED
 from tests.orchestrators.builders import StubServer, action, deliver, event_body, signed_headers, stub_server
 from tests.planning.jobs import plan
 
@@ -125,12 +126,14 @@ def launched(
 
 def send_action(server: StubServer, launcher: Launched, **changes: Any) -> float:
     """A signed request to exclude n2, as the server would send it; returns when it was sent."""
+    return send(server, event_body(action(time.time(), report_to=server.url + REPORTS, **changes)))
+
+
+def send(server: StubServer, body: bytes, event_id: str = "evt-1") -> float:
     (subscription,) = server.wait("POST", "/api/v1/subscriptions", 1)
-    wanted = action(time.time(), report_to=server.url + REPORTS, **changes)
-    body = event_body(wanted)
     sent_s = time.time()
-    headers = signed_headers(body, sent_s, secret=subscription["secret"])
-    assert deliver(subscription["url"], body, headers).status_code == 202
+    headers = signed_headers(body, sent_s, event_id, subscription["secret"])
+    assert deliver(subscription["url"], body, headers).is_success
     return sent_s
 
 
@@ -197,6 +200,30 @@ def test_without_a_spare_ranks_start_in_the_next_layout_and_the_server_knows_wha
         left = {update["attempt"]: update["pace_left_ratio"] for update in server.told("PUT", "/api/v1/jobs/j")}
         assert 0.5 < left[1] < 1
         assert left[2] == 0  # two nodes are the fewest
+
+
+@pytest.mark.slow
+def test_a_job_that_no_layout_is_left_for_waits_and_goes_on_with_a_readmitted_node(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_bytes(msgspec.json.encode(plan(2)))
+    words = ("--nnodes", "2", "--layouts", str(file))
+    with (
+        stub_server() as server,
+        launched(tmp_path, "n1,n2", *words, "--server", server.url, steps=10_000) as launcher,
+    ):
+        ranks = launcher.wait("running", 1)["ranks"]
+        launcher.reaches(1, 6)
+        os.kill(next(rank["pid"] for rank in ranks if rank["node"] == "n2"), signal.SIGSTOP)
+        send_action(server, launcher)
+        reason = "1 node is usable, and the plan's layouts need 2: the job waits for a spare"
+        assert launcher.wait("waiting")["reason"] == reason
+        report = server.wait("POST", REPORTS, 3)[-1]
+        assert (report["state"], report["detail"]) == ("failed", reason)
+        eventually(lambda: not any(running(rank["pid"]) for rank in ranks))
+        send(server, event_body({"node": "n2"}, NODE_READMITTED, "evt-2"), "evt-2")
+        second = launcher.wait("running", 2)
+        assert {rank["node"] for rank in second["ranks"]} == {"n1", "n2"}
+        assert second["resumed_step"] == 5
 
 
 def layout_of(rank: dict[str, Any]) -> RankLayout:
