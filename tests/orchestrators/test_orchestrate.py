@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from eagle_eye.cli.main import main
+from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.kinds import KINDS
@@ -203,6 +204,22 @@ def test_a_subscription_made_by_hand_a_dry_run_and_the_state_of_a_job(site: Site
         (site.folder / "attempt").write_text("2")
         assert site.server.wait("PUT", "/api/v1/jobs/j", 2)[1]["attempt"] == 2
         assert site.server.told("POST", "/api/v1/subscriptions") == []
+
+
+def test_the_server_hears_what_is_left_of_jobs_pace_when_it_changes_and_again_where_it_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: dict[str, float | None] = {"j": 0.75, "unknown": 0.5, "not-ours": 0.1}
+    monkeypatch.setattr(CommandOrchestrator, "pace_left", lambda _: left, raising=False)
+    answer = site.server.answer
+    site.server.answer = lambda method, path: (404, {}) if "unknown" in path else answer(method, path)
+    with site.served_here("--jobs", "j", "--jobs", "unknown", "--poll", "0.05"):
+        site.server.wait("PUT", "/api/v1/jobs/unknown/pace-left", 3)
+        assert site.server.told("PUT", "/api/v1/jobs/j/pace-left") == [{"pace_left_ratio": 0.75}]
+        left["j"] = None
+        told = site.server.wait("PUT", "/api/v1/jobs/j/pace-left", 2)
+        assert told[1:] == [{"pace_left_ratio": None}]
+        assert site.server.told("PUT", "/api/v1/jobs/not-ours/pace-left") == []
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.planning.plan_file import read_plan
+from eagle_eye.planning.rank_layout import variable
 from tests.planning.jobs import document, written
 
 JOB = ("--gpu-memory", "60GiB", "--global-batch", "64")
@@ -102,6 +103,26 @@ def test_below_the_fewest_nodes_the_job_is_said_to_wait_for_a_spare(
 ) -> None:
     said = refused(capsys, "lost", "n1", "--plan", plan, "--nodes", "n1,n4", code=1)
     assert said == "eagle-eye plan: no layout for 1 node: the model needs 2; the job waits for a spare"
+
+
+def test_a_script_gets_the_layout_of_the_nodes_that_it_has(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for nodes, ranks in (("3", 3), ("gpu[4-7]", 4)):
+        assert main(["plan", "layout", "--plan", plan, "--nodes", nodes]) == 0
+        assert capsys.readouterr().out == variable(read_plan(Path(plan)), ranks) + "\n"
+
+
+def test_a_script_gets_no_layout_of_another_job_or_of_too_few_nodes(
+    profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--profile", profile, "--nodes", "3", *JOB, "--job", "llm7b", "--json"]) == 0
+    file = tmp_path / "plan.json"
+    file.write_text(capsys.readouterr().out)
+    words = ("layout", "--plan", str(file), "--nodes")
+    assert main(["plan", *words, "3", "--job", "llm7b"]) == 0
+    capsys.readouterr()
+    assert "it is the plan of job 'llm7b', not of 'other'" in refused(capsys, *words, "3", "--job", "other")
+    assert "for other hardware: GPUs of a node 1, not 8" in refused(capsys, *words, "3", "--gpus-per-node", "8")
+    assert "the job waits for a spare" in refused(capsys, *words, "1", code=1)
 
 
 @pytest.mark.parametrize(

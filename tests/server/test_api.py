@@ -141,6 +141,18 @@ def test_a_job_is_stored_handed_on_and_shown_with_its_progress(server: Running) 
     assert audit(server) == [("local", "job", "job")]
 
 
+def test_what_is_left_of_a_jobs_pace_is_told_without_a_word_on_the_job_itself(server: Running) -> None:
+    put = server.client.put
+    assert problem(put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 0.75})) == (404, "not_found")
+    rank = {"rank": 0, "node": "n1", "device": 3}
+    put("/api/v1/jobs/job", json={"attempt": 2, "state": "running", "ranks": [rank]})
+    told = put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 0.75}).json()
+    assert (told["pace_left_ratio"], told["attempt"], len(told["ranks"])) == (0.75, 2, 1)
+    assert server.watcher.jobs[-1].pace_left_ratio == 0.75
+    assert put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": None}).json()["pace_left_ratio"] is None
+    assert problem(put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 1.5})) == (400, "pace_left_ratio")
+
+
 def test_an_old_attempt_is_refused_while_the_job_lives(server: Running) -> None:
     put = server.client.put
     put("/api/v1/jobs/job", json={"attempt": 2, "state": "running"})

@@ -186,6 +186,7 @@ GUIDES: dict[str, Guide] = {
                 "the plan's file; --svg FILE draws a step",
             ),
             ("eagle-eye plan lost n2 --plan plan.json", "n2 is gone: who trains what, and gets it from whom?"),
+            ("eagle-eye plan layout --plan plan.json --nodes 7", "what a job's script puts into EAGLE_EYE_LAYOUT"),
         ),
         "0 done; 1 no layout for so few nodes, or failed; 2 wrong usage, profile or plan.",
         ("planning",),

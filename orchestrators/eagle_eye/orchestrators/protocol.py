@@ -147,6 +147,18 @@ class ReportsJobs(Protocol):
 
 
 @runtime_checkable
+class FollowsPlans(Protocol):
+    """An orchestrator whose jobs go on with fewer nodes by plan, and that sees whether there are spares."""
+
+    def pace_left(self) -> Mapping[str, float | None]:
+        """Return what is left of such jobs' pace without one of their nodes, whose place no spare takes.
+
+        0 where a job could not run then, None where a spare takes it. Asked every few seconds; raises
+        CannotCarryOutError.
+        """
+
+
+@runtime_checkable
 class Closes(Protocol):
     """An orchestrator that holds something which has to be let go."""
 

@@ -13,10 +13,11 @@ import msgspec
 from eagle_eye.checkpoint.sizes import size_bytes
 from eagle_eye.planning.gantt import gantt
 from eagle_eye.planning.measuring import measure
-from eagle_eye.planning.plan import Hardware
+from eagle_eye.planning.plan import Hardware, Plan
 from eagle_eye.planning.plan_file import check_hardware, read_plan
 from eagle_eye.planning.planner import NODES_MAX, check_names, make_plan
 from eagle_eye.planning.profile import read_profile
+from eagle_eye.planning.rank_layout import variable
 from eagle_eye.planning.telling import next_lines, plan_lines
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.host_lists import BadHostList, expand
@@ -46,6 +47,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     lost.add_argument("--gpus-per-node", type=int, metavar="N", help="refuse a plan for other nodes")
     lost.add_argument("--gpu-memory", metavar="SIZE", help="refuse a plan for more memory")
     lost.add_argument("--json", action="store_true", help="print JSON")
+    layout = verbs.add_parser("layout", help="which rank has what on so many nodes, as EAGLE_EYE_LAYOUT says it")
+    layout.add_argument("--plan", type=Path, required=True, metavar="FILE", help="what eagle-eye plan --json printed")
+    layout.add_argument("--nodes", required=True, metavar="NODES", help="how many the job has, or which")
+    layout.add_argument("--job", default="", metavar="JOB", help="refuse another job's plan")
+    layout.add_argument("--gpus-per-node", type=int, metavar="N", help="refuse a plan for other nodes")
+    layout.add_argument("--gpu-memory", metavar="SIZE", help="refuse a plan for more memory")
     profile = verbs.add_parser("profile", help="measure a model's layers on this machine")
     profile.add_argument("model", metavar="MODULE:FUNCTION", help="a function that returns layers and inputs")
     profile.add_argument("--device", default="cpu", metavar="DEVICE", help="where to measure: cuda, cuda:1 (cpu)")
@@ -54,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Work it out and tell. Raises ConfigurationError for wrong usage, NoLayout where too few nodes are left."""
-    return {None: _plan, "lost": _lost, "profile": _profile}[args.verb](args)
+    return {None: _plan, "lost": _lost, "layout": _layout, "profile": _profile}[args.verb](args)
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -91,14 +98,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _lost(args: argparse.Namespace) -> int:
-    plan = read_plan(args.plan)
-    try:
-        check_hardware(plan, args.gpus_per_node, None if args.gpu_memory is None else _size(args.gpu_memory))
-        nodes = plan.nodes if args.nodes is None else _nodes(args.nodes)
-    except ConfigurationError:
-        raise
-    except ValueError as error:
-        raise ConfigurationError(f"--{str(error).replace('_', '-')}") from None
+    plan, nodes = _read(args)
     if args.node not in nodes:
         raise ConfigurationError(f"node {args.node!r} is none of the {len(nodes)} nodes that train")
     following = plan.lost(nodes, args.node)
@@ -121,6 +121,26 @@ def _lost(args: argparse.Namespace) -> int:
     }
     _tell(args.json, document, next_lines(plan, args.node, following))
     return 0
+
+
+def _layout(args: argparse.Namespace) -> int:
+    plan, nodes = _read(args)
+    if args.job and plan.job not in ("", args.job):
+        raise ConfigurationError(f"--plan: it is the plan of job {plan.job!r}, not of {args.job!r}; plan again")
+    print(variable(plan, len(nodes)))
+    return 0
+
+
+def _read(args: argparse.Namespace) -> tuple[Plan, Sequence[str]]:
+    """Return the plan, which is for such hardware, and the nodes that train. Raises ConfigurationError."""
+    plan = read_plan(args.plan)
+    try:
+        check_hardware(plan, args.gpus_per_node, None if args.gpu_memory is None else _size(args.gpu_memory))
+        return plan, plan.nodes if args.nodes is None else _nodes(args.nodes)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(f"--{str(error).replace('_', '-')}") from None
 
 
 def _profile(args: argparse.Namespace) -> int:

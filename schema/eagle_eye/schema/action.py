@@ -97,6 +97,12 @@ class Report(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class PaceLeft(msgspec.Struct, frozen=True):
+    """What is left of a job's pace without one of its nodes, from whoever restarts it by plan; as of JobUpdate."""
+
+    pace_left_ratio: float | None = None
+
+
 class JobUpdate(msgspec.Struct, frozen=True):
     """A job's state from whoever schedules it.
 

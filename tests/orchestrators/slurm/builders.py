@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from eagle_eye.orchestrators.slurm.names import JobNames
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.restarting import Limits, Restarting, Time
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
+from eagle_eye.planning.plan import Plan
 
 
 class Server:
@@ -48,9 +49,10 @@ def orchestrator(
     clock: Time | None = None,
     server: Server | None = None,
     owner: str = "eagle-eye",
+    plans: Mapping[str, Plan] | None = None,
 ) -> SlurmOrchestrator:
     clock = clock or Time()
     memory = Memory(folder / "slurm.json", clock.now)
     restarting = Restarting(cluster, memory, Resubmission(cluster), limits or Limits(), clock)
     names = JobNames(server or Server(), clock.monotonic)
-    return SlurmOrchestrator(cluster, names, memory, restarting, owner)
+    return SlurmOrchestrator(cluster, names, memory, restarting, owner, plans or {})

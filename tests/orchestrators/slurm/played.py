@@ -30,6 +30,7 @@ class Played(Cluster):
         self.avoided: tuple[str, ...] = ()
         self.said = ""
         """The job's comment."""
+        self.gpus: int | None = None
         self.done: list[str] = []
         self.instead_of_requeue: tuple[tuple[str, ...], int] | None = None
         self.fails = ""
@@ -74,6 +75,13 @@ class Played(Cluster):
         self._do(f"exclude {host_list}")
         self.avoided = self.hosts(host_list)
 
+    def gpus_per_node(self, job: Job) -> int | None:
+        return self.gpus
+
+    def resize(self, job: Job, nodes: int) -> None:
+        self._do(f"resize {nodes}")
+        self.job = replace(self.job, nodes_wanted=nodes)
+
     def comment(self, job: Job) -> str:
         return self.said
 
@@ -93,7 +101,7 @@ class Played(Cluster):
 
     def release(self, job: Job) -> None:
         self._do("release")
-        self.job = replace(job, held=False)
+        self.job = replace(self.job, held=False)
 
     def cancel(self, job: Job) -> None:
         self._do("cancel")

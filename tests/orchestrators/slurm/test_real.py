@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
@@ -22,7 +23,11 @@ from eagle_eye.orchestrators.slurm.commands import Commands, environment
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.orchestrators.slurm.restarting import Limits
+from eagle_eye.planning.plan import Plan
+from eagle_eye.planning.rank_layout import variable
+from tests.docs.pages import blocks
 from tests.orchestrators.slurm.builders import Server, exclusion, orchestrator, restart
+from tests.planning.jobs import plan
 from tests.real_slurm import TIME_LIMIT_SEEN_S, running_with_preemption, skip_reason, until
 from tests.real_slurm import Slurm as Machines
 
@@ -43,8 +48,12 @@ class Slurm(Machines):
     def cluster(self) -> Cluster:
         return Cluster(Commands(environ=environment(self.environ, str(self.conf))))
 
-    def orchestrator(self, folder: Path, server: Server | None = None, **limits: float | str) -> SlurmOrchestrator:
-        return orchestrator(self.cluster(), folder, Limits(**{"run_s": 60.0, **limits}), server=server)  # type: ignore[arg-type]
+    def orchestrator(
+        self, folder: Path, server: Server | None = None, follows: Plan | None = None, **limits: float | str
+    ) -> SlurmOrchestrator:
+        plans = {} if follows is None else {follows.job: follows}
+        given = Limits(**{"run_s": 60.0, **limits})  # type: ignore[arg-type]
+        return orchestrator(self.cluster(), folder, given, server=server, plans=plans)
 
     def job(self, job: str, field: str) -> str:
         """The field of the job, of all components one after the other."""
@@ -309,6 +318,79 @@ def test_on_a_full_cluster_a_job_is_held_where_that_is_wanted_until_there_is_roo
     assert ours.readmit(["n1"]) == f"n1 is in service; job {job} is released"
     until(lambda: slurm.job(job, "State") == "RUNNING", 30)
     assert (slurm.job(job, "NodeList"), slurm.job(job, "RestartCnt")) == ("n[1-2]", "1")
+
+
+@pytest.fixture
+def follows_plan(slurm: Slurm, tmp_path: Path) -> str:
+    """The script of docs/slurm.md, whose ranks write what they were told in place of training."""
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan(4, job="llm7b")))
+    command = f"{sys.executable} -c 'from eagle_eye.cli.main import main; raise SystemExit(main())'"
+    words = "$SLURM_PROCID of $SLURM_NTASKS on $SLURM_JOB_NUM_NODES: $EAGLE_EYE_LAYOUT"
+    (tmp_path / "train.sh").write_text(f'#!/bin/sh\necho "{words}" >> {tmp_path}/said\nsleep 300\n')
+    (tmp_path / "train.sh").chmod(0o755)
+    (script,) = (block.text for block in blocks("docs/slurm.md") if block.mark.endswith("slurm/test_real.py"))
+    return (
+        f"export PYTHONPATH={':'.join(filter(None, sys.path))} HOME=/nonexistent\n"
+        f'eagle_eye() {{ {command} "$@"; }}\n'
+        + script.replace("eagle-eye plan", "eagle_eye plan")
+        .replace("/shared/llm7b/plan.json", f"{tmp_path}/plan.json")
+        .replace("torchrun", f"{tmp_path}/train.sh")
+    )
+
+
+@pytest.mark.parametrize("tasks", [(), ("--ntasks-per-node=1",), ("--ntasks=4",)], ids=str)
+def test_without_a_spare_a_job_goes_on_by_plan_with_the_layout_in_its_hands(
+    slurm: Slurm, tmp_path: Path, follows_plan: str, tasks: tuple[str, ...]
+) -> None:
+    four = plan(4, job="llm7b")
+    job = slurm.starts(4, "--requeue", *tasks, script=follows_plan)
+    said = tmp_path / "said"
+
+    def told(nodes: int) -> bool:
+        """Whether each of so many ranks, in this attempt, has the plan's layout for so many nodes."""
+        lines = said.read_text().splitlines() if said.exists() else []
+        expected = {f"{rank} of {nodes} on {nodes}: {variable(four, nodes)}" for rank in range(nodes)}
+        return len(lines) == nodes and set(lines) == expected
+
+    until(lambda: told(4), 30)
+    said.unlink()
+    ours = slurm.orchestrator(tmp_path, Server(llm7b=f"slurm:{job}"), follows=four)
+    left = four.layout(4).step_s / four.layout(3).step_s
+    assert ours.pace_left() == {"llm7b": left}
+    loss = f"no spare: 3 nodes by plan, {left:.0%} of the samples/s of 4"
+    assert ours.exclude(exclusion("llm7b", "n1")) == f"n1 drained; {loss}"
+    assert ours.restart("llm7b", restart("n1")) == (
+        f"job {job} requeued; {loss}; job {job} runs again as attempt 1 on n2, n3, n4"
+    )
+    until(lambda: told(3), 30)
+    said.unlink()
+    assert ours.readmit(["n1"]).endswith("runs on 3 of 4 nodes, and by plan on more after its next restart")
+    until(lambda: slurm.node("n1")[0] == "idle", 30)
+    assert ours.restart("llm7b", restart(over=1, action_id="act-2")).endswith("as attempt 2 on n1, n2, n3, n4")
+    until(lambda: told(4), 30)
+
+
+def test_below_what_the_plan_covers_the_job_is_held_until_a_node_is_back(slurm: Slurm, tmp_path: Path) -> None:
+    four = plan(4, gib=11, job="llm7b")  # all four nodes hold the model, and no fewer
+    assert four.nodes_min == 4
+    job = slurm.starts(4)
+    ours = slurm.orchestrator(tmp_path, Server(llm7b=f"slurm:{job}"), follows=four)
+    ours.exclude(exclusion("llm7b", "n1"))
+    why = "is held: its plan's layouts need 4 nodes and 3 can be used: it waits for a spare"
+    with pytest.raises(CannotCarryOutError, match=why):
+        ours.restart("llm7b", restart("n1"))
+    assert ours.readmit(["n1"]) == f"n1 is in service; job {job} is released"
+    until(lambda: slurm.job(job, "State") == "RUNNING", 30)
+
+
+def test_a_job_that_may_not_be_requeued_is_submitted_again_on_fewer_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    four = plan(4, job="llm7b")
+    job = slurm.starts(4, "--no-requeue", "--ntasks=4", script="sleep 300")
+    ours = slurm.orchestrator(tmp_path, Server(llm7b=f"slurm:{job}"), follows=four)
+    ours.exclude(exclusion("llm7b", "n1"))
+    new = str(int(job) + 1)
+    assert ours.restart("llm7b", restart("n1")).endswith(f"job {new} runs again as attempt 0 on n2, n3, n4")
+    assert (slurm.job(new, "NumNodes"), slurm.job(new, "NumTasks")) == ("3", "3")
 
 
 @pytest.mark.parametrize("end", ["cancel", "time limit", "preemption"])

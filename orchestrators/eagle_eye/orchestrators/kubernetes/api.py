@@ -2,7 +2,7 @@
 
 The client brings what a site's kubeconfig needs (certificates, tokens that are renewed, plug-ins); answers are
 decoded by us, field by field, since its models refuse what another version of the server says. The rights that this
-needs are exactly those in packaging/kubernetes/orchestrator.yaml.
+needs are exactly those in packaging/kubernetes/orchestrator.yaml, and those of jobs that are told something or resized.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kubernetes.config.config_exception import ConfigException
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import marks
 from eagle_eye.orchestrators.kubernetes.objects import Node, Page, Pod, Resources, Status
+from eagle_eye.orchestrators.kubernetes.workloads import KINDS, Ref
 
 PAGE = 500  # objects of one answer
 PAGES_MAX = 200
@@ -61,6 +62,7 @@ class Api:
     def __init__(self, client: official.ApiClient, pause: Callable[[float], object] = time.sleep) -> None:
         self._client = client
         self._core = official.CoreV1Api(client)
+        self._custom = official.CustomObjectsApi(client)
         self._pause = pause
         self._eviction: str | None = None
         self._lock = threading.Lock()
@@ -126,6 +128,30 @@ class Api:
                 return False
             raise refused(what, error) from None
         return True
+
+    def workload(self, ref: Ref) -> dict[str, Any]:
+        """Return the object that makes a job's pods, as it is now."""
+        kind = KINDS[ref.kind]
+        try:
+            body = self._ask(
+                f"get {ref}",
+                lambda: self._custom.get_namespaced_custom_object(
+                    kind.group, kind.version, ref.namespace, kind.plural, ref.name, **_RAW
+                ),
+            )
+        except ApiException as error:
+            raise refused(f"get {ref}", error) from None
+        return _decode(body, dict[str, Any], str(ref))
+
+    def change_workload(self, ref: Ref, patch: dict[str, Any]) -> None:
+        """The object has this patch; raises Conflict where it has changed since it was read."""
+        kind = KINDS[ref.kind]
+        self._patch(
+            f"patch {ref}",
+            lambda: self._custom.patch_namespaced_custom_object(
+                kind.group, kind.version, ref.namespace, kind.plural, ref.name, patch, _content_type=MERGE, **_OURS
+            ),
+        )
 
     def evict(self, pod: Pod) -> Eviction:
         """The pod is asked to go, unless a PodDisruptionBudget keeps it or it is another one by now."""

@@ -68,6 +68,29 @@ def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str
     return Progress(False, "; ".join(missing[:NAMED_MAX]))
 
 
+def stale(pods: Iterable[Pod], since_s: float) -> list[Pod]:
+    """Return the pods on nodes that began before the job was resized: they were told of the layout before."""
+    return [pod for pod in pods if pod.live and pod.spec.node_name and began_s(pod) <= since_s]
+
+
+def places(pods: Iterable[Pod], gone: Collection[str], without: Collection[str]) -> int | None:
+    """Return how many of a job's pods have a node, once the scheduler finds none for the others; None: not yet so.
+
+    Nodes are not counted as full while pods that were evicted still end there.
+    """
+    here = [pod for pod in pods if pod.spec.node_name not in without]
+    if any(pod.metadata.uid in gone for pod in here if pod.spec.node_name):
+        return None
+    live = [pod for pod in here if pod.live]
+    placed = [pod for pod in live if pod.spec.node_name]
+    return len(placed) if any(_has_no_place(pod) for pod in live) else None
+
+
+def _has_no_place(pod: Pod) -> bool:
+    said = pod.status.conditions or ()
+    return not pod.spec.node_name and any(one.type == "PodScheduled" and one.status == "False" for one in said)
+
+
 def bystanders(there: Iterable[Pod], job_uids: Collection[str]) -> list[str]:
     """Return who else runs on a node: not the job itself, nor what belongs to the node."""
     return sorted(

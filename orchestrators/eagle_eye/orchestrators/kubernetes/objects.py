@@ -102,10 +102,23 @@ class ContainerStatus(msgspec.Struct, frozen=True):
     state: ContainerState = ContainerState()
 
 
+class Requirements(msgspec.Struct, frozen=True):
+    """What a container may use, a number or a text each."""
+
+    limits: Mapping[str, Any] | None = None
+
+
+class Container(msgspec.Struct, frozen=True):
+    """A container as it is asked for."""
+
+    resources: Requirements = Requirements()
+
+
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """Where the pod runs; "" nowhere yet."""
+    """Where the pod runs, "" nowhere yet, and what it is made of."""
 
     node_name: str = ""
+    containers: Sequence[Container] | None = None
 
 
 class PodStatus(msgspec.Struct, frozen=True, rename="camel"):

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.kubernetes.jobs import ATTEMPT_LABELS, JOB_LABELS
+from eagle_eye.orchestrators.layouts import add_layouts, read_layouts
 from eagle_eye.orchestrators.protocol import Orchestrator
 
 _LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -38,6 +39,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how long a job may take to run again before the action has failed (default 600)")  # fmt: skip
     add("--resume-config-map", type=_name, metavar="NAME",
         help="of each job's namespace: tells it where to resume after faults that spoil checkpoints")  # fmt: skip
+    add_layouts(parser)
+    add("--layout-config-map", type=_name, metavar="NAME",
+        help="of each job's namespace: tells the jobs of --layouts their layout")  # fmt: skip
+    add("--spare-wait", type=_seconds, default=60.0, metavar="S",
+        help="how long a job's pods may find no node before it goes on without, by its plan (default 60)")  # fmt: skip
     add("--health-events", type=_url, default="", metavar="URL",
         help="send a CloudEvent there for each node excluded or readmitted")  # fmt: skip
     add("--health-events-token-file", type=Path, metavar="F", help="holds a bearer token for it")
@@ -53,6 +59,12 @@ def build(options: argparse.Namespace) -> Orchestrator:
     from eagle_eye.orchestrators.kubernetes.health_events import HealthEvents
     from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
 
+    plans = read_layouts(options.layouts)
+    if plans and not options.layout_config_map:
+        raise OrchestratorError("--layouts: pods learn their layout from a ConfigMap: give --layout-config-map")
+    if plans and options.spare_wait >= options.start_wait:
+        waits = f"--spare-wait {options.spare_wait:g}: expected less than --start-wait, {options.start_wait:g}"
+        raise OrchestratorError(waits)
     sink = None
     if options.health_events:
         sink = HealthEvents(options.health_events, options.cluster, options.health_events_token_file)
@@ -65,6 +77,9 @@ def build(options: argparse.Namespace) -> Orchestrator:
         scope=options.evict,
         start_wait_s=options.start_wait,
         resume_config_map=options.resume_config_map or "",
+        plans=plans,
+        layout_config_map=options.layout_config_map or "",
+        spare_wait_s=options.spare_wait,
     )
     return KubernetesOrchestrator(Api(official.ApiClient(_cluster(options))), settings, sink)
 

@@ -9,14 +9,22 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import health_events, marks
 from eagle_eye.orchestrators.kubernetes.api import Api, Conflict
-from eagle_eye.orchestrators.kubernetes.eviction import Scope, bystanders, named, progress, victims
+from eagle_eye.orchestrators.kubernetes.eviction import (
+    Scope,
+    bystanders,
+    named,
+    places,
+    progress,
+    stale,
+    victims,
+)
 from eagle_eye.orchestrators.kubernetes.jobs import (
     ATTEMPT_LABELS,
     JOB_LABELS,
@@ -27,7 +35,11 @@ from eagle_eye.orchestrators.kubernetes.jobs import (
     selectors,
 )
 from eagle_eye.orchestrators.kubernetes.objects import Node, Pod
+from eagle_eye.orchestrators.kubernetes.resizing import Resizing
+from eagle_eye.orchestrators.kubernetes.workloads import Workload
+from eagle_eye.orchestrators.layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
+from eagle_eye.planning.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +55,8 @@ NOTHING_LEFT_S = 60.0
 class Settings:
     """How a site wants it. ``namespaces`` () are all; ``evict_wait_s`` counts where an action does not expire.
 
-    ``resume_config_map`` is where jobs are told which step to resume from; "": they are not.
+    ``resume_config_map`` is where jobs are told which step to resume from; "": they are not. The jobs of ``plans`` go
+    on with fewer pods where some have found no node for ``spare_wait_s``; ``layout_config_map`` tells them of it.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -55,13 +68,21 @@ class Settings:
     start_wait_s: float = 600.0
     evict_wait_s: float = 600.0
     resume_config_map: str = ""
+    plans: Mapping[str, Plan] = field(default_factory=dict)
+    layout_config_map: str = ""
+    spare_wait_s: float = 60.0
 
 
 class _Before(NamedTuple):
-    """A job before its restart: how many of its pods ran or were to, and by which selectors they are found."""
+    """A job before its restart: how many of its pods ran or were to, and by which selectors they are found.
+
+    ``elastic`` is what makes them where it can make fewer by plan, and ``rigid`` why it cannot though there is one.
+    """
 
     expected: int
     selectors: tuple[str, ...]
+    elastic: Workload | None = None
+    rigid: str = ""
 
 
 def _suspect(request: Restart, untold: str, kept: str) -> str:
@@ -104,6 +125,7 @@ class KubernetesOrchestrator:
         self._clock = clock
         self._pause = pause
         self._names: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
+        self._resizing = Resizing(api, settings.plans, settings.layout_config_map)
 
     def close(self) -> None:
         """Connections are closed. A restart that waits ends with its process; the next one goes on with it."""
@@ -158,13 +180,33 @@ class KubernetesOrchestrator:
         attempt = attempt_of(pods, self._settings.attempt_labels)
         gone: set[str] = set()
         done = f"job {job} is at attempt {attempt} already"
-        if attempt <= request.over_attempt:
-            going = victims(pods, request.without, request.cause.detected_s, self._settings.scope)
+        ahead = attempt <= request.over_attempt
+        before = self._elastic(job, before, pods, request, grows=ahead)
+        change = before.elastic.change if before.elastic is not None else None
+        # Of a job that follows a plan all ranks are told the layout anew.
+        scope = self._settings.scope if before.elastic is None else "job"
+        going = victims(pods, request.without, request.cause.detected_s, scope) if ahead else []
+        if change is not None and change.action == request.cause.action_id:  # another process has resized it
+            going += [pod for pod in stale(pods, change.since_s) if pod not in going]
+        if ahead or going:
             self._evict(going, request)
             gone = {pod.metadata.uid for pod in going}
             done = f"evicted {len(going)} pods of {job}" if going else f"no pod of {job} was there to evict"
             request.cause.tell(f"{done}: {named([pod.full_name for pod in going])}" if going else done)
         return self._await(job, before, gone, request, done)
+
+    def _elastic(self, job: str, before: _Before, pods: Sequence[Pod], request: Restart, *, grows: bool) -> _Before:
+        """Return what is known of the job's size; with ``grows`` it is to have all the pods again that it wants."""
+        try:
+            found = self._resizing.workload(job, pods)
+            if found is None:
+                return before
+            ours = found.change is not None and found.change.action == request.cause.action_id
+            if grows and not ours and found.pods < found.wanted:
+                found = self._resizing.resize(job, found, found.wanted, request.cause.action_id, self._clock)
+        except CannotCarryOutError as error:
+            return before._replace(rigid=f"{job} has a plan for fewer nodes and cannot follow it: {error}")
+        return before._replace(elastic=found, expected=found.pods)
 
     def readmit(self, nodes: Sequence[str]) -> str:
         """Our cordons, taints and annotations are gone; what is not ours, or not as we left it, is left alone."""
@@ -308,11 +350,20 @@ class KubernetesOrchestrator:
         if not gone and not before.expected:
             limit_s = min(limit_s, NOTHING_LEFT_S)
         until_s = self._clock() + limit_s
-        told = ""
+        told, full_since_s = ("", ""), float("inf")
         while True:
             there = self._pods(job, before.selectors, cached=True)
             pods = members(there, self._settings.attempt_labels)
             far = progress(pods, gone, request.without, max(before.expected, 1))
+            placed = None if before.elastic is None or far.done else places(there, gone, request.without)
+            full_since_s = float("inf") if placed is None else min(full_since_s, self._clock())
+            if placed is not None and self._clock() >= full_since_s + self._settings.spare_wait_s:
+                before, more = self._shrink(job, before, placed, there, request)
+                if more:
+                    gone = {*gone, *(pod.metadata.uid for pod in more)}
+                    done = f"{done}; {self._loss(job, before)}"
+                    until_s, full_since_s = self._clock() + limit_s, float("inf")
+                    continue
             if far.ended:
                 return f"{done}; it has ended"
             if far.done:
@@ -323,11 +374,39 @@ class KubernetesOrchestrator:
                 return f"{done}; {len(live)} run on {named(nodes)}{rest}"
             if self._clock() >= until_s:
                 limit = f"{limit_s:g} s" + (" (--start-wait)" if limit_s == self._settings.start_wait_s else "")
-                raise CannotCarryOutError(f"{done}; it does not run again after {limit}: {far.waiting}")
-            if far.waiting != told:
-                request.cause.tell(f"{done}; {far.waiting}")
-                told = far.waiting
+                why = f"{far.waiting}; {before.rigid}" if before.rigid else far.waiting
+                raise CannotCarryOutError(f"{done}; it does not run again after {limit}: {why}")
+            if (far.waiting, before.rigid) != told:
+                request.cause.tell("; ".join(filter(None, (done, far.waiting, before.rigid))))
+                told = (far.waiting, before.rigid)
             self._pause(POLL_S)
+
+    def _loss(self, job: str, before: _Before) -> str:
+        wanted = before.expected if before.elastic is None else before.elastic.wanted
+        return no_spare(self._settings.plans[job], before.expected, wanted)
+
+    def _shrink(
+        self, job: str, before: _Before, placed: int, there: Sequence[Pod], request: Restart
+    ) -> tuple[_Before, list[Pod]]:
+        """The job is to have the pods that its plan goes on with on ``placed`` nodes; returns those that were evicted.
+
+        None were where it stays as it is: ``rigid`` says why.
+        """
+        elastic, plan = before.elastic, self._settings.plans[job]
+        fewer = nodes_by_plan(plan, placed)
+        if elastic is None or (fewer is not None and fewer >= elastic.pods):
+            return before, []
+        if fewer is None:
+            need = f"its plan's layouts need {plan.nodes_min}: it waits for a spare"
+            return before._replace(rigid=f"{placed} of its pods have a node, and {need}"), []
+        try:
+            found = self._resizing.resize(job, elastic, fewer, request.cause.action_id, self._clock)
+        except CannotCarryOutError as error:
+            why = f"{job} has a plan for fewer nodes and cannot follow it: {error}"
+            return before._replace(elastic=None, rigid=why), []
+        going = [pod for pod in there if pod.live and pod.spec.node_name]
+        self._evict(going, request)
+        return before._replace(elastic=found, expected=found.pods, rigid=""), going
 
     def _tell_resume(self, job: str, pods: Sequence[Pod], resume_from: str) -> str:
         """What containers of the job that start from now on find in the site's ConfigMap; returns why it is not there.

@@ -11,21 +11,23 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
+from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError, ServerUnreachableError
 from eagle_eye.orchestrators.intake import Intake
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.option_values import token
 from eagle_eye.orchestrators.orchestrate.kinds import Kind
 from eagle_eye.orchestrators.orchestrate.metrics import CONTENT_TYPE, Metrics
-from eagle_eye.orchestrators.protocol import Closes, JobState, Orchestrator, ReportsJobs
+from eagle_eye.orchestrators.protocol import Closes, FollowsPlans, JobState, Orchestrator, ReportsJobs
 from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
 from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.secret_file import SecretFile
@@ -37,6 +39,7 @@ from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
+TOLD_AGAIN_S = 60.0  # what is left of a job's pace: the server may have lost it
 # What is in progress is finished by the next process where it does not end in this time.
 FINISH_WITHIN_S = 5.0
 REPORTS_WITHIN_S = 3.0
@@ -60,7 +63,7 @@ class Service:
     def _open(self, kind: Kind, options: argparse.Namespace) -> None:
         folder: Path = options.state_dir
         _own(folder, self._parts)
-        client = ServerClient(options.server, token(options.token_file))
+        client = self._client = ServerClient(options.server, token(options.token_file))
         self._parts.callback(client.close)
         self._orchestrator: Orchestrator = kind.load().build(options)
         if isinstance(self._orchestrator, Closes):
@@ -100,6 +103,7 @@ class Service:
         watch("dry_run", "1 where nothing is changed.", lambda: float(options.dry_run))
         self._ledger = ledger
         self._told: dict[str, JobUpdate] = {}
+        self._pace_told: dict[str, tuple[float | None, float]] = {}  # and when, on the monotonic clock
         self._url = url
 
     def close(self) -> None:
@@ -142,9 +146,10 @@ class Service:
             self._end()
 
     def _watch(self) -> int:
-        asked = threading.Thread(target=self._tell_jobs, name="jobs", daemon=True)
         if isinstance(self._orchestrator, ReportsJobs):
-            asked.start()
+            self._start_telling("jobs", self._tell_jobs)
+        if isinstance(self._orchestrator, FollowsPlans):
+            self._start_telling("plans", self._tell_pace_left)
         while not self._stopping.wait(WATCH_S):
             dead = [name for name, part in self._threads() if not part.alive]
             if dead:
@@ -186,23 +191,49 @@ class Service:
             sys.stdout.write(json.dumps({"event": "action", **said, "detail": detail}) + "\n")
             sys.stdout.flush()
 
-    def _tell_jobs(self) -> None:
-        """The server hears of each job when it changes; while that cannot be told, nothing is said."""
+    def _start_telling(self, what: str, tell: Callable[[], None]) -> None:
+        threading.Thread(target=self._keep_telling, args=(what, tell), name=what, daemon=True).start()
+
+    def _keep_telling(self, what: str, tell: Callable[[], None]) -> None:
+        """Every few seconds; what keeps it from being told is logged once."""
         complained = ""
         while not self._stopping.is_set():
             try:
-                for job, update in self._jobs().items():
-                    if self._is_ours(job) and self._told.get(job) != update:
-                        self._subscription.tell(job, update)
-                        self._told[job] = update
+                tell()
                 complained = ""
-            except CannotCarryOutError as error:
+            except (CannotCarryOutError, ServerUnreachableError) as error:
                 if complained != str(error):
-                    log.warning("jobs: %s", error)
+                    log.warning("%s: %s", what, error)
                 complained = str(error)
             except Exception:
-                log.exception("jobs")
+                log.exception("%s", what)
             self._stopping.wait(self._options.poll)
+
+    def _tell_jobs(self) -> None:
+        """The server hears of each job when it changes; while that cannot be told, nothing is said."""
+        for job, update in self._jobs().items():
+            if self._is_ours(job) and self._told.get(job) != update:
+                self._subscription.tell(job, update)
+                self._told[job] = update
+
+    def _tell_pace_left(self) -> None:
+        """The server knows what is left of jobs' pace without one of their nodes; raises what keeps it from that."""
+        assert isinstance(self._orchestrator, FollowsPlans)  # noqa: S101 - asked for above
+        left = {job: ratio for job, ratio in self._orchestrator.pace_left().items() if self._is_ours(job)}
+        self._pace_told = {job: told for job, told in self._pace_told.items() if job in left}
+        now_s = time.monotonic()
+        untold = []
+        for job, ratio in left.items():
+            known, told_s = self._pace_told.get(job, (None, float("-inf")))
+            if known == ratio and now_s - told_s < TOLD_AGAIN_S:
+                continue
+            try:
+                self._client.call("PUT", f"/api/v1/jobs/{quote(job, safe='')}/pace-left", {"pace_left_ratio": ratio})
+                self._pace_told[job] = (ratio, now_s)
+            except ServerUnreachableError as error:
+                untold.append(str(error))
+        if untold:
+            raise ServerUnreachableError("; ".join(untold))
 
     def _jobs(self) -> dict[str, JobUpdate]:
         return dict(self._orchestrator.jobs()) if isinstance(self._orchestrator, ReportsJobs) else {}

@@ -26,6 +26,7 @@ JSON_SINCE = (23, 2)  # the version whose JSON has all words of a job's state, a
 QUICK_S = 4.0
 UNKNOWN_JOB = "Invalid job id"
 DENIED = ("Invalid user id", "Access/permission denied")
+_GPUS = re.compile(r"(?:gres[:/])?gpu(?:[:=][^:=]+)*?[:=](\d{1,6})(?:\(.*\))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -117,6 +118,22 @@ class Cluster:
         """The job's comment is this one."""
         self.commands.run("scontrol", "update", f"JobId={job.name}", f"Comment={comment}")
 
+    def gpus_per_node(self, job: Job) -> int | None:
+        """Return how many GPUs of each node the job asks for; None where it does not say so."""
+        (said,) = self._fields(job, "tres-per-node")
+        found = (_GPUS.fullmatch(part.strip()) for part in said.split(","))
+        return sum(int(one[1]) for one in found if one) or None
+
+    def resize(self, job: Job, nodes: int) -> None:
+        """The job, which waits, starts on so many nodes, with as many tasks and CPUs on each as before.
+
+        Never a range: a job whose tasks are counted by the node then waits forever where more nodes are free than it
+        has tasks for, and others get no more nodes than the least.
+        """
+        counts = zip(("NumTasks", "NumCPUs"), self._fields(job, "NumTasks", "NumCPUs"), strict=True)
+        scaled = [f"{name}={scale(int(said), job.nodes_wanted, nodes)}" for name, said in counts if said.isdecimal()]
+        self.commands.run("scontrol", "update", f"JobId={job.name}", f"NumNodes={nodes}", *scaled)
+
     def requeue_held(self, job: Job, *, incomplete: bool) -> None:
         """The job is being stopped and will wait, held; of a heterogeneous one all components.
 
@@ -131,6 +148,18 @@ class Cluster:
     def cancel(self, job: Job) -> None:
         """The job is being ended for good."""
         self.commands.run("scancel", job.name)
+
+    def _fields(self, job: Job, *names: str) -> list[str]:
+        """Return fields of the job, none of which its user writes."""
+        form = format_of(("JobID", *names))
+        text = self.commands.run(
+            "squeue", "--all", "--states=all", "--noheader", f"--jobs={job.id}", f"--Format={form}"
+        )
+        for line in text.splitlines():
+            job_id, *said = (field.strip() for field in line.split(SEPARATOR))
+            if job_id == str(job.id):
+                return said[: len(names)]
+        raise SlurmError(f"squeue does not name job {job.id} any more")
 
     def _jobs(self, job_id: int) -> tuple[Job, ...]:
         try:
@@ -162,6 +191,11 @@ class Cluster:
         except SlurmRefusedError as error:
             remedy = "; this account may not change nodes: see --node-prefix" if error.said.endswith(DENIED) else ""
             raise SlurmRefusedError(f"node {node}: {error.said}{remedy}", error.said) from None
+
+
+def scale(count: int, nodes: int, others: int) -> int:
+    """Return how many tasks or CPUs of ``others`` nodes are those of ``nodes``, to each node as many."""
+    return -(-count * others // nodes) if nodes else count
 
 
 def _names(names: Collection[str]) -> str:

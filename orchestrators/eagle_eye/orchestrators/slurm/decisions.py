@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.orchestrators.slurm.states import JobPhase
+from eagle_eye.planning.plan import Plan
 
 Way = Literal["requeue", "resubmit"]
 WhenFull = Literal["queue", "hold", "refuse"]
@@ -43,11 +45,34 @@ _WHY_NOT: dict[JobPhase, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many nodes a job wants, how many of its partitions could be used at all, and how many at once."""
+    """How many nodes a job wants, how many of its partitions could be used at all, and how many at once.
+
+    With a ``plan`` it runs on fewer, too.
+    """
 
     wanted: int
     usable: int
     free: int
+    plan: Plan | None = None
+
+    @property
+    def least(self) -> int:
+        """The fewest nodes that it runs on."""
+        return self.wanted if self.plan is None else self.plan.nodes_min
+
+    @property
+    def starts_on(self) -> int:
+        """How many nodes it waits for: by plan as many as are free now, if they are enough for it."""
+        if self.plan is None or self.free >= self.wanted:
+            return self.wanted
+        return nodes_by_plan(self.plan, self.free) or self.least
+
+    @property
+    def loss(self) -> str:
+        """What it loses that starts on fewer nodes than it wants; "" where it does not."""
+        if self.plan is None or self.starts_on >= self.wanted:
+            return ""
+        return no_spare(self.plan, self.starts_on, self.wanted)
 
 
 def phase_of(jobs: Sequence[Job]) -> JobPhase:
@@ -98,10 +123,18 @@ def way_of(jobs: Sequence[Job], without: Collection[str], required: Collection[s
     return "resubmit"
 
 
-def capacity_of(jobs: Sequence[Job], nodes: Iterable[Node], without: Collection[str], own: Collection[str]) -> Capacity:
+def capacity_of(
+    jobs: Sequence[Job],
+    nodes: Iterable[Node],
+    without: Collection[str],
+    own: Collection[str],
+    wanted: int = 0,
+    plan: Plan | None = None,
+) -> Capacity:
     """Return whether there is room for the job without some nodes; its ``own`` ones are free once it has stopped.
 
-    ``usable`` is an upper bound: what else the job asks for (features, reservations, sizes) is Slurm's business.
+    ``wanted`` is how many it had before it shrank, by ``plan``; 0: it never did. ``usable`` is an upper bound: what
+    else the job asks for (features, reservations, sizes) is Slurm's business.
     """
     partitions = frozenset().union(*(job.partitions for job in jobs))
     candidates = [
@@ -110,28 +143,29 @@ def capacity_of(jobs: Sequence[Job], nodes: Iterable[Node], without: Collection[
         if node.usable and node.name not in without and (not partitions or node.partitions & partitions)
     ]
     free = sum(node.free or node.name in own for node in candidates)
-    return Capacity(sum(job.nodes_wanted for job in jobs), len(candidates), free)
+    return Capacity(max(wanted, sum(job.nodes_wanted for job in jobs)), len(candidates), free, plan)
 
 
 def refusal_for_room(fault: str, room: Capacity, when_full: WhenFull) -> str:
     """Return why the job is better left alone than restarted into a full cluster, "" where it is not."""
-    if room.usable < room.wanted and fault in SLOWNESS:
-        return (
-            f"it wants {room.wanted} nodes and {room.usable} others can be used: it would not run again, and {fault}"
-            " only slows it"
-        )
-    if room.free < room.wanted and when_full == "refuse":
-        return f"it wants {room.wanted} nodes and {room.free} would be free (--when-full refuse)"
+    if room.usable < room.least and fault in SLOWNESS:
+        return f"{_needs(room)} and {room.usable} others can be used: it would not run again, and {fault} only slows it"
+    if room.free < room.least and when_full == "refuse":
+        return f"{_needs(room)} and {room.free} would be free (--when-full refuse)"
     return ""
 
 
 def hold_for_room(room: Capacity, when_full: WhenFull) -> str:
     """Return why the stopped job is held back and not queued, "" where it is queued."""
-    if room.usable < room.wanted:
-        return f"it wants {room.wanted} nodes and {room.usable} can be used"
-    if room.free < room.wanted and when_full == "hold":
-        return f"it wants {room.wanted} nodes and {room.free} are free (--when-full hold)"
+    if room.usable < room.least:
+        return f"{_needs(room)} and {room.usable} can be used" + (": it waits for a spare" if room.plan else "")
+    if room.free < room.least and when_full == "hold":
+        return f"{_needs(room)} and {room.free} are free (--when-full hold)"
     return ""
+
+
+def _needs(room: Capacity) -> str:
+    return f"it wants {room.wanted} nodes" if room.plan is None else f"its plan's layouts need {room.least} nodes"
 
 
 def foreign(node: Node, owner: str) -> str:

@@ -23,6 +23,8 @@ class Begun(msgspec.Struct, frozen=True):
     """A restart that was begun; ``restarts`` is Slurm's count before it. Times are Unix seconds.
 
     ``without`` are the nodes that we wrote into the job's ExcNodeList; ``held`` says that we hold it for want of nodes.
+    Of a job that follows a plan, ``job`` is the name that the plan calls it by and ``wanted`` how many nodes it wants;
+    "" and 0 for others. ``became`` is the job that was submitted in its place, 0 for none.
     """
 
     slurm_id: int
@@ -30,6 +32,9 @@ class Begun(msgspec.Struct, frozen=True):
     without: list[str]
     at_s: float
     held: bool = False
+    job: str = ""
+    wanted: int = 0
+    became: int = 0
 
 
 class Memory:
@@ -59,6 +64,10 @@ class Memory:
             kept[action_id] = begun
             self._begun = dict(list(kept.items())[-ENTRIES_MAX:])
             write_whole(self._path, msgspec.json.encode(self._begun))
+
+    def of_job(self, slurm_id: int) -> list[Begun]:
+        """Return the restarts of a job, oldest first, with those of a job in whose place it was submitted."""
+        return [one for one in self.all().values() if slurm_id in (one.slurm_id, one.became)]
 
     def all(self) -> dict[str, Begun]:
         """Return all that is known, oldest first."""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators.layouts import add_layouts, read_layouts
 from eagle_eye.orchestrators.option_values import seconds, token
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.slurm.cluster import Cluster
@@ -41,6 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--when-full", choices=("queue", "hold", "refuse"), default="queue",
         help="what becomes of a job whose place nothing free can take now: it waits in the queue, is held, or is left "
         "alone (queue)")  # fmt: skip
+    add_layouts(parser)
 
 
 def build(options: argparse.Namespace) -> SlurmOrchestrator:
@@ -55,9 +57,8 @@ def build(options: argparse.Namespace) -> SlurmOrchestrator:
     resubmission = Resubmission(cluster, _words("--submit-prefix", options.submit_prefix))
     limits = Limits(options.stop_within, options.run_within, options.when_full)
     names = JobNames(ServerClient(options.server, token(options.token_file)), time.monotonic)
-    return SlurmOrchestrator(
-        cluster, names, memory, Restarting(cluster, memory, resubmission, limits, clock), options.owner
-    )
+    restarting = Restarting(cluster, memory, resubmission, limits, clock)
+    return SlurmOrchestrator(cluster, names, memory, restarting, options.owner, read_layouts(options.layouts))
 
 
 def _words(option: str, text: str) -> tuple[str, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
+import msgspec
+
 from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.layouts import misfit, pace_left_ratio
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.cluster import Cluster
@@ -24,19 +27,21 @@ from eagle_eye.orchestrators.slurm.memory import Begun, Memory
 from eagle_eye.orchestrators.slurm.names import JobNames
 from eagle_eye.orchestrators.slurm.reasons import drain_of, reason_of
 from eagle_eye.orchestrators.slurm.restarting import Restarting
+from eagle_eye.planning.plan import Plan
 
 NAMED_MAX = 8  # jobs in a sentence
 
 
 @dataclass(frozen=True)
 class SlurmOrchestrator:
-    """All jobs of one cluster. ``owner`` is who our drains are signed by."""
+    """All jobs of one cluster. ``owner`` is who our drains are signed by, ``plans`` what jobs follow, by their name."""
 
     cluster: Cluster
     names: JobNames
     memory: Memory
     restarting: Restarting
     owner: str
+    plans: Mapping[str, Plan] = field(default_factory=dict)
     name: str = "Slurm"
     resumes: bool = True
 
@@ -66,10 +71,11 @@ class SlurmOrchestrator:
         """The nodes are drained: what runs on them goes on to its end, nothing new starts there."""
         found: Sequence[Job] = self._found(request.job) if request.job else ()
         nodes = self._nodes(request.nodes)
+        said: list[str] = []
+        foretold = ""
         if request.now and self._is_ahead(found, request):
             found = self.restarting.settled(found)
-            self._check_restart(found, request)
-        said = []
+            foretold = self._check_restart(found, request)
         for node in nodes:
             try:
                 said.append(self._drain(node, request))
@@ -78,12 +84,12 @@ class SlurmOrchestrator:
                 raise CannotCarryOutError(f"{error}{before}") from None
         if found and not request.now and phase_of(found) == "pending":
             self.restarting.avoid(found, request.nodes)
-        bystanders = self._bystanders(found, request.nodes)
-        return "; ".join([*said, *([bystanders] if bystanders else [])])
+        return "; ".join(filter(None, [*said, foretold, self._bystanders(found, request.nodes)]))
 
     def restart(self, job: str, request: Restart) -> str:
         """The job runs again without the nodes, or waits for its turn in the queue."""
-        said = self.restarting.restart(self._found(job), request)
+        found = self._found(job)
+        said = self.restarting.restart(found, request, self._plan(job, found)[0])
         if request.distrust_since_s is None:
             return said
         since = datetime.fromtimestamp(request.distrust_since_s, tz=timezone.utc).isoformat(timespec="seconds")
@@ -106,15 +112,30 @@ class SlurmOrchestrator:
                 said.append(f"{node.name} is {'undrained, and down' if 'down' in node.words else 'in service'}")
         for action_id, begun in self.memory.all().items():
             said += self._allow(action_id, begun, nodes)
-        return "; ".join(said) or "none of these nodes is Slurm's"
+        return "; ".join(dict.fromkeys(said)) or "none of these nodes is Slurm's"
+
+    def pace_left(self) -> dict[str, float | None]:
+        """Return what is left of running jobs' pace without one of their nodes, by plan; None where a spare is free."""
+        told: dict[str, float | None] = {}
+        for job in self.plans:
+            job_id = self.names.id_of(job)
+            found = () if job_id is None else self.cluster.jobs(job_id)
+            plan = self._plan(job, found)[0] if found and phase_of(found) == "running" else None
+            if plan is not None:
+                nodes = sum(one.nodes_wanted for one in found)
+                spare = self.restarting.room(found, (), plan).free > nodes
+                told[job] = None if spare else pace_left_ratio(plan, nodes)
+        return told
 
     def preview(self, request: Exclusion | Restart) -> str:
         """Return what would be done. Raises CannotCarryOutError where it would be refused."""
         if isinstance(request, Exclusion):
             found = self._found(request.job) if request.job else ()
+            foretold = ""
             if request.now and self._is_ahead(found, request):
-                self._check_restart(found, request)
-            return ", ".join(self._would_drain(node, request) for node in self._nodes(request.nodes))
+                foretold = self._check_restart(found, request)
+            drains = ", ".join(self._would_drain(node, request) for node in self._nodes(request.nodes))
+            return f"{drains}{f' ({foretold})' if foretold else ''}"
         avoid = f" with {', '.join(request.without)} in its ExcNodeList" if request.without else ""
         if request.resume_from:
             avoid += f"{' and' if avoid else ' with'} where to resume from ({request.resume_from}) in its comment"
@@ -144,12 +165,29 @@ class SlurmOrchestrator:
         begun = self.memory.of(request.cause.action_id)
         return begun is None and restarts_of(found) <= request.attempt
 
-    def _check_restart(self, found: Sequence[Job], request: Exclusion) -> None:
-        """Before anything is changed: raises CannotCarryOutError where the restart that follows would be refused."""
+    def _check_restart(self, found: Sequence[Job], request: Exclusion) -> str:
+        """Before anything is changed: return what the restart that follows costs without a spare, "" with one.
+
+        Raises CannotCarryOutError where that restart would be refused.
+        """
         way_of(found, request.nodes, self.cluster.required_by(found))
-        room = self.restarting.room(found, request.nodes)
+        plan, why_not = self._plan(request.job, found)
+        room = self.restarting.room(found, request.nodes, plan)
         if why := refusal_for_room(request.cause.fault, room, self.restarting.limits.when_full):
-            raise CannotCarryOutError(f"{title_of(found)} is left alone: {why}; nothing was done")
+            raise CannotCarryOutError(
+                f"{title_of(found)} is left alone: {why}{f' ({why_not})' if why_not else ''}; nothing was done"
+            )
+        return room.loss or (why_not if room.free < room.wanted else "")
+
+    def _plan(self, job: str, found: Sequence[Job]) -> tuple[Plan | None, str]:
+        """Return the plan that the job follows; or None, and why one for its name is not for it ("": there is none)."""
+        plan = self.plans.get(job)
+        if plan is None:
+            return None, ""
+        if len(found) > 1:
+            return None, "its plan is for a job of one component"
+        why_not = misfit(plan, self.restarting.wanted(found), self.cluster.gpus_per_node(found[0]))
+        return (None, why_not) if why_not else (plan, "")
 
     def _drain(self, node: Node, request: Exclusion) -> str:
         if not node.drained:
@@ -178,15 +216,21 @@ class SlurmOrchestrator:
     def _allow(self, action_id: str, begun: Begun, nodes: Sequence[str]) -> list[str]:
         """A job that was restarted without these nodes, and waits, may use them again; a job that we hold goes on."""
         back = [name for name in begun.without if name in nodes]
-        found = self.cluster.jobs(begun.slurm_id) if back or begun.held else ()
-        if not found or phase_of(found) != "pending" or restarts_of(found) != begun.restarts + 1:
+        found = self.cluster.jobs(begun.became or begun.slurm_id) if back or begun.held else ()
+        fewer = sum(job.nodes_wanted for job in found)
+        if found and back and fewer < begun.wanted and phase_of(found) == "running":
+            runs = f"{title_of(found)} runs on {fewer} of {begun.wanted} nodes"
+            return [f"{runs}, and by plan on more after its next restart"]
+        if begun.became or not found or phase_of(found) != "pending" or restarts_of(found) != begun.restarts + 1:
             return []
         self.restarting.avoid(found, (), allow=back)
         if not begun.held or not any(job.held for job in found):
             return []
         still_out = [name for name in begun.without if name not in nodes]
-        if hold_for_room(self.restarting.room(found, still_out), self.restarting.limits.when_full):
+        room = self.restarting.room(found, still_out, self._plan(begun.job, found)[0])
+        if hold_for_room(room, self.restarting.limits.when_full):
             return []
+        self.restarting.lay_out(found, room)
         self.cluster.release(found[0])
-        self.memory.keep(action_id, Begun(begun.slurm_id, begun.restarts, still_out, begun.at_s))
-        return [f"{title_of(found)} is released"]
+        self.memory.keep(action_id, msgspec.structs.replace(begun, without=still_out, held=False))
+        return [f"{title_of(found)} is released{f'; {room.loss}' if room.loss else ''}"]

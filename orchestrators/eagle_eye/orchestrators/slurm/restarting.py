@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause, Restart
 from eagle_eye.orchestrators.slurm.answers import NONE_WORDS, Job
@@ -28,6 +30,7 @@ from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
 from eagle_eye.orchestrators.slurm.memory import Begun, Memory
 from eagle_eye.orchestrators.slurm.resubmission import Resubmission
 from eagle_eye.orchestrators.slurm.resume_word import resume_word, with_word
+from eagle_eye.planning.plan import Plan
 
 PACE_S = 1.0
 PACE_S_MAX = 10.0
@@ -53,7 +56,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Restarting:
-    """Restarts jobs. Every method raises CannotCarryOutError."""
+    """Restarts jobs, those that follow a plan on fewer nodes, too. Every method raises CannotCarryOutError."""
 
     cluster: Cluster
     memory: Memory
@@ -61,13 +64,13 @@ class Restarting:
     limits: Limits
     time: Time
 
-    def restart(self, jobs: Sequence[Job], request: Restart) -> str:
+    def restart(self, jobs: Sequence[Job], request: Restart, plan: Plan | None = None) -> str:
         """The job runs again, or waits for its turn; returns which, and where it runs."""
         cause, without = request.cause, request.without
-        job_id = jobs[0].het_id or jobs[0].id
+        job_id = _id_of(jobs)
         begun = self.memory.of(cause.action_id)
         if begun is not None and restarts_of(jobs) == begun.restarts + 1:
-            return self._go_on(jobs, begun, request)
+            return self._go_on(jobs, begun, request, plan)
         if begun is not None and not jobs[0].requeues:
             resubmitted = self.resubmission.find(jobs[0], cause)
             if resubmitted is not None:
@@ -77,17 +80,38 @@ class Restarting:
         jobs = self.settled(jobs)
         way = way_of(jobs, without, self.cluster.required_by(jobs))
         begun = Begun(job_id, restarts_of(jobs), list(without), self.time.now())
+        nodes = None
+        if plan is not None:
+            room = self.room(jobs, without, plan)
+            begun = msgspec.structs.replace(begun, job=plan.job, wanted=room.wanted)
+            nodes = room.starts_on
         self.memory.keep(cause.action_id, begun)
         if way == "resubmit":
             word = resume_word(0, request.resume_from) if request.resume_from else ""
-            return self._resubmitted(jobs, self.resubmission.submit(jobs[0], without, cause, word), begun, cause)
+            allow: Collection[str] = self._back(jobs, begun) if plan is not None else ()
+            new_id = self.resubmission.submit(jobs[0], without, cause, word, nodes, allow)
+            return self._resubmitted(jobs, new_id, begun, cause)
         self.cluster.requeue_held(jobs[0], incomplete=phase_of(jobs) == "running")
         cause.tell(f"{title_of(jobs)} is being stopped; it will wait in the queue, held")
-        return self._go_on(self._known(job_id), begun, request)
+        return self._go_on(self._known(job_id), begun, request, plan)
 
-    def room(self, jobs: Sequence[Job], without: Collection[str]) -> Capacity:
-        """Return what room there is for the job without some nodes."""
-        return capacity_of(jobs, self.cluster.nodes(), without, self.cluster.names_of(jobs))
+    def wanted(self, jobs: Sequence[Job]) -> int:
+        """Return how many nodes the job wants: as it was submitted, however few it runs on by plan."""
+        known = (begun.wanted for begun in self.memory.of_job(_id_of(jobs)))
+        return max(sum(job.nodes_wanted for job in jobs), *known, 0)
+
+    def room(self, jobs: Sequence[Job], without: Collection[str], plan: Plan | None = None) -> Capacity:
+        """Return what room there is for the job without some nodes; with a plan, on fewer than it wants."""
+        own, nodes = self.cluster.names_of(jobs), self.cluster.nodes()
+        if plan is None:
+            return capacity_of(jobs, nodes, without, own)
+        theirs = {*self.cluster.hosts(self.cluster.excluded(jobs[0]))} - self._avoided(jobs)
+        return capacity_of(jobs, nodes, {*without, *theirs}, own, self.wanted(jobs), plan)
+
+    def lay_out(self, jobs: Sequence[Job], room: Capacity) -> None:
+        """The job, which waits, starts on as many nodes as are free for it, by plan, or on all that it wants."""
+        if room.plan is not None and room.starts_on != jobs[0].nodes_wanted:
+            self.cluster.resize(jobs[0], room.starts_on)
 
     def avoid(self, jobs: Sequence[Job], nodes: Collection[str], allow: Collection[str] = ()) -> None:
         """The job, which waits, is not started on the nodes, nor where its user wants it not; again on ``allow``."""
@@ -100,26 +124,33 @@ class Restarting:
 
     def settled(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Return the job once it is not just ending: only then it shows how it ended."""
-        job_id = jobs[0].het_id or jobs[0].id
+        job_id = _id_of(jobs)
         return self._wait(job_id, jobs, lambda found: phase_of(found) != "completing", self.limits.stop_s)
 
-    def _go_on(self, jobs: Sequence[Job], begun: Begun, request: Restart) -> str:
+    def _go_on(self, jobs: Sequence[Job], begun: Begun, request: Restart, plan: Plan | None) -> str:
         """Return how the job that was ordered to be requeued goes on, from wherever it is."""
         cause = request.cause
         jobs = self._requeued(begun, jobs)
         title = title_of(jobs)
         told = self._tell_resume(jobs, begun.restarts + 1, request.resume_from)
         if phase_of(jobs) == "pending" and any(job.held for job in jobs):
-            self.avoid(jobs, begun.without)
-            why = hold_for_room(self.room(jobs, begun.without), self.limits.when_full)
+            room = self.room(jobs, begun.without, plan)
+            self.avoid(jobs, begun.without, allow=self._back(jobs, begun))
+            why = hold_for_room(room, self.limits.when_full)
+            if not why:
+                try:
+                    self.lay_out(jobs, room)
+                except SlurmRefusedError as error:
+                    why = f"it cannot be given {room.starts_on} nodes by plan: {error.said}"
             if why:
-                self.memory.keep(cause.action_id, _held(begun))
+                self.memory.keep(cause.action_id, msgspec.structs.replace(begun, held=True))
                 raise CannotCarryOutError(
                     f"{title} was stopped and is held: {why}. It goes on when one of its nodes is readmitted, or after "
                     f"scontrol release {jobs[0].name}"
                 )
             self.cluster.release(jobs[0])
-            cause.tell(f"{title} waits in the queue")
+            told += f"; {room.loss}" if room.loss else ""
+            cause.tell(f"{title} waits in the queue{f'; {room.loss}' if room.loss else ''}")
         return f"{title} requeued{told}; {self._runs(begun.slurm_id, begun.restarts + 1, cause)}"
 
     def _tell_resume(self, jobs: Sequence[Job], attempt: int, resume_from: str) -> str:
@@ -138,11 +169,20 @@ class Restarting:
 
     def _resubmitted(self, jobs: Sequence[Job], new_id: int, begun: Begun, cause: Cause) -> str:
         """Return how the job goes on that was submitted anew and starts once the old one has ended."""
-        self.memory.keep(cause.action_id, begun)
+        self.memory.keep(cause.action_id, msgspec.structs.replace(begun, became=new_id))
         if phase_of(jobs) in ("running", "suspended", "pending"):
             self.cluster.cancel(jobs[0])
         cause.tell(f"{title_of(jobs)} is being cancelled; job {new_id} starts in its place")
         return f"{title_of(jobs)} cancelled and submitted again as job {new_id}; {self._runs(new_id, 0, cause)}"
+
+    def _avoided(self, jobs: Sequence[Job]) -> set[str]:
+        """Return the nodes that we have had the job avoid; others in its ExcNodeList are its user's wish."""
+        return {name for begun in self.memory.of_job(_id_of(jobs)) for name in begun.without}
+
+    def _back(self, jobs: Sequence[Job], begun: Begun) -> set[str]:
+        """Return the nodes that we had the job avoid earlier, and that are in service again."""
+        earlier = self._avoided(jobs) - {*begun.without}
+        return {node.name for node in self.cluster.nodes(earlier) if node.usable} if earlier else set()
 
     def _requeued(self, begun: Begun, jobs: Sequence[Job]) -> Sequence[Job]:
         """Return the job once it waits (or runs again). Raises CannotCarryOutError where it was ended meanwhile."""
@@ -208,5 +248,5 @@ class Restarting:
         return jobs
 
 
-def _held(begun: Begun) -> Begun:
-    return Begun(begun.slurm_id, begun.restarts, begun.without, begun.at_s, held=True)
+def _id_of(jobs: Sequence[Job]) -> int:
+    return jobs[0].het_id or jobs[0].id

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Cause
 from eagle_eye.orchestrators.slurm.answers import ID_MAX, NONE_WORDS, Job
-from eagle_eye.orchestrators.slurm.cluster import Cluster
+from eagle_eye.orchestrators.slurm.cluster import Cluster, scale
 from eagle_eye.orchestrators.slurm.errors import SlurmRefusedError
 
 SEPARATOR = "\x1f"  # not "|": users write some of these fields
@@ -41,6 +41,7 @@ FIELDS = {
     "NumCPUs": "",
 }
 _MAY_DIFFER = ("STDOUT", "STDERR")  # they may have the job's id in them
+_SIZES = ("NumNodes", "NumTasks", "NumCPUs")
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,19 @@ class Resubmission:
                 return int(number)
         return None
 
-    def submit(self, job: Job, without: Collection[str], cause: Cause, word: str = "") -> int:
+    def submit(
+        self,
+        job: Job,
+        without: Collection[str],
+        cause: Cause,
+        word: str = "",
+        nodes: int | None = None,
+        allow: Collection[str] = (),
+    ) -> int:
         """Return the new job's id; it starts once the old one has ended, with ``word`` in its comment.
 
-        Raises CannotCarryOutError: there is none.
+        ``nodes`` is how many it starts on; None: as many as the old one. It avoids the nodes that the old one did,
+        except ``allow``, and those that it is to do ``without``. Raises CannotCarryOutError: there is none.
         """
         prefix = self._prefix(job)
         said = self._fields(job.id)
@@ -73,12 +83,14 @@ class Resubmission:
             script = self.cluster.commands.run("scontrol", "write", "batch_script", str(job.id), "-")
         except SlurmRefusedError as error:
             raise CannotCarryOutError(f"job {job.id} may not be requeued, and its script: {error.said}") from None
-        excluded = self.cluster.hosts(self.cluster.excluded(job))
+        excluded = [name for name in self.cluster.hosts(self.cluster.excluded(job)) if name not in allow]
         avoid = ",".join(dict.fromkeys([*excluded, *without]))
+        sized = {} if nodes is None or nodes == job.nodes_wanted else _sizes(said, job, nodes)
+        wished = {**said, **sized}
         options = [
-            f"--{option}={_value(field, said[field])}"
+            f"--{option}={_value(field, wished[field])}"
             for field, option in FIELDS.items()
-            if _given(said[field], option)
+            if _given(wished[field], option)
         ]
         new_id = self._sbatch(
             [
@@ -88,8 +100,9 @@ class Resubmission:
             ],
             script, prefix,
         )  # fmt: skip
+        may_differ = (*_MAY_DIFFER, *(_SIZES if sized else ()))
         differs = [
-            field for field, value in self._fields(new_id).items() if field not in _MAY_DIFFER and value != said[field]
+            field for field, value in self._fields(new_id).items() if field not in may_differ and value != said[field]
         ]
         if differs:
             self.cluster.commands.run("scancel", str(new_id))
@@ -132,6 +145,15 @@ class Resubmission:
         if not number.isdecimal() or not 0 < int(number) < ID_MAX:
             raise CannotCarryOutError(f"sbatch says {said[:80]!r}, no job's id")
         return int(number)
+
+
+def _sizes(said: Mapping[str, str], job: Job, nodes: int) -> dict[str, str]:
+    """Return the fields of the job on so many nodes, with as many tasks on each as before."""
+    tasks = said["NumTasks"]
+    return {
+        "NumNodes": str(nodes),
+        **({"NumTasks": str(scale(int(tasks), job.nodes_wanted, nodes))} if tasks.isdecimal() else {}),
+    }
 
 
 def _mark(job: Job, cause: Cause) -> str:

@@ -313,6 +313,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("get", "/api/v1/jobs"): page(Job),
         ("get", "/api/v1/jobs/{job}"): Job,
         ("put", "/api/v1/jobs/{job}"): Job,
+        ("put", "/api/v1/jobs/{job}/pace-left"): Job,
         ("get", "/api/v1/nodes"): page(Node),
         ("post", "/api/v1/nodes/forget"): ForgottenNodes,
         ("get", "/api/v1/nodes/{node}"): Node,

@@ -6,8 +6,9 @@ import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from msgspec.structs import replace
 
-from eagle_eye.schema.action import JobUpdate, MemberRank
+from eagle_eye.schema.action import JobUpdate, MemberRank, PaceLeft
 from eagle_eye.schema.frame import KEYS_MAX
 from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.server.api import views
@@ -56,6 +57,7 @@ _UPDATE: dict[str, Constraint] = {
     "held_up_by": {"items": _COUNT},
     "pace_left_ratio": {"minimum": 0.0, "maximum": 1.0},
 }
+_PACE_LEFT: dict[str, Constraint] = {"pace_left_ratio": _UPDATE["pace_left_ratio"]}
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
@@ -121,6 +123,26 @@ async def put_job(parts: Parts, principal: Operator, job: str, body: Body) -> Re
     return answer(views.job(record, parts.outlook))
 
 
+@router.put("/{job:name}/pace-left", openapi_extra=body_of(PaceLeft, _PACE_LEFT))
+async def put_pace_left(parts: Parts, _: Operator, job: str, body: Body) -> Response:
+    """Take what is left of a job's pace without one of its nodes, from whoever restarts it by a plan.
+
+    It holds until it is told anew, or the job's launcher declares the job.
+    """
+    told = decoded(body, PaceLeft)
+    _check_pace_left(told.pace_left_ratio)
+
+    def put(store: Store) -> Change:
+        known = store.get(JOBS, job)
+        if known is None:
+            raise missing("jobs", job)
+        return Change(jobs=(replace(known, pace_left_ratio=told.pace_left_ratio),))
+
+    (record,) = (await asyncio.to_thread(parts.store.update, put)).jobs
+    parts.watcher.observe_job(record)
+    return answer(views.job(record, parts.outlook))
+
+
 def _check(job: str, update: JobUpdate) -> None:
     if not is_name(job):
         raise Refusal(400, "job", f"a job's name has 1 to {NAME_CHARS_MAX} printable characters")
@@ -134,8 +156,12 @@ def _check(job: str, update: JobUpdate) -> None:
     _check_ranks(update.ranks)
     if unknown := set(update.held_up_by) - {rank.rank for rank in update.ranks}:
         raise Refusal(400, "held_up_by", f"held_up_by names rank {min(unknown)}, which is not among the ranks")
-    if update.pace_left_ratio is not None and not 0 <= update.pace_left_ratio <= 1:
-        raise Refusal(400, "pace_left_ratio", f"pace_left_ratio is {update.pace_left_ratio:g}; expected 0 to 1")
+    _check_pace_left(update.pace_left_ratio)
+
+
+def _check_pace_left(ratio: float | None) -> None:
+    if ratio is not None and not 0 <= ratio <= 1:
+        raise Refusal(400, "pace_left_ratio", f"pace_left_ratio is {ratio:g}; expected 0 to 1")
 
 
 def _check_ranks(ranks: list[MemberRank]) -> None:

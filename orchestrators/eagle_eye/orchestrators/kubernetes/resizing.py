@@ -1,0 +1,74 @@
+"""Jobs that follow a plan: given as many pods as find a node, and told their layout. Touches the network, by Api.
+
+The layout goes first, into the site's ConfigMap, then the size: containers read it as they start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.kubernetes import workloads
+from eagle_eye.orchestrators.kubernetes.api import Api, Conflict
+from eagle_eye.orchestrators.kubernetes.objects import Pod
+from eagle_eye.orchestrators.layouts import misfit
+from eagle_eye.planning.plan import Plan
+from eagle_eye.planning.rank_layout import variable
+
+CONFLICTS_MAX = 5
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """Resizes the jobs of ``plans``; ``config_map`` of each job's namespace is where pods read their layout."""
+
+    api: Api
+    plans: Mapping[str, Plan] = field(default_factory=dict)
+    config_map: str = ""
+
+    def workload(self, job: str, pods: Sequence[Pod]) -> workloads.Workload | None:
+        """Return what makes the job's pods, as it is now; None where the job follows no plan.
+
+        Raises CannotCarryOutError where it cannot follow its plan.
+        """
+        plan = self.plans.get(job)
+        if plan is None or not pods:
+            return None
+        found = self._read(workloads.made_by(pods))
+        if why_not := misfit(plan, found.wanted, workloads.gpus_of(pods)):
+            raise CannotCarryOutError(why_not)
+        return found
+
+    def resize(
+        self, job: str, before: workloads.Workload, pods: int, action: str, clock: Callable[[], float]
+    ) -> workloads.Workload:
+        """The job is to have so many pods, and those that start from now on are told their layout; returns it so.
+
+        Raises CannotCarryOutError: it has as many as before.
+        """
+        plan, space = self.plans[job], before.ref.namespace
+        if not self.api.tell(self.config_map, space, job, variable(plan, pods)):
+            raise CannotCarryOutError(f"there is no ConfigMap {self.config_map} in {space} to tell its pods of it")
+        try:
+            return self._change(before, pods, action, clock)
+        except CannotCarryOutError:
+            self.api.tell(self.config_map, space, job, variable(plan, before.pods))
+            raise
+
+    def _change(
+        self, known: workloads.Workload, pods: int, action: str, clock: Callable[[], float]
+    ) -> workloads.Workload:
+        for _ in range(CONFLICTS_MAX):
+            change = workloads.Change(known.wanted, pods, math.ceil(clock()), action)
+            try:
+                self.api.change_workload(known.ref, workloads.resized(known, change))
+            except Conflict:
+                known = self._read(known.ref)
+            else:
+                return known._replace(pods=pods, change=change if pods != known.wanted else None)
+        raise CannotCarryOutError(f"{known.ref} was changed by others {CONFLICTS_MAX} times")
+
+    def _read(self, ref: workloads.Ref) -> workloads.Workload:
+        return workloads.read(ref, self.api.workload(ref))
