@@ -1,0 +1,238 @@
+"""The replanning benchmark: its own arithmetic and rules, and all of it once at a tiny size."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
+
+from benchmarks.replanning import throughput, traces
+from benchmarks.replanning.systems import (
+    Bamboo,
+    Oobleck,
+    OobleckTemplate,
+    Passes,
+    Planned,
+    estimated_s,
+    given_out,
+    oobleck_templates,
+    step_s,
+)
+from benchmarks.replanning.traces import Event, Pause
+from eagle_eye.planning.plan import Hardware, Plan
+from eagle_eye.planning.planner import make_plan
+from eagle_eye.planning.profile import FORMAT, Layer, Profile
+
+ROOT = Path(__file__).resolve().parents[2]
+EVEN = Passes(1.0, 2.0)
+
+
+def profile(layers: int = 8) -> Profile:
+    return Profile(
+        format=FORMAT, micro_batch=1,
+        layers=tuple(
+            Layer(layer=number, forward_s=0.01, backward_s=0.02, parameter_bytes=100, optimizer_bytes=200,
+                  activation_bytes=1)
+            for number in range(layers)
+        ),
+    )  # fmt: skip
+
+
+def plan(nodes: int = 4, micro_batches: int = 16) -> Plan:
+    hardware = Hardware(nodes=nodes, gpus_per_node=1, gpus_per_stage=1, gpu_memory_bytes=8 * 401 - 1)
+    return make_plan(profile(), [f"n{number}" for number in range(nodes)], hardware, 1, micro_batches)
+
+
+def templates(*sizes: int) -> dict[int, OobleckTemplate]:
+    return {size: OobleckTemplate((EVEN,) * size, estimated_s((EVEN,) * size, 4 * size)) for size in sizes}
+
+
+class Fixed:
+    """A system whose step takes a second, and whose pauses are given."""
+
+    def __init__(self, lost: Pause | None, back: Pause | None = None) -> None:
+        self.step_s, self._lost, self._back = 1.0, lost, back
+
+    def lose(self, node: int) -> Pause | None:
+        return self._lost
+
+    def gain(self, node: int) -> Pause | None:
+        return self._back
+
+
+def lost(*at_s: float) -> list[Event]:
+    return [Event(at, 0, back=False) for at in at_s]
+
+
+def test_a_failure_costs_the_step_under_way_the_pause_and_the_steps_that_are_made_again() -> None:
+    system = Fixed(Pause(10.0, loses_step=True, again_s=2.0))
+    assert traces.steps(system, lost(20.5), 100.0) == 20 + int(100.0 - 20.5 - 12.0)
+
+
+def test_a_step_that_is_not_lost_ends_later_where_a_neighbour_stands_in() -> None:
+    assert traces.steps(Fixed(Pause(10.0, slower=1.5)), lost(20.5), 100.0) == 21 + int(100.0 - 21.25 - 10.0)
+
+
+def test_a_failure_in_a_pause_begins_it_anew_and_a_node_that_is_back_then_costs_nothing() -> None:
+    system = Fixed(Pause(10.0, loses_step=True), Pause(10.0))
+    events = [*lost(20.0, 25.0), Event(30.0, 0, back=True)]
+    assert traces.steps(system, events, 100.0) == 20 + 65
+
+
+def test_what_training_does_not_notice_costs_nothing() -> None:
+    assert traces.steps(Fixed(None), lost(20.5), 100.0) == 100
+
+
+def test_traces_keep_half_of_the_nodes_and_bring_each_back_after_its_repair() -> None:
+    events = traces.draw(8, 100.0, 1_000.0, 50_000.0, random.Random(3))
+    up, since = set(range(8)), dict[int, float]()
+    for event in events:
+        if event.back:
+            assert event.at_s == pytest.approx(since.pop(event.node) + 1_000.0)
+            up.add(event.node)
+        else:
+            up.remove(event.node)
+            since[event.node] = event.at_s
+        assert len(up) >= 4
+    assert [event.at_s for event in events] == sorted(event.at_s for event in events)
+    assert 4 < traces.nodes_up(8, events, 50_000.0) < 5
+
+
+def test_ooblecks_estimate_of_even_stages_is_that_of_1f1b() -> None:
+    stages = (EVEN,) * 4
+    assert estimated_s(stages, 16) == pytest.approx(step_s(stages, 16)) == pytest.approx(3.0 * (16 + 4 - 1))
+
+
+def test_oobleck_gives_out_batches_so_that_the_slowest_is_the_least() -> None:
+    times_s = (1.0, 1.5, 0.7)
+    slowest_s = max(time * batch for time, batch in zip(times_s, given_out(times_s, 12), strict=True))
+    every = (batches for batches in itertools.product(range(1, 13), repeat=3) if sum(batches) == 12)
+    assert slowest_s == min(max(t * b for t, b in zip(times_s, one, strict=True)) for one in every)
+
+
+def oobleck(nodes: int, *sizes: int) -> Oobleck:
+    return Oobleck(templates(*sizes), nodes, 1, 64, Pause(2.0), 2.0)
+
+
+def test_an_oobleck_pipeline_that_loses_a_node_becomes_a_smaller_one() -> None:
+    system = oobleck(5, 2, 3)
+    large = max(system.pipelines, key=len)
+    system.lose(large[0])
+    assert sorted(map(len, system.pipelines)) == [2, 2]
+
+
+def test_one_that_is_too_small_borrows_a_node() -> None:
+    system = oobleck(5, 2, 3)
+    small = min(system.pipelines, key=len)
+    system.lose(small[0])
+    assert sorted(map(len, system.pipelines)) == [2, 2]
+
+
+def test_one_that_can_borrow_none_is_merged() -> None:
+    system = oobleck(4, 2, 3)
+    system.lose(system.pipelines[0][0])
+    assert [*map(len, system.pipelines)] == [3]
+    system.lose(system.pipelines[0][0])
+    system.lose(system.pipelines[0][0])
+    assert system.step_s == math.inf
+
+
+def test_a_node_that_is_back_gives_oobleck_its_pipelines_again() -> None:
+    system = oobleck(4, 2, 3)
+    before_s = system.step_s
+    node = system.pipelines[0][0]
+    system.lose(node)
+    assert system.step_s > before_s
+    system.gain(node)
+    assert system.step_s == before_s
+
+
+def test_oobleck_cuts_even_layers_evenly_and_begins_where_the_model_fits() -> None:
+    hardware = Hardware(nodes=6, gpus_per_node=1, gpus_per_stage=1, gpu_memory_bytes=8 * 401 - 1)
+    found = oobleck_templates(profile(), hardware, 1)
+    assert sorted(found) == [2, 3, 4]
+    assert [(round(stage.forward_s, 9), round(stage.backward_s, 9)) for stage in found[4].stages] == [(0.02, 0.04)] * 4
+
+
+def test_bamboos_redundant_passes_cost_what_the_bubbles_do_not_hold() -> None:
+    few, many = (Bamboo((EVEN,) * 4, 4, batches, 0.0).step_s for batches in (1, 64))
+    assert few == step_s((EVEN,) * 4, 1)  # all bubbles
+    assert many == 64 * (1.0 + 2.0 + 1.0)
+
+
+def test_bamboo_forms_whole_pipelines_and_keeps_the_other_nodes_standing_by() -> None:
+    system = Bamboo((EVEN,) * 3, 7, 60, 5.0)
+    two_s = system.step_s
+    assert system.lose(6) is None  # the seventh stood by
+    assert system.lose(0) == Pause(5.0, slower=1.5)
+    assert system.step_s == pytest.approx(2 * two_s, rel=0.1)
+    assert system.gain(0) == Pause(5.0)
+    assert system.step_s == two_s
+
+
+def test_with_our_plan_the_nodes_that_are_left_make_nearly_their_share() -> None:
+    system = Planned(plan(8, 64), Pause(5.0, loses_step=True), 3.0)
+    full_s = system.step_s
+    assert system.lose(3) == Pause(5.0, loses_step=True)
+    assert 0.9 < full_s / system.step_s * 8 / 7 <= 1.1
+    assert system.gain(3) == Pause(3.0)
+    assert system.step_s == full_s
+
+
+def simulated(first_step_s: float | None) -> dict[str, Any]:
+    pauses = {"first_step_s": first_step_s, "grow_s": first_step_s, "steps_lost": 0.5}
+    return throughput.simulated(profile(12), 5, 16, 1, 1, 1_800.0, pauses, lambda _: None)
+
+
+def test_the_systems_are_compared_on_the_same_traces_and_pauses_are_told_with_their_sources() -> None:
+    found = simulated(8.0)
+    assert {*found["lost"]} == {"Eagle Eye", "Oobleck", "Bamboo"}
+    assert {*found["frequencies"]} == {"10 min", "1 h", "6 h"}
+    assert found["pauses_s"]["Oobleck"] == {"BERT-large": 2.0, "GPT-3 6.7B": 10.0}
+    often, seldom = (found["frequencies"][name]["of_undisturbed_ratio"] for name in ("10 min", "6 h"))
+    for system, kept in often.items():
+        assert 0 < kept["mean"] < seldom[system]["mean"] <= 1.2
+    assert often["Bamboo, pause of GPT-3 6.7B"]["mean"] < often["Bamboo, pause of BERT-large"]["mean"]
+
+
+def test_without_a_measured_pause_none_is_made_up() -> None:
+    found = simulated(None)
+    assert found["pauses_s"]["Eagle Eye"] is None
+    assert not any("own pause" in system for system in found["frequencies"]["1 h"]["of_undisturbed_ratio"])
+
+
+def test_a_throughput_below_the_others_is_told_as_missed() -> None:
+    found = simulated(8.0)
+    assert not [missed for missed in throughput.misses(found) if "Bamboo" in missed]
+    found["frequencies"]["1 h"]["of_undisturbed_ratio"]["Oobleck, pause of BERT-large"]["mean"] = 2.0
+    assert any("Oobleck, pause of BERT-large makes 200.0%" in missed for missed in throughput.misses(found))
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.replanning", "--json", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+
+
+def test_wrong_usage_is_one_line() -> None:
+    ran = run("--nodes", "99")
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[-1].endswith("--nodes 99: expected 4 to 10")
+
+
+@pytest.mark.slow
+def test_layers_that_are_measured_are_simulated_with(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    ran = run("--nodes", "5", "--draws", "1", "--micro-batches", "16", "--out", str(out))
+    assert ran.returncode in (0, 1), ran.stderr
+    told = json.loads(ran.stdout)
+    assert told == json.loads(out.read_text())
+    assert told["throughput"]["profile"]["layers"] == 26
