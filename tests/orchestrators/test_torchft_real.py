@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.torchft.processes import Group, ended, lighthouse
+from benchmarks.torchft.processes import SAMPLES, Group, ended, lighthouse
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
 from eagle_eye.orchestrators.torchft.memory import Memory
@@ -38,7 +41,7 @@ def test_a_replica_group_is_killed_the_other_trains_on_and_a_new_one_joins(tmp_p
     try:
         for group in groups:
             group.keep(set(), set())
-        until(lambda: any(together == 2 for _, _, together, _ in groups[1].steps()))
+        until(lambda: any(one.groups == 2 for one in groups[1].tries()))
         state = orchestrator.state("llm")
         assert state is not None
         assert (state.running, state.nodes) == (True, frozenset({"127.0.1.1", "127.0.1.2"}))
@@ -52,11 +55,26 @@ def test_a_replica_group_is_killed_the_other_trains_on_and_a_new_one_joins(tmp_p
         until(lambda: groups[1].keep(excluded, set()), within_s=10.0)
         assert groups[1].host == "127.0.1.9"
         since_s = time.time()
-        until(lambda: any(at > since_s and together == 2 for at, _, together, _ in groups[1].steps()))
-        steps = [step for _, step, _, committed in groups[0].steps() if committed]
+        until(lambda: any(one.at_s > since_s and one.groups == 2 for one in groups[1].tries()))
+        steps = [one.step for one in groups[0].tries() if one.committed]
         assert steps == sorted(set(steps))
     finally:
         for group in groups:
             group.end()
         ended(beacon)
         orchestrator.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["torchft_alone", "eagle_eye"])
+def test_a_short_storm_ends_groups_which_all_come_back(arm: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchft", reason=f"torchft {HOW}")
+    out = tmp_path / "storm.json"
+    size = ("--groups", "2", "--calm", "3", "--seconds", "12", "--every", "3")
+    words = ("--arms", arm, *size, "--ports", str(free_port()), "--out", str(out))
+    program = [sys.executable, "-m", "benchmarks.torchft", *words]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["arms"][arm]
+    assert found["failures"]["back"] == found["failures"]["count"] > 0
+    assert found["storm"]["samples"] > found["storm"]["steps"] * SAMPLES
