@@ -20,6 +20,9 @@ from typing import Any
 from tests.loopback import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "slurmrestd", "squeue", "sinfo", "sbatch", "scontrol", "scancel")
+# slurmctld looks for jobs beyond their limit each 30 s, counts from the end of their start, in minutes, and gives their
+# processes 30 s to end.
+TIME_LIMIT_SEEN_S = 180.0
 CONF = """
 ClusterName=eagle
 SlurmctldHost={host}(127.0.0.1)

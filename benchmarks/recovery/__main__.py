@@ -1,6 +1,6 @@
 """The loop under fire: a real training job, faults of all kinds in a row, and the same under torchrun alone.
 
-    python -m benchmarks.recovery --faults 100 --seed 1 --out benchmarks/results/recovery.json
+    python -m benchmarks.recovery --faults 100 --seed 1 --out benchmarks/results/recovery-memory.json
 
 Some 22 s an item, and ``--without-minutes`` for the other arm; all of it within ``--minutes``, on a machine that does
 nothing else. The file is whole after every item: the same command goes on where one was interrupted or time was up.
@@ -55,6 +55,7 @@ def main() -> int:
         "standby": args.standby,
         "checkpoints": args.checkpoints,
         "notice_s": args.notice,
+        "every_s": args.every,
         "budgets": dict(line.split(" = ") for line in BUDGETS.split("\n") if line),
         "start_deadline_s": START_DEADLINE_S,
         "gpu_faults": no_gpus or "simulated GPUs",
@@ -153,7 +154,7 @@ def _under_fire(
         stack.start()
         hand = Hand(stack)
         yard = Yard(stack, hand, args.repair_after)
-        fire = Fire(stack, hand, yard, lambda text: progress.update(task, now=text))
+        fire = Fire(stack, hand, yard, lambda text: progress.update(task, now=text), args.every)
         if not fire.trains():
             raise StageFailed(f"the job does not train; logs in {stack.folder / 'logs'}")
         calm_s, first = time.time(), stack.steps()[-1]["step"]
@@ -203,6 +204,8 @@ def _arguments() -> argparse.Namespace:
                         help="at each step in memory, or each tenth on storage (memory)")  # fmt: skip
     parser.add_argument("--notice", type=float, default=300.0, metavar="S",
                         help="when a person looks after a job without Eagle Eye (300)")  # fmt: skip
+    parser.add_argument("--every", type=float, default=14.0, metavar="S",
+                        help="from one item to the next, where recovery leaves that long (14)")  # fmt: skip
     parser.add_argument("--folder", type=Path, help="where it runs (a temporary folder)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--json", action="store_true", help="one JSON object a line, the figures last")

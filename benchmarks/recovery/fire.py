@@ -40,11 +40,16 @@ ResultT = TypeVar("ResultT")
 class Fire:
     """Plays items against a stack that runs. ``play`` never raises for what the job or Eagle Eye does."""
 
-    def __init__(self, stack: FireStack, hand: Hand, yard: Yard, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, stack: FireStack, hand: Hand, yard: Yard, say: Callable[[str], None], every_s: float = 0.0
+    ) -> None:
+        """Items begin ``every_s`` apart, or as soon as the one before is through where that takes longer."""
         self._stack = stack
         self._hand = hand
         self._yard = yard
         self._say = say
+        self._every_s = every_s
+        self._next_s = time.monotonic()
         self._action_ids: set[str] = set()
 
     def play(self, item: Item) -> Outcome:
@@ -88,7 +93,8 @@ class Fire:
         if not self.trains():
             self._help()
             return self._outcome(item, [], "not_injected", began_s, "the job did not train")
-        self.until(lambda: None, item.gap_s)
+        self.until(lambda: None, max(item.gap_s, self._next_s - time.monotonic()))
+        self._next_s = time.monotonic() + self._every_s
         attempt, members = self._attempt(), self._members()
         first = members[int(item.picks[0] * len(members))]
         others = [node for node in members if node != first]

@@ -49,7 +49,7 @@ def harm(stack: FireStack, kind: str, node: str) -> Harm:
         return Harm(kind, node, at_s)
     if kind == "slow":
         ranks, at_s = _ranks(stack, node), time.time()
-        throttle(ranks, SLOW_STANDS_S)
+        stack.slow[node] = throttle(ranks, SLOW_STANDS_S)
         return Harm(kind, node, at_s)
     at_s, _ = inject(kind, stack, node)
     return Harm(kind, node, at_s)
@@ -69,6 +69,8 @@ def flap(stack: FireStack, node: str) -> Harm:
 def repair(stack: FireStack, node: str) -> None:
     """Nothing of what was done to the node is left; its agent runs."""
     stack.site.mend(node)
+    if node in stack.slow:
+        stack.slow.pop(node).set()
     (stack.corruption / node).unlink(missing_ok=True)
     stack.gpus.mend(node)
     _signal(ranks_of(stack.job, node, SCRIPT.name), signal.SIGCONT)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -98,6 +99,7 @@ class FireStack(Stack):
         if gpus and not isinstance(site, NamespaceSite):
             raise StageFailed("GPU faults are in the plan, and need nodes in network namespaces: run it without root")
         self._with_gpus = gpus
+        self.slow: dict[str, threading.Event] = {}  # by node: set, its ranks run as they should again
         self._told = Lines(folder / "logs" / "launcher.log")
         self._steps = Lines(self.step_log)
         self.gpus = Gpus(folder / "gpus", (node.name for node in site.nodes), self.step_log)

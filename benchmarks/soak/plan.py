@@ -10,6 +10,7 @@ WINDOW_S = 300.0  # what detectors look back; slowness has to last for a minute 
 QUICK = ("gpu_lost", "gpu_memory_error", "process_crash", "node_unreachable", "hang")  # of which it is soon known
 SLOW_FROM_S = 900.0  # a shorter soak has no slow nodes
 SETTLED = 0.3  # of the time: after it the server is left alone, so that its second half is one undisturbed life
+FLEET_RESTARTS = (0.05, 0.12, 0.2)  # of the time: what an agent said before is remembered for a while after its restart
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def plan(duration_s: float, nodes: int, gpus: int, seed: int) -> Plan:
             "window_s": WINDOW_S,
         },
         server_restarts=tuple((at_s, "kill" if at % 2 else "terminate") for at, at_s in enumerate(times_s)),
-        fleet_restarts=(0.2 * duration_s, 0.4 * duration_s, 0.7 * duration_s),
+        fleet_restarts=tuple(share * duration_s for share in FLEET_RESTARTS),
         subscriber_kills=tuple(
             kill_s * (number + chance.uniform(0.3, 0.7)) for number in range(1, int(0.9 * duration_s / kill_s))
         ),

@@ -143,16 +143,20 @@ class World:
         task.add_done_callback(self._tasks.discard)
 
     def _fill(self, now_s: float) -> None:
-        """Begin jobs while there are nodes for them."""
+        """Begin jobs while there are nodes for them: as many of each size, so that the load stays the same."""
         kept = max(2, int(SPARE_RATIO * len(self.agents)))
         while True:
-            size = min(self.random.choice(JOB_NODES), max(len(self.agents) // 3, 2))
+            running = Counter(len(run.places) for run in self.runs.values())
+            sizes = {min(size, max(len(self.agents) // 3, 2)) for size in JOB_NODES}
+            size = min(sizes, key=lambda size: (running[size], size))
             if len(self.spares) < size + kept:
                 return
             self.counts["jobs"] += 1
             number = self.counts["jobs"]
             places = [self.spares.popleft() for _ in range(size)]
-            lasts_s = self.random.expovariate(1.0 / self.plan.job_s) + self.plan.job_s / 4
+            # The first ones end at all times, as those that began before would.
+            shares = (0.5, 1.5) if self.counts["jobs_ended"] else (0.1, 1.5)
+            lasts_s = self.random.uniform(*shares) * self.plan.job_s
             run = Run(f"soak-job-{number:05d}", number, places, now_s + lasts_s, busy=True)
             self.runs[run.name] = run
             self._do(self._start(run))

@@ -17,6 +17,7 @@ from eagle_eye.schema.memory_standing import (
     STANDING_BYTES_MAX,
     STANDING_FILE,
     JobStanding,
+    OlderStep,
     Standing,
     encode_standing,
 )
@@ -88,9 +89,35 @@ def test_a_nodes_row_says_which_step_is_whole_and_what_capturing_costs(node: Nod
     }
 
 
+def test_older_whole_steps_are_told_with_their_age(node: Node) -> None:
+    node.runs(process(0))
+    now_s = node.clock.now_s()
+    steps = ((1, 900.0), (4, 400.0), (9, 6.0), (10, 3.0))
+    node.says(standing(older=[OlderStep(step, now_s - age_s) for step, age_s in steps]))
+    row = node.row()
+    told = ("previous_step", "second_oldest_step", "oldest_step")
+    assert [row[f"memory_checkpoint_{name}"] for name in told] == [10.0, 4.0, 1.0]
+    ages = ("previous_age_seconds", "second_oldest_age_seconds", "oldest_age_seconds")
+    assert [row[f"memory_checkpoint_{name}"] for name in ages] == [4.0, 401.0, 901.0]
+
+
+def test_the_only_older_step_is_the_previous_and_the_oldest_one(node: Node) -> None:
+    node.runs(process(0))
+    node.says(standing(older=[OlderStep(10, node.clock.now_s() - 3.0)]))
+    row = node.row()
+    assert (row["memory_checkpoint_previous_step"], row["memory_checkpoint_oldest_step"]) == (10.0, 10.0)
+    assert "memory_checkpoint_second_oldest_step" not in row
+
+
+def test_a_step_that_was_captured_in_the_future_is_of_now(node: Node) -> None:
+    node.runs(process(0))
+    node.says(standing(older=[OlderStep(10, node.clock.now_s() + 3.0)]))
+    assert node.row()["memory_checkpoint_oldest_age_seconds"] == 0.0
+
+
 def test_every_metric_of_a_row_is_in_the_catalogue(node: Node) -> None:
     node.runs(process(0))
-    node.says(standing(persisted_step=1))
+    node.says(standing(persisted_step=1, older=[OlderStep(1, 1.0), OlderStep(2, 2.0)]))
     block(Scope.NODE, {-1: node.row()})
 
 

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,72 @@ def test_what_ranks_name_apart_is_restored_on_each(recipe: str, node: Node, tmp_
     last = [course(tmp_path / f"killed-{rank}")[-1] for rank in (0, 1)]
     assert last[0]["number"] != last[1]["number"]
     assert [course(tmp_path / f"resumed-{rank}") for rank in (0, 1)] == [[last[0]], [last[1]]]
+
+
+TITAN_STEPS, KILLED_AT = 4, 2
+
+
+def one_titan(folder: Path, name: str) -> None:
+    """Train by torchtitan's own loop, saying what each step was like; "killed" ends after one."""
+    from tests.checkpoint.small_torchtitan import checkpointers, configured, digests
+
+    names: dict[str, Any] = {}
+    run("torchtitan", names, folder / "shared")
+    kept: Any = checkpointers.CheckpointManager if name == "undisturbed" else names["MemoryCheckpointManager"]
+    say = Course(folder / f"{name}-{os.environ['RANK']}")
+
+    class Watched(kept):  # type: ignore[misc]
+        @dataclass(kw_only=True, slots=True)
+        class Config(kept.Config):  # type: ignore[misc]
+            pass
+
+        def __init__(self, config: Config, **parts: Any) -> None:
+            super().__init__(config, **parts)
+            self.parts = parts
+
+        def load(self, step: int = -1) -> Any:
+            loaded = super().load(step)
+            self.tell()
+            return loaded
+
+        def save(self, curr_step: int, last_step: bool = False) -> Any:
+            saved = super().save(curr_step, last_step)
+            self.tell()
+            if name == "killed":
+                until_whole(self.memory, curr_step)
+                if curr_step == KILLED_AT:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return saved
+
+        def tell(self) -> None:
+            trainer = self.parts["states"]["train_state"]
+            rates = [group["lr"] for one in self.parts["optimizers"] for group in one.param_groups]
+            say(step=trainer.step, rates=rates, tokens=trainer.ntokens_seen, **digests(trainer))
+
+    trainer = configured(folder, Watched.Config(), TITAN_STEPS, seed=2 if name == "resumed" else 1).build()
+    trainer.train()
+    trainer.close()
+
+
+@pytest.mark.slow
+def test_torchtitan_goes_on_bit_by_bit_where_it_was_killed(node: Node, tmp_path: Path) -> None:
+    if find_spec("torchtitan") is None:  # nor imported here: it would look for GPUs
+        pytest.skip("torchtitan is not installed: pip install torchtitan")
+    job = """
+        import functools, signal, sys
+        from pathlib import Path
+        from tests.checkpoint import attempts, small_torchtitan, test_checkpoint_recipes as shared
+
+        for name, code in (("undisturbed", 0), ("killed", -signal.SIGKILL), ("resumed", 0)):
+            train = functools.partial(shared.one_titan, Path(sys.argv[1]), name)
+            assert attempts.attempt(train, 2) == [code, code], name
+        """
+    done = two_ranks.job(job, str(tmp_path))
+    assert done.returncode == 0, done.stderr[-5000:]
+    for rank in (0, 1):
+        undisturbed, killed, resumed = (
+            course(tmp_path / f"{name}-{rank}") for name in ("undisturbed", "killed", "resumed")
+        )
+        assert [step["step"] for step in undisturbed] == [0, 1, 2, 3, 4]
+        assert killed[1:] == undisturbed[1 : KILLED_AT + 1]
+        assert resumed == undisturbed[KILLED_AT:]

@@ -32,7 +32,7 @@ from eagle_eye.checkpoint.checkpointer import (
     whole_steps,
 )
 from eagle_eye.checkpoint.messages import Captured, CaptureEvery, CopyInfo
-from eagle_eye.checkpoint.state import KeptState
+from eagle_eye.checkpoint.state import KeptState, RandomState
 from eagle_eye.checkpoint.store import ask_status
 from tests.checkpoint.stores import Node, until
 
@@ -362,7 +362,7 @@ class Alone:
         self.folder = folder / "shared"
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.objects = {"model": self.model, "optimizer": self.optimizer}
+        self.objects: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
 
     def begin(self, **options: Any) -> MemoryCheckpointer:
         self.kept = MemoryCheckpointer(self.objects, self.folder, **options)
@@ -457,6 +457,31 @@ class TestCapture:
         (alone.folder / ".eagle-eye-committed").unlink()
         with pytest.raises(NoCheckpoint, match=r"step 1 in memory: .* does not have its checksum"):
             alone.begin()
+
+
+class Draws:
+    """What draws a random number when it is asked for its state, as data loaders do that have not begun."""
+
+    def state_dict(self) -> dict[str, Any]:
+        torch.rand(1)
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class TestRandomNumbers:
+    def test_they_go_on_where_they_were_though_restoring_asks_for_states(self, alone: Alone) -> None:
+        alone.objects |= {"loader": Draws(), "random": RandomState()}
+        alone.begin()
+        alone.train()
+        alone.keep(1)
+        kept = torch.get_rng_state()
+        alone.kept._client.close(ended=False)
+        torch.manual_seed(0)
+        alone.begin()
+        assert alone.resumed == 1
+        assert torch.equal(torch.get_rng_state(), kept)
 
 
 class TestLaterOnes:

@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.checkpoint.held_job import HeldJob
-from eagle_eye.checkpoint.messages import Agreed, Captured, Skipped
+from eagle_eye.checkpoint.held_job import HeldJob, Shard
+from eagle_eye.checkpoint.messages import Agreed, Captured, CopyInfo, Skipped
 from eagle_eye.checkpoint.slots import Needed
 from eagle_eye.checkpoint.standing import LOOK_EVERY_S, StandingFile, standing_of
-from eagle_eye.schema.memory_standing import SAID_EVERY_S, STANDING_FILE, JobStanding, read_standing
+from eagle_eye.schema.memory_standing import (
+    OLDER_MAX,
+    SAID_EVERY_S,
+    STANDING_FILE,
+    JobStanding,
+    OlderStep,
+    read_standing,
+)
 from tests.checkpoint.stores import JOB, Node, Rank, opened, running, until
 
 SHARD = b"state" * 1000
@@ -38,12 +45,12 @@ def said(node: Node, holds: Callable[[JobStanding], bool]) -> JobStanding:
     return found[0]
 
 
-def captured(ranks: list[Rank], step: int, blocked_s: float = 0.25) -> None:
-    """All ranks capture the step, and it is whole."""
-    for rank in ranks:
+def captured(ranks: list[Rank], step: int, blocked_s: float = 0.25, captured_s: float = 1.7e9) -> None:
+    """All ranks capture the step, each a second after the one before, and it is whole."""
+    for number, rank in enumerate(ranks):
         slot = rank.granted()
         rank.slots[slot][: len(SHARD)] = SHARD
-        rank.connection.send(Captured(step, slot, len(SHARD), (), 1.7e9, blocked_s))
+        rank.connection.send(Captured(step, slot, len(SHARD), (), captured_s + number, blocked_s))
     for rank in ranks:
         rank.whole(step)
 
@@ -82,6 +89,37 @@ def test_a_store_says_which_step_is_whole_and_what_that_cost(job: Job) -> None:
         assert (found.job, found.attempt, found.step, found.captured, found.skipped) == (JOB, 1, 2, 2, 0)
         assert (found.copies, found.copies_wanted, found.blocked_s) == (2, 2, 0.5)
         assert found.reserved_bytes == 6 * len(SHARD)
+
+
+def test_a_store_says_which_older_steps_it_has_and_when_its_own_ranks_captured_them(job: Job) -> None:
+    ranks = job.begins(reach_s=100.0)
+    for step in range(1, 7):
+        captured(ranks, step, captured_s=30.0 * step)
+    for number, node in enumerate(job.nodes):
+        found = said(node, lambda one: one.whole_step == 6)
+        assert found.older == [OlderStep(step, 30.0 * step + number) for step in (2, 4, 5)]
+
+
+def test_a_store_that_lacks_a_shard_of_an_older_step_does_not_name_it(job: Job) -> None:
+    ranks = job.begins()
+    captured(ranks, 1)
+    captured(ranks, 2)
+    said(job.nodes[0], lambda one: [older.step for older in one.older] == [1])
+    (held,) = job.nodes[0].store._jobs.values()
+    shard, slot = next((shard, slot) for shard, slot, copy in held.job.copies() if (copy.rank, copy.step) == (1, 1))
+    del shard.sums[slot]  # as where its checksum does not fit
+    assert said(job.nodes[0], lambda one: not one.older).copies == 2
+
+
+def test_of_many_older_steps_the_oldest_and_the_newest_are_among_those_that_are_said(tmp_path: Path) -> None:
+    job = HeldJob("llm", b"", tmp_path)
+    shard = Shard(0, "1-p", 10, local=True, wanted=30)
+    shard.slots.holds = [CopyInfo("1-p", 0, step, 10, (), float(step)) for step in range(30)]
+    shard.sums = dict.fromkeys(range(30), b"")
+    job.shards[shard.key] = shard
+    job.needed = Needed(keep=30, whole=set(range(30)))
+    told = [older.step for older in standing_of(job, 0.0).older]
+    assert (len(told), told[:2], told[-1]) == (OLDER_MAX, [0, 1], 28)
 
 
 def test_a_step_that_is_skipped_is_one_that_ranks_have_come_to(job: Job) -> None:

@@ -7,28 +7,39 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from eagle_eye.checkpoint import traffic
 from eagle_eye.checkpoint.connection import PIECE_BYTES, Connection, Pace
 from eagle_eye.checkpoint.pacing import Cap
-from eagle_eye.checkpoint.traffic import Capped, Traffic, Unwanted
+from eagle_eye.checkpoint.traffic import LOOK_EVERY_S, Capped, Traffic, Unwanted
+from tests.checkpoint.stores import close, opened, running
+from tests.checkpoint.stores import until as wait_until
 
 RATE = 100e6
 WITHIN_S = 20.0
 
 
 class Counter:
-    """An interface on which others send at a rate, or not."""
+    """An interface on which others send at a rate, or not. ``looks`` counts how often somebody has asked."""
 
     def __init__(self) -> None:
         self.interface = socket.if_nametoindex("lo")
         self.broken = False
+        self.looks = 0
         self._busy_since_s: float | None = None
         self._total = 0.0
 
+    def is_looked_at(self) -> bool:
+        """Whether anybody looks within a time in which those who do look fifty times."""
+        before = self.looks
+        time.sleep(50 * LOOK_EVERY_S)
+        return self.looks > before
+
     def sent_bytes(self) -> int:
+        self.looks += 1
         if self.broken:
             raise OSError("gone")
         busy_s = 0.0 if self._busy_since_s is None else time.monotonic() - self._busy_since_s
@@ -53,6 +64,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
 @contextlib.contextmanager
 def of_a_job(counts: list[str] | None = None) -> Iterator[Traffic]:
     copies = Traffic(Cap(None), ([] if counts is None else counts).append, paced=True)
+    copies.has_ranks(here=True)
     try:
         yield copies
     finally:
@@ -86,7 +98,8 @@ def counted(what: str) -> None:
 
 
 def busy_is_seen(copies: Traffic) -> bool:
-    return all(link.sight(time.monotonic()).busy for link in copies._links.values())
+    seen = [link.sight(time.monotonic()) for link in copies._links.values()]
+    return all(sight is not None and sight.busy for sight in seen)
 
 
 def test_what_restores_keeps_to_the_cap() -> None:
@@ -129,15 +142,21 @@ def test_what_nobody_wants_any_more_is_not_sent(paced: bool) -> None:
     copies.close()
 
 
+async def held_up(copies: Traffic, counter: Counter) -> asyncio.Future[int]:
+    """Return a copy on its way that waits, because others send."""
+    pace = copies.copy("10.0.0.1", always)
+    counter.busy(on=True)
+    await until(lambda: busy_is_seen(copies))
+    sending = asyncio.ensure_future(sent(pace, 1 << 20))
+    await asyncio.sleep(0.1)
+    assert not sending.done()
+    return sending
+
+
 def test_a_copy_waits_while_others_send_and_goes_on_behind_them(counter: Counter) -> None:
     async def run() -> None:
         with of_a_job() as copies:
-            pace = copies.copy("10.0.0.1", always)
-            counter.busy(on=True)
-            await until(lambda: busy_is_seen(copies))
-            sending = asyncio.ensure_future(sent(pace, 1 << 20))
-            await asyncio.sleep(0.1)
-            assert not sending.done()
+            sending = await held_up(copies, counter)
             counter.busy(on=False)
             await asyncio.wait_for(sending, WITHIN_S)
 
@@ -157,6 +176,43 @@ def test_a_copy_that_is_late_goes_on_whatever_passes(counter: Counter, monkeypat
 
     asyncio.run(run())
     assert counts == ["copies_hurried"]
+
+
+def test_while_no_rank_is_here_nobody_looks(counter: Counter) -> None:
+    async def run() -> None:
+        with of_a_job() as copies:
+            copies.copy("10.0.0.1", always)
+            assert counter.is_looked_at()
+            copies.has_ranks(here=False)
+            await asyncio.sleep(10 * LOOK_EVERY_S)  # a look may have begun
+            assert not counter.is_looked_at()
+            copies.has_ranks(here=True)
+            assert counter.is_looked_at()
+
+    asyncio.run(run())
+
+
+def test_a_copy_goes_on_where_the_ranks_that_sent_are_gone(counter: Counter) -> None:
+    async def run() -> None:
+        with of_a_job() as copies:
+            sending = await held_up(copies, counter)
+            copies.has_ranks(here=False)
+            await asyncio.wait_for(sending, WITHIN_S)
+
+    asyncio.run(run())
+
+
+def test_a_store_looks_as_long_as_its_ranks_are_connected(counter: Counter, tmp_path: Path) -> None:
+    with running([tmp_path / "a", tmp_path / "b"]) as nodes:
+        ranks = opened(nodes)
+        ranks[0].capture(1, b"state" * 100)
+        ranks[1].capture(1, b"state" * 100)
+        ranks[0].whole(1)
+        assert counter.is_looked_at()
+        close(*ranks)
+        wait_until(lambda: all(node.status["ranks_connected"] == 0 for node in nodes), "no rank is connected")
+        time.sleep(10 * LOOK_EVERY_S)  # a look may have begun
+        assert not counter.is_looked_at()
 
 
 def test_an_interface_that_is_not_seen_any_more_holds_nothing_up(counter: Counter) -> None:

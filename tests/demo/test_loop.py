@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
-from eagle_eye.demo.faults import inject
+from eagle_eye.demo.faults import NO_SPARE, inject
 from eagle_eye.demo.site import LoopbackSite, NamespaceSite, Site
 from eagle_eye.demo.stack import AGENT_INTERVAL_S, Stack
 from eagle_eye.demo.story import CULPRIT, STARTED_WITHIN_S, VERDICT_WITHIN_S, play
@@ -42,22 +43,54 @@ def make_stack(tmp_path: Path) -> Iterator[Callable[[Site], Stack]]:
         yield make
 
 
-def test_the_demo_shows_a_hang_and_ends_well() -> None:
+def demo_of(fault: str) -> list[dict[str, Any]]:
+    """Return what the demo says of a fault that it comes through."""
     done = subprocess.run(
-        [sys.executable, "-m", "eagle_eye.cli.main", "demo", "--fault", "hang", "--json"],
+        [sys.executable, "-m", "eagle_eye.cli.main", "demo", "--fault", fault, "--json"],
         capture_output=True,
         text=True,
         timeout=DEMO_WITHIN_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_demo_shows_a_hang_and_ends_well() -> None:
+    told = demo_of("hang")
     stages = [line["stage"] for line in told if "stage" in line]
     wanted = ["start", "training", "fault", "verdict", "webhook", "excluded", "restarted", "training"]
     assert [stage for stage in stages if stage != "evidence"][: len(wanted)] == wanted
     resumed = [line["text"] for line in told if line.get("text", "").startswith("resumed from memory of node")]
     assert [text for text in resumed if ", 0 steps lost" in text or ", 1 step lost" in text], told
     assert told[-1]["success"]
+
+
+def test_without_a_spare_three_nodes_train_on_from_memory_with_the_same_global_batch() -> None:
+    lines = demo_of("no-spare")
+    told = {line["stage"]: line["text"] for line in lines if "stage" in line}
+    assert told["layout"] == "3 nodes train, 16 samples a step as on 4"
+    assert "no spare: 3 nodes by plan" in told["restarted"]
+    assert any("resumed from memory of node" in line.get("text", "") for line in lines)
+
+
+def test_a_readmitted_node_is_taken_back_into_the_larger_layout_at_a_checkpoint(tmp_path: Path) -> None:
+    with (
+        contextlib.closing(LoopbackSite()) as site,
+        contextlib.closing(Stack(site, tmp_path, planned=True, launch_flags=("--settled-after", "1"))) as stack,
+    ):
+        stack.start()
+        play(NO_SPARE, stack, Timeline(as_json=True), healthy_s=0.0)
+        stack.api.post(f"/nodes/{CULPRIT}/readmit", json={"reason": "repaired"}).raise_for_status()
+        grown = stack.wait(
+            "the job grows",
+            lambda: next((step for step in stack.steps() if step["attempt"] == stack.steps()[0]["attempt"] + 2), None),
+            STARTED_WITHIN_S,
+        )
+        assert (grown["ranks"], grown["samples"]) == (4, 16)
+        assert grown["source"]["where"] == "memory"
+        last = max(step["step"] for step in stack.steps() if step["ranks"] == 3)
+        assert last - 2 < grown["step"] <= last + 1  # what was just captured may not be whole yet
 
 
 def test_without_root_a_node_whose_processes_all_die_is_excluded(make_stack: Callable[[Site], Stack]) -> None:

@@ -79,6 +79,14 @@ class TestNicDegraded:
             confidence.append(only("nic_degraded", story.window()).confidence)
         assert confidence[0] < 0.9 <= confidence[1]
 
+    def test_pauses_that_all_send_accuse_nobody_when_they_end_and_one_nodes_row_is_not_there_yet(self) -> None:
+        story = slower_by_network(job(), rows=65)
+        sent = story.node["node_pfc_tx_pause_packets_per_second"]
+        sent[-65:] = 5_000
+        sent[-1] = 0
+        sent[-1, 3] = np.nan
+        assert detect("nic_degraded", story.window()) == []
+
     def test_pauses_alone_may_pass_by_themselves(self) -> None:
         story = slower_by_network(job())
         story.node["node_pfc_tx_pause_packets_per_second"][-SINCE:, 3] = 5_000

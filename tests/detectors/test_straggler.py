@@ -427,3 +427,31 @@ def test_ranks_with_the_same_data_that_became_slower_before_it_was_noticed_show_
     story.device["train_compute_seconds"] = compute
     window = story.window()
     assert not even_work(window, 8, len(window.steps.number) - 30)
+
+
+@pytest.mark.parametrize(
+    ("times", "noise", "told", "even"),
+    [
+        (8.0, 0.15, False, True),
+        (2.0, 0.15, False, False),
+        (8.0, 0.35, False, False),
+        (2.0, 0.1, True, True),
+        (1.5, 0.15, True, False),
+        (8.0, 0.35, True, True),
+    ],
+)
+def test_work_that_differs_a_little_does_not_explain_a_rank_that_is_many_times_as_slow(
+    times: float, noise: float, told: bool, even: bool
+) -> None:
+    story = slow(job(noise=noise), times, 8)
+    if told:
+        story.device["train_work_units"] = np.full_like(story.device["train_compute_seconds"], 16.0)
+    window = story.window()
+    assert even_work(window, 2, len(window.steps.number) - 8) is even
+
+
+def test_a_rank_whose_work_is_told_and_explains_too_little_is_not_asked_for_it_again() -> None:
+    story = slow(job(noise=0.15), 1.5, 30)
+    story.device["train_work_units"] = np.full_like(story.device["train_compute_seconds"], 16.0)
+    (verdict,) = said(story)
+    assert "may not be what train_work_units says" in verdict.summary

@@ -33,7 +33,9 @@ from eagle_eye.orchestrators.launch.messages import (
     decode_from_runner,
     line,
 )
+from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, RankLayout, rank_layout
 from tests.orchestrators.builders import StubServer, action, deliver, event_body, signed_headers, stub_server
+from tests.planning.jobs import plan
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'eagle-eye[ml]'")
 
@@ -170,6 +172,35 @@ def test_a_node_with_a_stopped_rank_is_excluded_and_the_job_finishes_without_it(
     assert launcher.progress(2, 1)[-1] == ["end"]
     assert {words[1] for words in launcher.progress(2, 1) if words[0] == "start"} == {"n3"}
     assert json.loads((tmp_path / "state" / "launch.json").read_text())["excluded"] == ["n2"]
+
+
+@pytest.mark.slow
+def test_without_a_spare_ranks_start_in_the_next_layout_and_the_server_knows_what_a_node_is_worth(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_bytes(msgspec.json.encode(plan(3, job="j")))
+    words = ("--nnodes", "3", "--layouts", str(file))
+    with (
+        stub_server() as server,
+        launched(tmp_path, "n1,n2,n3", *words, "--server", server.url, steps=10_000) as launcher,
+    ):
+        first = launcher.wait("running", 1)
+        assert [layout_of(rank) for rank in first["ranks"]] == [rank_layout(plan(3), 3)] * 3
+        launcher.reaches(1, 6)
+        os.kill(next(rank["pid"] for rank in first["ranks"] if rank["node"] == "n2"), signal.SIGSTOP)
+        send_action(server, launcher)
+        second = launcher.wait("running", 2)
+        assert {rank["node"] for rank in second["ranks"]} == {"n1", "n3"}
+        assert [layout_of(rank) for rank in second["ranks"]] == [rank_layout(plan(3), 2)] * 2
+        assert "no spare: 2 nodes by plan" in server.wait("POST", REPORTS, 3)[-1]["detail"]
+        left = {update["attempt"]: update["pace_left_ratio"] for update in server.told("PUT", "/api/v1/jobs/j")}
+        assert 0.5 < left[1] < 1
+        assert left[2] == 0  # two nodes are the fewest
+
+
+def layout_of(rank: dict[str, Any]) -> RankLayout:
+    return msgspec.json.decode(psutil.Process(rank["pid"]).environ()[LAYOUT_VARIABLE], type=RankLayout)
 
 
 @pytest.mark.slow

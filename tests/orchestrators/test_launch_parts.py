@@ -9,21 +9,25 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import logs
 from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import find_checkpoints
 from eagle_eye.orchestrators.launch.job import Sight
-from eagle_eye.orchestrators.launch.messages import Rank, RankSight
+from eagle_eye.orchestrators.launch.messages import Rank, RankSight, Seen
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE, Checked, check_node, end_leftovers, run_check
 from eagle_eye.orchestrators.launch.progress import Watcher
-from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks
+from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks, reaches
+from eagle_eye.orchestrators.launch.runners import _seen
+from eagle_eye.orchestrators.launch.store import AttemptStore
 
 WITHIN_S = 30.0
 
@@ -214,6 +218,32 @@ def test_a_rank_that_has_come_to_the_store_and_one_that_is_stopped_are_told_from
             process.communicate()
     assert found == [RankSight(0, False, True), RankSight(1, False, False), RankSight(2, True, True)]
     assert look_at_ranks([Rank(3, 0, ranks[0].pid)], port) == [RankSight(3, False, None)]
+
+
+def test_a_node_reaches_a_store_that_listens_and_none_that_has_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        assert reaches("127.0.0.1", port)
+    assert not reaches("127.0.0.1", port)
+
+
+def test_a_node_that_looks_whether_it_reaches_the_store_leaves_it_as_it_was() -> None:
+    store = AttemptStore("127.0.0.1", 0)
+    try:
+        assert all(reaches(store.host, store.port) for _ in range(3))
+        client = TCPStore(store.host, store.port, is_master=False, timeout=timedelta(seconds=WITHIN_S))
+        client.set("rank", "1")
+        assert client.get("rank") == b"1"
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("joined", "reached", "cut_off"),
+    [(False, False, True), (False, True, False), (False, None, False), (True, False, True)],
+)
+def test_a_node_that_does_not_reach_the_store_is_cut_off(joined: bool, reached: bool | None, cut_off: bool) -> None:
+    assert _seen("n1", Seen(1, [RankSight(0, False, joined)], reached), in_touch=True).cut_off is cut_off
 
 
 class Watched:

@@ -17,6 +17,8 @@ from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.memory import Memory, remember, resume
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.state import ENDED, UP, Phase, Rules, State, due_s
+from eagle_eye.planning.plan import Plan
+from tests.planning.jobs import plan
 
 OrderT = TypeVar("OrderT")
 NODES = ("n1", "n2", "n3", "n4")
@@ -86,8 +88,8 @@ class Story:
         return self.all_ready().starts()
 
 
-def exclude(*nodes: str, request: int = 1, now: bool = True) -> on.ExcludeAsked:
-    return on.ExcludeAsked(request, nodes, now, "hang")
+def exclude(*nodes: str, request: int = 1, now: bool = True, waits: bool = False) -> on.ExcludeAsked:
+    return on.ExcludeAsked(request, nodes, now, "hang", waits=waits)
 
 
 def restart(over: int = 1, since_s: float | None = None, request: int = 2, **more: Any) -> on.RestartAsked:
@@ -205,9 +207,9 @@ def test_ranks_that_end_before_an_agent_can_see_them_wait_for_word_for_a_shorter
     if up:
         story.starts()
     story.happens(failed("n2"))
-    story.passes(9.0)
+    story.passes(5.5)
     assert story.ordered(to.StopRanks) == []
-    story.passes(1.0)
+    story.passes(0.5)
     assert story.ordered(to.StopRanks)
 
 
@@ -479,15 +481,23 @@ def warm(**rules: Any) -> Story:
 
 
 def seen(
-    story: Story, absent: Collection[str] = (), stopped: Collection[str] = (), unheard: Collection[str] = ()
+    story: Story,
+    absent: Collection[str] = (),
+    stopped: Collection[str] = (),
+    unheard: Collection[str] = (),
+    cut_off: Collection[str] = (),
+    had_come: Collection[str] = (),
 ) -> None:
-    """Each runner that is heard says where its one rank is."""
+    """Each runner that is heard says where its one rank is; one that is cut off, that it does not reach the others.
+
+    Its rank ``had_come`` before it was, or has not come.
+    """
     for rank, node in enumerate(story.state.members):
         if node in unheard:
             continue
-        mine = (rank,)
+        mine, out = (rank,), node in absent or (node in cut_off and node not in had_come)
         sight = on.RanksSeen(
-            node, story.state.attempt, node not in absent, mine * (node in absent), mine * (node in stopped)
+            node, story.state.attempt, not out, mine * out, mine * (node in stopped), cut_off=node in cut_off
         )
         story.happens(sight)
 
@@ -510,7 +520,14 @@ def test_a_start_longer_than_known_ones_is_looked_at_and_fails_for_a_rank_that_h
     story.passes(5.0)
     assert story.ordered(to.TellServer) == [to.TellServer("running", 2, ("n1", "n2", "n3"), (1,))]
     (stuck, failed_) = story.ordered(to.Say)
-    assert stuck.fields == {"nodes": ["n2"], "stopped": [], "absent": [1], "unheard": [], "waited_s": 305.0}
+    assert stuck.fields == {
+        "nodes": ["n2"],
+        "stopped": [],
+        "absent": [1],
+        "cut_off": [],
+        "unheard": [],
+        "waited_s": 305.0,
+    }
     assert "ranks 1 have not come" in str(failed_.fields["reason"])
     assert story.state.phase is Phase.DECIDING
     story.passes(30.0)
@@ -634,11 +651,31 @@ def test_most_that_have_not_come_or_all_that_are_stopped_are_nobodys_fault() -> 
 
 def test_a_rank_that_stays_stopped_holds_a_start_up_long_before_it_is_longer_than_known_ones() -> None:
     story = warm()
-    goes_on_starting(story, 6.0, (), {"n2"})
-    assert story.is_in(Phase.VERIFYING)  # it may be so for a moment
     goes_on_starting(story, 3.0, (), {"n2"})
+    assert story.is_in(Phase.VERIFYING)  # it may be so for a moment
+    goes_on_starting(story, 2.0, (), {"n2"})
     assert story.everything.count(to.TellServer("running", 2, ("n1", "n2", "n3"), (1,))) == 1
     assert story.is_in(Phase.DECIDING)
+
+
+@pytest.mark.parametrize("had_come", [(), {"n2"}])
+def test_so_does_a_node_that_does_not_reach_the_rendezvous_once_all_others_have_come_to_it(
+    had_come: Collection[str],
+) -> None:
+    story = warm()
+    goes_on_starting(story, 3.0, (), (), (), {"n2"}, had_come)
+    assert story.is_in(Phase.VERIFYING)
+    goes_on_starting(story, 2.0, (), (), (), {"n2"}, had_come)
+    assert story.everything.count(to.TellServer("running", 2, ("n1", "n2", "n3"), (1,))) == 1
+    (stuck,) = (said for said in story.everything if isinstance(said, to.Say) and said.event == "start_stuck")
+    assert (stuck.fields["nodes"], stuck.fields["cut_off"], stuck.fields["absent"]) == (["n2"], [1], [])
+
+
+def test_where_others_have_not_come_or_most_are_cut_off_it_does_not() -> None:
+    for absent, cut_off in (({"n3"}, {"n2"}), ((), {"n2", "n3"})):
+        story = warm()
+        goes_on_starting(story, 60.0, absent, (), (), cut_off)
+        assert story.is_in(Phase.VERIFYING)
 
 
 def test_so_does_a_node_that_answers_no_more_once_all_others_have_come_and_known_starts_took_less() -> None:
@@ -654,6 +691,11 @@ def test_so_does_a_node_that_answers_no_more_once_all_others_have_come_and_known
 
 def test_one_that_goes_on_in_between_or_that_has_only_not_come_yet_does_not() -> None:
     story = warm()
+    for cut_off in ({"n2"}, set(), {"n2"}, set()):
+        story.passes(due_s(story.state) - story.now_s)
+        assert story.ordered(to.LookAtRanks)
+        seen(story, cut_off=cut_off)
+        story.passes(0.0)
     for stopped in ({"n2"}, set(), {"n2"}, set()):
         story.passes(due_s(story.state) - story.now_s)
         assert story.ordered(to.LookAtRanks)
@@ -864,9 +906,13 @@ def happenings(state: State, request: Callable[[], int]) -> st.SearchStrategy[on
 class AnyOrder(RuleBasedStateMachine):
     """Whatever happens in whatever order."""
 
+    layouts: Plan | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.story = Story(least=2, verdict_wait_s=10.0, checkpoints=True, grow_at_checkpoint=True, check=True)
+        self.story = Story(
+            least=2, verdict_wait_s=10.0, checkpoints=True, grow_at_checkpoint=True, check=True, layouts=self.layouts
+        )
         self.asked = 100
         self.unanswered: set[int] = set()
         self.attempts: list[int] = []
@@ -932,17 +978,19 @@ class AnyOrder(RuleBasedStateMachine):
         self.happens(on.RanksStopped(node, survivors))
 
     @precondition(lambda self: self.story.state.looking)
-    @rule(node=nodes, joined=st.integers(0, 1), stopped=st.sampled_from([(), (1,)]))
-    def seen(self, node: str, joined: int, stopped: tuple[int, ...]) -> None:
-        self.happens(on.RanksSeen(node, self.story.state.attempt, joined, () if joined else (1,), stopped))
+    @rule(node=nodes, joined=st.integers(0, 1), stopped=st.sampled_from([(), (1,)]), cut_off=st.booleans())
+    def seen(self, node: str, joined: int, stopped: tuple[int, ...], cut_off: bool) -> None:
+        absent = () if joined else (1,)
+        sight = on.RanksSeen(node, self.story.state.attempt, joined, absent, stopped, cut_off)
+        self.happens(sight)
 
     @rule(node=nodes, behind=st.integers(0, 1), success=st.booleans())
     def ended(self, node: str, behind: int, success: bool) -> None:
         self.happens(on.RanksEnded(node, self.story.state.attempt - behind, success))
 
-    @rule(excluded=st.lists(nodes, min_size=1, max_size=2), now=st.booleans())
-    def excludes(self, excluded: list[str], now: bool) -> None:
-        self.happens(on.ExcludeAsked(self.request(), tuple(excluded), now, "because"))
+    @rule(excluded=st.lists(nodes, min_size=1, max_size=2), now=st.booleans(), waits=st.booleans())
+    def excludes(self, excluded: list[str], now: bool, waits: bool) -> None:
+        self.happens(on.ExcludeAsked(self.request(), tuple(excluded), now, "because", waits=waits))
 
     @rule(behind=st.integers(0, 1), since_s=st.none() | st.just(UNIX_S))
     def restarts(self, behind: int, since_s: float | None) -> None:
@@ -1012,9 +1060,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def it_never_waits_for_nothing(self) -> None:
-        # Running jobs end by themselves; in every other phase something is due.
-        if self.story.state.phase not in ENDED and self.story.state.phase is not Phase.RUNNING:
-            assert due_s(self.story.state) < float("inf")
+        # Running jobs end by themselves; in every other phase something is due, but where only a spare can help.
+        state = self.story.state
+        if state.phase not in ENDED and state.phase is not Phase.RUNNING:
+            wants_spare = self.layouts is not None and len({*NODES} - state.hopeless) < 2
+            assert due_s(state) < float("inf") or (state.phase is Phase.GATHERING and wants_spare)
 
     @invariant()
     def attempts_only_grow_and_dues_are_dealt_with(self) -> None:
@@ -1029,3 +1079,13 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+class AnyOrderLaidOut(AnyOrder):
+    """The same for a job that has a layout for two nodes and for three."""
+
+    layouts = plan(3)
+
+
+TestAnyOrderLaidOut = AnyOrderLaidOut.TestCase
+TestAnyOrderLaidOut.settings = settings(max_examples=40, stateful_step_count=40)

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_a_store_is_started_where_none_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     StoreKeeper().keep(folder, "n1")
     eventually(lambda: serves(folder))
-    monkeypatch.setattr(store_keeper, "store_command", lambda *_: pytest.fail("another one is started"))
+    monkeypatch.setattr(store_keeper, "spawn_store", lambda *_: pytest.fail("another one is started"))
     StoreKeeper().keep(folder, "n1")
 
 

@@ -29,6 +29,7 @@ NEEDS = (
     ("checks", {"agent"}),
     ("cli", set[str]()),
     ("cli.replaying", {"server"}),
+    ("demo.pipeline_train", {"ml", "checkpoint"}),
     ("demo.train", {"ml", "checkpoint"}),
     ("demo", {"agent", "server", "orchestrators", "checkpoint"}),
     ("detectors", {"server"}),

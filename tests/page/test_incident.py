@@ -64,7 +64,7 @@ def test_the_evidence_is_drawn_and_told_in_words_and_numbers(hung: Running, page
     assert f"At the verdict {found.node}" in said
     assert "of the same attempt" in said
     charts.first.get_by_text("Numbers").click()
-    assert charts.first.locator("tbody tr").count() > 10
+    charts.first.locator("tbody tr").nth(10).wait_for()
 
 
 def test_axe_finds_nothing_in_either_theme_or_on_a_phone(

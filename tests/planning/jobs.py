@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from eagle_eye.planning.plan import Hardware
+from eagle_eye.planning.plan import Hardware, Plan
+from eagle_eye.planning.planner import make_plan
 from eagle_eye.planning.profile import FORMAT, Layer, Profile
 
 GIB = 1 << 30
@@ -38,6 +39,14 @@ def hardware(nodes: int, memory_bytes: int = 80 * GIB, gpus_per_node: int = 1, g
     return Hardware(
         nodes=nodes, gpus_per_node=gpus_per_node, gpus_per_stage=gpus_per_stage, gpu_memory_bytes=memory_bytes
     )
+
+
+def plan(
+    nodes: int, layers: int = 8, batch: int = 16, gpus: int = 1, together: int = 1, gib: int = 20, job: str = ""
+) -> Plan:
+    """Return a plan for layers of 4 GiB each, on GPUs of ``gib``; two nodes hold eight of them."""
+    names = [f"n{number}" for number in range(1, nodes + 1)]
+    return make_plan(profile(layers), names, hardware(nodes, gib * GIB, gpus, together), 1, batch, job)
 
 
 def written(folder: Path, what: object) -> str:

@@ -66,6 +66,11 @@ def test_programs_get_the_plan_that_is_read_again(plan: str) -> None:
     assert (read.micro_batches, read.nodes_min, read.device) == (64, 2, "H100")
 
 
+def test_a_plan_says_for_which_job_it_is(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--profile", profile, "--nodes", "3", *JOB, "--job", "llm7b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"] == "llm7b"
+
+
 def test_nodes_are_named_as_slurm_writes_them(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--profile", profile, "--nodes", "gpu[08-10]", *JOB, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nodes"] == ["gpu08", "gpu09", "gpu10"]

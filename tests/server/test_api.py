@@ -134,6 +134,10 @@ def test_a_job_is_stored_handed_on_and_shown_with_its_progress(server: Running) 
     held = server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm", "held_up_by": [0]})
     assert held.json()["held_up_by"] == [0]
     assert problem(server.client.put("/api/v1/jobs/job", json={**update, "held_up_by": [9]})) == (400, "held_up_by")
+    alone = server.client.put("/api/v1/jobs/job", json={**update, "restart_owner": "slurm", "pace_left_ratio": 0.75})
+    assert alone.json()["pace_left_ratio"] == 0.75
+    wrong = server.client.put("/api/v1/jobs/job", json={**update, "pace_left_ratio": 1.5})
+    assert problem(wrong) == (400, "pace_left_ratio")
     assert audit(server) == [("local", "job", "job")]
 
 

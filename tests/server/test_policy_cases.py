@@ -28,7 +28,7 @@ def written(folder: Path, expect: str, more: str = "") -> str:
 
 def test_the_shipped_example_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy", "test", str(EXAMPLE)]) == 0
-    assert capsys.readouterr().out.endswith("29 of 29 cases passed\n")
+    assert capsys.readouterr().out.endswith("33 of 33 cases passed\n")
 
 
 def test_a_case_that_fails_says_what_differs_and_which_rule_said_what(
@@ -49,6 +49,8 @@ def test_a_case_says_which_terms_of_nodes_held(capsys: pytest.CaptureFixture[str
     assert "drain_node in place of exclude_node for nvlink_degraded on n1 (policy.nodes[0])" in lines[at + 1]
     at = next(place for place, line in enumerate(lines) if "a lent host" in line)
     assert "confidence_min 0.99 (policy.nodes[1])" in lines[at + 1]
+    at = lines.index("passed  a node of a group is told of, whatever holds for its GPUs")
+    assert "notify in place of exclude_node for nvlink_degraded on loan-7 (policy.nodes[2])" in lines[at + 1]
 
 
 def test_cases_can_be_read_by_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +70,17 @@ def test_a_sites_own_settings_are_tried_before_they_are_used(
     capsys.readouterr()
 
 
+def test_a_sites_racks_are_known_to_its_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    topology, config = tmp_path / "topology.json", tmp_path / "server.toml"
+    topology.write_text('{"rack_of_node": {"n1": "r12"}}')
+    config.write_text(
+        f'topology_file = "{topology}"\n[[policy.nodes]]\ngroups = ["r12"]\naction = "drain_node"\n'
+        "[policy]\nmode = 'act'\n"
+    )
+    assert main(["policy", "test", written(tmp_path, 'kind = "drain_node"'), "--config", str(config)]) == 0
+    assert "drain_node in place of exclude_node for gpu_lost on n1 (policy.nodes[0])" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("expect", "more", "said"),
     [
@@ -75,6 +88,11 @@ def test_a_sites_own_settings_are_tried_before_they_are_used(
         ('rule = "blnid"', "", "unknown rule 'blnid'; expected one of fault, node_terms, accused"),
         ('kind = "reboot"', "", "'exclude_node'"),
         ('rule = ""', "polcy = {}", "`polcy`, known here are name, incident, expect"),
+        (
+            'rule = ""',
+            'policy = { nodes = [{ groups = ["r12"], action = "notify" }] }',
+            "case[0].policy.nodes[0].groups: expected groups of case[0].policy.node_groups or racks, got 'r12'",
+        ),
         ('rule = ""', 'policy = { mode = "dare" }', "case[0].policy: Invalid enum value 'dare'"),
         ('rule = ""', "actions = [{ kind = 'restart_job', age_s = -1 }]", "case[0].actions[0].age_s"),
     ],

@@ -137,6 +137,13 @@ def test_only_what_differs_is_a_difference() -> None:
     assert differences(old, new) == {"policy.mode": ("observe", "act"), "streams_max": (64, 3)}
 
 
+def test_a_group_of_nodes_that_comes_or_goes_is_a_difference() -> None:
+    without, group = ServerConfig(), PolicySettings(node_groups={"lent": ["a*"]})
+    having = ServerConfig(policy=group)
+    assert differences(without, having) == {"policy.node_groups.lent": (None, ["a*"])}
+    assert differences(having, without) == {"policy.node_groups.lent": (["a*"], None)}
+
+
 @pytest.mark.parametrize("part", APPLIED)
 def test_what_is_taken_over_at_once_is_a_section_or_key_that_exists(part: str) -> None:
     section, _, key = part.partition(".")

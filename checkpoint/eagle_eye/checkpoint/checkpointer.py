@@ -61,9 +61,10 @@ from eagle_eye.checkpoint.placement import place
 from eagle_eye.checkpoint.reading import LocalShard, MemoryReader, RemoteShard, Shard
 from eagle_eye.checkpoint.shared_memory import mapped
 from eagle_eye.checkpoint.state import KeptState
-from eagle_eye.checkpoint.storage import METADATA, folder_of, set_aside
+from eagle_eye.checkpoint.storage import folder_of, set_aside
 from eagle_eye.checkpoint.store_client import AttemptConnection, StoreClient
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX, has_all_ranks, store_folder
+from eagle_eye.schema.step_folders import step_folders, step_of
 
 _log = logging.getLogger(__name__)
 
@@ -189,7 +190,9 @@ class MemoryCheckpointer:
         step, chosen = self._resume(everyone)
         if everyone[0].resume_from.startswith(MEMORY_PREFIX):
             self._shared(lambda: self._set_aside_later(step, _next_attempt(everyone)))
-        self._plan, self._whole = self._planned(), step or None
+        # A data loader that is asked for its state begins, and draws: not of the random numbers that were restored.
+        with torch.random.fork_rng(devices=[], enabled=step > 0):
+            self._plan, self._whole = self._planned(), step or None
         self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
         self._agreed(lambda: self._client.open(self._opening(everyone, step, chosen), self._attach, self._hear))
         return step
@@ -279,12 +282,12 @@ class MemoryCheckpointer:
         self._load(reader)
 
     def _load_folder(self, path: Path) -> int:
-        named_step = path.name.removeprefix("step_")
-        if not named_step.isdecimal():
+        step = step_of(path.name)
+        if step is None:
             raise NoCheckpoint(f"{path} is no checkpoint of ours: its name should be step_N")
         self._load(FileSystemReader(path))
-        self.resumed_from = {"step": int(named_step), "where": "storage", "nodes": []}
-        return int(named_step)
+        self.resumed_from = {"step": step, "where": "storage", "nodes": []}
+        return step
 
     def _load(self, reader: StorageReader) -> None:
         def read() -> dict[str, Any]:
@@ -348,8 +351,7 @@ class MemoryCheckpointer:
             raise OSError(f"{what} is nowhere: {'; '.join(reasons)}")
 
     def _steps_on_storage(self) -> tuple[int, ...]:
-        folders = ((path, path.name.removeprefix("step_")) for path in self._directory.glob("step_*"))
-        return tuple(int(step) for path, step in folders if step.isdecimal() and (path / METADATA).exists())
+        return tuple(one.step for one in step_folders(self._directory) if one.completed_s is not None)
 
     # Beginning an attempt.
 

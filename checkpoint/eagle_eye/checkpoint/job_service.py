@@ -121,6 +121,7 @@ class JobService:
     def entered(self, connection: Connection) -> None:
         """A rank has come."""
         self._ranks.add(connection)
+        self._traffic.has_ranks(here=True)
         self.job.left_s = None
 
     def left(self, connection: Connection, shard: Shard | None) -> None:
@@ -131,6 +132,7 @@ class JobService:
             self.job.drop_granted(shard)
         if not self._ranks:
             self.job.left_s = time.monotonic()
+            self._traffic.has_ranks(here=False)
 
     async def open(self, opening: Open, connection: Connection) -> Shard | None:
         """Begin an attempt for a rank: its memory is reserved here and at the other holders, or it hears why not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -14,10 +14,12 @@ import msgspec
 from eagle_eye.checkpoint.held_job import HeldJob, write_whole
 from eagle_eye.schema.memory_standing import (
     JOBS_MAX,
+    OLDER_MAX,
     RANKS_MAX,
     SAID_EVERY_S,
     STANDING_FILE,
     JobStanding,
+    OlderStep,
     Standing,
     encode_standing,
 )
@@ -72,6 +74,7 @@ def standing_of(job: HeldJob, now_s: float) -> JobStanding:
         whole_step=whole,
         copies=len(held),
         copies_wanted=0 if whole is None else len(wanted),
+        older=_older(job, wanted),
         captured=counts.get("captured", 0),
         skipped=counts.get("skipped", 0) + counts.get("not_due", 0),
         void=counts.get("void", 0),
@@ -83,3 +86,17 @@ def standing_of(job: HeldJob, now_s: float) -> JobStanding:
         persisting_for_s=None if since_s is None else round(max(now_s - since_s, 0.0), 1),
         damaged=counts.get("damaged", 0),
     )
+
+
+def _older(job: HeldJob, wanted: Collection[int]) -> list[OlderStep]:
+    """Return the whole steps before the newest one of which every rank's shard that is wanted here is here."""
+    held: dict[int, set[int]] = {step: set() for step in job.needed.known[:-1]}
+    captured_s: dict[int, float] = {}
+    for shard, _, copy in job.copies():
+        if copy.step in held:
+            held[copy.step].add(copy.rank)
+            if shard.local:  # by this node's clock, as whoever reads the file
+                captured_s[copy.step] = max(captured_s.get(copy.step, 0.0), copy.captured_s)
+    whole = [step for step, ranks in held.items() if step in captured_s and ranks.issuperset(wanted)]
+    told = whole if len(whole) <= OLDER_MAX else [*whole[: OLDER_MAX - 1], whole[-1]]
+    return [OlderStep(step, captured_s[step]) for step in told]

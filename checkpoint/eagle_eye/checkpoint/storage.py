@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eagle_eye.checkpoint.checksums import check, chunks
+from eagle_eye.schema.step_folders import METADATA, step_folders
 
-METADATA, PARTIAL, SET_ASIDE = ".metadata", ".partial", ".set_aside_"
+PARTIAL, SET_ASIDE = ".partial", ".set_aside_"
 
 T = TypeVar("T")
 
@@ -89,12 +90,8 @@ def set_aside(directory: str, step: int, attempt: int) -> list[str]:
 
     Return the names that they have now, for people: each ends in the ``attempt`` that did so. Raises OSError.
     """
-    renamed = []
-    for path in Path(directory).glob("step_*"):
-        of_step = path.name.removeprefix("step_")
-        if of_step.isdecimal() and int(of_step) > step:
-            renamed.append(path.rename(path.with_name(f"{path.name}{SET_ASIDE}{attempt}")).name)
-    return sorted(renamed)
+    later = [one.path for one in step_folders(Path(directory)) if one.step > step]
+    return sorted(path.rename(path.with_name(f"{path.name}{SET_ASIDE}{attempt}")).name for path in later)
 
 
 def discard(directory: str, step: int, attempt: int) -> None:

@@ -32,7 +32,7 @@ from eagle_eye.checkpoint.messages import (
     Welcome,
 )
 from eagle_eye.checkpoint.store import LOCK, SOCKET
-from eagle_eye.schema.memory_steps import FOLDER_VARIABLE, STORE_INHERITS, STORE_LOG, STORE_WORDS, store_command
+from eagle_eye.schema.memory_steps import FOLDER_VARIABLE, STORE_LOG, STORE_WORDS, spawn_store
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ SAID_WITHIN_S = 5.0
 
 
 def start_store(folder: Path, node: str) -> None:
-    """Start a store where none is, in a session of its own: it outlives whoever starts it. Raises OSError.
+    """A store answers in the folder: one is started where none is. Raises OSError, CalledProcessError.
 
     Of several ranks that start one the first has it; the others' give up, and theirs is answered.
     """
@@ -54,19 +54,7 @@ def start_store(folder: Path, node: str) -> None:
             return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     require_own(folder)
-    # Neither a child of the rank nor, by its environment, taken for a rank: whoever ends those must not end it.
-    command = ["/bin/sh", "-c", 'exec "$@" &', "sh", *store_command(PROGRAM, folder, node)]
-    environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
-    with (folder / STORE_LOG).open("ab") as log:
-        subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-            check=True,
-        )
+    spawn_store(PROGRAM, folder, node)
     until_s = time.monotonic() + START_WITHIN_S
     while not answers(folder):
         if time.monotonic() > until_s:

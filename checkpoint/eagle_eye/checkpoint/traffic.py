@@ -65,6 +65,13 @@ class Traffic:
         self._count = count
         self._paced = paced
         self._links: dict[int, _Link] = {}
+        self._has_ranks = False
+
+    def has_ranks(self, *, here: bool) -> None:
+        """Whether ranks of the job are on this node: while none is, nobody looks, and copies go within the cap."""
+        self._has_ranks = here
+        for link in self._links.values():
+            link.watch(on=here)
 
     def mark(self) -> None:
         """A rank of this node has ended a step, and begins another one."""
@@ -99,6 +106,7 @@ class Traffic:
             link = self._links.get(number)
             if link is None:
                 link = self._links[number] = _Link(LinkCounter(number))
+                link.watch(on=self._has_ranks)
         except (OSError, ValueError) as error:
             _log.info("copies to %s are not sent between collectives: %s", address, error)
             return None
@@ -106,7 +114,10 @@ class Traffic:
 
 
 class _Link:
-    """An interface, and the thread that looks at it. ``turn`` is had by whoever sends a piece of a copy."""
+    """An interface, and the thread that looks at it. ``turn`` is had by whoever sends a piece of a copy.
+
+    ``seen``: what others send on it is known, or will be once there are ranks again.
+    """
 
     def __init__(self, counter: LinkCounter) -> None:
         self.turn = asyncio.Lock()
@@ -119,7 +130,7 @@ class _Link:
         self._lock = threading.Lock()
         self._sending = False
         self._marked_s = time.monotonic()
-        self._ended = threading.Event()
+        self._watched, self._ended = threading.Event(), threading.Event()
         self._look()
         threading.Thread(target=self._look_on, name="eagle-eye-checkpoint-link", daemon=True).start()
 
@@ -134,10 +145,17 @@ class _Link:
             self._marked_s = now_s
             self._spans.mark(now_s)
 
-    def sight(self, now_s: float) -> Sight:
-        """Return what is known of the link now."""
+    def watch(self, *, on: bool) -> None:
+        """From now on somebody looks, or nobody does."""
+        if on:
+            self._watched.set()
+        else:
+            self._watched.clear()
+
+    def sight(self, now_s: float) -> Sight | None:
+        """Return what is known of the link now; None where nobody looks."""
         with self._lock:
-            return self._spans.sight(now_s)
+            return self._spans.sight(now_s) if self.seen and self._watched.is_set() else None
 
     def begin(self) -> None:
         """A piece is about to be sent: until its ``end`` the counter does not tell whose bytes it counts."""
@@ -175,10 +193,13 @@ class _Link:
     def close(self) -> None:
         """Nobody looks at it any more."""
         self._ended.set()
+        self._watched.set()  # its thread hears of it
 
     def _look_on(self) -> None:
-        while not self._ended.wait(LOOK_EVERY_S if self._trains() else LOOK_SELDOM_S) and self.seen:
+        while self._watched.wait() and not self._ended.wait(LOOK_EVERY_S if self._trains() else LOOK_SELDOM_S):
             with self._lock:
+                if not self.seen:
+                    break
                 if not self._sending:
                     self._look()
         with self._lock:
@@ -229,7 +250,7 @@ class _Between:
         while True:
             _check(self._wanted)
             now_s = time.monotonic()
-            sight = self._link.sight(now_s) if self._link.seen and not self._is_late(now_s) else None
+            sight = None if self._is_late(now_s) else self._link.sight(now_s)
             count, wait_s = next_piece(now_s, sight, left, self._link.cost, self._cap)
             if count:
                 self._cap.take(count)

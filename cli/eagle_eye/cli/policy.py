@@ -63,11 +63,13 @@ def _test(args: argparse.Namespace) -> int:
 
     from eagle_eye.schema import configuration
     from eagle_eye.server.config import ServerConfig
+    from eagle_eye.server.node_groups import with_racks
     from eagle_eye.server.policy_cases import read_cases, run_cases
 
     base = ACT
     if args.config is not None:
-        base = msgspec.to_builtins(configuration.load(ServerConfig, args.config, os.environ, {}).policy)
+        config = configuration.load(ServerConfig, args.config, os.environ, {})
+        base = msgspec.to_builtins(with_racks(config.policy, config.topology_file))
     tested = list(run_cases(read_cases(args.file), base))
     failed = [one for one in tested if one.differs]
     if args.json:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from eagle_eye.demo.faults import FAULTS
+from eagle_eye.demo.faults import FAULTS, NO_SPARE
 from eagle_eye.demo.site import open_site
 from eagle_eye.demo.stack import Stack, StageFailed
 from eagle_eye.demo.story import play
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with (
             contextlib.closing(open_site()) as site,
-            contextlib.closing(Stack(site, folder, waiting=timeline.waiting)) as stack,
+            contextlib.closing(Stack(site, folder, waiting=timeline.waiting, planned=args.fault == NO_SPARE)) as stack,
         ):
             timeline.tell("start", f"a server and four nodes: {site.description}; no GPU here, so no GPU metrics")
             stack.start()

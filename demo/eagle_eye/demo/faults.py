@@ -9,7 +9,7 @@ import time
 import psutil
 
 from eagle_eye.demo.site import ranks_of
-from eagle_eye.demo.stack import SCRIPT, Stack, StageFailed
+from eagle_eye.demo.stack import Stack, StageFailed
 
 RUNS_S = STANDS_S = 0.02  # half of the CPU time of a process
 
@@ -51,24 +51,32 @@ def _nan(stack: Stack, node: str) -> tuple[float, str]:
     return began_s, f"{node} computes NaN gradients from now on, before the reduction"
 
 
-_INJECTORS = {"hang": _hang, "slow": _slow, "unreachable": _unreachable, "crash": _crash, "nan": _nan}
+NO_SPARE = "no-spare"  # a hang, where no node is left to take the culprit's place
+_INJECTORS = {
+    "hang": _hang, "slow": _slow, "unreachable": _unreachable, "crash": _crash, "nan": _nan, NO_SPARE: _hang,
+}  # fmt: skip
 FAULTS = (*_INJECTORS, "none")
 
 
 def _ranks(stack: Stack, node: str) -> list[psutil.Process]:
-    ranks = ranks_of(stack.job, node, SCRIPT.name)
+    ranks = ranks_of(stack.job, node, stack.script.name)
     if not ranks:
         raise StageFailed(f"{node} runs no rank that could be harmed")
     return ranks
 
 
-def throttle(processes: list[psutil.Process], stands_s: float) -> None:
-    """From now on the processes run only for moments, and stand for ``stands_s`` after each, until they are gone."""
-    threading.Thread(target=_throttle, args=(processes, stands_s), daemon=True).start()
+def throttle(processes: list[psutil.Process], stands_s: float) -> threading.Event:
+    """From now on the processes run only for moments, and stand for ``stands_s`` after each.
+
+    Until they are gone, or the event is set that this returns.
+    """
+    over = threading.Event()
+    threading.Thread(target=_throttle, args=(processes, stands_s, over), daemon=True).start()
+    return over
 
 
-def _throttle(processes: list[psutil.Process], stands_s: float) -> None:
-    while processes:
+def _throttle(processes: list[psutil.Process], stands_s: float, over: threading.Event) -> None:
+    while processes and not over.is_set():
         for how, for_s in ((signal.SIGSTOP, stands_s), (signal.SIGCONT, RUNS_S)):
             processes = [process for process in processes if _signalled(process, how)]
             time.sleep(for_s)

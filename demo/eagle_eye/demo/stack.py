@@ -26,6 +26,10 @@ from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
 
 WORKERS = 3
 SCRIPT = Path(__file__).with_name("train.py")
+PIPELINE_SCRIPT = Path(__file__).with_name("pipeline_train.py")
+PIPELINE_LAYERS = "eagle_eye.demo.pipeline_train:job"
+STANDBYS = ("--standby", "auto", "--standby-import", "eagle_eye.demo.pipeline_train")
+GLOBAL_BATCH = 16  # samples of a step of that job, on however many nodes
 CORRUPTION_MODULE = Path(__file__).with_name("corruption")
 STOP_WITHIN_S = 15.0
 STARTED_WITHIN_S = 60.0
@@ -76,8 +80,12 @@ class Stack:
         waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
         config: str = SERVER_CONFIG,
         launch_flags: Sequence[str] = (),
+        planned: bool = False,
     ) -> None:
-        """``launch_flags`` stand after the demo's own, so that they win."""
+        """``launch_flags`` stand after the demo's own, so that they win.
+
+        ``planned``: the job of pipelines trains on all nodes, by a plan, and there is no spare.
+        """
         self.site = site
         self.folder = folder
         self.job = f"demo-{secrets.token_hex(3)}"
@@ -89,6 +97,8 @@ class Stack:
         self._job_arguments = job_arguments or {}
         self._waiting = waiting
         self._launch_flags = tuple(launch_flags)
+        self._planned = planned
+        self.script = PIPELINE_SCRIPT if planned else SCRIPT
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for path in (folder / "logs", folder / "tokens", self.checkpoints, self.corruption):
             path.mkdir(parents=True, exist_ok=True)
@@ -127,9 +137,17 @@ class Stack:
         return node.prefix, (), {}
 
     def start_launcher(self) -> None:
-        """The launcher is starting the job on the first nodes, with the last as a spare."""
+        """The launcher is starting the job on the first nodes, with the last as a spare; a planned one on all."""
         job = [word for key, value in self._job_arguments.items() for word in (f"--{key}", value)]
-        script = ("--", str(SCRIPT), "--step-log", str(self.step_log), "--checkpoint-dir", str(self.checkpoints), *job)
+        script = (
+            "--",
+            str(self.script),
+            "--step-log",
+            str(self.step_log),
+            "--checkpoint-dir",
+            str(self.checkpoints),
+            *job,
+        )
         ranks = {
             "EAGLE_EYE_HOOK_SOCKET": self._socket("{node}", "{node}"),
             "GLOO_SOCKET_IFNAME": self.site.nodes[0].interface,
@@ -137,8 +155,9 @@ class Stack:
             FOLDER_VARIABLE: str(self.memory / "{node}"),
         }
         words = (
-            *("launch", "--job", self.job, "--nnodes", str(WORKERS)),
-            *("--nodes", ",".join(node.name for node in self.site.nodes)),
+            *("launch", "--job", self.job, "--nodes", self._names),
+            *("--nnodes", str(len(self.site.nodes) if self._planned else WORKERS)),
+            *(("--layouts", str(self._plan()), *STANDBYS) if self._planned else ()),
             *("--exec", self.site.exec_template, "--rdzv-host", self.site.head_address),
             *("--checkpoint-dir", str(self.checkpoints), "--state-dir", str(self.folder / "launch")),
             *("--server", self.url, "--token-file", str(self.token_file("launcher")), "--json"),
@@ -148,6 +167,23 @@ class Stack:
         # Unknown to the launcher: a module in the nodes' Python path that can corrupt gradients.
         outside = {"PYTHONPATH": str(CORRUPTION_MODULE), "EAGLE_EYE_DEMO_CORRUPTION": str(self.corruption)}
         self._start("launcher", (), (*words, *script), outside)
+
+    @property
+    def _names(self) -> str:
+        return ",".join(node.name for node in self.site.nodes)
+
+    def _plan(self) -> Path:
+        """Return the file of a plan for the job of pipelines, as its owner would make it: no node holds all layers."""
+        profile, plan = self.folder / "profile.json", self.folder / "plan.json"
+        profile.write_text(self._said("plan", "profile", PIPELINE_LAYERS, "--rounds", "3"), encoding="utf-8")
+        whole = sum(
+            2 * layer["parameter_bytes"] + layer["optimizer_bytes"] + layer["activation_bytes"]
+            for layer in json.loads(profile.read_text(encoding="utf-8"))["layers"]
+        )
+        job = ("--job", self.job, "--nodes", self._names, "--global-batch", str(GLOBAL_BATCH))
+        said = self._said("plan", "--profile", str(profile), *job, "--gpu-memory", str(whole - 1), "--json")
+        plan.write_text(said, encoding="utf-8")
+        return plan
 
     def token_file(self, name: str) -> Path:
         """Return the file with the token of "admin", "launcher" or a node."""
@@ -222,12 +258,16 @@ class Stack:
         """Put a new token into its file, as an administrator would on the server's machine."""
         words = ["tokens", "create", "--scope", scope, "--data", str(self.folder / "server"), "--json"]
         words += ["--node", node] if node else []
-        done = subprocess.run([*_EAGLE_EYE, *words], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise StageFailed(f"no token for {scope}: {done.stderr.strip()}")
         path = self.token_file(name)
         path.touch(mode=0o600)
-        path.write_text(json.loads(done.stdout)["token"], encoding="utf-8")
+        path.write_text(json.loads(self._said(*words))["token"], encoding="utf-8")
+
+    def _said(self, *words: str) -> str:
+        """Return what a command of ours has printed. Raises StageFailed where it failed."""
+        done = subprocess.run([*_EAGLE_EYE, *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise StageFailed(f"eagle-eye {' '.join(words[:2])}: {done.stderr.strip()}")
+        return done.stdout
 
     def _socket(self, placeholder: str, name: str) -> str:
         return str(self.folder / "hook" / placeholder / "hook.sock").replace(placeholder, name)

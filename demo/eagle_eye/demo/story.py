@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from eagle_eye.demo.faults import inject
+from eagle_eye.demo.faults import NO_SPARE, inject
 from eagle_eye.demo.stack import Stack, StageFailed
 from eagle_eye.demo.timeline import Timeline
 
@@ -31,6 +31,7 @@ class Expected:
     fault: str
     action: str
     spoils_numbers: bool = False
+    shrinks: bool = False
 
 
 EXPECTED: dict[str, tuple[Expected, ...]] = {
@@ -39,6 +40,7 @@ EXPECTED: dict[str, tuple[Expected, ...]] = {
     "unreachable": (Expected("node_unreachable", "exclude_node"),),
     "crash": (Expected("process_crash", "restart_job"), Expected("process_crash", "exclude_node")),
     "nan": (Expected("silent_data_corruption", "exclude_node", spoils_numbers=True),),
+    NO_SPARE: (Expected("hang", "exclude_node", shrinks=True),),
 }
 
 
@@ -104,8 +106,18 @@ def _episode(
     if not (math.isfinite(later["loss"]) and later["loss"] < first):
         raise StageFailed(f"the loss continues: it is {later['loss']} after the restart; it began at {first}")
     timeline.tell("training", f"the loss continues: {step['loss']:.3f} → {later['loss']:.3f} at step {later['step']}")
+    if expected.shrinks:
+        if "no spare: 3 nodes go on" not in action["summary"]:
+            raise StageFailed(f"the action says that there is no spare: it says {action['summary']!r}")
+        _shrunk(timeline, before, later)
     if job["state"] != "running":
         raise StageFailed(f"the job runs again: the server knows it as {job['state']}")
+
+
+def _shrunk(timeline: Timeline, before: dict[str, Any], after: dict[str, Any]) -> None:
+    _same("the number of ranks", before["ranks"] - 1, after["ranks"], "the step log")
+    _same("the samples of a step", before["samples"], after["samples"], "the step log")
+    timeline.tell("layout", f"{after['ranks']} nodes train, {after['samples']} samples a step as on {before['ranks']}")
 
 
 def _verdict_and_action(stack: Stack, timeline: Timeline, attempt: int, expected: Expected) -> dict[str, Any]:
@@ -198,9 +210,9 @@ def _first(stack: Stack, kind: str, wanted: Callable[[dict[str, Any]], bool]) ->
     return next((item for item in reversed(stack.items(kind)) if item["job"] == stack.job and wanted(item)), None)
 
 
-def _same(what: str, expected: object, seen: object) -> None:
+def _same(what: str, expected: object, seen: object, who: str = "the server") -> None:
     if expected != seen:
-        raise StageFailed(f"{what}: expected {expected!r}, the server says {seen!r}")
+        raise StageFailed(f"{what}: expected {expected!r}, {who} says {seen!r}")
 
 
 def _evidence(item: dict[str, Any]) -> str:

@@ -54,17 +54,21 @@ class CharacterModel(nn.Module):
         return logits
 
 
+def documentation() -> tuple[torch.Tensor, int]:
+    """Return the documentation's text, each character as its number, and how many characters there are."""
+    text = "\n".join(topics.topics[key] for key in sorted(topics.topics))
+    alphabet = sorted(set(text))
+    # By a table rather than character by character: each restart waits for it.
+    index = torch.zeros(ord(alphabet[-1]) + 1, dtype=torch.long)
+    index[[ord(character) for character in alphabet]] = torch.arange(len(alphabet))
+    return index[torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)], len(alphabet)
+
+
 class Text:
     """Batches of the documentation's text, a different stream for each rank and attempt."""
 
     def __init__(self, seed: int, batch: int) -> None:
-        text = "\n".join(topics.topics[key] for key in sorted(topics.topics))
-        alphabet = sorted(set(text))
-        self.characters = len(alphabet)
-        # By a table rather than character by character: each restart waits for it.
-        index = torch.zeros(ord(alphabet[-1]) + 1, dtype=torch.long)
-        index[[ord(character) for character in alphabet]] = torch.arange(len(alphabet))
-        self._data = index[torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)]
+        self._data, self.characters = documentation()
         self._size = batch
         self._random = torch.Generator().manual_seed(seed)
 
@@ -98,10 +102,11 @@ def main() -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         norm = nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
         optimizer.step()
-        training.step(loss=loss, grad_norm=norm, tokens=args.batch * CONTEXT_CHARS)  # the second
+        tokens = args.batch * CONTEXT_CHARS
+        training.step(loss=loss, grad_norm=norm, tokens=tokens, work_units=args.batch)  # the second
         if rank == 0:
             more = {"resumed_from": first - 1, "source": source, "kept_s": kept_s}
-            _log(args.step_log, step=step, attempt=attempt, loss=loss.item(), **more)
+            log_step(args.step_log, step=step, attempt=attempt, loss=loss.item(), **more)
         if step % args.evaluate_every == 0:
             with training.phase("eval"), torch.no_grad():
                 for _ in range(args.evaluation_batches):
@@ -166,7 +171,8 @@ def _resume(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return int(state["step"])
 
 
-def _log(path: Path, **fields: Any) -> None:
+def log_step(path: Path, **fields: Any) -> None:
+    """The step log has a line more, with the time."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"time_s": time.time(), **fields}) + "\n")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.beside_its_past import beside_its_past
-from eagle_eye.detectors.signs.even_work import even_work
+from eagle_eye.detectors.signs.even_work import even_work, work_is_told
 from eagle_eye.detectors.signs.medians import (
     TRIM_RATIO,
     median_over_rows,
@@ -57,6 +57,7 @@ CONFIDENCE_LONE, CONFIDENCE_TOLD, CONFIDENCE_EARLY, CONFIDENCE_RIPE = 0.6, 0.65,
 
 # What would settle it, where nothing does yet.
 UNEVEN = "; it may have more work: train_work_units, or a restart that moves the ranks, would tell"
+UNEXPLAINED = "; its work may not be what train_work_units says: a restart that moves the ranks would tell"
 LIMITED = "; its GPUs have a lower power limit than its peers', as those of other nodes"
 ALONE = "; nothing else says so: collective times, or a restart that moves the ranks, would"
 
@@ -284,7 +285,8 @@ class Straggler:
             confidence = CONFIDENCE_TOLD if late is not None else CONFIDENCE_LONE
         elif not alone:
             confidence = CONFIDENCE_RIPE if window.now_s - onset_s >= ripe_s else CONFIDENCE_EARLY
-        settle = "" if slow.told else UNEVEN if not even else ALONE if alone else ""
+        uneven = UNEXPLAINED if work_is_told(window, index, onset) else UNEVEN
+        settle = "" if slow.told else uneven if not even else ALONE if alone else ""
         settle = LIMITED if limited else settle
         tail = f" and waits least in collectives ({late.value:.3f} s against {late.peers_median:.3f} s)" if late else ""
         costs = f"the job's steps are {100 * cost.ratio:.0f}% longer for it" if cost.ratio > 0 else str(cost)

@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--tolerate", type=int, default=1, metavar="N", help="losses at once that leave a copy in memory (1)")
     add("--global-batch", type=int, metavar="N", help="samples of a step, the same in every layout")
     add("--micro-batch", type=int, metavar="N", help="samples of a micro-batch: those of the profile")
+    add("--job", default="", metavar="JOB", help="the only job that may follow the plan (any)")
     add("--svg", type=Path, metavar="FILE", help="draw a step of the layout for all nodes")
     add("--json", action="store_true", help="print the plan as JSON: its file")
     verbs = parser.add_subparsers(dest="verb", metavar="[VERB]")
@@ -75,7 +76,7 @@ def _plan(args: argparse.Namespace) -> int:
             gpus_per_stage=args.gpus_per_stage,
             gpu_memory_bytes=_size(args.gpu_memory),
         )
-        plan = make_plan(profile, nodes, hardware, args.tolerate, args.global_batch)
+        plan = make_plan(profile, nodes, hardware, args.tolerate, args.global_batch, args.job)
     except ValueError as error:
         name, colon, rest = str(error).partition(":")
         raise ConfigurationError(f"--{name.replace('_', '-')}{colon}{rest}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -133,6 +134,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tolerates: int
     losses: tuple[Loss, ...] = ()
 
+    @property
+    def mixture(self) -> str:
+        """How many pipelines of how many nodes there are: 2 x 2 + 1 x 3."""
+        counts = Counter(pipeline.template for pipeline in self.pipelines)
+        told = " + ".join(f"{count} x {template}" for template, count in sorted(counts.items()))
+        return told + (f" + {self.idle_nodes} idle" if self.idle_nodes else "")
+
     def begins(self) -> list[int]:
         """Return the place of each pipeline's first node."""
         return [*accumulate((pipeline.template for pipeline in self.pipelines[:-1]), initial=0)]
@@ -164,7 +172,10 @@ class Next(NamedTuple):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it. ``nodes`` are the names by their places in the last layout, which has all of them."""
+    """All of it. ``nodes`` are the names by their places in the last layout, which has all of them.
+
+    ``job`` is the only one that may follow it; "" where nobody said.
+    """
 
     format: Literal["eagle-eye-plan/1"]
     layers: int
@@ -176,6 +187,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nodes: tuple[str, ...]
     templates: tuple[Template, ...]
     layouts: tuple[Layout, ...]
+    job: str = ""
 
     @property
     def nodes_min(self) -> int:

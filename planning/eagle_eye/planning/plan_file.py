@@ -13,14 +13,14 @@ from eagle_eye.schema.configuration import ConfigurationError
 FILE_BYTES_MAX = 256 << 20
 
 
-def read_plan(path: Path) -> Plan:
-    """Return the file's plan. Raises ConfigurationError for what is none."""
-    raw = read_bounded(path, "--plan", FILE_BYTES_MAX)
+def read_plan(path: Path, option: str = "--plan") -> Plan:
+    """Return the plan in the file that the option names. Raises ConfigurationError for what is none."""
+    raw = read_bounded(path, option, FILE_BYTES_MAX)
     try:
         plan = msgspec.json.decode(raw, type=Plan)
         check_plan(plan)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigurationError(f"--plan: {path}: {error}; eagle-eye plan --json writes plans") from None
+        raise ConfigurationError(f"{option}: {path}: {error}; eagle-eye plan --json writes plans") from None
     return plan
 
 

@@ -20,7 +20,9 @@ MICRO_BATCHES_MAX = 16_384  # of a step
 WORK_MAX = 20_000  # layers times nodes: a minute
 
 
-def make_plan(profile: Profile, nodes: Sequence[str], hardware: Hardware, tolerate: int, global_batch: int) -> Plan:
+def make_plan(
+    profile: Profile, nodes: Sequence[str], hardware: Hardware, tolerate: int, global_batch: int, job: str = ""
+) -> Plan:
     """Return the plan for these nodes, in any order, and for every smaller number that holds the model.
 
     Raises ValueError, whose message begins with the parameter that is wrong.
@@ -50,6 +52,7 @@ def make_plan(profile: Profile, nodes: Sequence[str], hardware: Hardware, tolera
         nodes=tuple(nodes),
         templates=templates,
         layouts=(layouts[0], *told),
+        job=job,
     )
 
 

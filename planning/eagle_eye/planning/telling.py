@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -44,7 +43,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         (
             (
                 str(layout.nodes),
-                _pipelines(layout),
+                layout.mixture,
                 _runs(pipeline.micro_batches for pipeline in layout.pipelines),
                 _seconds(layout.step_s),
                 f"{plan.global_batch / layout.step_s:.4g}",
@@ -77,9 +76,9 @@ def next_lines(plan: Plan, node: str, following: Next) -> Iterator[str]:
     layout, loss = following.layout, following.loss
     if loss.rerouted:
         yield f"{node} goes: its micro-batches go to its peers, and the layout stays: {loss.why}"
-        yield f"if another goes, or rather than that: {_pipelines(layout)}, {_seconds(layout.step_s)} a step"
+        yield f"if another goes, or rather than that: {layout.mixture}, {_seconds(layout.step_s)} a step"
     else:
-        yield f"{node} goes: {_pipelines(layout)}, {_seconds(layout.step_s)} a step; {_further(plan, layout)}"
+        yield f"{node} goes: {layout.mixture}, {_seconds(layout.step_s)} a step; {_further(plan, layout)}"
         yield f"not by its peers: {loss.why}"
     yield ""
     places = iter(following.nodes)
@@ -139,12 +138,6 @@ def _sources(loss: Loss) -> str:
     sources = len({copy.source for copy in loss.copies if copy.source is not None})
     more = ", rest from its checkpoint" if any(copy.source is None for copy in loss.copies) else ""
     return f"{_nodes(sources)}{more}"
-
-
-def _pipelines(layout: Layout) -> str:
-    counts = Counter(pipeline.template for pipeline in layout.pipelines)
-    told = " + ".join(f"{count} x {template}" for template, count in sorted(counts.items()))
-    return told + (f" + {layout.idle_nodes} idle" if layout.idle_nodes else "")
 
 
 def _runs(numbers: Iterable[int]) -> str:

@@ -104,6 +104,8 @@ class JobUpdate(msgspec.Struct, frozen=True):
     ``ranks`` is the membership of ``attempt``. ``restart_owner`` names who restarts the job, ``owner`` whose it is: a
     user's name, "" where the sender cannot tell. ``held_up_by`` are the ranks that keep the attempt from its first
     step: stopped, not come to the rendezvous long after the others, or ended because they did not reach them.
+    ``pace_left_ratio`` is what is left of the job's pace without one of its nodes, whose place no spare takes: 0 where
+    it could not run. None: a spare takes it, or nobody knows.
     """
 
     attempt: int
@@ -112,3 +114,4 @@ class JobUpdate(msgspec.Struct, frozen=True):
     restart_owner: str = ""
     owner: str = ""
     held_up_by: list[int] = []
+    pace_left_ratio: float | None = None

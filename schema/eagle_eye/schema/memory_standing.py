@@ -12,11 +12,19 @@ STANDING_FILE = "standing.json"
 STANDING_BYTES_MAX = 1 << 18
 JOBS_MAX = 256
 RANKS_MAX = 1_024  # of one node: each may be a process of its own
+OLDER_MAX = 16  # whole steps of one job, besides the newest
 SAID_EVERY_S = 10.0  # though nothing has changed: what is older is of a store that has ended, or hangs
 PERSIST_HANGS_S = 600.0  # what one node writes to storage within minutes: after this nobody should wait for it
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]  # what a float still counts
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class OlderStep(msgspec.Struct, frozen=True):
+    """A whole step before the newest; ``captured_s`` is when the last of this node's ranks captured it, Unix time."""
+
+    step: Count
+    captured_s: Seconds
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +33,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
     ``pids`` are the ranks that are connected, as the store sees their processes. ``step`` is the newest that they have
     come to, captured or not, ``whole_step`` the newest that is whole on all nodes; None: none in this attempt.
     ``copies`` are the verified shards of ``whole_step`` here, this node's own and others', of ``copies_wanted``.
+    ``older`` are the whole steps before it of which all these shards are here, the oldest first.
     ``blocked_s`` is summed over ranks. ``persisted_step`` is known to the job's first node alone;
     ``persisting_for_s`` is for how long this node has been at it, None while it has nothing to do or is done; the job's
     first node is done once all are.
@@ -37,6 +46,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
     whole_step: Count | None = None
     copies: Count = 0
     copies_wanted: Count = 0
+    older: Annotated[list[OlderStep], Meta(max_length=OLDER_MAX)] = []
     captured: Count = 0
     skipped: Count = 0
     void: Count = 0

@@ -1,8 +1,12 @@
-"""What the store of a node says in a file of the steps that it holds, for whoever decides where a job goes on."""
+"""What the store of a node says in a file of the steps that it holds, for whoever decides where a job goes on.
+
+And how one is started, by ranks and by launchers.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
@@ -42,9 +46,25 @@ def store_folder(node: str) -> Path:
     return Path(given) if given else Path(f"/dev/shm/eagle-eye-{os.getuid()}") / node  # noqa: S108 - it must be there
 
 
-def store_command(program: list[str], folder: Path, node: str) -> list[str]:
-    """Return what starts a node's store by the ``program`` eagle-eye: it ends by itself once nobody needs it."""
-    return [*program, *STORE_WORDS, "--folder", str(folder), "--node", node, "--exit-when-idle", f"{STORE_IDLE_S:g}"]
+def spawn_store(program: list[str], folder: Path, node: str) -> None:
+    """A node's store is starting, by the ``program`` eagle-eye, in a session of its own: it outlives whoever starts it.
+
+    It ends by itself once nobody needs it, or another one has the folder. Raises OSError, CalledProcessError.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    words = [*program, *STORE_WORDS, "--folder", str(folder), "--node", node, "--exit-when-idle", f"{STORE_IDLE_S:g}"]
+    # Neither a child of the rank nor, by its environment, taken for one: whoever ends ranks must not end it.
+    environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
+    with (folder / STORE_LOG).open("ab") as log:
+        subprocess.run(
+            ["/bin/sh", "-c", 'exec "$@" &', "sh", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            check=True,
+        )
 
 
 def read_steps(folder: Path, job: str) -> list[MemoryStep]:

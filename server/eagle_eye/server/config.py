@@ -21,6 +21,7 @@ from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.errors import Refusal
 from eagle_eye.server.job_sources import settings as job_sources
 from eagle_eye.server.job_sources.settings import JobSourceSettings
+from eagle_eye.server.node_groups import with_racks
 from eagle_eye.server.topology_file import read_topology
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -182,7 +183,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     public_url: str = ""
     series_max: Count = 200_000  # newest values shown on /metrics
     streams_max: Count = 64  # readers of /api/v1/events at a time
-    topology_file: str = ""  # JSON with switch_of_node and switch_of_link; "": not known
+    topology_file: str = ""  # JSON with switch_of_node, switch_of_link, rack_of_node; "": not known
     detection: DetectionSettings = DetectionSettings()
     policy: PolicySettings = PolicySettings()
     webhooks: WebhookSettings = WebhookSettings()
@@ -200,7 +201,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> ServerConfig:
-    """Return the configuration with ``data_dir`` and ``public_url`` filled in. Raises ConfigurationError."""
+    """Return the configuration with ``data_dir``, ``public_url`` and the racks that policy names filled in.
+
+    Raises ConfigurationError.
+    """
     config = configuration.load(ServerConfig, file, environ, flags)
     address(config.listen)
     if config.public_url and not config.public_url.startswith(("http://", "https://")):
@@ -214,7 +218,8 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
     _check_remote_store(config.remote_store)
     scheme = "https" if config.tls.certificate_file else "http"
     public_url = (config.public_url or f"{scheme}://{config.listen}").rstrip("/")
-    return msgspec.structs.replace(config, data_dir=data_dir, public_url=public_url)
+    policy = with_racks(config.policy, config.topology_file)
+    return msgspec.structs.replace(config, data_dir=data_dir, public_url=public_url, policy=policy)
 
 
 def _check_remote_store(store: RemoteStoreSettings) -> None:

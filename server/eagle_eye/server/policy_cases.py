@@ -24,6 +24,7 @@ from eagle_eye.server.engine.policy import RULE_NAMES, Decision, Weighing, weigh
 from eagle_eye.server.engine.scheduler_word import Hearing
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import Situation
+from eagle_eye.server.node_groups import with_racks
 from eagle_eye.server.records import Action, ActionState, Incident, Node, NodeState
 
 FORMAT = "eagle-eye-policy-cases/1"
@@ -70,6 +71,7 @@ class JobCase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     scheduler: str = ""  # whose job it is; "": nobody is asked about it
     scheduler_age_s: Seconds | None = None  # since it was last heard; None: never
     ends_in_s: Seconds | None = None  # until its time limit; None: not known
+    pace_left_ratio: Annotated[float, Meta(ge=0, le=1)] | None = None  # of its pace, without a node and a spare
     crashed: bool = False  # the scheduler says that it failed
     failed: Names = []  # other nodes of it that have lost a GPU
 
@@ -170,9 +172,10 @@ def run_cases(cases: CaseFile, base: Mapping[str, Any]) -> Iterator[Tested]:
 
 def _settings(plain: Mapping[str, Any], where: str) -> PolicySettings:
     try:
-        return msgspec.convert(plain, PolicySettings)
+        settings = msgspec.convert(plain, PolicySettings)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where}: {error}") from None
+    return with_racks(settings, "", where)  # the base has those of the site's file
 
 
 def _differences(expected: Expected, decision: Decision) -> Iterator[str]:
@@ -234,6 +237,7 @@ def _situation(case: Case, settings: PolicySettings) -> Situation:
         ends_s=None if case.job.ends_in_s is None else case.now + case.job.ends_in_s,
         incidents=[_incident(case, said, f"other_{place}") for place, said in enumerate(failed)],
         gpu_models={node: (name,) for node, name in case.fleet.gpu_models.items()},
+        pace_left_ratio=case.job.pace_left_ratio,
     )
 
 

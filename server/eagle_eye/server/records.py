@@ -263,7 +263,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     scheduler's own words. ``since_s`` is when the state began to be known, ``ends_s`` when its time limit ends it,
     None where nobody said. ``conflict`` is in what launcher, scheduler and agents differ, "" where they do not.
     ``owner`` is the user whose job it is, by the launcher's word before the scheduler's, "" where nobody said.
-    ``held_up_by`` are the ranks that keep the attempt from its first step, by its launcher's word.
+    ``held_up_by`` are the ranks that keep the attempt from its first step, and ``pace_left_ratio`` what is left of its
+    pace without one of its nodes, None where a spare takes its place or nobody said: both by its launcher's word.
     """
 
     job: str
@@ -283,6 +284,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     conflict: str = ""
     owner: str = ""
     held_up_by: list[int] = []
+    pace_left_ratio: float | None = None
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

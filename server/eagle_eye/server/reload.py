@@ -107,9 +107,10 @@ class Reload:
 
 
 def differences(old: ServerConfig, new: ServerConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the dotted keys whose values differ, with the old and the new value."""
+    """Return the dotted keys whose values differ, with the old and the new value; None: the key is in one only."""
     before, after = _flat(msgspec.to_builtins(old)), _flat(msgspec.to_builtins(new))
-    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+    pairs = {key: (before.get(key), after.get(key)) for key in before.keys() | after.keys()}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _part(key: str) -> str | None:

@@ -15,7 +15,7 @@ _ShapeT = TypeVar("_ShapeT", bound=msgspec.Struct)
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where people find a node: told, and judged by nobody; what is absent is not known."""
+    """Where people find a node, which no detector judges by; what is absent is not known."""
 
     rack_of_node: dict[str, str] = {}
     switch_of_node: dict[str, str] = {}
@@ -27,7 +27,7 @@ def read_topology(path: Path) -> Topology:
 
 
 def read_places(path: Path) -> Places:
-    """Return what the same file says for people. Raises as ``read_topology``."""
+    """Return what the same file says of places. Raises as ``read_topology``."""
     return _read(path, Places)
 
 
@@ -40,5 +40,6 @@ def _read(path: Path, shape: type[_ShapeT]) -> _ShapeT:
         raise ConfigurationError(f"topology_file: {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f'topology_file: {path}: {error}; expected {{"switch_of_node": {{"n1": "leaf1"}}, "switch_of_link": {{}}}}'
+            f'topology_file: {path}: {error}; expected {{"switch_of_node": {{"n1": "leaf1"}}, "switch_of_link": {{}},'
+            ' "rack_of_node": {"n1": "r12"}}'
         ) from None

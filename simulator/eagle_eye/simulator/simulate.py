@@ -61,7 +61,9 @@ def _record(story: Story) -> Recording:
     hosts = HostRows(story, tracks, timeline, sampling, activity, training.dead)
     node = {name: _kept(name, values) for name, values in hosts.metrics()}
     if keeps(scenario):
-        node |= {name: _kept(name, values) for name, values in checkpoint_rows(device["train_step"])}
+        node |= {
+            name: _kept(name, values) for name, values in checkpoint_rows(device["train_step"], scenario.interval_s)
+        }
     link = {name: _kept(name, values) for name, values in hosts.links().items()}
     _blank(story, sampling, device)
     if not story.physics.own:

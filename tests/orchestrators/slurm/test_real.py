@@ -23,8 +23,8 @@ from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.orchestrators.slurm.restarting import Limits
 from tests.orchestrators.slurm.builders import Server, exclusion, orchestrator, restart
+from tests.real_slurm import TIME_LIMIT_SEEN_S, running_with_preemption, skip_reason, until
 from tests.real_slurm import Slurm as Machines
-from tests.real_slurm import running_with_preemption, skip_reason, until
 
 NODES = ("n1", "n2", "n3", "n4")
 HET = """#!/bin/sh
@@ -319,7 +319,7 @@ def test_a_job_that_was_meant_to_stop_is_not_started_again(slurm: Slurm, tmp_pat
         slurm.run("scancel", job)
     elif end == "time limit":
         slurm.run("scontrol", "update", f"jobid={job}", "endtime=now+1")
-        until(lambda: slurm.job(job, "State") == "TIMEOUT", 90)
+        until(lambda: slurm.job(job, "State") == "TIMEOUT", TIME_LIMIT_SEEN_S)
     else:
         slurm.submit(4, "sleep 300", "--partition=urgent", "--exclusive")
         until(lambda: slurm.job(job, "State") == "PENDING")

@@ -85,7 +85,12 @@ class Fleet:
         self.events.append((node, Event(self.now_s, kind, 0, attributes)))
 
     def declare(
-        self, attempt: int, state: str = "running", nodes: list[str] | None = None, held_up_by: Sequence[int] = ()
+        self,
+        attempt: int,
+        state: str = "running",
+        nodes: list[str] | None = None,
+        held_up_by: Sequence[int] = (),
+        pace_left_ratio: float | None = None,
     ) -> None:
         """The launcher says who runs where."""
         if nodes is not None:
@@ -100,6 +105,7 @@ class Fleet:
             restart_owner="",
             updated_s=self.now_s,
             held_up_by=list(held_up_by),
+            pace_left_ratio=pace_left_ratio,
         )
         self.engine.observe_job(job)
 

@@ -13,7 +13,7 @@ import pytest
 
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.schema.action import MemberRank, ResumeFrom
-from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, CheckpointLog, Checkpoints
+from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, OLDER_MAX, CheckpointLog, Checkpoints, KeptStep
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import decide, weigh
 from eagle_eye.server.engine.respond import Book, respond
@@ -127,6 +127,76 @@ def test_rows_of_many_nodes_at_once_say_the_same_as_one_by_one() -> None:
     assert alone.stand(NODES) == together.stand(NODES)
 
 
+def older_of(log: CheckpointLog) -> list[tuple[int, float, tuple[str, ...], int]]:
+    """Return the older steps that are known: step, captured, nodes that have it, how many lack it."""
+    return [(one.step, one.captured_s, one.nodes, one.lacking) for one in log.stand(NODES).older]
+
+
+def reaches(step: float, *older: tuple[str, float, float], **more: float) -> dict[str, float]:
+    """A node's row with older steps: which, step and age."""
+    row = {f"{which}_step": kept for which, kept, _ in older}
+    return tells(step, **row, **{f"{which}_age_seconds": age_s for which, _, age_s in older}, **more)
+
+
+def test_older_steps_are_known_by_when_the_last_node_captured_them() -> None:
+    log = CheckpointLog()
+    told(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0), ("second_oldest", 20, 300.0), ("oldest", 10, 700.0)))
+    told(log, 1001.0, 1, reaches(50, ("previous", 49, 3.0), ("second_oldest", 20, 301.5), ("oldest", 10, 701.0)))
+    assert older_of(log) == [
+        (49, 998.0, ("n0", "n1"), 0),
+        (20, 700.0, ("n0", "n1"), 0),
+        (10, 300.0, ("n0", "n1"), 0),
+    ]
+
+
+def test_a_node_that_does_not_tell_of_an_older_step_lacks_it() -> None:
+    log = CheckpointLog()
+    told(log, 1000.0, 0, reaches(50, ("oldest", 10, 700.0)))
+    told(log, 1000.0, 1, reaches(50, ("oldest", 20, 300.0)))
+    told(log, 1000.0, 2, tells(50))
+    assert older_of(log) == [(20, 700.0, ("n1",), 2), (10, 300.0, ("n0",), 2)]
+
+
+def test_the_newest_step_of_a_node_that_is_a_tick_behind_is_the_others_previous() -> None:
+    log = CheckpointLog()
+    told(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0)))
+    told(log, 999.0, 1, reaches(49, ("previous", 48, 3.0)))
+    told(log, 999.0, 2, reaches(49, ("previous", 48, 3.0), copies=1.0))
+    assert older_of(log)[0] == (49, 997.0, ("n0", "n1"), 1)
+
+
+def test_an_older_step_is_known_no_longer_than_a_node_tells_of_it() -> None:
+    log = CheckpointLog()
+    told(log, 1000.0, 0, reaches(50, ("previous", 49, 3.0), ("oldest", 10, 700.0)))
+    told(log, 1001.0, 0, reaches(50, ("previous", 49, 4.0)))
+    assert older_of(log) == [(49, 997.0, ("n0",), 0)]
+    told(log, 1002.0, 0, {"memory_checkpoint_bytes": 1e6})  # another job has ranks on the node, too
+    assert older_of(log) == []
+
+
+def test_a_row_without_checkpoints_takes_no_older_step_away() -> None:
+    log = CheckpointLog()
+    told(log, 1000.0, 0, reaches(50, ("oldest", 10, 700.0)))
+    told(log, 1001.0, 0, {"memory_checkpoint_bytes": math.nan})
+    assert older_of(log) == [(10, 300.0, ("n0",), 0)]
+
+
+@pytest.mark.parametrize("step", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("age_s", [math.nan, math.inf, -1.0, 5.0])
+def test_older_steps_that_are_none_are_not_known(step: float, age_s: float) -> None:
+    log = CheckpointLog()
+    told(log, 1000.0, 0, reaches(50, ("previous", step, age_s), ("oldest", 10, 700.0)))
+    assert older_of(log) == [(10, 300.0, ("n0",), 0)]
+
+
+def test_of_more_older_steps_than_a_job_keeps_those_are_known_that_most_nodes_have() -> None:
+    log, many = CheckpointLog(), 40
+    for column in range(many):
+        told(log, 1000.0, column, reaches(500, ("previous", 400.0 + column, 3.0), ("oldest", 10, 700.0)))
+    found = log.stand([f"n{column}" for column in range(many)]).older
+    assert (len(found), found[-1].step, found[-1].lacking) == (OLDER_MAX, 10, 0)
+
+
 # Where a job goes on.
 
 
@@ -179,6 +249,47 @@ def test_what_was_whole_before_the_damage_is_the_newest_that_is_named() -> None:
     assert kept.resume_from(3, before_s=1.0) is None
 
 
+REACHING = replace(
+    WHOLE,
+    since_s=9000.0,
+    older=(
+        KeptStep(39, 8990.0, NODES, 0),
+        KeptStep(30, 8700.0, NODES, 1),
+        KeptStep(20, 8300.0, ("n0", "n1"), 1),
+        KeptStep(10, 7500.0, ("n0",), 2),
+    ),
+    persisted=((8, 7000.0), (15, 8200.0), (25, 8500.0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("before_s", "leaving", "found"),
+    [
+        (9001.0, ["n1"], ResumeFrom(40, "memory", ["n0", "n2"])),
+        (9000.0, ["n1"], ResumeFrom(39, "memory", ["n0", "n2"])),
+        (8990.0, [], ResumeFrom(30, "memory", list(NODES))),
+        (
+            8990.0,
+            ["n2"],
+            ResumeFrom(25, "storage", []),
+        ),  # both holders of a shard may be gone: one lacks it, one leaves
+        (8400.0, [], ResumeFrom(20, "memory", ["n0", "n1"])),
+        (8400.0, ["n2"], ResumeFrom(15, "storage", [])),
+        (8000.0, [], ResumeFrom(8, "storage", [])),  # two nodes lack it
+        (7000.0, [], None),
+    ],
+)
+def test_before_the_damage_the_newest_older_step_that_all_ranks_have_is_named(
+    before_s: float, leaving: list[str], found: ResumeFrom | None
+) -> None:
+    assert REACHING.resume_from(3, leaving, before_s) == found
+
+
+def test_an_older_step_with_all_its_copies_outlives_what_the_newest_would_not() -> None:
+    thin = replace(REACHING, copies=5)
+    assert thin.resume_from(3, ["n1"]) == ResumeFrom(39, "memory", ["n0", "n2"])
+
+
 # What policy makes of it.
 
 
@@ -227,6 +338,14 @@ def test_where_numbers_are_wrong_nothing_from_after_the_onset_is_named(since_s: 
     assert action.resume_from.step == step
 
 
+@pytest.mark.parametrize("fault", ["loss_not_finite", "loss_divergence", "silent_data_corruption"])
+def test_a_fault_that_is_seen_late_goes_on_at_an_older_step_in_memory(fault: str) -> None:
+    kept = replace(WHOLE, since_s=99.0, older=(KeptStep(20, 40.0, NODES, 0),), persisted=((10, 30.0),))
+    action = asked(fault, kept, onset_s=60.0, asks="restart_job")
+    assert action is not None
+    assert action.resume_from == ResumeFrom(20, "memory", list(NODES))
+
+
 def test_a_webhook_has_it_only_where_it_is_known() -> None:
     action = asked("gpu_lost", WHOLE)
     assert action is not None
@@ -247,6 +366,12 @@ def cost(**changes: Any) -> dict[str, Any]:
 def test_what_a_restart_costs_goes_by_the_steps_that_are_at_risk() -> None:
     weighed = cost(checkpoints=replace(WHOLE, step_s=2.5))
     assert (weighed["steps_at_risk"], weighed["lost_work_s"]) == (1.0, 2.5)
+
+
+def test_where_only_an_older_step_would_be_left_the_steps_since_are_at_risk_too() -> None:
+    kept = replace(WHOLE, copies=5, step_s=2.5, older=(KeptStep(37, 1.0, NODES, 0),))
+    weighed = cost(checkpoints=kept)
+    assert (weighed["steps_at_risk"], weighed["lost_work_s"]) == (4.0, 10.0)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ def test_nothing_is_said_about_a_job_that_was_cancelled() -> None:
     assert faults(fleet.run(30)) == []
 
 
+def test_what_the_launcher_says_of_the_pace_without_a_node_is_known_until_it_says_otherwise() -> None:
+    fleet = Fleet()
+    fleet.declare(0, pace_left_ratio=0.75)
+    assert fleet.run(3)[-1].pace_left_ratio == 0.75
+    fleet.declare(0)
+    assert fleet.run(3)[-1].pace_left_ratio is None
+
+
 def test_the_ends_of_the_last_attempts_ranks_are_no_crash_of_the_next() -> None:
     fleet = Fleet()
     fleet.run(30)

@@ -25,6 +25,11 @@ def floor(value: float, **lists: Any) -> NodeTerms:
     return NodeTerms(confidence_min=value, **lists)
 
 
+def grouped(*terms: NodeTerms, **changes: Any) -> PolicySettings:
+    groups = {"r12": ["n1", "n2"], "lent": ["n2", "x*"]}
+    return PolicySettings(mode="act", nodes=list(terms), node_groups=groups, **changes)
+
+
 def word(rule: str, words: tuple[RuleWord, ...]) -> RuleWord:
     return next(one for one in words if one.rule == rule)
 
@@ -59,6 +64,55 @@ def test_a_node_named_in_full_comes_before_a_pattern() -> None:
 
 def test_among_equals_the_more_careful_value_counts() -> None:
     assert confidence_min(floor(0.5, nodes=["n*"]), floor(0.99, nodes=["?1"])) == 0.99
+
+
+@pytest.mark.parametrize(("node", "expected"), [("n1", 0.9), ("n2", 0.99), ("x7", 0.99), ("y7", 0.9)])
+def test_terms_for_groups_apply_to_the_nodes_in_them(node: str, expected: float) -> None:
+    settings = grouped(floor(0.99, groups=["lent"]))
+    assert settings.for_nodes([node], "hang", "exclude_node", {}).confidence_min == expected
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        [{"gpu_models": [H100]}],
+        [{"groups": ["r12"]}, {"gpu_models": [H100]}],
+        [{"groups": ["r12"]}, {"gpu_models": [H100], "faults": ["hang"]}],
+        [{"groups": ["r12"], "gpu_models": [H100]}, {"groups": ["r12"], "faults": ["hang"]}],
+        [{"nodes": ["n1"]}, {"groups": ["r12"], "gpu_models": [H100], "faults": ["hang"]}],
+        [{"nodes": ["n*"], "groups": ["r12"]}, {"groups": ["r12"]}],
+    ],
+    ids=["type-over-site", "group-over-type", "group-over-type-and-fault", "type-over-fault", "node-over-all", "both"],
+)
+def test_the_node_comes_before_its_group_and_its_group_before_its_kind_of_gpu(terms: list[dict[str, Any]]) -> None:
+    """The first of them is to count, and is the less careful: no care explains the choice."""
+    given = [floor(0.99 if place else 0.5, **lists) for place, lists in enumerate(terms)]
+    for order in (given, given[::-1]):
+        floors = grouped(*order).for_nodes(["n1"], "hang", "exclude_node", {"n1": (H100,)})
+        assert floors.confidence_min == 0.5
+
+
+def test_each_node_of_a_job_has_the_terms_of_its_own_group() -> None:
+    other = incident(id="other", fault="gpu_lost", fact=True, node="x2", nodes=["x2"])
+    settings = grouped(NodeTerms(groups=["lent"], action="drain_node"))
+    both = situation(settings=settings, incidents=[LOST, other])
+    assert [(decide(one, both).kind, decide(one, both).exclude) for one in (LOST, other)] == [
+        ("exclude_node", ("n1",)),
+        ("drain_node", ("x2",)),
+    ]
+
+
+def test_terms_for_a_group_say_nothing_of_trouble_that_nodes_outside_it_have_too() -> None:
+    settings = grouped(NodeTerms(groups=["r12"], action="notify"))
+    assert decide(incident(node=None, nodes=["n1", "n2"]), situation(settings=settings)).kind == "notify"
+    assert decide(incident(node=None, nodes=["n1", "n3"]), situation(settings=settings)).kind == "restart_job"
+
+
+def test_the_groups_of_a_node_are_shown_beside_what_they_led_to() -> None:
+    settings = grouped(NodeTerms(groups=["lent"], action="drain_node"))
+    lost = incident(fault="gpu_lost", fact=True, node="n2", nodes=["n2"])
+    values = word("node_terms", weigh(lost, situation(settings=settings)).words).values
+    assert (values["groups"], values["action"]) == ("lent, r12", "drain_node (policy.nodes[0])")
 
 
 def test_never_is_the_most_careful_of_drain_slowdowns() -> None:

@@ -58,6 +58,24 @@ def test_slowness_that_costs_less_than_a_restart_only_notifies() -> None:
 
 
 @pytest.mark.parametrize(
+    ("slowdown", "left", "kind"), [(0.08, 0.75, "notify"), (0.5, 0.75, "exclude_node"), (0.5, 0.0, "notify")]
+)
+def test_without_a_spare_a_slow_node_leaves_only_where_the_job_is_faster_for_it(
+    slowdown: float, left: float, kind: str
+) -> None:
+    slow = incident(fault="pcie_degraded", kinds=["compute_time", "collective_arrival"], slowdown_ratio=slowdown)
+    assert decide(slow, situation()).kind == "exclude_node"
+    decision = decide(slow, situation(members=4, pace_left_ratio=left))
+    assert decision.kind == kind
+    assert ("no spare: with n1 the job has" in decision.hold) is (kind == "notify")
+
+
+def test_an_exclusion_without_a_spare_says_with_what_the_job_goes_on() -> None:
+    notes = decide(incident(), situation(members=4, pace_left_ratio=0.75)).notes
+    assert notes == ("no spare: 3 nodes go on at 75% of the job's pace by plan",)
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"blind": "no storage"}, "blind"),

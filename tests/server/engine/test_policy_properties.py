@@ -52,6 +52,7 @@ windows = st.builds(
 node_terms = st.builds(
     NodeTerms,
     nodes=st.sampled_from([["n1"], ["n*"], ["x*"]]),
+    groups=st.sampled_from([[], ["one"], ["all"]]),
     gpu_models=st.sampled_from([[], ["NVIDIA H100*"], ["NVIDIA GB200"]]),
     action=st.sampled_from(["notify", "drain_node", "restart_job", "exclude_node"]),
     confidence_min=st.sampled_from([None, 0.5, 1.0]),
@@ -63,6 +64,7 @@ policies = st.builds(
     jobs=st.lists(job_terms, max_size=3),
     maintenance=st.lists(windows, max_size=2),
     nodes=st.lists(node_terms, max_size=3),
+    node_groups=st.just({"one": ["n1"], "all": ["n*"]}),
     restarts_per_job=st.integers(0, 5),
     restarts_fleet=st.integers(0, 5),
     breaker_actions=st.integers(1, 4),

@@ -46,13 +46,18 @@ def loaded(folder: Path, text: str) -> ServerConfig:
         ('[[policy.modes]]\nkinds = ["reboot"]\nmode = "act"', r"kinds\[0\]: .*'exclude_node'"),
         ('[[policy.jobs]]\njobs = ["a"]\nspare = 1', r"policy\.jobs\[0\]: .*`spare`, known here are jobs, may_restart"),
         ("[[policy.jobs]]\nspares = 1", r"policy\.jobs\[0\]: .*`jobs`"),
-        ('[[policy.nodes]]\naction = "notify"', r"policy\.nodes\[0\]: names no nodes or gpu_models"),
+        ('[[policy.nodes]]\naction = "notify"', r"policy\.nodes\[0\]: names no nodes, groups or gpu_models"),
         ('[[policy.nodes]]\nnodes = ["a"]', r"policy\.nodes\[0\]: settles nothing; give one of action, confidence_min"),
         ('[[policy.nodes]]\nnodes = ["a"]\naction = "reboot"', r"policy\.nodes\[0\]\.action: .*'drain_node'"),
         ('[[policy.nodes]]\nnodes = ["a"]\nconfidence_min = 2', r"policy\.nodes\[0\]\.confidence_min"),
         (
             '[[policy.nodes]]\nnodes = ["a"]\nfaults = ["hnag"]\naction = "notify"',
             "unknown fault 'hnag'.*network_hang",
+        ),
+        ("[policy.node_groups]\nlent = []", r"policy\.node_groups.*length >= 1"),
+        (
+            '[[policy.nodes]]\ngroups = ["lend"]\naction = "notify"\n[policy.node_groups]\nlent = ["a*"]',
+            r"policy\.nodes\[0\]\.groups: .*'lend'.*no topology_file names racks; did you mean lent\?",
         ),
         ("[[policy.maintenance]]\nfrom = 2026-03-01T02:00:00\nuntil = 0", "offset from UTC, such as 2026"),
         (
@@ -67,6 +72,47 @@ def loaded(folder: Path, text: str) -> ServerConfig:
 def test_an_error_names_the_key_and_what_was_expected(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         loaded(tmp_path, text)
+
+
+RACK = '[[policy.nodes]]\ngroups = ["r12"]\naction = "drain_node"\n'
+
+
+def with_topology(folder: Path, text: str) -> str:
+    file = folder / "topology.json"
+    file.write_text('{"rack_of_node": {"n2": "r12", "n3": "r13", "n1": "r12"}}')
+    return f'topology_file = "{file}"\n{text}'
+
+
+def test_a_rack_of_the_topology_file_is_a_group(tmp_path: Path) -> None:
+    config = loaded(tmp_path, with_topology(tmp_path, RACK))
+    assert config.policy.node_groups == {"r12": ["n1", "n2"]}
+    assert loaded(tmp_path, as_toml(masked(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            RACK.replace("r12", "r122"),
+            r"policy\.nodes\[0\]\.groups: .*'r122'.*no rack of topology_file; did you mean r12",
+        ),
+        (f'{RACK}[policy.node_groups]\nr12 = ["n3"]', r"policy\.node_groups\.r12: .*a rack of this name"),
+    ],
+    ids=["no-such-rack", "two-of-one-name"],
+)
+def test_a_group_that_no_rack_is_or_another_rack_is_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        loaded(tmp_path, with_topology(tmp_path, text))
+
+
+def test_a_topology_file_that_is_none_is_refused_with_an_example_that_is_one(tmp_path: Path) -> None:
+    text = with_topology(tmp_path, RACK)
+    file = tmp_path / "topology.json"
+    file.write_text("[]")
+    with pytest.raises(ConfigurationError) as refused:
+        loaded(tmp_path, text)
+    file.write_text(str(refused.value).partition("; expected ")[2])
+    assert loaded(tmp_path, text).policy.node_groups == {"r12": ["n1"]}
 
 
 def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:

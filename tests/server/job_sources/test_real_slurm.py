@@ -30,8 +30,8 @@ from eagle_eye.server.job_sources.settings import SlurmSettings
 from eagle_eye.server.job_sources.slurm_rest import SlurmRest
 from eagle_eye.server.job_sources.slurm_squeue import Squeue
 from eagle_eye.server.job_sources.source import ScheduledJob
+from tests.real_slurm import TIME_LIMIT_SEEN_S, running_with_preemption, skip_reason, until
 from tests.real_slurm import Slurm as Cluster
-from tests.real_slurm import running_with_preemption, skip_reason, until
 from tests.server.builders import body, frame, logging_put_back, settings
 
 NODES = ("n1", "n2", "n3")
@@ -200,11 +200,13 @@ def test_a_job_from_its_start_through_a_requeue_to_its_cancellation(slurm: Slurm
 
 
 def test_a_job_that_fails_is_a_crash_and_its_restart_is_asked_for(slurm: Slurm, tmp_path: Path) -> None:
-    job = slurm.submit(3, "sleep 2; exit 1")
+    fails = tmp_path / "fails"
+    job = slurm.submit(3, f"until [ -e {fails} ]; do sleep 0.1; done; exit 1")
     slurm.waits_for(job, "running")
     with serving(tmp_path, slurm) as server:
         server.agents_say(job, 1, NODES)
         until(lambda: server.job(job).get("state") == "running")
+        fails.touch()
         slurm.waits_for(job, "failed")
         server.agents_say(job, 2, NODES, death(job, 0))
         server.agents_go_on_saying(job, 2, 4.0)
@@ -224,7 +226,7 @@ def test_a_job_that_slurm_ends_is_not_spoken_of(slurm: Slurm, tmp_path: Path, en
             slurm.run("scontrol", "update", f"jobid={job}", "endtime=now+1")
         else:
             slurm.submit(3, "sleep 300", "--partition=urgent", "--exclusive")
-        until(lambda: slurm.ask()[job].state != "running", 90)
+        until(lambda: slurm.ask()[job].state != "running", TIME_LIMIT_SEEN_S)
         server.agents_say(job, 2, NODES, death(job, 0))
         # For as long as it takes a crash to be told of, as the test above shows.
         server.agents_go_on_saying(job, 2, 4.0)

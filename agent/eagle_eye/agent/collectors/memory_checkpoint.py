@@ -22,6 +22,7 @@ from eagle_eye.schema.memory_standing import (
     STANDING_BYTES_MAX,
     STANDING_FILE,
     JobStanding,
+    OlderStep,
     decode_standing,
 )
 from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
@@ -88,7 +89,7 @@ class MemoryCheckpointCollector:
             self._stores = _stores(self._environments.of(processes))
             self._looked_for, self._look_s = processes, monotonic_s
         found = [one for store in self._stores for one in _read(store, now_s, problems)]
-        observed.node = self._row(found)
+        observed.node = self._row(found, now_s)
         observed.events = self._stuck(found, now_s)
         observed.problem = "; ".join(problems)
         return observed
@@ -96,7 +97,7 @@ class MemoryCheckpointCollector:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _row(self, found: Sequence[_Found]) -> dict[str, float]:
+    def _row(self, found: Sequence[_Found], now_s: float) -> dict[str, float]:
         if not found:
             return {}
         jobs = [one.standing for one in found]
@@ -118,6 +119,7 @@ class MemoryCheckpointCollector:
             row["memory_checkpoint_copies"] = float(job.copies)
             row["memory_checkpoint_copies_wanted"] = float(job.copies_wanted)
             row["memory_checkpoint_age_steps"] = self._newest(ranks, job, job.whole_step) - job.whole_step
+            row |= _older(job.older, now_s)
         return row
 
     def _newest(self, ranks: Iterable[TrainingProcess], job: JobStanding, whole: int) -> float:
@@ -141,6 +143,17 @@ class MemoryCheckpointCollector:
                 events.append(Event(now_s, "checkpoint_stuck", attributes=said))
         self._told_stuck = stuck
         return events
+
+
+def _older(steps: Sequence[OlderStep], now_s: float) -> dict[str, float]:
+    """Return what is told of the whole steps before the newest one, the oldest first; {} of none."""
+    told = {"previous": steps[-1:], "second_oldest": steps[1:2], "oldest": steps[:1]}
+    row = {}
+    for which, of_it in told.items():
+        for older in of_it:
+            row[f"memory_checkpoint_{which}_step"] = float(older.step)
+            row[f"memory_checkpoint_{which}_age_seconds"] = max(now_s - older.captured_s, 0.0)
+    return row
 
 
 def _stores(environments: Mapping[TrainingProcess, ProcessEnvironment]) -> tuple[_Store, ...]:

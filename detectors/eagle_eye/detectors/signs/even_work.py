@@ -1,8 +1,10 @@
 """Whether a slow rank's work is known to equal its peers': else it may be slow because it has more to do.
 
 Two ways to know. Ranks' times, after what the training code says of their work, differ by little from step to step:
-then it is the same (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%). Or ranks that get the same
-data, whose times went up and down with this one's alone, are not slower.
+then it is the same (fixed-length data: 1%; packed sequences and experts differ by 5 to 30%), or differs by far too
+little to explain a rank that is many times as slow, above all where the code says how much it is: what else differs is
+mostly the machines' own then. Or ranks that get the same data, whose times went up and down with this one's alone, are
+not slower.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from eagle_eye.detectors.signs.under_load import peers_of
 from eagle_eye.detectors.types import Floats, Integers, Window
 
 NOISE_RATIO = 0.03  # of single steps, that ranks of equal work differ by at most
-TAILS_RATIO = 2 * NOISE_RATIO  # likewise by the mean deviation: a few odd steps are no uneven work
+# Of a rank's excess, below which what differs from step to step does not explain it: nobody says how much work it is...
+NOISE_SHARE = 0.04
+NOISE_SHARE_TOLD = 0.15  # ...or somebody does
+TAILS = 2.0  # times that by the mean deviation: a few odd steps are no uneven work
 MEAN_DEVIATION = 1.2533  # of a normal distribution, its standard deviation over its mean deviation
 WORK_SHARE = 0.5  # of the growth, that explains it where the work has grown so much
 TOKENS_NOTED = 0.01  # growth of tokens, below which nothing has grown
@@ -36,22 +41,33 @@ def even_work(window: Window, index: int, onset: int) -> bool:
     relative = window.steps.relative_compute
     earlier, later = relative[first:onset], relative[onset:][-STEPS_LOOKED_AT:]
     now = later[np.isfinite(later[:, index]), index]
-    grown = math.log(max(median_of(now), 1.0)) if len(now) else 0.0
-    if _tokens_growth(window, index, onset, peers) >= max(WORK_SHARE * grown, TOKENS_NOTED):
+    times = max(median_of(now), 1.0) if len(now) else 1.0
+    if _tokens_growth(window, index, onset, peers) >= max(WORK_SHARE * math.log(times), TOKENS_NOTED):
         return False
-    if all(_steady(part) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
+    share = NOISE_SHARE_TOLD if work_is_told(window, index, onset) else NOISE_SHARE
+    noise = max(NOISE_RATIO, share * (times - 1))
+    if all(_steady(part, noise) for part in (earlier[:, peers], earlier[:, [index]], later[:, peers])):
         return True
     return _same_data_not_slower(earlier, later, index)
 
 
-def _steady(relative: Floats) -> bool:
-    """Whether each rank's times differ as little from step to step as those of equal work do; of nothing they do."""
+def work_is_told(window: Window, index: int, onset: int) -> bool:
+    """Whether the training code says how much work a rank has since step line ``onset``, and most of its peers."""
+    units = window.steps.values.get("train_work_units")
+    if units is None:
+        return False
+    known = np.isfinite(np.fmax.reduce(units[onset:], axis=0, initial=np.nan))
+    return bool(known[index]) and float(np.mean(known[peers_of(window, index, window.role_of)])) > 0.5
+
+
+def _steady(relative: Floats, noise: float = NOISE_RATIO) -> bool:
+    """Whether each rank's times differ by so little from step to step as those of equal work do; of nothing they do."""
     if not np.isfinite(relative).any():
         return True
     with np.errstate(invalid="ignore", divide="ignore"):
         off = np.abs(relative / median_over_rows(relative) - 1)
     off = off[np.isfinite(off)]
-    return SIGMA_PER_MAD * median_of(off) <= NOISE_RATIO and MEAN_DEVIATION * float(np.mean(off)) <= TAILS_RATIO
+    return SIGMA_PER_MAD * median_of(off) <= noise and MEAN_DEVIATION * float(np.mean(off)) <= TAILS * noise
 
 
 def _tokens_growth(window: Window, index: int, onset: int, peers: Integers) -> float:

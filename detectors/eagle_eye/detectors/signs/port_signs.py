@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.progress import hooked, typical_step_s
 from eagle_eye.detectors.signs.recent_rows import (
     HELD_LINES,
@@ -190,9 +191,10 @@ def _high(window: Window, source: _Source | None, kind: str, least: float, unit:
     low = held(source.values)
     if not (low >= least).any():
         return []
-    others = middle(low)
-    threshold = max(least, PEERS_FACTOR * others)
     lines = lines_for(window.interval_s, HOLD_S)
+    # Of the same time as its own: when all stop at once, rows of some say so sooner than those of others.
+    others = np.fmax(middle(low), middle(median_over_rows(source.values[-lines:])))
+    threshold = max(least, PEERS_FACTOR * others)
     signs = []
     for column in _suspects(window, source, low, threshold):
         own = source.values[:, column]

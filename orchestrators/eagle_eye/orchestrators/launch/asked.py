@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes
+from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, too_few
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
 
 SUSPECTED_MAX = 1_000
@@ -45,21 +45,32 @@ def _exclude(rules: Rules, state: State, wish: on.ExcludeAsked) -> Step:
         return state, [
             to.Persist(), to.Answer(wish.request, True, text), to.Say("draining", {"nodes": sorted(nodes)}),
         ]  # fmt: skip
-    if possible_nodes(rules, state, nodes) is None:
+    following = possible_nodes(rules, state, nodes)
+    if following is None and not (wish.waits and rules.layouts is not None):
         left = len(set(rules.fleet.nodes) - state.hopeless - nodes)
         text = f"no spare: {left} nodes would be left, the job needs {rules.fleet.least}"
         return replace(state, distrust_since_s=known_s), [to.Answer(wish.request, False, text)]
     state = replace(state, excluded=state.excluded | nodes, draining=state.draining - nodes)
     return state, [
         to.Persist(),
-        to.Answer(wish.request, True, f"{named} excluded"),
+        to.Answer(wish.request, True, f"{named} excluded{_by_plan(rules, state, following)}"),
         to.Say("excluded", {"nodes": sorted(nodes), "reason": wish.reason}),
     ]
 
 
+def _by_plan(rules: Rules, state: State, following: tuple[str, ...] | None) -> str:
+    """Return what the job loses where no spare takes the node's place; "" where one does."""
+    before = state.members
+    if rules.layouts is None or following is None or not 0 < len(following) < len(before):
+        return ""
+    now_s, then_s = (rules.layouts.layout(len(nodes)).step_s for nodes in (before, following))
+    return f"; no spare: {len(following)} nodes by plan, {now_s / then_s:.0%} of the samples/s of {len(before)}"
+
+
 def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) -> Step:
-    if possible_nodes(rules, state) is None:
-        return state, [to.Answer(wish.request, False, "too few nodes are usable")]
+    if possible_nodes(rules, state) is None and (rules.layouts is None or state.phase is Phase.GATHERING):
+        text = too_few(rules, len(set(rules.fleet.nodes) - state.hopeless))
+        return state, [to.Answer(wish.request, False, text)]
     state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     state, doubts = _doubting(state, wish)
     over = wish.over_attempt < state.attempt and state.distrust_since_s is None

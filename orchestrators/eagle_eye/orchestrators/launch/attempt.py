@@ -13,8 +13,8 @@ from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 
 UNSEEN_S = 5.0  # ranks that end so soon may have ended before any agent saw them, and nobody tells of them...
-UNSEEN_WAIT_S = 10.0  # ...so that word of something else, a lost GPU, is waited for no longer
-LOOK_EVERY_S = 5.0  # at a start, for whoever is stopped or answers no more
+UNSEEN_WAIT_S = 6.0  # ...so that word of something else, a lost GPU, is waited for no longer: facts come in seconds
+LOOK_EVERY_S = 2.0  # at a start, for whoever is stopped, cut off or answers no more
 UNSEEN = "nobody told of a step; without Eagle Eye's hook in the training script nobody can"
 
 

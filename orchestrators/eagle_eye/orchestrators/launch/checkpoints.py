@@ -8,16 +8,13 @@ without it the checkpoint is not complete, and its modification time is when it 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX, MemoryStep, whole_in_memory
-
-_NAME = re.compile(r"step_(\d{1,18})\Z")
-_COMPLETE = ".metadata"
+from eagle_eye.schema.step_folders import step_folders
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -54,19 +51,8 @@ def find_checkpoints(folder: Path | None) -> list[Checkpoint]:
 
     Raises OSError where the folder exists and cannot be read: starting from nothing would then be wrong.
     """
-    if folder is None or not folder.exists():
-        return []
-    found = []
-    for path in folder.iterdir():
-        named = _NAME.match(path.name)
-        if named is None:
-            continue
-        try:
-            written_s = (path / _COMPLETE).stat().st_mtime
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        found.append(Checkpoint(str(path), int(named[1]), written_s))
-    return found
+    found = [] if folder is None else step_folders(folder)
+    return [Checkpoint(str(one.path), one.step, one.completed_s) for one in found if one.completed_s is not None]
 
 
 def beginning(known: Sequence[Checkpoint], distrusted: Sequence[Span], *, finds_newest: bool) -> str:

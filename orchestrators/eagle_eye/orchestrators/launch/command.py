@@ -36,6 +36,9 @@ from eagle_eye.orchestrators.reports import Reporter
 from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import Subscriber
 from eagle_eye.orchestrators.subscription import Subscription, Wanted
+from eagle_eye.planning.plan import Plan
+from eagle_eye.planning.plan_file import read_plan
+from eagle_eye.planning.rank_layout import BYTES_MAX, LAYOUT_VARIABLE, variable
 from eagle_eye.schema.configuration import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -84,9 +87,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how long to wait for the first step of an attempt (default 1800)")  # fmt: skip
     add("--warm-wait", type=seconds_or_none, default=600.0, metavar="S",
         help="the least before a start is looked at that is known to take less (default 600)")  # fmt: skip
-    add("--grow", choices=("restart", "checkpoint"), default="restart",
+    add("--layouts", type=Path, metavar="FILE",
+        help="what eagle-eye plan --json printed: without a spare the job takes that for fewer nodes")  # fmt: skip
+    add("--grow", choices=("restart", "checkpoint"),
         help="when a job that shrank takes nodes back: at the next restart anyway, or by one after the next "
-        "checkpoint (default restart)")  # fmt: skip
+        "checkpoint (default restart; with --layouts checkpoint)")  # fmt: skip
     add("--check", choices=("auto", "off", "quick", "full"), default="auto",
         help="eagle-eye check on each node before it joins; auto: quick, where there are GPUs (default)")  # fmt: skip
     add("--check-wait", type=seconds_or_none, default=60.0, metavar="S",
@@ -196,6 +201,9 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
         raise ConfigurationError(
             f"--nnodes {arguments.nnodes}: expected 1 <= MIN <= N <= {len(nodes)}, the number of --nodes"
         )
+    layouts = None if arguments.layouts is None else _read_layouts(arguments, wanted)
+    if layouts is not None:
+        least = max(int(counts[1] or 0), layouts.nodes_min)
     return Rules(
         fleet=Fleet(nodes, least, wanted),
         verdict_wait_s=arguments.verdict_wait,
@@ -210,9 +218,32 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
         verified_within_s=0.0 if arguments.without_server and not arguments.checkpoint_dir else arguments.verify_wait,
         warm_within_s=arguments.warm_wait,
         checkpoints=arguments.checkpoint_dir is not None,
-        grow_at_checkpoint=arguments.grow == "checkpoint",
+        grow_at_checkpoint=(arguments.grow or ("checkpoint" if layouts else "restart")) == "checkpoint",
         check=arguments.check != "off",
+        layouts=layouts,
     )
+
+
+def _read_layouts(arguments: argparse.Namespace, wanted: int) -> Plan:
+    """Return the plan that the job follows; raises ConfigurationError where it is not for this one."""
+    plan = read_plan(arguments.layouts, "--layouts")
+    hardware, file = plan.hardware, f"--layouts: {arguments.layouts}"
+    if plan.job not in ("", arguments.job):
+        raise ConfigurationError(f"{file} is the plan of job {plan.job!r}, not of {arguments.job!r}; plan again")
+    if hardware.gpus_per_node != arguments.nproc_per_node:
+        raise ConfigurationError(
+            f"{file} is for other hardware: {hardware.gpus_per_node} GPUs of a node, and --nproc-per-node is"
+            f" {arguments.nproc_per_node}; plan again"
+        )
+    if not plan.nodes_min <= wanted <= hardware.nodes:
+        raise ConfigurationError(
+            f"{file} has layouts for {plan.nodes_min} to {hardware.nodes} nodes, and --nnodes wants {wanted};"
+            " plan again"
+        )
+    size = max(len(variable(plan, nodes)) for nodes in range(plan.nodes_min, wanted + 1))
+    if size > BYTES_MAX:
+        raise ConfigurationError(f"{file}: {LAYOUT_VARIABLE} would have {size} bytes; {BYTES_MAX} fit into a variable")
+    return plan
 
 
 def _run(coordinator: Coordinator) -> int:

@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from eagle_eye.orchestrators.launch.checkpoints import (
     find_checkpoints,
     in_memory,
 )
+from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
 from eagle_eye.orchestrators.launch.job import Job, ServerLink, Sight
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.memory import MemoryFile, resume
@@ -32,6 +33,7 @@ from eagle_eye.orchestrators.launch.progress import Watcher
 from eagle_eye.orchestrators.launch.runners import Runners
 from eagle_eye.orchestrators.launch.state import ENDED, Phase, Rules, due_s
 from eagle_eye.orchestrators.protocol import JobState
+from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable
 from eagle_eye.schema.action import JobUpdate, MemberRank
 
 # The name by which the server knows that it may ask for restarts.
@@ -74,6 +76,7 @@ class Coordinator:
         self._store: Any = None
         self._found: list[Checkpoint] = []
         self._end: to.End | None = None
+        self._told: tuple[to.TellServer, float | None] | None = None
         self._closed = False
 
     def post(self, happening: on.Happening) -> None:
@@ -163,6 +166,9 @@ class Coordinator:
         self._state, orders = step(self._rules, self._state, happening, moment)
         for order in orders:
             self._carry_out(order)
+        # Spares come and go without an attempt that ends, and with them what an exclusion costs.
+        if self._told is not None and self._told[1] != pace_left_ratio(self._rules, self._state):
+            self._tell(self._told[0])
 
     def _carry_out(self, order: to.Order) -> None:
         match order:
@@ -243,6 +249,7 @@ class Coordinator:
             {
                 "nodes": list(order.nodes),
                 "resume_from": order.resume_from,
+                **self._laid_out(order.nodes),
                 "logs": str(job.log_dir / f"attempt-{order.attempt}"),
             },
         )
@@ -250,7 +257,7 @@ class Coordinator:
             self._runners.run(node, self._start_message(order, node, node_rank))
 
     def _start_message(self, order: to.StartRanks, node: str, node_rank: int) -> messages.Start:
-        job = self._job
+        job, plan = self._job, self._rules.layouts
         return messages.Start(
             attempt=order.attempt,
             run_id=f"{job.name}-{order.attempt}",
@@ -266,6 +273,7 @@ class Coordinator:
                 "EAGLE_EYE_NODE": node,
                 "EAGLE_EYE_RESUME_FROM": order.resume_from,
                 LAUNCH_VARIABLE: self._memory.memory.launch,
+                **({} if plan is None else {LAYOUT_VARIABLE: variable(plan, len(order.nodes))}),
             },
             command=list(job.command),
             log_dir=str(job.log_dir / f"attempt-{order.attempt}" / node),
@@ -282,6 +290,8 @@ class Coordinator:
         step_number = self._state.resumed_step
         resumed = "the beginning" if step_number is None else f"step {step_number}"
         text = f"attempt {order.attempt} runs on {', '.join(order.nodes)} from {resumed}"
+        if laid_out := self._laid_out(order.nodes):
+            text += f", laid out as {laid_out['layout']}"
         if order.unconfirmed:
             text += f"; {', '.join(order.unconfirmed)} did not confirm that its ranks stopped"
         self._output.say(
@@ -299,6 +309,11 @@ class Coordinator:
         for request in order.requests:
             self._answers.pop(request).set_result((True, text))
 
+    def _laid_out(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Return the mixture of pipelines that the nodes run, by its key; nothing where there is no plan."""
+        plan = self._rules.layouts
+        return {} if plan is None else {"layout": plan.layout(len(nodes)).mixture}
+
     def _tell(self, word: to.TellServer) -> None:
         each = self._job.ranks_per_node
         ranks = [
@@ -307,7 +322,9 @@ class Coordinator:
             for device in range(each)
         ]
         held_up_by = list(word.held_up_by)
-        update = JobUpdate(word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, held_up_by)
+        left = pace_left_ratio(self._rules, self._state)
+        self._told = (word, left)
+        update = JobUpdate(word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, held_up_by, left)
         self._link.tell(self._job.name, update)
         # What follows are exits of ranks: the server should know by then that they are no crash.
         if word.state == Phase.CANCELLED:

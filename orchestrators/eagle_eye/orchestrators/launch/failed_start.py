@@ -69,7 +69,7 @@ def _judged(state: State) -> Step:
     state = replace(state, stuck=nodes, stuck_again=before & nodes)
     if before and before != nodes:
         return state, []  # starts in a row that accuse different nodes accuse none
-    said = {"nodes": [node], "stopped": [], "absent": [], "unheard": [], "unreached": list(ranks)}
+    said = {"nodes": [node], "stopped": [], "absent": [], "cut_off": [], "unheard": [], "unreached": list(ranks)}
     return state, [
         to.TellServer("running", state.attempt, state.members, ranks),
         to.Say("start_stuck", said),

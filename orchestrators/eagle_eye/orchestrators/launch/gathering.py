@@ -9,18 +9,45 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
-from eagle_eye.orchestrators.launch.plan import choose_nodes
-from eagle_eye.orchestrators.launch.state import NEVER_S, Phase, Rules, State, Step, move
+from eagle_eye.orchestrators.launch.plan import choose_nodes, lay_out
+from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, Phase, Rules, State, Step, move
 
 
 def next_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
     """Return the nodes of the next attempt as things are, None where too few are usable."""
-    return choose_nodes(rules.fleet, state.members, state.unusable | without, state.draining)
+    return _chosen(rules, state, state.unusable | without)
 
 
 def possible_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
     """Return the nodes of the next attempt once those that are expected back soon are; None where too few are left."""
-    return choose_nodes(rules.fleet, state.members, state.hopeless | without, state.draining)
+    return _chosen(rules, state, state.hopeless | without)
+
+
+def _chosen(rules: Rules, state: State, unusable: AbstractSet[str]) -> tuple[str, ...] | None:
+    chosen = choose_nodes(rules.fleet, state.members, unusable, state.draining)
+    return chosen if chosen is None or rules.layouts is None else lay_out(rules.layouts, state.members, chosen)
+
+
+def pace_left_ratio(rules: Rules, state: State) -> float | None:
+    """Return what is left of the attempt's pace, by plan, without one of its nodes; 0 where the job would wait.
+
+    None where a spare takes the node's place, where there is no plan, and between attempts.
+    """
+    members = len(state.members)
+    spares = state.ready - {*state.members} - state.unusable - state.draining
+    if rules.layouts is None or spares or state.phase is Phase.GATHERING or state.phase in ENDED:
+        return None
+    if members <= rules.fleet.least:
+        return 0.0
+    return rules.layouts.layout(members).step_s / rules.layouts.layout(members - 1).step_s
+
+
+def too_few(rules: Rules, usable: int) -> str:
+    """Return why no attempt can run on so many nodes."""
+    have = f"{usable} {'node is' if usable == 1 else 'nodes are'} usable"
+    if rules.layouts is None:
+        return f"{have}, the job needs {rules.fleet.least}"
+    return f"{have}, and the plan's layouts need {rules.fleet.least}: the job waits for a spare"
 
 
 def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] | None = None) -> Step:
@@ -29,13 +56,13 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
     if state.phase is not Phase.GATHERING:
         return state, orders
     plan = next_nodes(rules, state)
-    if plan is None:
-        if possible_nodes(rules, state) is not None:
-            return state, orders  # until they are back, or ready_due_s
-        usable = len(rules.fleet.nodes) - len(state.unusable)
-        reason = f"{usable} nodes are usable, the job needs {rules.fleet.least}"
-        state, more = end(state, Phase.FAILED, reason, 1)
+    if plan is None and possible_nodes(rules, state) is None:
+        state, more = _without_enough(rules, state)
         return state, orders + more
+    if state.ready_due_s == NEVER_S:  # it has waited for a spare, and one is there or called
+        state = replace(state, ready_due_s=now.monotonic_s + rules.ready_within_s)
+    if plan is None:
+        return state, orders  # until they are back, or ready_due_s
     if state.awaiting & set(plan) or not state.ready.issuperset(plan):
         return state, orders
     distrusted = state.distrusted
@@ -55,6 +82,18 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         to.TellServer("running", state.attempt, plan),
         to.ChooseCheckpoint(state.attempt, distrusted, state.suspected, plan),
     ]
+
+
+def _without_enough(rules: Rules, state: State) -> Step:
+    """The job ends; one that is laid out for any number of nodes waits instead, and says so once."""
+    reason = too_few(rules, len(set(rules.fleet.nodes) - state.unusable))
+    if rules.layouts is None:
+        return end(state, Phase.FAILED, reason, 1)
+    if state.ready_due_s == NEVER_S:
+        return state, []
+    # Who asked is not kept waiting: the word that a node is back comes through the same door.
+    orders: list[to.Order] = [to.Answer(request, False, reason) for request in state.requests]
+    return replace(state, requests=(), ready_due_s=NEVER_S), [*orders, to.Say("waiting", {"reason": reason})]
 
 
 def gather(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:

@@ -82,7 +82,8 @@ class RanksStarted:
 class RanksSeen:
     """Where the node's ranks are: how many have come to the rendezvous, which have not, which are stopped.
 
-    ``in_touch`` is whether Eagle Eye could send word about it.
+    ``cut_off`` says that the node does not reach the place where they are to meet, whether they have come before or
+    not. ``in_touch`` is whether Eagle Eye could send word about it.
     """
 
     node: str
@@ -90,6 +91,7 @@ class RanksSeen:
     joined: int
     absent: tuple[int, ...] = ()
     stopped: tuple[int, ...] = ()
+    cut_off: bool = False
     in_touch: bool = True
 
 
@@ -156,7 +158,10 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class ExcludeAsked:
-    """The nodes shall not be used: from now on, or from the next start on if possible; see protocol.Exclusion."""
+    """The nodes shall not be used: from now on, or from the next start on if possible; see protocol.Exclusion.
+
+    ``waits``: with them the job does not train, or computes what is wrong, so that it may as well wait for others.
+    """
 
     request: int
     nodes: tuple[str, ...]
@@ -164,6 +169,7 @@ class ExcludeAsked:
     reason: str
     over_attempt: int = 0
     distrust_since_s: float | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -161,10 +161,11 @@ class Ended(msgspec.Struct, frozen=True, tag_field="is", tag="ended"):
 
 
 class Seen(msgspec.Struct, frozen=True, tag_field="is", tag="seen"):
-    """Where the node's ranks are."""
+    """Where the node's ranks are; ``reaches``: whether it reaches the launcher's store (None: not tried)."""
 
     attempt: int
     ranks: list[RankSight] = []
+    reaches: bool | None = None
 
 
 class Stopped(msgspec.Struct, frozen=True, tag_field="is", tag="stopped"):

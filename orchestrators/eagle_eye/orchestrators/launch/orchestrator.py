@@ -9,6 +9,11 @@ from eagle_eye.orchestrators.launch.coordinator import Coordinator
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 
 STOPPED_EXIT_CODE = 1
+# With a node of which this is so the job stands still, or computes what is wrong.
+HALTING = frozenset({
+    *("gpu_lost", "gpu_hang", "gpu_memory_error", "hang", "network_hang", "node_unreachable"),
+    *("process_crash", "silent_data_corruption"),
+})  # fmt: skip
 
 
 class LaunchOrchestrator:
@@ -34,8 +39,9 @@ class LaunchOrchestrator:
     def exclude(self, request: Exclusion) -> str:
         """The nodes are not used from the next start on; kept in the state folder."""
         reason, over, since_s = request.cause.reason, request.attempt, request.distrust_since_s
+        waits = request.cause.fault in HALTING
         return self._coordinator.ask(
-            lambda number: on.ExcludeAsked(number, request.nodes, request.now, reason, over, since_s)
+            lambda number: on.ExcludeAsked(number, request.nodes, request.now, reason, over, since_s, waits)
         )
 
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name

@@ -1,9 +1,12 @@
-"""Which nodes the next attempt runs on. Pure."""
+"""Which nodes the next attempt runs on, and in which order. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+
+from eagle_eye.planning.plan import Plan
+from eagle_eye.planning.rank_layout import nodes_used
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,26 @@ def choose_nodes(
     if len(kept) < missing:
         return None
     return _fill(fleet, current, unusable | (draining - set(kept)))
+
+
+def lay_out(plan: Plan, current: tuple[str, ...], chosen: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the chosen nodes by their places in the plan's layout, without those that make nothing faster there.
+
+    A node that is new has the place of one that has gone. Where the job shrinks, all have the places for which the
+    least is copied. The plan must have layouts for as many nodes as are chosen, and as are current.
+    """
+    gone = [node for node in current if node not in chosen]
+    places = list(current)
+    for node in chosen:
+        if node in current:
+            continue
+        if gone:
+            places[places.index(gone.pop(0))] = node
+        else:
+            places.append(node)
+    for node in gone:
+        places = list(plan.lost(places, node).nodes)
+    return tuple(places[: nodes_used(plan, len(places))])
 
 
 def _fill(fleet: Fleet, current: tuple[str, ...], unusable: AbstractSet[str]) -> tuple[str, ...]:

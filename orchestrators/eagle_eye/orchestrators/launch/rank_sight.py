@@ -1,14 +1,19 @@
-"""Where a node's ranks are while they start: which processes are stopped, which have come to the store. Reads /proc."""
+"""Where a node's ranks are while they start: which processes are stopped, which have come to the store.
+
+Reads /proc, and connects to the store.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterable
 
 import psutil
 
 from eagle_eye.orchestrators.launch.messages import Rank, RankSight
 
+CONNECTED_WITHIN_S = 1.0  # one segment lost on the way is sent again by then
 PROCESSES_MAX = 64  # of one rank that are looked at: its data loaders have no part in this
 
 
@@ -19,6 +24,15 @@ def look_at_ranks(ranks: Iterable[Rank], store_port: int) -> list[RankSight]:
     cannot be read of a process is None, and no fault of it. A process that a debugger holds is not stopped.
     """
     return [_look(rank, store_port) for rank in ranks]
+
+
+def reaches(host: str, port: int) -> bool:
+    """Return whether a connection to the store can be made from here, within CONNECTED_WITHIN_S."""
+    try:
+        with socket.create_connection((host, port), CONNECTED_WITHIN_S):
+            return True
+    except OSError:
+        return False
 
 
 def _look(rank: Rank, store_port: int) -> RankSight:

@@ -33,7 +33,6 @@ from eagle_eye.orchestrators.launch.messages import (
     Look,
     Ping,
     Rank,
-    RankSight,
     Ready,
     Seen,
     Start,
@@ -47,7 +46,7 @@ from eagle_eye.orchestrators.launch.messages import (
 )
 from eagle_eye.orchestrators.launch.own_process import PR_SET_CHILD_SUBREAPER, note, prctl, write
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
-from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks
+from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks, reaches
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
 from eagle_eye.orchestrators.launch.store_keeper import StoreKeeper
 from eagle_eye.schema.memory_steps import STORE_WORDS, read_steps, store_folder
@@ -55,6 +54,7 @@ from eagle_eye.schema.memory_steps import STORE_WORDS, read_steps, store_folder
 KILL_DEADLINE_S = 3.0
 POLL_S = 0.5
 STANDBY_WITHIN_S = 120.0
+REACH_NODES_MAX = 256  # of a job: of larger ones only nodes whose ranks have not come try to reach the store
 
 
 class Runner:
@@ -73,7 +73,7 @@ class Runner:
         self._child_attempt = 0
         self._child_ended = True
         self._ranks: list[Rank] = []
-        self._store_port = 0
+        self._store_host, self._store_port, self._nodes = "", 0, 0
         self._logs_owed: Path | None = None
         self._prepared, self._prepared_end = os.pipe()
         self._selector.register(self._prepared, selectors.EVENT_READ, self._join)
@@ -137,7 +137,7 @@ class Runner:
                 self._bring_logs()
                 self._say(Stopped(survivors))
             case Look(attempt):
-                self._say(Seen(attempt, self._look(attempt)))
+                self._say(self._look(attempt))
             case Hold(job, node):
                 self._say(Held(read_steps(store_folder(node), job)))
             case Ping(store):
@@ -218,15 +218,20 @@ class Runner:
         os.close(write_end)
         self._child_pipe, self._child_unread = read_end, b""
         self._child_attempt, self._child_ended = start.attempt, False
-        self._ranks, self._store_port = [], start.store_port
+        self._ranks, self._nodes = [], start.nodes
+        self._store_host, self._store_port = start.store_host, start.store_port
         folder = Path(start.log_dir)
         self._logs_owed = None if logs.is_marked(folder.parent.parent, self._configured.launch) else folder
         if self._logs_owed is not None:
             logs.drop_old(folder.parent.parent, start.attempt)
         self._selector.register(read_end, selectors.EVENT_READ, self._read_child)
 
-    def _look(self, attempt: int) -> list[RankSight]:
-        return look_at_ranks(self._ranks, self._store_port) if attempt == self._child_attempt else []
+    def _look(self, attempt: int) -> Seen:
+        if attempt != self._child_attempt:
+            return Seen(attempt)
+        ranks = look_at_ranks(self._ranks, self._store_port)
+        tries = self._nodes <= REACH_NODES_MAX or any(one.joined is False for one in ranks)
+        return Seen(attempt, ranks, reaches(self._store_host, self._store_port) if tries else None)
 
     def _read_child(self) -> None:
         assert self._child_pipe is not None  # noqa: S101 - registered only while there is one

@@ -223,4 +223,4 @@ def _seen(node: str, said: messages.Seen, in_touch: bool) -> on.RanksSeen:
     absent = tuple(one.rank for one in said.ranks if one.joined is False)
     stopped = tuple(one.rank for one in said.ranks if one.stopped)
     joined = sum(one.joined is True for one in said.ranks)
-    return on.RanksSeen(node, said.attempt, joined, absent, stopped, in_touch)
+    return on.RanksSeen(node, said.attempt, joined, absent, stopped, said.reaches is False, in_touch)

@@ -14,6 +14,7 @@ from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.known_starts import KnownStarts
 from eagle_eye.orchestrators.launch.plan import Fleet
+from eagle_eye.planning.plan import Plan
 
 NEVER_S = float("inf")
 
@@ -56,7 +57,7 @@ class Rules:
     ``started_within_s`` for one that answers and is not done. A running attempt's runner is given the lease after
     which it has killed its ranks. ``verified_within_s`` is how long a first step is waited for, ``warm_within_s`` at
     the least before a start is looked at that is known to take less. ``checkpoints`` says whether the launcher sees
-    the job's checkpoints.
+    the job's checkpoints. With ``layouts`` the job runs on every number of nodes that the plan has a layout for.
     """
 
     fleet: Fleet
@@ -74,6 +75,7 @@ class Rules:
     checkpoints: bool = False
     grow_at_checkpoint: bool = False
     check: bool = False
+    layouts: Plan | None = None
 
 
 @dataclass(frozen=True)

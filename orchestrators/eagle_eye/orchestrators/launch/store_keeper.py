@@ -5,7 +5,6 @@ A spare then needs none to be started while the job waits for it.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagle_eye.orchestrators.launch.own_process import note
-from eagle_eye.schema.memory_steps import STORE_IDLE_S, STORE_INHERITS, STORE_LOG, STORE_SOCKET, store_command
+from eagle_eye.schema.memory_steps import STORE_IDLE_S, STORE_SOCKET, spawn_store
 
 LOOK_EVERY_S = STORE_IDLE_S / 3  # which also keeps it from ending
 CONNECTED_WITHIN_S = 1.0
@@ -36,20 +35,8 @@ class StoreKeeper:
         self._due_s = now_s + LOOK_EVERY_S
         if serves(folder):
             return
-        command = store_command(PROGRAM, folder, node)
-        environment = {name: value for name, value in os.environ.items() if name in STORE_INHERITS}
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with (folder / STORE_LOG).open("ab") as log:
-                subprocess.run(
-                    ["/bin/sh", "-c", 'exec "$@" &', "sh", *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    start_new_session=True,
-                    check=True,
-                )
+            spawn_store(PROGRAM, folder, node)
         except (OSError, subprocess.SubprocessError) as error:
             note(f"no store for checkpoints in memory is started: {error}")
 

@@ -2,14 +2,16 @@
 
 What a start takes is learned from those of this job. Only one that is longer than any known one, and in which a few
 ranks are stopped or have not come to the rendezvous while the others have, is ended: absence of a step alone is not
-enough, for it may be that nobody could tell of it. Sooner a start is ended for ranks that stay stopped from one look to
-the next, for no start stops a process; and, once it is longer than any known one, for those of a node that answers no
-look while the ranks of all others have come.
+enough, for it may be that nobody could tell of it. Sooner a start is ended for what lasts from one look to the next:
+ranks that are stopped, for no start stops a process; and, while the ranks of all other nodes have come, those of a
+node that does not itself reach the store where they meet (a connection from before says nothing), or, once the start is
+longer than any known one, those of a node that answers no look.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 import msgspec
@@ -21,28 +23,30 @@ from eagle_eye.orchestrators.launch.state import Rules, State, Step
 
 AT_ONCE_S = -math.inf
 LOOK_WITHIN_S, EARLY_WITHIN_S = 5.0, 2.0  # for runners to say where their ranks are
-LOOK_AGAIN_S = 3.0  # what holds a start up may do so for a moment
+LOOK_AGAIN_S = 2.0  # what holds a start up may do so for a moment
 UNHEARD_MARGIN = 1.5  # over the longest known start
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Who holds a start up, and where: ranks that are stopped, have not come, or whose node does not answer."""
+    """Who holds a start up, and where: ranks that are stopped, have not come, or whose node is cut off or mute."""
 
     nodes: frozenset[str]
     stopped: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()
+    cut_off: tuple[int, ...] = ()
     unheard: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """All of them."""
-        return tuple(sorted({*self.stopped, *self.absent, *self.unheard}))
+        return tuple(sorted({*self.stopped, *self.absent, *self.cut_off, *self.unheard}))
 
     def __str__(self) -> str:
         """Return it in words."""
         parts = [
             ("are stopped", self.stopped),
             ("have not come to the rendezvous, as others have", self.absent),
+            ("are on a node that does not reach the rendezvous, and the others wait", self.cut_off),
             ("are on a node that does not answer, and the others wait", self.unheard),
         ]
         return "; ".join(f"ranks {', '.join(map(str, ranks))} {what}" for what, ranks in parts if ranks)
@@ -99,22 +103,41 @@ def held_up(members: tuple[str, ...], sights: tuple[on.RanksSeen, ...]) -> Held 
 
 def _early(rules: Rules, state: State, waited_s: float, within_s: float, now: on.Moment) -> Step:
     """Within the time that a start may take only what lasts from one look to the next holds it up: see above."""
-    held = held_up(state.members, tuple(replace(sight, absent=()) for sight in state.sights)) or _unheard(state)
+    stopped = held_up(state.members, tuple(replace(sight, absent=()) for sight in state.sights))
+    held = stopped or _cut_off(state) or _unheard(state)
     known_s = state.starts.took_s(state.members, resumed=state.resumed_step is not None)
-    due = held is not None and (held.stopped or (known_s is not None and waited_s >= UNHEARD_MARGIN * known_s))
+    longer = known_s is not None and waited_s >= UNHEARD_MARGIN * known_s
+    due = held is not None and (longer or not held.unheard)
     if held is not None and due and state.held_before.issuperset(held.ranks):
         return _stuck(rules, state, held, waited_s, now)
     due_s = now.monotonic_s + min(LOOK_EVERY_S if held is None else LOOK_AGAIN_S, within_s - waited_s)
     return replace(state, due_s=due_s, held_before=frozenset(held.ranks if held is not None else ())), []
 
 
+def _cut_off(state: State) -> Held | None:
+    """Return the ranks of the nodes that do not reach the rendezvous, once those of all others have come."""
+    nodes = frozenset(sight.node for sight in state.sights if sight.cut_off)
+    ranks = _ranks_on(state, nodes)
+    return Held(nodes, cut_off=ranks) if ranks and _others_come(state, nodes) else None
+
+
 def _unheard(state: State) -> Held | None:
     """Return the ranks of the nodes that have not said where theirs are, once those of all others have come."""
-    heard = {sight.node for sight in state.sights}
-    nodes = frozenset(state.members) - heard
-    ranks = sorted(rank for node in nodes for rank in state.started.get(node, ()))
-    come = all(sight.joined and not sight.absent and not sight.stopped for sight in state.sights)
-    return Held(nodes, unheard=tuple(ranks)) if ranks and come and 2 * len(nodes) <= len(state.members) else None
+    nodes = frozenset(state.members) - {sight.node for sight in state.sights}
+    ranks = _ranks_on(state, nodes)
+    return Held(nodes, unheard=ranks) if ranks and _others_come(state, nodes) else None
+
+
+def _ranks_on(state: State, nodes: AbstractSet[str]) -> tuple[int, ...]:
+    return tuple(sorted(rank for node in nodes for rank in state.started.get(node, ())))
+
+
+def _others_come(state: State, nodes: AbstractSet[str]) -> bool:
+    """Whether the ranks of all nodes but these, which are half of them at most, have come to the rendezvous."""
+    others = [sight for sight in state.sights if sight.node not in nodes]
+    come = all(sight.joined and not sight.absent and not sight.stopped for sight in others)
+    heard = {sight.node for sight in others} | nodes
+    return come and heard.issuperset(state.members) and 2 * len(nodes) <= len(state.members)
 
 
 def _stuck(rules: Rules, state: State, held: Held, waited_s: float, now: on.Moment) -> Step:
@@ -131,6 +154,7 @@ def _stuck(rules: Rules, state: State, held: Held, waited_s: float, now: on.Mome
                 "nodes": nodes,
                 "stopped": list(held.stopped),
                 "absent": list(held.absent),
+                "cut_off": list(held.cut_off),
                 "unheard": list(held.unheard),
                 "waited_s": round(waited_s, 1),
             },

@@ -54,6 +54,7 @@ _UPDATE: dict[str, Constraint] = {
     "restart_owner": NAME_OR_NONE,
     "owner": NAME_OR_NONE,
     "held_up_by": {"items": _COUNT},
+    "pace_left_ratio": {"minimum": 0.0, "maximum": 1.0},
 }
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
@@ -133,6 +134,8 @@ def _check(job: str, update: JobUpdate) -> None:
     _check_ranks(update.ranks)
     if unknown := set(update.held_up_by) - {rank.rank for rank in update.ranks}:
         raise Refusal(400, "held_up_by", f"held_up_by names rank {min(unknown)}, which is not among the ranks")
+    if update.pace_left_ratio is not None and not 0 <= update.pace_left_ratio <= 1:
+        raise Refusal(400, "pace_left_ratio", f"pace_left_ratio is {update.pace_left_ratio:g}; expected 0 to 1")
 
 
 def _check_ranks(ranks: list[MemberRank]) -> None:

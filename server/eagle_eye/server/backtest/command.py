@@ -25,6 +25,7 @@ from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.backtest.trace_clocks import clock_lines
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model_file import BadModel, read
+from eagle_eye.server.node_groups import with_racks
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run all traces; 0 also when faults were found. Raises BadTrace, OSError, ConfigurationError."""
     config = configuration.load(ServerConfig, args.config, os.environ, {})
+    config = msgspec.structs.replace(config, policy=with_racks(config.policy, config.topology_file))
     try:
         model = read(Path(config.detection.model).expanduser())[0] if config.detection.model else NO_MODEL
     except BadModel as error:

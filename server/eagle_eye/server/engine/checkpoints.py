@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,38 @@ _STEP, _PERSISTED = "memory_checkpoint_step", "memory_checkpoint_persisted_step"
 _AGE = "memory_checkpoint_age_steps"
 _COPIES, _WANTED = "memory_checkpoint_copies", "memory_checkpoint_copies_wanted"
 _NUMBERS = frozenset({_STEP, _AGE, _COPIES, _WANTED})
+# Of whole steps before the newest one a node tells where it holds all its copies; with how long ago it captured them.
+_OLDER_STEPS = (
+    "memory_checkpoint_previous_step",
+    "memory_checkpoint_second_oldest_step",
+    "memory_checkpoint_oldest_step",
+)
+_OLDER_AGES = (
+    "memory_checkpoint_previous_age_seconds",
+    "memory_checkpoint_second_oldest_age_seconds",
+    "memory_checkpoint_oldest_age_seconds",
+)
 _TIME_S, _THIN_SINCE_S = "time_s", "thin_since_s"  # kept beside them
 STALE_S = 30.0
 STEPS_KEPT = 256  # of which it is known since when: of one each second, four minutes
+OLDER_MAX = 8  # whole steps before the newest one: nodes tell of three each, not all at the same moment
 # After the onset of these a checkpoint may hold the damage; orchestrators distrust it likewise.
 SPOILING_FAULTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
 
 Told = tuple[int, float]  # a step, and when it was first told
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """A whole step in memory, captured at ``captured_s`` or before.
+
+    ``nodes`` have copies of it, and at most so many as ``lacking`` do not have all that they should.
+    """
+
+    step: int
+    captured_s: float
+    nodes: tuple[str, ...]
+    lacking: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +60,8 @@ class Checkpoints:
     ``step`` is the newest that is whole in memory (None: none is known), ``since_s`` when it was first told,
     ``at_risk_steps`` what ranks have finished since, ``step_s`` what a step takes (None: not known). ``copies`` of
     ``copies_wanted`` shards are held, by ``nodes``; ``thin_since_s`` is since when a node lacks some, None: none does.
-    ``persisted`` are steps on storage, each with when it was first told, the newest last.
+    ``older`` are steps before it that memory holds, the newest first. ``persisted`` are steps on storage, each with
+    when it was first told, the newest last.
     """
 
     step: int | None = None
@@ -46,22 +73,31 @@ class Checkpoints:
     thin_since_s: float | None = None
     persisted: tuple[Told, ...] = ()
     step_s: float | None = None
+    older: tuple[KeptStep, ...] = ()
 
     def resume_from(self, ranks: int, leaving: Sequence[str] = (), before_s: float = math.inf) -> ResumeFrom | None:
         """Return where the job of so many ranks goes on once the nodes ``leaving`` have left, None: not known.
 
-        Memory is named only where every shard is sure to have a copy left, and nothing that was not told before
-        ``before_s``: it may hold a fault's damage.
+        It is the newest step, in memory or on storage. Memory is named only where every shard is sure to have a copy
+        left, and nothing that was captured, or first told, after ``before_s``: it may hold a fault's damage.
         """
+        replicas = self.copies_wanted // ranks if ranks else 1
+        # So many nodes hold each shard: where fewer of them lack copies, or leave, one is left that has it.
+        kept = (
+            one
+            for one in (*self._newest(), *self.older)
+            if one.captured_s < before_s and one.lacking + len(leaving) < replicas
+        )
+        in_memory = next(kept, None)
         on_storage = next((step for step, told_s in reversed(self.persisted) if told_s < before_s), None)
-        held = self.since_s < before_s and self._outlives(ranks, len(leaving))
-        if self.step is not None and held and self.step >= (on_storage or 0):
-            return ResumeFrom(self.step, "memory", [node for node in self.nodes if node not in leaving])
+        if in_memory is not None and in_memory.step >= (on_storage or 0):
+            return ResumeFrom(in_memory.step, "memory", [node for node in in_memory.nodes if node not in leaving])
         return None if on_storage is None else ResumeFrom(on_storage, "storage", [])
 
-    def _outlives(self, ranks: int, leaving: int) -> bool:
-        replicas = self.copies_wanted // ranks if ranks else 1
-        return leaving + self.copies_wanted - self.copies < replicas
+    def _newest(self) -> tuple[KeptStep, ...]:
+        if self.step is None:
+            return ()
+        return (KeptStep(self.step, self.since_s, self.nodes, self.copies_wanted - self.copies),)
 
 
 NOTHING_TOLD = Checkpoints()
@@ -74,6 +110,7 @@ class CheckpointLog:
         self._whole: Told = (-1, math.nan)
         self._persisted: deque[Told] = deque(maxlen=STEPS_KEPT)
         self._of_node = {name: np.empty(0) for name in (_TIME_S, _STEP, _AGE, _COPIES, _WANTED, _THIN_SINCE_S)}
+        self._older = np.empty((2, len(_OLDER_STEPS), 0))  # steps, and when they were captured
 
     def take(self, time_s: float, metrics: Sequence[str], columns: slice | NDArray[np.intp], values: Floats) -> None:
         """Take rows of nodes, by their columns; ``values`` is (metrics, columns)."""
@@ -88,6 +125,7 @@ class CheckpointLog:
                 step = int(row[np.isfinite(row)].max())
                 if not self._persisted or step > self._persisted[-1][0]:
                     self._persisted.append((step, time_s))
+        self._take_older(time_s, places, dict(zip(metrics, values, strict=True)))
         self._note_whole(of_node[_STEP][places], time_s)
         thin, since_s = of_node[_COPIES][places] < of_node[_WANTED][places], of_node[_THIN_SINCE_S][places]
         of_node[_THIN_SINCE_S][places] = np.where(thin, np.fmin(since_s, time_s), np.nan)
@@ -113,7 +151,17 @@ class CheckpointLog:
             thin_since_s=thin_since_s if math.isfinite(thin_since_s) else None,
             persisted=tuple(self._persisted),
             step_s=step_s,
+            older=_older(of_node, np.where(told, self._older, np.nan), nodes, step),
         )
+
+    def _take_older(self, time_s: float, places: NDArray[np.intp], rows: Mapping[str, Floats]) -> None:
+        """A node that says anything of its checkpoints holds the older steps that it tells of, and no others."""
+        nothing = np.full(len(places), np.nan)
+        step = np.array([rows.get(name, nothing) for name in _OLDER_STEPS])
+        age_s = np.array([rows.get(name, nothing) for name in _OLDER_AGES])
+        known = (step >= 0) & (step < np.inf) & (age_s >= 0) & (age_s < np.inf)
+        found = np.where(known, (step, time_s - age_s), np.nan)
+        self._older[:, :, places] = np.where(np.isfinite(rows[TOLD]), found, self._older[:, :, places])
 
     def _note_whole(self, steps: Floats, time_s: float) -> None:
         step = int(np.nanmax(steps, initial=-1.0))
@@ -125,3 +173,19 @@ class CheckpointLog:
         if more > 0:
             nothing = np.full(more, np.nan)
             self._of_node = {name: np.concatenate((kept, nothing)) for name, kept in self._of_node.items()}
+            self._older = np.concatenate((self._older, np.full((*self._older.shape[:2], more), np.nan)), axis=2)
+
+
+def _older(of_node: Mapping[str, Floats], older: Floats, nodes: Sequence[str], newest: int) -> tuple[KeptStep, ...]:
+    """Return the steps before the newest that nodes hold, the newest first; of many those that most of them hold."""
+    members, (steps, captured_s) = of_node[_WANTED] > 0, older
+    told, times = np.unique(steps[steps < newest], return_counts=True)
+    found = []
+    for step in told[np.argsort(times)[-OLDER_MAX:]]:
+        at_s = np.fmax.reduce(np.where(steps == step, captured_s, np.nan))
+        # The newest of a node that was heard a moment earlier is another one's previous.
+        its_newest = (of_node[_STEP] == step) & (of_node[_COPIES] >= of_node[_WANTED])
+        has = members & (np.isfinite(at_s) | its_newest)
+        lacking = int(np.count_nonzero(members & ~has))
+        found.append(KeptStep(int(step), float(np.nanmax(at_s)), tuple(compress(nodes, has)), lacking))
+    return tuple(sorted(found, key=lambda kept: kept.step, reverse=True))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.action import ActionKind
 from eagle_eye.server.engine.job_terms import OUR_RESTART_OWNERS
-from eagle_eye.server.engine.node_terms import STRENGTH, Floors
+from eagle_eye.server.engine.node_terms import STRENGTH, Floors, groups_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, lowered, passed
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situation, resume_from, terms
@@ -76,7 +76,9 @@ def _node_terms(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     nodes = [incident.node] if incident.node is not None else incident.nodes
     models = sorted({name for node in nodes for name in situation.gpu_models.get(node, ())})
     told = {term: f"{getattr(floors, term)} ({key})" for term, key in floors.where.items()}
-    values: Values = {"gpu_models": ", ".join(models) or "not known", **told}
+    groups = {group for node in nodes for group in groups_of(node, situation.settings.node_groups)}
+    kind = {"gpu_models": ", ".join(models) or "not known", "groups": ", ".join(sorted(groups))}
+    values: Values = {**kind, **told}
     if floors.action == plan.kind:
         return passed(values)
     why = (
@@ -157,10 +159,12 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     remaining_s = mine.remaining_s
     if situation.ends_s is not None:  # its time limit
         remaining_s = min(remaining_s, max(situation.ends_s - situation.now_s, 0.0))
-    gain_s = remaining_s * slowdown / (1 + slowdown) if slowdown > 0 else 0.0
-    at_risk_s = _at_risk_s(incident, situation)
-    if at_risk_s is not None:
-        mine = replace(mine, lost_work_s=at_risk_s)
+    left = 1.0 if situation.pace_left_ratio is None else situation.pace_left_ratio
+    # What remains at the pace that it has with the node, and at the one that is left without it.
+    gain_s = remaining_s * (1 - 1 / (1 + slowdown) / left) if slowdown > 0 and left > 0 else 0.0
+    at_risk = _at_risk(incident, situation)
+    if at_risk is not None:
+        mine = replace(mine, lost_work_s=at_risk.seconds)
     values: Values = {
         "slowdown_ratio": slowdown,
         "remaining_s": remaining_s,
@@ -168,9 +172,9 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         "lost_work_s": mine.lost_work_s,
         "restart_s": mine.restart_s,
         "queue_s": mine.queue_s,
+        **({} if at_risk is None else {"steps_at_risk": at_risk.steps}),
+        **({} if situation.pace_left_ratio is None else {"pace_left_ratio": left}),
     }
-    if at_risk_s is not None:
-        values = {**values, "steps_at_risk": situation.checkpoints.at_risk_steps}
     if slowdown <= 0:
         why = "how much the job is slower for it is not known: nothing says that a restart would pay"
         return lowered(TELL, why, values)
@@ -188,6 +192,12 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
             " from how a job's pace changes by itself"
         )
         return lowered(TELL, why, values)
+    if left < 1 and gain_s <= 0:
+        why = (
+            f"no spare: with {incident.node} the job has {1 / (1 + slowdown):.0%} of its pace; without it"
+            f" {_without_it(situation.members, left)}"
+        )
+        return lowered(TELL, why, values)
     if gain_s <= mine.cost_s:
         why = (
             f"a restart costs {mine.cost_s:.0f} s (lost work {mine.lost_work_s:.0f}, start {mine.restart_s:.0f}, queue"
@@ -198,13 +208,27 @@ def _cost(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
     return passed(values)
 
 
-def _at_risk_s(incident: Incident, situation: Situation) -> float | None:
+def _without_it(members: int, pace_left_ratio: float) -> str:
+    if pace_left_ratio <= 0:
+        return "too few nodes are left, and the job waits for one"
+    return f"{members - 1} nodes go on at {pace_left_ratio:.0%} of the job's pace by plan"
+
+
+class _AtRisk(NamedTuple):
+    """The work since a step, in steps and in seconds."""
+
+    steps: float
+    seconds: float
+
+
+def _at_risk(incident: Incident, situation: Situation) -> _AtRisk | None:
     """Return the work since the newest step in memory from which the job could go on; None where none is known."""
     found = resume_from(incident, situation, [incident.node] if incident.node is not None else [])
     told = situation.checkpoints
-    if found is None or found.where != "memory" or told.step_s is None:
+    if found is None or found.where != "memory" or told.step is None or told.step_s is None:
         return None
-    return told.at_risk_steps * told.step_s
+    steps = told.at_risk_steps + told.step - found.step
+    return _AtRisk(steps, steps * told.step_s)
 
 
 def _repetition(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
@@ -268,6 +292,15 @@ def _restart_owner(incident: Incident, situation: Situation, plan: Plan) -> Ruli
     return changed(replace(plan, restart=False, notes=(*plan.notes, why)), why, values)
 
 
+def _spare(_: Incident, situation: Situation, plan: Plan) -> Ruling:
+    """Say what the job goes on with where its launcher has no spare; whether that pays is for the rule of cost."""
+    left = situation.pace_left_ratio
+    if plan.kind != "exclude_node" or left is None:
+        return NOT_APPLICABLE
+    why = f"no spare: {_without_it(situation.members, left)}"
+    return changed(replace(plan, notes=(*plan.notes, why)), why, {"pace_left_ratio": left})
+
+
 def _bystanders(_: Incident, situation: Situation, plan: Plan) -> Ruling:
     if plan.kind != "exclude_node":
         return NOT_APPLICABLE
@@ -289,6 +322,7 @@ RULES = (
     Rule("cost", _cost),
     Rule("repetition", _repetition),
     Rule("target", _target),
+    Rule("spare", _spare),
     Rule("may_restart", _may_restart),
     Rule("restart_owner", _restart_owner),
 )

@@ -250,6 +250,7 @@ class Engine:
             hearing=heard,
             awaiting=any(not heard.covers(v.onset_s) and heard.can_answer(v, now_s) for v in verdicts),
             ends_s=declared.ends_s if declared else None,
+            pace_left_ratio=declared.pace_left_ratio if declared else None,
             owner=declared.owner if declared else "",
             gpu_models=self.gpu_models.of(track.series, track.memo).of_node,
             checkpoints=track.checkpoints.stand(track.nodes, track.pace_s),

@@ -16,9 +16,14 @@ Names = Annotated[list[str], Meta(max_length=NAMES_MAX)]
 
 def matches(patterns: Sequence[str], name: str) -> bool:
     """Return whether one of the glob patterns fits the name; no patterns fit every name."""
-    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return not patterns or any(_fits(pattern, name) for pattern in patterns)
 
 
 def is_exact(patterns: Sequence[str], name: str) -> bool:
     """Return whether the name itself is among the patterns, written without wildcards."""
     return any(pattern == name and not _WILD & set(pattern) for pattern in patterns)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    # A list of names in full is longer than what fnmatch keeps of compiled patterns.
+    return pattern == name if _WILD.isdisjoint(pattern) else fnmatch.fnmatchcase(name, pattern)

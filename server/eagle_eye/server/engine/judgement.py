@@ -22,7 +22,8 @@ class Judgement:
     verdict, or what follows from one, waits for that. ``ends_s`` is when its time limit ends it, None where nobody
     said. ``owner`` is the user whose job it is, "" where nobody said. ``gpu_models`` are NVML's names of the GPUs that
     the job has on a node, by node; a node of which none is known is missing. ``checkpoints`` is how those in memory
-    stand.
+    stand. ``pace_left_ratio`` is what is left of the job's pace without one of its nodes, whose place no spare takes;
+    None: a spare takes it, or nobody said.
     """
 
     job: str
@@ -45,6 +46,7 @@ class Judgement:
     owner: str = ""
     gpu_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     checkpoints: Checkpoints = NOTHING_TOLD
+    pace_left_ratio: float | None = None
 
     @property
     def blindness(self) -> str:

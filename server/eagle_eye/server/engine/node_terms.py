@@ -1,4 +1,4 @@
-"""What the operator has settled for nodes: by name, by what NVML calls their GPUs, and for single faults. Pure."""
+"""What the operator has settled for nodes: by name, group, what NVML calls their GPUs, and for single faults. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from msgspec import Meta, Struct
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.action import ActionKind
-from eagle_eye.server.engine.job_names import Names, is_exact, matches
+from eagle_eye.server.engine.job_names import NAMES_MAX, Names, is_exact, matches
 
 Seconds = Annotated[float, Meta(ge=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 NodeAction = Literal["notify", "drain_node", "restart_job", "exclude_node"]
+Members = Annotated[list[str], Meta(min_length=1, max_length=NAMES_MAX)]  # glob patterns of a group's nodes
+Groups = Mapping[str, Sequence[str]]  # patterns of each group's nodes
 
 # The higher, the more is asked for.
 STRENGTH: MappingProxyType[ActionKind, int] = MappingProxyType(
@@ -27,11 +29,13 @@ STRENGTH: MappingProxyType[ActionKind, int] = MappingProxyType(
 class NodeTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Terms for some nodes; what is not given is as for all.
 
-    ``nodes`` are glob patterns of names, ``gpu_models`` of what NVML calls the GPUs, ``faults`` names of faults; an
-    empty list means all of them. At least one of ``nodes`` and ``gpu_models`` must name something.
+    ``nodes`` are glob patterns of names, ``groups`` names of groups or racks, ``gpu_models`` patterns of what NVML
+    calls the GPUs, ``faults`` names of faults; an empty list means all of them. At least one of ``nodes``, ``groups``
+    and ``gpu_models`` must name something.
     """
 
     nodes: Names = []
+    groups: Names = []
     gpu_models: Names = []
     faults: Names = []
     action: NodeAction | None = None  # in place of the fault's own
@@ -41,8 +45,8 @@ class NodeTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
 
     def __post_init__(self) -> None:
         """Refuse what can never apply. Raises ValueError, which a configuration's reader reports with its key."""
-        if not (self.nodes or self.gpu_models):
-            raise ValueError("names no nodes or gpu_models; what holds for all stands in [policy]")
+        if not (self.nodes or self.groups or self.gpu_models):
+            raise ValueError("names no nodes, groups or gpu_models; what holds for all stands in [policy]")
         if all(getattr(self, term) is None for term in _CAREFUL):
             raise ValueError(f"settles nothing; give one of {', '.join(_CAREFUL)}")
         unknown = [fault for fault in self.faults if fault not in BY_NAME]
@@ -78,7 +82,7 @@ _CAREFUL: MappingProxyType[str, Callable[[Any], float]] = MappingProxyType(
 class _Fitting(NamedTuple):
     key: str
     terms: NodeTerms
-    closeness: tuple[int, bool]  # how many of the three lists name something, and whether a node is named in full
+    closeness: tuple[int, ...]  # of two that fit, the greater counts
 
 
 def floors_of(
@@ -87,22 +91,21 @@ def floors_of(
     nodes: Sequence[str],
     fault: str,
     gpu_models: Mapping[str, Sequence[str]],
+    groups: Groups,
 ) -> Floors:
     """Return what holds for a fault that concerns these nodes, of which ``gpu_models`` has the names of GPUs.
 
-    Terms apply where they fit all of the nodes, and all GPUs of each. For each term those count that name the most of
-    nodes, models and faults; among these one that names the node in full comes before a pattern; of what remains the
-    more careful value counts, in whatever order they stand. Where nobody knows which GPUs a node has, terms for
-    models apply as far as they are more careful than what else holds.
+    Terms apply where they fit all of the nodes, and all GPUs of each. For each term those count that name the node in
+    full, before those that name it by pattern or group, before those that name its GPUs; among these those that name
+    its GPUs or the fault, too. Of what remains the more careful value counts, in whatever order they stand. Where
+    nobody knows which GPUs a node has, terms for models apply as far as they are more careful than what else holds.
     """
     fitting: list[_Fitting] = []
     unsure: list[_Fitting] = []
     for place, terms in enumerate(given):
-        fits = _fits(terms, nodes, fault, gpu_models)
+        fits = _fits(terms, nodes, fault, gpu_models, groups)
         if fits is not False:
-            criteria = sum(map(bool, (terms.nodes, terms.gpu_models, terms.faults)))
-            exact = all(is_exact(terms.nodes, node) for node in nodes)
-            (fitting if fits else unsure).append(_Fitting(f"policy.nodes[{place}]", terms, (criteria, exact)))
+            (fitting if fits else unsure).append(_Fitting(f"policy.nodes[{place}]", terms, _closeness(terms, nodes)))
     found: dict[str, Any] = {}
     where: dict[str, str] = {}
     for name, careful in _CAREFUL.items():
@@ -119,12 +122,28 @@ def floors_of(
     return Floors(**found, where=where)
 
 
-def _fits(terms: NodeTerms, nodes: Sequence[str], fault: str, gpu_models: Mapping[str, Sequence[str]]) -> bool | None:
+def groups_of(node: str, groups: Groups) -> list[str]:
+    """Return which of the groups a node is in."""
+    return [name for name, members in groups.items() if matches(members, node)]
+
+
+def _closeness(terms: NodeTerms, nodes: Sequence[str]) -> tuple[int, ...]:
+    exact = all(is_exact(terms.nodes, node) for node in nodes)
+    return exact, bool(terms.nodes) + bool(terms.groups), bool(terms.gpu_models), bool(terms.faults)
+
+
+def _fits(
+    terms: NodeTerms, nodes: Sequence[str], fault: str, gpu_models: Mapping[str, Sequence[str]], groups: Groups
+) -> bool | None:
     """Return whether terms fit all of the nodes; None where that hangs on GPUs whose names are not known."""
     if not nodes or (terms.faults and fault not in terms.faults):
         return False
     if not all(matches(terms.nodes, node) for node in nodes):
         return False
+    if terms.groups:
+        named = {name: groups[name] for name in terms.groups if name in groups}
+        if not all(groups_of(node, named) for node in nodes):
+            return False
     if not terms.gpu_models:
         return True
     names = [gpu_models.get(node, ()) for node in nodes]

@@ -126,6 +126,7 @@ def situation_of(judgement: Judgement, book: Book, settings: PolicySettings, fle
         incidents=[i for i in book.incidents if i.job == judgement.job and i.state in folding.OPEN_STATES],
         gpu_models=judgement.gpu_models,
         checkpoints=judgement.checkpoints,
+        pace_left_ratio=judgement.pace_left_ratio,
     )
 
 

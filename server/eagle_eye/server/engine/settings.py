@@ -12,7 +12,7 @@ from eagle_eye.schema.action import ActionKind
 from eagle_eye.server.engine.job_terms import Count, JobTerms, Limit, Seconds, Terms, terms_of
 from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.modes import Mode, ModeRule
-from eagle_eye.server.engine.node_terms import Floors, NodeTerms, floors_of
+from eagle_eye.server.engine.node_terms import Floors, Members, NodeTerms, floors_of
 
 RULES_MAX = 1_000  # of one kind: each is looked at for every open incident at every tick
 
@@ -52,7 +52,9 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     mode: Mode = "observe"
     modes: Rules[ModeRule] = []  # other modes for some jobs, faults or kinds of action
     jobs: Rules[JobTerms] = []  # other terms for some jobs
-    nodes: Rules[NodeTerms] = []  # other actions and floors for some nodes, by name or by what GPUs they have
+    nodes: Rules[NodeTerms] = []  # other actions and floors for some nodes, by name, group or what GPUs they have
+    # Groups of nodes, by glob patterns of their names; the racks of topology_file that [[policy.nodes]] names come in.
+    node_groups: Annotated[dict[str, Members], Meta(max_length=RULES_MAX)] = {}
     maintenance: Rules[Maintenance] = []  # times in which nothing is done
     expires_s: Positive = 600.0  # an action that nobody carried out by then is void
     window_s: Positive = 86_400.0
@@ -116,4 +118,6 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             drain_after_s=self.drain_after_s,
             drain_slowdown_min=self.drain_slowdown_min,
         )
-        return floors_of(self.nodes, defaults, nodes, fault, gpu_models) if self.nodes else defaults
+        if not self.nodes:
+            return defaults
+        return floors_of(self.nodes, defaults, nodes, fault, gpu_models, self.node_groups)

@@ -32,6 +32,8 @@ class Situation:
     job failed. ``hearing`` is when its scheduler was heard, ``ends_s`` when its time limit ends it (None: not known).
     ``incidents`` are the job's open ones. ``gpu_models`` are NVML's names of the GPUs that the job has on a node, by
     node; a node of which none is known is missing. ``checkpoints`` is how the job's checkpoints in memory stand.
+    ``pace_left_ratio`` is what is left of its pace without one of its nodes, whose place no spare takes (None: one
+    takes it, or nobody said).
     """
 
     settings: PolicySettings
@@ -51,6 +53,7 @@ class Situation:
     incidents: Sequence[Incident] = ()
     gpu_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
     checkpoints: Checkpoints = NOTHING_TOLD
+    pace_left_ratio: float | None = None
 
 
 def counted(situation: Situation, mode: Mode) -> list[Action]:

@@ -94,6 +94,7 @@ def declared_job(name: str, update: JobUpdate, known: Job | None, now_s: float) 
         declared_state=update.state,
         owner=update.owner,
         held_up_by=update.held_up_by,
+        pace_left_ratio=update.pace_left_ratio,
     )
     if known is None:
         return replace(new, since_s=now_s)

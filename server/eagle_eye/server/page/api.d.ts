@@ -563,6 +563,7 @@ export interface Job {
   conflict: string;
   owner: string;
   held_up_by: Array<number>;
+  pace_left_ratio: number | null;
   nodes_total: number;
   progress: Progress | null;
 }
