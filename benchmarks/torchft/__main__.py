@@ -1,17 +1,26 @@
-"""The failure storm of torchft's authors, with Eagle Eye and with torchft alone: what is committed all the same.
+"""Replica groups of torchft that fail, or are sick and go on: with Eagle Eye and with torchft alone.
 
-    python -m benchmarks.torchft --seconds 600 --calm 60 --out benchmarks/results/torchft.json
+    python -m benchmarks.torchft --calm 60 --seconds 600 --out benchmarks/results/torchft.json
+    python -m benchmarks.torchft --part sick --out benchmarks/results/torchft-sick.json
 
-Needs torchft (tests/full.lock). A real lighthouse, replica groups on gloo in steps of a fixed length; on average every
-``--every`` seconds (evenly from 0 to twice that, by ``--seed``) a group drawn by chance is ended. Two arms, one after
-the other, on the same lighthouse settings:
+Needs torchft (tests/full.lock). A real lighthouse, replica groups on gloo in steps of a fixed length. Each arm trains
+undisturbed first, for what comes then is compared with.
+
+Part failing: on average every ``--every`` seconds (evenly from 0 to twice that, by ``--seed``) a group drawn by chance
+is ended.
 
 - torchft_alone: the lighthouse kills the group, whose launcher starts it again, as torchrun does, from nothing;
 - eagle_eye: a signed action excludes the group's node, the real subscriber has the lighthouse kill the group, and it
   is forked from a standby on a node that is not excluded. Nodes are readmitted after a while.
 
-Before the storm each arm trains undisturbed, for what its storm is compared with. Exit code 1: an action was not
-carried out, or more was killed than asked for.
+Part sick: the host of one group gets slow, or wrong in its gradients (nan, corrupt), and nobody is told.
+
+- torchft_alone: the groups train on as they can;
+- eagle_eye: the real server judges what the groups' hooks tell an agent for each host, the real subscriber acts, and
+  where its report asks for a restart from a checkpoint, that is done as an operator would.
+
+Exit code 1: an action was not carried out, more was killed than asked for, a host that is well was excluded, or the
+sick one was not found.
 """
 
 from __future__ import annotations
@@ -19,37 +28,18 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import random
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
-from benchmarks.torchft.figures import costs, ratio, span, spread
-from benchmarks.torchft.processes import (
-    STEP_S,
-    TIMING,
-    Group,
-    Reports,
-    Starts,
-    Timing,
-    cold,
-    ended,
-    lighthouse,
-    standby,
-    subscriber,
-)
-from benchmarks.torchft.storm import SECRET, ByAction, ByLighthouse, Storm
+from benchmarks.torchft import failing, sick
+from benchmarks.torchft.processes import STEP_S, TIMING, Timing
 
 ARMS = ("torchft_alone", "eagle_eye")
-LAST_WORD_S = 90.0
-TRIES_BEFORE = 10
+CALM_S = {"failing": 60.0, "sick": 25.0}
+SECONDS = {"failing": 600.0, "sick": 30.0}
 
 
 def main() -> int:
@@ -58,142 +48,53 @@ def main() -> int:
         prog="python -m benchmarks.torchft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
+    add("--part", choices=CALM_S, default="failing")
     add("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     add("--groups", type=int, default=4)
-    add("--every", type=float, default=15.0, help="seconds between failures on average (15)")
-    add("--seconds", type=float, default=600.0, help="of storm, in each arm (600)")
-    add("--calm", type=float, default=60.0, help="seconds before it (60)")
-    add("--seed", type=int, default=1)
+    add("--calm", type=float, help="seconds before anything happens (60; sick: 25)")
+    add("--seconds", type=float, help="of storm in each arm (600), or after a host got sick (30)")
+    add("--every", type=float, default=15.0, help="failing: seconds between failures on average (15)")
+    add("--seed", type=int, default=1, help="failing: of what is drawn by chance (1)")
+    add("--faults", nargs="+", choices=sick.FAULTS, default=list(sick.FAULTS), help="sick: what the host has (all)")
     add("--heartbeat", type=float, default=TIMING.heartbeat_s, help="seconds until a silent replica is dead (0.3)")
     add("--join", type=float, default=TIMING.join_s, help="seconds that a quorum waits for one that is not (2)")
-    add("--ports", type=int, default=21400, help="the first of two (21400)")
+    add("--ports", type=int, nargs=2, default=[21400, 21401], metavar=("LIGHTHOUSE", "SUBSCRIBER"))
     add("--out", type=Path)
     args = parser.parse_args()
-    found: dict[str, Any] = {
+    if args.part == "sick" and args.groups < sick.GROUPS_MIN:
+        parser.error(f"--groups {args.groups}: of fewer than {sick.GROUPS_MIN} nobody can tell which one is sick")
+    if args.calm is None:
+        args.calm = CALM_S[args.part]
+    if args.seconds is None:
+        args.seconds = SECONDS[args.part]
+    found, right = _failing(args) if args.part == "failing" else _sick(args)
+    found = {
         "groups": args.groups,
-        "every_s": args.every,
-        "seed": args.seed,
         "step_s": STEP_S,
         "lighthouse": {"heartbeat_s": args.heartbeat, "join_s": args.join, "tick_s": TIMING.tick_s},
-        "arms": {arm: measured(arm, args) for arm in args.arms},
+        **found,
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "load_average": os.getloadavg()},
     }
     text = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
     if args.out:
         args.out.write_bytes(text)
     sys.stdout.buffer.write(text)
-    return 0 if all(map(_is_right, found["arms"].values())) else 1
+    return 0 if right else 1
 
 
-def measured(arm: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the storm left of the training."""
-    with tempfile.TemporaryDirectory(prefix="torchft-") as name, ExitStack() as stack:
-        folder = Path(name)
-        url = stack.enter_context(running_lighthouse(args.ports, folder, Timing(args.heartbeat, args.join)))
-        hand = None
-        if arm == "eagle_eye":
-            hand = stack.enter_context(_subscriber(args, folder, url))
-            storm = Storm(_groups(args, folder, url, standby()), hand.end_group, hand.excluded, hand.readmit)
-        else:
-            killer = ByLighthouse(url)
-            stack.callback(killer.close)
-            storm = Storm(_groups(args, folder, url, cold()), killer.end_group)
-        for group in storm.groups:
-            stack.callback(group.end)
-        await_groups(storm)
-        calm_s = time.time()
-        storm.run(calm_s + args.calm)
-        storm_s = time.time()
-        storm.run(storm_s + args.seconds, random.Random(args.seed), args.every)
-        end_s = time.time()
-        _settle(storm, hand)
-        figures = _figures(storm, (calm_s, storm_s, end_s))
-        if hand is not None:
-            outcome = hand.outcome()
-            figures["actions"] = {**outcome, "seconds_until_done": spread(outcome["seconds_until_done"])}
-    figures["killed_beyond_the_failures"] = storm.started - args.groups - len(storm.failures)
-    return figures
+def _failing(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    timing = Timing(args.heartbeat, args.join)
+    plan = failing.Plan(args.groups, args.calm, args.seconds, args.every, args.seed, timing, *args.ports)
+    arms = {arm: failing.measured(arm, plan) for arm in args.arms}
+    found = {"every_s": args.every, "seed": args.seed, "arms": arms}
+    return found, all(map(failing.is_right, arms.values()))
 
 
-def _figures(storm: Storm, times: tuple[float, float, float]) -> dict[str, Any]:
-    calm_s, storm_s, end_s = times
-    tries = {group.name: group.tries() for group in storm.groups}
-    everybody = [one for some in tries.values() for one in some]
-    calm, wild = span(everybody, calm_s, storm_s), span(everybody, storm_s, end_s)
-    return {
-        "calm": calm,
-        "storm": wild,
-        "steps_of_calm_ratio": ratio(wild, calm, "steps"),
-        "samples_of_calm_ratio": ratio(wild, calm, "samples"),
-        "failures": costs(storm.failures, tries, storm.groups),
-    }
-
-
-def _settle(storm: Storm, hand: ByAction | None) -> None:
-    """The last groups that were ended are back, and their actions over, if that comes in time."""
-    until_s = time.time() + LAST_WORD_S
-    settled = False
-    while not settled and time.time() < until_s:
-        storm.run(time.time() + 1.0)
-        back = all(group.tries()[-1].at_s > group.started_s[-1] for group in storm.groups)
-        settled = back and (hand is None or len(hand.outcome()["seconds_until_done"]) == len(hand.asked))
-
-
-def _is_right(arm: dict[str, Any]) -> bool:
-    actions = arm.get("actions", {"asked": 0, "done": 0})
-    return actions["done"] == actions["asked"] and not arm["killed_beyond_the_failures"]
-
-
-def _groups(args: argparse.Namespace, folder: Path, url: str, starts: Starts) -> list[Group]:
-    hosts = [f"127.0.1.{number}" for number in range(1, args.groups * 4)]
-    return [Group(f"group_{number}", hosts, folder, url, starts) for number in range(args.groups)]
-
-
-def await_groups(storm: Storm) -> None:
-    """All groups train."""
-    storm.run(time.time() + 1.0)
-    _await(lambda: all(len(group.tries()) > TRIES_BEFORE for group in storm.groups), 180.0, "all groups' steps")
-
-
-@contextmanager
-def running_lighthouse(port: int, folder: Path, timing: Timing = TIMING) -> Iterator[str]:
-    """A real lighthouse runs; yields its URL."""
-    url = f"http://127.0.0.1:{port}"
-    process = lighthouse(port, folder, timing)
-    try:
-        _await(lambda: _answers(f"{url}/status"), 60.0, "the lighthouse")
-        yield url
-    finally:
-        ended(process)
-
-
-@contextmanager
-def _subscriber(args: argparse.Namespace, folder: Path, url: str) -> Iterator[ByAction]:
-    (folder / "secret").write_text(SECRET)
-    target = f"http://127.0.0.1:{args.ports + 1}/"
-    reports = Reports()
-    process = subscriber(args.ports + 1, reports.url, url, folder)
-    try:
-        _await(lambda: _answers(f"{target}healthz"), 60.0, "the subscriber")
-        yield ByAction(target, reports, folder / "state" / "excluded")
-    finally:
-        ended(process)
-        reports.close()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2.0, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
-
-
-def _await(met: Callable[[], bool], within_s: float, what: str) -> None:
-    until_s = time.monotonic() + within_s
-    while not met():
-        if time.monotonic() > until_s:
-            raise SystemExit(f"{what} did not come within {within_s:g} s")
-        time.sleep(0.2)
+def _sick(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+    plan = sick.Plan(args.groups, args.calm, args.seconds, Timing(args.heartbeat, args.join), *args.ports)
+    faults = {fault: {arm: sick.measured(fault, arm, plan) for arm in args.arms} for fault in args.faults}
+    right = all(sick.is_right(arm, found) for arms in faults.values() for arm, found in arms.items())
+    return {"seconds": args.seconds, "faults": faults}, right
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The processes of the storm: lighthouse, replica groups that are started again, the subscriber, the server's part."""
+"""The processes: lighthouse, replica groups that are started again, the subscriber, the server's part in the storm."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import httpx
 
 Starts = ForkServerContext | SpawnContext
 
@@ -23,26 +27,57 @@ Starts = ForkServerContext | SpawnContext
 COMPUTE_S = 0.12
 STEP_S = 0.16
 SAMPLES = 32  # of one group in a step
+ANSWERS_WITHIN_S = 60.0
+KILLED = "got kill request"  # what torchft's manager says before it ends
 
 
 @dataclass(frozen=True)
 class Replica:
-    """What a replica group is started with."""
+    """What a replica group is started with: its files are in ``folder``.
+
+    ``hook``: the environment of Eagle Eye's hook, empty where there is none. ``resume_from``: a checkpoint, or None.
+    """
 
     group: str
     host: str
     lighthouse: str  # URL
-    log: Path  # of its tries
-    output: Path
+    folder: Path
+    hook: Mapping[str, str]
+    resume_from: Path | None
+
+    @property
+    def log(self) -> Path:
+        """Return the file of its tries."""
+        return self.folder / f"{self.group}.steps"
+
+    @property
+    def output(self) -> Path:
+        """Return the file of what it prints."""
+        return self.folder / f"{self.group}.log"
+
+    @property
+    def fault(self) -> Path:
+        """Return the file that says what is wrong with the host; there is none where it is well."""
+        return self.folder / f"{self.host}.fault"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the folder for checkpoints; where it does not exist, none are written."""
+        return self.folder / "checkpoints"
 
 
 class Try(NamedTuple):
-    """A group's try at a step; ``groups`` are those whose samples the step holds."""
+    """A group's try at a step.
+
+    ``groups`` are those whose samples the step holds. ``loss`` is that of the group's own samples, None where the step
+    does not hold them: the group has just taken its state from another.
+    """
 
     at_s: float  # Unix time
     step: int
     groups: int
     committed: bool
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,26 +109,33 @@ class Group:
     """A replica group that is started again whenever it ends, on the next host that is not excluded."""
 
     def __init__(
-        self, name: str, hosts: list[str], folder: Path, lighthouse: str, starts: Starts | None = None
+        self,
+        name: str,
+        hosts: list[str],
+        folder: Path,
+        lighthouse: str,
+        starts: Starts | None = None,
+        hook: Callable[[str], Mapping[str, str]] = lambda _: {},
     ) -> None:
-        """``starts``: cold or from a standby; cold by default."""
+        """``starts``: cold or from a standby; cold by default. ``hook``: its environment, by host."""
         self.name, self._hosts, self._folder, self._lighthouse = name, hosts, folder, lighthouse
-        self._starts = starts or cold()
-        self.log = folder / f"{name}.steps"
+        self._starts, self._hook = starts or cold(), hook
         self.host = ""
+        self.resume_from: Path | None = None  # the checkpoint that it loads when it is started
         self.started_s: list[float] = []  # Unix time of each start
         self._process: BaseProcess | None = None
 
     def keep(self, excluded: set[str], taken: set[str]) -> bool:
-        """The group runs; returns whether it had to be started."""
+        """The group runs; returns whether it had to be started. Raises SystemExit where no host is left for it."""
         if self._process is not None and self._process.is_alive():
             return False
+        self.host = next((host for host in self._hosts if host not in excluded | taken), "")
+        if not self.host:
+            raise SystemExit(f"{self.name}: all {len(self._hosts)} hosts are excluded or taken")
         from benchmarks.torchft.train import train  # who only computes figures needs no torchft
 
-        self.host = next(host for host in self._hosts if host not in excluded | taken)
         self.started_s.append(time.time())
-        replica = Replica(self.name, self.host, self._lighthouse, self.log, self._folder / f"{self.name}.log")
-        self._process = self._starts.Process(target=train, args=(replica,), daemon=True)
+        self._process = self._starts.Process(target=train, args=(self._replica(),), daemon=True)
         self._process.start()
         return True
 
@@ -105,10 +147,25 @@ class Group:
 
     def tries(self) -> list[Try]:
         """Return every try of every process that was the group."""
-        if not self.log.exists():
-            return []
-        lines = [line.split() for line in self.log.read_text(encoding="ascii").splitlines()]
-        return [Try(float(at_s), int(step), int(groups), done == "1") for at_s, step, groups, done in lines]
+        log = self._replica().log
+        lines = log.read_text(encoding="ascii").split("\n")[:-1] if log.exists() else []  # the last is half written
+        return [
+            Try(float(at_s), int(step), int(groups), done == "1", None if loss == "-" else float(loss))
+            for at_s, step, groups, done, loss in map(str.split, lines)
+        ]
+
+    def takes_part(self) -> bool:
+        """Whether the group runs, and its process has committed the latest step that it tried."""
+        alive = self._process is not None and self._process.is_alive()
+        return alive and any(one.committed and one.at_s > self.started_s[-1] for one in self.tries()[-1:])
+
+    def kills(self) -> int:
+        """Return how many of the group's processes the lighthouse has told to end."""
+        output = self._replica().output
+        return output.read_text(encoding="utf-8", errors="replace").count(KILLED) if output.exists() else 0
+
+    def _replica(self) -> Replica:
+        return Replica(self.name, self.host, self._lighthouse, self._folder, self._hook(self.host), self.resume_from)
 
 
 class Reports:
@@ -177,6 +234,34 @@ def subscriber(port: int, server: str, lighthouse_url: str, folder: Path) -> sub
         return subprocess.Popen(
             [sys.executable, "-m", "eagle_eye.cli.main", "orchestrate", "torchft", *words], stdout=log, stderr=log
         )
+
+
+@contextmanager
+def running_lighthouse(port: int, folder: Path, timing: Timing = TIMING) -> Iterator[str]:
+    """A real lighthouse runs; yields its URL."""
+    url = f"http://127.0.0.1:{port}"
+    process = lighthouse(port, folder, timing)
+    try:
+        await_answer(f"{url}/status")
+        yield url
+    finally:
+        ended(process)
+
+
+def await_answer(url: str, within_s: float = ANSWERS_WITHIN_S) -> None:
+    """The URL answers; raises SystemExit where it does not in time."""
+    until_s = time.monotonic() + within_s
+    while not _answers(url):
+        if time.monotonic() > until_s:
+            raise SystemExit(f"{url} did not answer within {within_s:g} s")
+        time.sleep(0.1)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2.0, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def ended(process: subprocess.Popen[bytes]) -> None:

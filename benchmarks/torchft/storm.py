@@ -23,8 +23,10 @@ from eagle_eye.schema.action import ACTION_REQUESTED, NODE_READMITTED, ActionReq
 
 SECRET = "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0"
 READMIT_AFTER_S = 40.0
-TAKES_PART_S = 2.0  # who has not tried a step for longer does not take part now
 TICK_S = 0.05
+LOOK_S = 0.5
+STARTED_WITHIN_S = 180.0
+TRIES_BEFORE = 10  # of each group, until all are warm
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,26 @@ class Failure:
 
 @dataclass
 class Storm:
-    """The groups, and how one of them is ended: ``end_group`` returns whether it was asked for."""
+    """The groups, and how one of them is ended: ``end_group`` returns whether it was told to end.
+
+    ``excluded``: the hosts that no group may be started on. ``tick`` is called again and again while groups run.
+    """
 
     groups: list[Group]
-    end_group: Callable[[Group], bool]
+    end_group: Callable[[Group], bool] = lambda _: False
     excluded: Callable[[], set[str]] = set
     tick: Callable[[], None] = lambda: None
     failures: list[Failure] = field(default_factory=list)
-    started: int = 0
+    starts: int = 0
+
+    def start(self) -> None:
+        """All groups train. Raises SystemExit where they do not in time."""
+
+        def all_train() -> bool:
+            return all(len(group.tries()) > TRIES_BEFORE and group.takes_part() for group in self.groups)
+
+        if not self.run_until(all_train, STARTED_WITHIN_S):
+            raise SystemExit(f"the groups did not all train within {STARTED_WITHIN_S:g} s")
 
     def run(self, until_s: float, source: random.Random | None = None, every_s: float = 0.0) -> None:
         """Keep the groups running until then (Unix time), with failures where ``source`` is given."""
@@ -57,20 +71,27 @@ class Storm:
             self.tick()
             time.sleep(TICK_S)
 
+    def run_until(self, met: Callable[[], bool], within_s: float) -> bool:
+        """Keep the groups running until ``met`` says so; returns whether it did in time."""
+        until_s = time.time() + within_s
+        while not met():
+            if time.time() > until_s:
+                return False
+            self.run(time.time() + LOOK_S)
+        return True
+
     def _keep(self) -> None:
         excluded = self.excluded()
         for group in self.groups:
             taken = {other.host for other in self.groups if other is not group}
-            self.started += group.keep(excluded, taken)
+            self.starts += group.keep(excluded, taken)
 
     def _strike(self, group: Group) -> None:
-        """Nothing where the group does not take part: it is down already."""
-        tries = group.tries()
-        now_s = time.time()
-        if not tries or tries[-1].at_s < max(group.started_s[-1], now_s - TAKES_PART_S):
-            return
-        if self.end_group(group):
-            self.failures.append(Failure(now_s, group.name))
+        """Nothing where the group does not take part: it is down already, or was told to end and has not yet."""
+        struck = any(one.group == group.name and one.at_s > group.started_s[-1] for one in self.failures)
+        at_s = time.time()
+        if not struck and group.takes_part() and self.end_group(group):
+            self.failures.append(Failure(at_s, group.name))
 
 
 class ByLighthouse:
@@ -104,7 +125,7 @@ class ByAction:
 
     def excluded(self) -> set[str]:
         """Return the hosts that no group may be started on."""
-        return set(self._excluded.read_text().split()) if self._excluded.exists() else set()
+        return read_excluded(self._excluded)
 
     def end_group(self, group: Group) -> bool:
         """It was asked for."""
@@ -150,6 +171,11 @@ class ByAction:
             "webhook-signature": Webhook(SECRET).sign(event_id, now, body),
         }
         httpx.post(self._target, content=body, headers=headers, timeout=30.0, trust_env=False).raise_for_status()
+
+
+def read_excluded(file: Path) -> set[str]:
+    """Return the hosts in the subscriber's file."""
+    return set(file.read_text(encoding="utf-8").split()) if file.exists() else set()
 
 
 def _rfc3339(time_s: float) -> str:
