@@ -26,7 +26,7 @@ def status_page(quorum_id: int, replicas: Mapping[str, tuple[int, str]], ages: M
 class FakeLighthouse:
     """Replicas take a step each time that somebody looks. ``hung`` ones ignore being killed.
 
-    ``replaced_on`` starts what was killed again on that host, as a launcher would.
+    ``replaced_on`` starts what was killed again on that host, as a launcher would; what is new takes steps.
     """
 
     replicas: dict[str, str] = field(default_factory=dict)  # host by id
@@ -35,6 +35,7 @@ class FakeLighthouse:
     replaced_on: str = ""
     hung: set[str] = field(default_factory=set)
     stands_still: bool = False
+    flaps: bool = False  # each look sees a new quorum
     killed: list[str] = field(default_factory=list)
     dead: dict[str, float] = field(default_factory=dict)
     page: str = ""  # instead of the usual one
@@ -74,8 +75,8 @@ class FakeLighthouse:
         with self._lock:
             if self.page:
                 return self.page
-            if not self.stands_still:
-                self.step += 1
+            self.step += not self.stands_still
+            self.quorum_id += self.flaps
             replicas = {replica: (self.step, f"http://{host}:40251") for replica, host in self.replicas.items()}
             return status_page(self.quorum_id, replicas, {**dict.fromkeys(self.replicas, 0.05), **self.dead})
 
@@ -89,5 +90,6 @@ class FakeLighthouse:
                 self.dead[replica] = 6.0
                 self.quorum_id += 1
                 if self.replaced_on:
+                    self.stands_still = False
                     self.replicas[f"{replica.rpartition(':')[0]}:new-{len(self.killed)}"] = self.replaced_on
             return 'Something went wrong: status: Unknown, message: "transport error"'

@@ -132,11 +132,25 @@ def test_groups_that_stand_still_are_no_success(world: Trio) -> None:
         world.orchestrator.restart("llm", Restart(0, None, cause(), ("n2",)))
 
 
-def test_a_restart_without_a_culprit_ends_all_groups_and_waits_for_new_ones(world: Trio) -> None:
+def test_a_restart_without_a_culprit_ends_nobody_where_the_others_train_on(world: Trio) -> None:
+    said = world.orchestrator.restart("llm", Restart(0, None, cause()))
+    assert said.startswith("3 replica groups train on, step ")
+    assert said.endswith("; no group was killed")
+    assert world.lighthouse.killed == []
+
+
+def test_new_quorums_without_a_step_are_no_training(world: Trio) -> None:
+    world.lighthouse.stands_still, world.lighthouse.flaps = True, True
+    world.orchestrator.restart("llm", Restart(0, None, cause()))
+    assert len(world.lighthouse.killed) == 3
+
+
+def test_a_restart_without_a_culprit_ends_groups_that_all_stand_and_waits_for_new_ones(world: Trio) -> None:
+    world.lighthouse.stands_still = True
     said = world.orchestrator.restart("llm", Restart(0, None, cause()))
     assert sorted(world.lighthouse.killed) == ["train_0:old-0", "train_1:old-1", "train_2:old-2"]
     assert said.startswith("3 replica groups train on")
-    world.lighthouse.replaced_on = ""
+    world.lighthouse.replaced_on, world.lighthouse.stands_still = "", True
     with pytest.raises(CannotCarryOutError, match="no replica group has taken a step"):
         world.orchestrator.restart("llm", Restart(0, None, cause("act-2")))
 

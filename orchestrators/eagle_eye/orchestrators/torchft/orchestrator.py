@@ -89,7 +89,10 @@ class TorchftOrchestrator:
         return f"{named} in the exclude file; killed {', '.join(doomed)}"
 
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name
-        """The groups that are left train on; where no node was to blame, all groups were ended and new ones train."""
+        """The groups that are left train on. Where no node was to blame and none trained, all are new and train.
+
+        A group that ended by itself is no reason to end the others: who starts groups replaces it, with their state.
+        """
         if request.distrust_since_s is not None:
             good = f" (EAGLE_EYE_RESUME_FROM={request.resume_from})" if request.resume_from else ""
             raise CannotCarryOutError(
@@ -100,6 +103,8 @@ class TorchftOrchestrator:
             return self._goes_on(self._memory.doomed(request.cause.action_id) or [])
         doomed = self._memory.doomed(request.cause.action_id)
         if doomed is None:
+            if going := self._step_of([]):
+                return f"{going}; no group was killed"
             doomed = [replica.id for replica in _alive(self._look())]
             self._memory.doom(request.cause.action_id, doomed)
         self._end(doomed, request.cause)
@@ -116,7 +121,8 @@ class TorchftOrchestrator:
         if isinstance(request, Restart):
             if request.without:
                 return "see the other replica groups train on"
-            return f"kill {_named([replica.id for replica in _alive(status)])}, all replica groups"
+            named = _named([replica.id for replica in _alive(status)])
+            return f"see replica groups train on, and kill {named} where none takes a step"
         written = f"write {', '.join(request.nodes)} into the exclude file"
         return f"{written} and kill {_named(self._condemned(request, status))}" if request.now else written
 
@@ -183,21 +189,31 @@ class TorchftOrchestrator:
 
     def _goes_on(self, doomed: Sequence[str]) -> str:
         """Wait until replicas that were not ended take a step; returns who they are."""
+        if going := self._step_of(doomed):
+            return going
+        status = self._look()
+        raise CannotCarryOutError(
+            f"killed {', '.join(doomed) or 'nothing'}; no replica group has taken a step for "
+            f"{self._job.on_within_s:g} s (step {status.step}, quorum {status.quorum_id})"
+        )
+
+    def _step_of(self, doomed: Sequence[str]) -> str:
+        """Return who has taken a step without the doomed, "" where nobody does in ``on_within_s``.
+
+        Where some are doomed a new quorum without them is as good: groups that all start anew begin with a lower step.
+        """
         began = self._look()
         until_s = time.monotonic() + self._job.on_within_s
         while True:
             status = self._look()
             others = [replica for replica in _alive(status) if replica.id not in doomed]
-            moved = status.step > began.step or status.quorum_id > began.quorum_id
+            moved = status.step > began.step or (bool(doomed) and status.quorum_id > began.quorum_id)
             if others and moved and not {replica.id for replica in status.replicas} & set(doomed):
                 back = {group for group in map(_group, doomed) if group in {replica.group for replica in others}}
                 more = f"; {', '.join(sorted(back))} started again" if back else ""
                 return f"{len(others)} replica groups train on, step {status.step}{more}"
             if time.monotonic() > until_s:
-                raise CannotCarryOutError(
-                    f"killed {', '.join(doomed) or 'nothing'}; no replica group has taken a step for "
-                    f"{self._job.on_within_s:g} s (step {status.step}, quorum {status.quorum_id})"
-                )
+                return ""
             time.sleep(self._poll_s)
 
 
