@@ -34,5 +34,5 @@ def _folded(
     known: Sequence[Incident], verdicts: tuple[Verdict, ...], policy: PolicySettings, public_url: str, now_s: float
 ) -> Change:
     judgement = Judgement(job=NO_JOB, attempt=0, now_s=now_s, verdicts=verdicts)
-    folded = fold(known, judgement, (), policy, lambda: f"inc_{secrets.token_hex(8)}")
+    folded = fold(known, judgement, {}, policy, lambda: f"inc_{secrets.token_hex(8)}")
     return announcement(Response(tuple(folded), ()), Book(known, ()), policy, public_url, now_s).change

@@ -8,7 +8,7 @@ import pytest
 
 from eagle_eye.server.engine.policy import decide
 from eagle_eye.server.engine.settings import PolicySettings
-from tests.server.engine.situations import incident, past, situation
+from tests.server.engine.situations import NOW_S, incident, past, situation
 
 
 def test_a_hang_with_two_kinds_of_evidence_excludes_its_node() -> None:
@@ -88,6 +88,12 @@ def test_an_exclusion_without_a_spare_says_with_what_the_job_goes_on() -> None:
 )
 def test_every_hold_gives_its_reason(changes: dict[str, Any], reason: str) -> None:
     assert reason in decide(incident(), situation(**changes)).hold
+
+
+@pytest.mark.parametrize(("onset_s", "rule"), [(NOW_S - 11, "under_way"), (NOW_S - 9, "")])
+def test_only_what_began_before_a_restart_was_done_is_its_own_in_the_same_attempt(onset_s: float, rule: str) -> None:
+    done = past(attempt=1, updated_s=NOW_S - 10)
+    assert decide(incident(onset_s=onset_s), situation(actions=(done,))).rule == rule
 
 
 def test_a_spent_budget_holds_a_restart_alone_and_says_so() -> None:

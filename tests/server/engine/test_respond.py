@@ -256,3 +256,53 @@ def test_a_checkpoint_that_nobody_makes_holds_the_exclusion_no_longer_than_allow
         ("checkpoint_now", "expired"),
         ("exclude_node", "requested"),
     ]
+
+
+def lost(node: str | None, onset_s: float, now_s: float) -> Judgement:
+    """The job goes on in attempt 0, as one does whose replicas are replaced; a GPU of the node, if any, is lost."""
+    verdict = Verdict(
+        detector="gpu_lost",
+        fault="gpu_lost",
+        job="j",
+        nodes=(node or "",),
+        node=node,
+        device=0,
+        confidence=0.99,
+        onset_s=onset_s,
+        summary="XID 79",
+        evidence=(),
+        kinds=frozenset({"xid"}),
+        fact=True,
+    )
+    verdicts = (verdict,) if node else ()
+    return Judgement("j", 0, now_s, verdicts, members=4, heard=4, stepping=True, advanced_s=now_s - 1.0)
+
+
+def replaced(office: Office) -> None:
+    """The replica on n1 was replaced at 110, and the incident of it is over."""
+    office.take([lost("n1", 100.0, 101.0)])
+    office.report("done", 110.0)
+    office.take([lost(None, 0.0, 112.0), lost(None, 0.0, 125.0)])
+
+
+def test_where_a_job_goes_on_in_its_attempt_after_a_restart_the_incident_recovers() -> None:
+    office = Office()
+    replaced(office)
+    assert [i.state for i in office.incidents.values()] == ["recovered"]
+
+
+def test_a_fault_that_begins_after_a_restart_is_acted_on_in_the_same_attempt() -> None:
+    office = Office()
+    replaced(office)
+    office.take([lost("n2", 130.0, 131.0)])
+    assert [(a.exclude, a.attempt, a.state) for a in office.actions.values()] == [
+        (["n1"], 0, "done"),
+        (["n2"], 0, "requested"),
+    ]
+
+
+def test_what_began_before_a_restart_was_done_is_no_new_incident_in_the_same_attempt() -> None:
+    office = Office()
+    replaced(office)
+    office.take([lost("n2", 109.0, 126.0)])
+    assert len(office.incidents) == 1

@@ -206,7 +206,7 @@ def test_a_fresh_proof_waits_for_the_word_so_that_the_job_can_be_restarted_with_
 def test_a_node_that_went_alone_leaves_the_restart_to_be_asked_for() -> None:
     alone = past(attempt=CRASH.attempt, state="done", restart=False, exclude=["n1"])
     assert decide(CRASH, situation(actions=[alone])).rule == ""
-    for other in (replace(alone, restart=True), replace(alone, state="running")):
+    for other in (replace(alone, restart=True, updated_s=CRASH.onset_s), replace(alone, state="running")):
         assert decide(CRASH, situation(actions=[other])).rule == "under_way"
 
 

@@ -112,7 +112,7 @@ def _under_way(incident: Incident, situation: Situation, plan: Plan) -> Ruling:
         if concerns and _takes_along(action, incident, plan):
             why = f"action {action.id} because of incident {action.incident_id} excludes {incident.node} as well"
             return held(why, {"action": action.id, "state": action.state, "kind": action.kind})
-        if concerns and action.state in ASKED_STATES and _same(action, plan):
+        if concerns and action.state in ASKED_STATES and _same(action, incident, plan):
             why = f"action {action.id} for attempt {incident.attempt} is {action.state} already"
             return held(why, {"action": action.id, "state": action.state, "kind": action.kind})
     return passed({})
@@ -124,8 +124,10 @@ def _takes_along(action: Action, incident: Incident, plan: Plan) -> bool:
     return stands and action.node != incident.node and incident.node in plan.exclude and incident.node in action.exclude
 
 
-def _same(action: Action, plan: Plan) -> bool:
+def _same(action: Action, incident: Incident, plan: Plan) -> bool:
     if action.kind in DISRUPTIVE_KINDS:
+        if action.state == "done" and incident.onset_s > action.updated_s:
+            return False  # the job went on in this attempt, as one does whose replicas are replaced one by one
         # A node that was taken out alone leaves the restart to be asked for.
         return action.restart or action.state != "done" or not plan.restart
     return action.kind == plan.kind and set(plan.exclude) <= set(action.exclude)

@@ -9,7 +9,8 @@ What another finding explains is merged into that one's incident (``kinship``), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -34,29 +35,30 @@ _SEEN_ANEW = (
 def fold(
     known: Iterable[Incident],
     judgement: Judgement,
-    acting: Collection[tuple[str, int]],
+    acting: Mapping[tuple[str, int], float],
     policy: PolicySettings,
     new_id: Callable[[], str],
 ) -> list[Incident]:
     """Return the incidents of the judgement's job that are new or have changed.
 
     ``known`` are the job's incidents that are open, those that have recovered and may come back, and those that a
-    person marked false: the same claim is not made again in their attempt. ``acting`` holds the (job, attempt) pairs
-    that a subscriber is restarting right now: what stops in them is our own doing. An incident without a verdict for
-    ``verdict_gone_s`` has recovered (later where it comes and goes), one of an earlier attempt as soon as the job makes
-    steps again.
+    person marked false: the same claim is not made again in their attempt. ``acting`` says by (job, attempt) until
+    when what begins is our own doing: a subscriber restarts it right now (infinity), or did. An incident without a
+    verdict for ``verdict_gone_s`` has recovered (later where it comes and goes), one of an earlier attempt as soon as
+    the job makes steps again.
     """
     now_s = judgement.now_s
     mine = {i.id: i for i in known if i.job == judgement.job}
     book = dict(mine)
-    being_restarted = (judgement.job, judgement.attempt) in acting
+    ours_until_s = acting.get((judgement.job, judgement.attempt), -math.inf)
+    being_restarted = ours_until_s == math.inf
     fused = fuse(judgement.verdicts, _stops(mine.values(), judgement.attempt))
     seen: set[str] = set()
     for family, finding in fused.findings.items():
         verdict = finding.verdict
         opened = {i.family: i for i in book.values() if i.attempt == judgement.attempt and i.state in OPEN_STATES}
         old = opened.get(family)
-        if old is None and (being_restarted or _dismissed(verdict, judgement, mine.values())):
+        if old is None and (verdict.onset_s <= ours_until_s or _dismissed(verdict, judgement, mine.values())):
             continue
         shared = opened.get(SHARED_SLOWNESS)
         if shared is not None and family == f"slow:{verdict.node}" and kinship.is_of_the_rack(verdict, shared):

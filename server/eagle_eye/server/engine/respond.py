@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,7 +85,7 @@ def respond(
     actions = {action.id: action for action in book.actions if action.job == judgement.job}
     ended = {a.id: a for a in (_expired(action, now_s) for action in actions.values()) if a is not None}
     actions.update(ended)
-    acting = {(a.job, a.attempt) for a in actions.values() if a.restart and a.state in ("accepted", "running", "done")}
+    acting = _restarted_until_s(actions.values(), judgement)
     known = {i.id: i for i in book.incidents if i.job == judgement.job}
     changed = {i.id: i for i in folding.fold(known.values(), judgement, acting, settings, lambda: new_id("inc"))}
     asked: list[Action] = []
@@ -104,6 +105,26 @@ def respond(
         elif action is not None:
             asked.append(action)
     return Response(tuple(changed.values()), (*ended.values(), *asked), tuple(evidence))
+
+
+def _restarted_until_s(actions: Iterable[Action], judgement: Judgement) -> dict[tuple[str, int], float]:
+    """Return by (job, attempt) until when what stops is a restart's doing (Unix time), infinity while it is under way.
+
+    A restart that is done is over with a later step of the same attempt: where replicas are replaced one by one, there
+    is no other.
+    """
+    until_s: dict[tuple[str, int], float] = {}
+    for action in actions:
+        if action.restart and action.state in ("accepted", "running", "done"):
+            went_on = (
+                action.state == "done"
+                and judgement.attempt == action.attempt
+                and judgement.stepping
+                and judgement.advanced_s > action.updated_s
+            )
+            key = (action.job, action.attempt)
+            until_s[key] = max(until_s.get(key, 0.0), action.updated_s if went_on else math.inf)
+    return until_s
 
 
 def situation_of(judgement: Judgement, book: Book, settings: PolicySettings, fleet_size: int, blind: str) -> Situation:
