@@ -34,9 +34,9 @@ def errors(story: Story, column: int = 5, rows: int = SICK_ROWS, each: float = 1
     return story
 
 
-def less_traffic(story: Story, column: int = 5, rows: int = SICK_ROWS) -> Story:
-    for name in ("gpu_nvlink_rx_bytes_per_second", "gpu_nvlink_tx_bytes_per_second"):
-        story.device[name][-rows:, column] *= 0.6
+def less_traffic(story: Story, column: int = 5, rows: int = SICK_ROWS, ways: str = "rx tx") -> Story:
+    for way in ways.split():
+        story.device[f"gpu_nvlink_{way}_bytes_per_second"][-rows:, column] *= 0.6
     return story
 
 
@@ -75,6 +75,12 @@ class TestFires:
         assert verdict.kinds == {"nvlink_bandwidth", "step_time"}
         assert verdict.confidence < 0.9
         assert verdict.slowdown_ratio == pytest.approx(0.136, rel=0.15)
+
+    def test_where_one_way_alone_is_observed_it_is_told_by_that(self) -> None:
+        story = hookless(less_traffic(job(rows=200), rows=80))
+        story = without(story, "gpu_nvlinks", "gpu_nvlink_err", "gpu_nvlink_tx", "gpu_pcie_l")
+        found = one(DETECTOR.detect(slower(story, rows=80, ratio=0.88).window()))
+        assert found.kinds == {"nvlink_bandwidth", "step_time"}
 
     def test_links_down_with_an_xid_are_enough(self) -> None:
         verdict = one(DETECTOR.detect(xid(down(job()), SICK_ROWS).window()))
@@ -180,6 +186,12 @@ class TestStaysQuiet:
 
     def test_less_traffic_alone_is_no_fault(self) -> None:
         assert DETECTOR.detect(less_traffic(job()).window()) == []
+
+    @pytest.mark.parametrize("way", ["rx", "tx"])
+    def test_less_traffic_one_way_alone_is_the_counters(self, way: str) -> None:
+        story = hookless(less_traffic(job(rows=200), rows=80, ways=way))
+        story = without(story, "gpu_nvlinks", "gpu_nvlink_err", "gpu_pcie_l")
+        assert DETECTOR.detect(slower(story, rows=80, ratio=0.88).window()) == []
 
     def test_a_model_with_fewer_links_is_no_fault(self) -> None:
         story = job()

@@ -65,10 +65,10 @@ class NvlinkDegraded:
 
     Fewer active links than the peers (or than the GPU itself had before), errors that keep growing, XID 74, less
     NVLink traffic than the peers' under load, and steps that became longer at the same moment are the kinds of
-    evidence; links or repeated XIDs must be among them, or errors with two others, or one GPU's traffic fell and
-    steps became longer at one moment, a minute long. Where most GPUs of a node see it, the NVSwitch is likelier
-    than any of them, and where several do, the other end may be to blame: then no device is named. A single XID 74
-    without effect asks for a planned look only. Blind where links, errors and traffic are all unobserved.
+    evidence; links or repeated XIDs must be among them, or errors with two others, or one GPU's traffic fell, both
+    ways, and steps became longer at one moment, a minute long. Where most GPUs of a node see it, the NVSwitch is
+    likelier than any of them, and where several do, the other end may be to blame: then no device is named. A single
+    XID 74 without effect asks for a planned look only. Blind where links, errors and traffic are all unobserved.
     Cannot see: a domain of many nodes (NVLink 5 switches) as such.
     """
 
@@ -267,20 +267,26 @@ def _erring(window: Window) -> dict[int, list[int]]:
 def _starved(window: Window) -> dict[int, list[SlowClock]]:
     """Return by node the series that began to move far less than their peers, at most half of a node's.
 
-    Of a job in step all ranks of a role move the same; where a whole node moves less, its host or network is why.
+    Of a job in step all ranks of a role move the same, and as much one way as the other: less one way is the counter's.
+    Where a whole node moves less, its host or network is why.
     """
-    metric = next((metric for metric in TRAFFIC if metric in window.device), None)
-    if metric is None:
-        return {}
+    less: dict[int, SlowClock] | None = None
+    for metric in [metric for metric in TRAFFIC if metric in window.device]:
+        if less is None or less:
+            this_way = {slow.index: slow for slow in _moves_less(window, metric)}
+            less = this_way if less is None else {index: less[index] for index in less if index in this_way}
+    found: dict[int, list[SlowClock]] = {}
+    for slow in (less or {}).values():
+        found.setdefault(int(window.node_of[slow.index]), []).append(slow)
+    return {node: own for node, own in found.items() if 2 * len(own) <= int((window.node_of == node).sum())}
+
+
+def _moves_less(window: Window, metric: str) -> list[SlowClock]:
     try:
         slow_ones = slow_clocks(window, metric, 1 - TRAFFIC_RATIO)
     except Blind:
-        return {}  # links and errors still tell
-    found: dict[int, list[SlowClock]] = {}
-    for slow in slow_ones:
-        if slow.distance >= TRAFFIC_SIGMAS and slow.lasting and not slow.chronic:
-            found.setdefault(int(window.node_of[slow.index]), []).append(slow)
-    return {node: own for node, own in found.items() if 2 * len(own) <= int((window.node_of == node).sum())}
+        return []  # links and errors still tell
+    return [slow for slow in slow_ones if slow.distance >= TRAFFIC_SIGMAS and slow.lasting and not slow.chronic]
 
 
 def _onset(window: Window, lost: list[int], erring: list[int], told: list[Happening]) -> tuple[float, bool]:
