@@ -151,6 +151,7 @@ def test_what_is_left_of_a_jobs_pace_is_told_without_a_word_on_the_job_itself(se
     assert server.watcher.jobs[-1].pace_left_ratio == 0.75
     assert put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": None}).json()["pace_left_ratio"] is None
     assert problem(put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 1.5})) == (400, "pace_left_ratio")
+    assert problem(put("/api/v1/jobs/job/pace-left")) == (400, "body")
 
 
 def test_an_old_attempt_is_refused_while_the_job_lives(server: Running) -> None:

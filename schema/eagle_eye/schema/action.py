@@ -100,7 +100,7 @@ class Report(msgspec.Struct, frozen=True):
 class PaceLeft(msgspec.Struct, frozen=True):
     """What is left of a job's pace without one of its nodes, from whoever restarts it by plan; as of JobUpdate."""
 
-    pace_left_ratio: float | None = None
+    pace_left_ratio: float | None
 
 
 class JobUpdate(msgspec.Struct, frozen=True):
