@@ -20,8 +20,8 @@ STEPS_S = (1.0, 2.0, 2.0, 5.0, 10.0)
 STRENGTHS = ("weak", "medium", "medium", "strong")
 CREEPING_SHARE = 0.15
 BACKGROUND_SHARE = 0.10  # of fault traces in which something harmless goes on as well
-# What jobs of the second physics are like, drawn evenly in the logarithm: nodes 2 to 64; steps from small models' to
-# the 46 s of a public timeline and beyond.
+# What jobs of the second physics are like, drawn evenly in the logarithm: nodes 2 to 64, up to quiet_nodes where
+# nothing is wrong; steps from small models' to the 46 s of a public timeline and beyond.
 SECOND_NODES, SECOND_GPUS, SECOND_STEP_S = (2.0, 64.0), (4, 8), (0.3, 60.0)
 SECOND_INTERVALS_S = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0)
 SECOND_STEPS, SECOND_ROWS = 60, 900  # a trace has so many steps at least, and no more rows
@@ -153,7 +153,9 @@ def _second(case: Case) -> Case:
     def log(low: float, high: float) -> float:
         return float(low * (high / low) ** rng.random())
 
-    nodes, step_s = round(log(*SECOND_NODES)), log(*SECOND_STEP_S)
+    least, most = SECOND_NODES
+    nodes = round(log(least, most if case.kind == "fault" else max(most, case.nodes)))
+    step_s = log(*SECOND_STEP_S)
     minutes = max(case.minutes, SECOND_STEPS * step_s / 60.0)
     lowest_s = max(case.interval_s, 60.0 * minutes / SECOND_ROWS) if case.kind == "fault" else case.interval_s
     intervals_s = [interval_s for interval_s in SECOND_INTERVALS_S if interval_s >= lowest_s] or [15.0]

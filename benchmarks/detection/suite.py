@@ -95,7 +95,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tuning-faults", type=int, default=69, help="tuning traces with a fault (default 69)")
     parser.add_argument("--tuning-quiet", type=int, default=30, help="tuning traces without (default 30)")
     parser.add_argument("--gpus", type=int, default=8, help="GPUs a node (default 8)")
-    parser.add_argument("--quiet-nodes", type=int, default=64, help="nodes of a trace without a fault (default 64)")
+    parser.add_argument(
+        "--quiet-nodes",
+        type=int,
+        default=64,
+        help="nodes of a trace without a fault, of second physics at most (default 64)",
+    )
     parser.add_argument("--quiet-minutes", type=float, default=30.0, help="their length (default 30)")
     parser.add_argument("--quiet-interval", type=float, default=5.0, help="their sampling interval, s (default 5)")
     return parser.parse_args()

@@ -33,6 +33,14 @@ def test_its_jobs_differ_in_size_steps_and_intervals() -> None:
     assert all(case.minutes * 60 >= 59 * case.step_s for case in cases)
 
 
+def test_quiet_jobs_are_as_large_as_is_asked_for_and_those_with_faults_are_not() -> None:
+    cases = plan(quiet_nodes=1024, node_days=400.0).reporting()
+    assert max(case.nodes for case in cases if case.kind == "fault") <= 64
+    quiet = [case for case in cases if case.kind != "fault"]
+    assert 900 <= max(case.nodes for case in quiet) <= 1024
+    assert sum(case.node_days for case in quiet) >= 400.0
+
+
 def test_smaller_jobs_are_watched_for_as_many_node_days() -> None:
     quiet = [case.node_days for case in plan().reporting() if case.kind != "fault"]
     assert 20.0 <= sum(quiet) < 20.0 + max(quiet)
