@@ -7,6 +7,7 @@ WORKDIR /src
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY schema schema
 COPY orchestrators orchestrators
+COPY planning planning
 COPY cli cli
 COPY packaging/container/install.sh ./
 # A site's own index comes as a build secret, which leaves nothing in a layer.

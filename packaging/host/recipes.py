@@ -86,7 +86,7 @@ SERVER = Recipe(
     ),
     portions=(
         *("schema", "agent", "checks", "checkpoint", "cli"),
-        *("server", "detectors", "orchestrators", "simulator", "learning"),
+        *("server", "detectors", "orchestrators", "planning", "simulator", "learning"),
     ),
     extras=("agent", "checkpoint-store", "server", "orchestrators"),
     pythons=("3.11", "3.12", "3.13", "3.14"),
