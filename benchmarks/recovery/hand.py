@@ -52,17 +52,22 @@ class Hand:
         return "carried_out" if state in ("begun", "excluded", "restarting", "finished") else str(state)
 
     def _send(self, kind: str, data: Any, event_id: str) -> None:
-        now = datetime.now(timezone.utc)
-        event = {"specversion": "1.0", "id": event_id, "type": kind, "source": "/by-hand", "time": now.isoformat()}
-        body = json.dumps({**event, "data": data})
-        headers = {
-            "content-type": "application/cloudevents+json",
-            "webhook-id": event_id,
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(_secret(self._state)).sign(event_id, now, body),
-        }
         url = next(line["webhook_url"] for line in reversed(self._stack.told()) if line["event"] == "listening")
-        httpx.post(url, content=body, headers=headers, timeout=10.0, trust_env=False).raise_for_status()
+        send(url, _secret(self._state), kind, data, event_id)
+
+
+def send(url: str, secret: str, kind: str, data: Any, event_id: str, timeout_s: float = 10.0) -> None:
+    """Post an event to an orchestrator, signed as the server would. Raises httpx.HTTPError where it is not taken."""
+    now = datetime.now(timezone.utc)
+    event = {"specversion": "1.0", "id": event_id, "type": kind, "source": "/by-hand", "time": now.isoformat()}
+    body = json.dumps({**event, "data": data})
+    headers = {
+        "content-type": "application/cloudevents+json",
+        "webhook-id": event_id,
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": Webhook(secret).sign(event_id, now, body),
+    }
+    httpx.post(url, content=body, headers=headers, timeout=timeout_s, trust_env=False).raise_for_status()
 
 
 def _secret(state: Path) -> str:

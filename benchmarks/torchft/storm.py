@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import time
 from collections.abc import Callable
@@ -12,15 +11,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
-from standardwebhooks import Webhook
 
+from benchmarks.recovery.hand import send
 from benchmarks.torchft.processes import Group, Reports
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
 from eagle_eye.schema.action import ACTION_REQUESTED, NODE_READMITTED, ActionRequest
 
+SENT_WITHIN_S = 30.0
 SECRET = "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0"
 READMIT_AFTER_S = 40.0
 TICK_S = 0.05
@@ -139,14 +138,14 @@ class ByAction:
         )  # fmt: skip
         self.asked[action_id] = now_s
         self._banned.append((now_s, group.host))
-        self._send(ACTION_REQUESTED, msgspec.to_builtins(action), action_id)
+        send(self._target, SECRET, ACTION_REQUESTED, msgspec.to_builtins(action), action_id, SENT_WITHIN_S)
         return True
 
     def readmit(self) -> None:
         """Hosts that have been out for long enough are told to be in again."""
         for at_s, host in [one for one in self._banned if time.time() - one[0] > READMIT_AFTER_S]:
             self._banned.remove((at_s, host))
-            self._send(NODE_READMITTED, {"node": host}, f"back-{at_s}")
+            send(self._target, SECRET, NODE_READMITTED, {"node": host}, f"back-{at_s}", SENT_WITHIN_S)
 
     def outcome(self) -> dict[str, Any]:
         """Return what became of the actions."""
@@ -159,18 +158,6 @@ class ByAction:
             "not_done": {action: words for action, words in said.items() if words[0] != "done"},
             "seconds_until_done": waits,
         }
-
-    def _send(self, kind: str, data: Any, event_id: str) -> None:
-        now = datetime.now(timezone.utc)
-        event = {"specversion": "1.0", "id": event_id, "type": kind, "source": "/storm", "time": now.isoformat()}
-        body = json.dumps({**event, "data": data})
-        headers = {
-            "content-type": "application/cloudevents+json",
-            "webhook-id": event_id,
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(SECRET).sign(event_id, now, body),
-        }
-        httpx.post(self._target, content=body, headers=headers, timeout=30.0, trust_env=False).raise_for_status()
 
 
 def read_excluded(file: Path) -> set[str]:

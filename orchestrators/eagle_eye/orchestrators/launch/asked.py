@@ -8,6 +8,7 @@ from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, too_few
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
+from eagle_eye.orchestrators.layouts import no_spare
 
 SUSPECTED_MAX = 1_000
 
@@ -63,8 +64,7 @@ def _by_plan(rules: Rules, state: State, following: tuple[str, ...] | None) -> s
     before = state.members
     if rules.layouts is None or following is None or not 0 < len(following) < len(before):
         return ""
-    now_s, then_s = (rules.layouts.layout(len(nodes)).step_s for nodes in (before, following))
-    return f"; no spare: {len(following)} nodes by plan, {now_s / then_s:.0%} of the samples/s of {len(before)}"
+    return f"; {no_spare(rules.layouts, len(following), len(before))}"
 
 
 def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) -> Step:
