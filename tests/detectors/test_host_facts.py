@@ -21,7 +21,8 @@ from tests.detectors.windows import NOW_S, Story
 PATIENCE = Patience(floor_s=10, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
 MEMORY = GpuMemory()
 HOSTS, KILLS = HostErrors(patience=PATIENCE), OutOfMemory(patience=PATIENCE)
-EXITS, GONE, HANGS = ProcessExit(settle_s=1, silent_s=5), ProcessGone(patience=PATIENCE), GpuHang(patience=PATIENCE)
+EXITS, HANGS = ProcessExit(settle_s=1, silent_s=5), GpuHang(patience=PATIENCE)
+GONE = ProcessGone(patience=PATIENCE, intervals=4, floor_s=10)
 ECHO = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
 
 

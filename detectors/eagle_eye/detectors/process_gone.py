@@ -10,6 +10,7 @@ from eagle_eye.detectors.signs.counters import grown
 from eagle_eye.detectors.signs.gpu_activity import waiting
 from eagle_eye.detectors.signs.gpu_errors import kernel_word_s
 from eagle_eye.detectors.signs.progress import Patience, progress
+from eagle_eye.detectors.signs.silence import silence
 from eagle_eye.detectors.signs.without_hook import (
     FREED_BYTES_MAX,
     MEMORY_METRIC,
@@ -26,7 +27,6 @@ UNORDERED_S = 45.0  # schedulers kill what lingers 30 s after a job was told to 
 SEEN_BEFORE_S = 60.0  # what ended so near to the window's beginning may have followed what lies before it
 TOGETHER_S = 10.0  # the others began to wait at the same moment...
 STEP_S_MAX = 60.0  # ...or as much later as stages of a pipeline go on without one of them
-AWAY_S, AWAY_INTERVALS = 10.0, 4.0  # a node that was heard of no more for so long was away, as NodeSilent has it
 CONFIDENCE_EARLY, CONFIDENCE = 0.85, 0.9  # as long as the kernel may yet say why it ended, and from then on
 CONFIDENCE_RESTARTED = 0.95
 COUNTER = "gpu_ecc_uncorrected_total"
@@ -50,6 +50,8 @@ class ProcessGone:
     """
 
     patience: Patience
+    intervals: float
+    floor_s: float
     name: str = "process_gone"
 
     def detect(self, window: Window) -> list[Verdict]:
@@ -78,7 +80,7 @@ class ProcessGone:
             return []
         if self._failing_memory(window, {window.nodes[node] for node in ended}, first_s):
             return []
-        back_s = _back_s(window, int(ended[0]), first_s) if alone else None
+        back_s = _back_s(window, int(ended[0]), first_s, self._silent_s(window)) if alone else None
         if back_s is not None and _restarted(window, int(ended[0]), freed, first_s):
             return [self._restarted_verdict(window, window.nodes[int(ended[0])], first_s, back_s)]
         first = min((item for item in freed if item.since_s == first_s), key=lambda item: item.column)
@@ -129,6 +131,9 @@ class ProcessGone:
             kinds=frozenset({"gpu_memory_freed", "gpu_activity"}),
         )
 
+    def _silent_s(self, window: Window) -> float:
+        return silence(window, self.intervals, self.floor_s).limit_s
+
     def _restarted_verdict(self, window: Window, node: str, since_s: float, back_s: float) -> Verdict:
         away_s = back_s - since_s
         return Verdict(
@@ -145,7 +150,7 @@ class ProcessGone:
                 " none of its processes there: it has restarted"
             ),
             evidence=(
-                Evidence("node_silence_seconds", node, None, away_s, 0.0, _away_s(window), "seconds"),
+                Evidence("node_silence_seconds", node, None, away_s, 0.0, self._silent_s(window), "seconds"),
                 Evidence(MEMORY_METRIC, node, None, "freed", None, None, "bytes"),
                 Evidence("gpu_power_watts", None, None, "fell to that of waiting"),
             ),
@@ -153,15 +158,11 @@ class ProcessGone:
         )
 
 
-def _away_s(window: Window) -> float:
-    return max(AWAY_S, AWAY_INTERVALS * window.interval_s)
-
-
-def _back_s(window: Window, node: int, since_s: float) -> float | None:
-    """Return when a node that fell silent at a moment was heard of again; None where it was not away."""
+def _back_s(window: Window, node: int, since_s: float, away_s: float) -> float | None:
+    """Return when a node that fell silent at a moment was heard of again; None where it was not away for so long."""
     own = np.isfinite(window.device[MEMORY_METRIC][:, window.node_of == node]).any(axis=1)
     heard_s = window.times_s[own & (window.times_s > since_s)]
-    return float(heard_s[0]) if len(heard_s) and heard_s[0] - since_s > _away_s(window) else None
+    return float(heard_s[0]) if len(heard_s) and heard_s[0] - since_s > away_s else None
 
 
 def _restarted(window: Window, node: int, freed: list[Freed], since_s: float) -> bool:

@@ -69,7 +69,7 @@ def build_detectors(settings: DetectionSettings, model: LearnedModel | str = NO_
         DeviceErrors(patience=patience),
         HostErrors(patience=patience),
         OutOfMemory(patience=patience),
-        ProcessGone(patience=patience),
+        ProcessGone(patience=patience, intervals=settings.silent_intervals, floor_s=settings.silent_floor_s),
         EarlySigns(),
         ProcessExit(settle_s=settings.crash_settle_s, silent_s=settings.silent_floor_s),
         Hang(
