@@ -9,7 +9,7 @@ from typing import NamedTuple
 from release.errors import ReleaseError
 from release.libraries import ROOT
 
-FOLDER = ROOT / "server/eagle_eye/server/page/vendor"
+FOLDER = ROOT / "server/eagle_eye/server/web/page/vendor"
 PORTION = "server"  # whoever ships this one ships them
 ROW = re.compile(
     r"\| `(?P<folder>[\w.-]+)` \| `(?P<package>[\w.@/-]+)` [^|]*\| (?P<version>[\w.-]+) \| (?P<licence>[^|]+) \|"

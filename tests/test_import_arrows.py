@@ -108,7 +108,7 @@ def test_the_arrows_drawn_are_the_arrows_there_are(column: int, kind: int) -> No
 def test_of_the_server_its_engine_knows_the_records_alone() -> None:
     imports = links()[0]
     known = {other for module in imports if room_of(module) == "server/engine" for other in imports[module]}
-    assert {other for other in known if room_of(other) == "server"} == {"eagle_eye.server.records"}
+    assert {other for other in known if room_of(other) == "server"} == {"eagle_eye.server.model.records"}
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:

@@ -44,8 +44,8 @@ from eagle_eye.server.backtest.run import Backtest
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.watch import Watch
+from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 
 START_S = 1_780_000_000.0
 STEP_S = 1.0  # one training step an interval

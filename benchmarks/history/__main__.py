@@ -22,11 +22,11 @@ import numpy as np
 from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.backtest.trace import Trace
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.journal_schema import live_bytes
+from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
+from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.journal_schema import live_bytes
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.clock import SystemClock
 
 COMMIT_FRAMES = 1_250  # what a fleet of 12,500 nodes sends in 100 ms
 COLLECTORS = dict.fromkeys(("host", "mounts", "fabric", "nvml", "kernel_log", "processes", "training"), "ok")

@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from eagle_eye.schema.rows import encode_outline, outline_id, outline_of
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.journal import Journal
-from eagle_eye.server.segments.facts import RAW_FOLDER, Sealed
-from eagle_eye.server.segments.levels import HOURS, LEVELS, MINUTES, Level, LevelFacts
-from eagle_eye.server.segments.processes import environment
-from eagle_eye.server.segments.tasks import Answer, Downsample
+from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.journal import Journal
+from eagle_eye.server.history.segments.facts import RAW_FOLDER, Sealed
+from eagle_eye.server.history.segments.levels import HOURS, LEVELS, MINUTES, Level, LevelFacts
+from eagle_eye.server.history.segments.processes import environment
+from eagle_eye.server.history.segments.tasks import Answer, Downsample
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.clock import SystemClock
 from eagle_eye.simulator.load.fleet import Fleet, Load
 from eagle_eye.simulator.load.rows_wire import FleetRows
 from eagle_eye.simulator.load.values import METRICS, FleetValues
@@ -59,7 +59,7 @@ class _Program(NamedTuple):
         """Run one to its end; return its CPU seconds, and its lines."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "-m", f"eagle_eye.server.segments.{module}", *arguments],
+            [sys.executable, "-m", f"eagle_eye.server.history.segments.{module}", *arguments],
             input=said,
             stdout=subprocess.PIPE,
             env={**(environment() if self.path == "" else os.environ), "PYTHONPATH": self.path},

@@ -23,12 +23,12 @@ import pyarrow as pa
 
 from benchmarks.history.__main__ import encoded_frames, samples_of, submit
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.segments import worker
-from eagle_eye.server.segments.tasks import Answer, Merge, Task
-from eagle_eye.server.segments.upkeep import Upkeep
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.segments import worker
+from eagle_eye.server.history.segments.tasks import Answer, Merge, Task
+from eagle_eye.server.history.segments.upkeep import Upkeep
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.clock import SystemClock
 
 FLEET_SAMPLES_PER_S = 3e6
 FOREVER_S = 4e9

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.ingest.processes import GENERATOR_CORE, Course, Look, bytes_in, free_port, on_core, program
 from eagle_eye.schema import metrics as catalogue
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.segments.facts import RAW_FOLDER
+from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
+from eagle_eye.server.history.segments.facts import RAW_FOLDER
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.clock import SystemClock
 
 WARM_UP_S = 30.0  # of a fleet that the server never heard of and that comes all at once; measured apart
 WARM_UP_SHARE = 0.2  # of a short run

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.innocence.world import JOB, NEIGHBOUR, World
+from eagle_eye.server.engine.ledger import stand, take_out
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.standing import SERVER, Asking, Offer, returning
-from eagle_eye.server.ledger import stand, take_out
-from eagle_eye.server.records import Node
-from eagle_eye.server.store import ACTIONS, NODES, Change
+from eagle_eye.server.model.records import Node
+from eagle_eye.server.store.store import ACTIONS, NODES, Change
 
 FROZEN = {"node_iowait_ratio": 0.6, "node_io_pressure_ratio": 0.9, "node_blocked_tasks": 24.0,
           "node_disk_read_bytes_per_second": 0.0, "node_disk_write_bytes_per_second": 0.0}  # fmt: skip

@@ -15,11 +15,11 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.server.job_sources.reconcile import agreed_state
-from eagle_eye.server.records import Job
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ACTIONS, INCIDENTS, JOBS, NODES, Change
-from eagle_eye.server.watch import Watch
+from eagle_eye.server.jobs.reconcile import agreed_state
+from eagle_eye.server.model.records import Job
+from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ACTIONS, INCIDENTS, JOBS, NODES, Change
 
 START_S = 1_700_000_000.0
 JOB, NEIGHBOUR = "train", "neighbour"

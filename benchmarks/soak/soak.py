@@ -18,9 +18,9 @@ from benchmarks.soak.received import Received
 from benchmarks.soak.site import Site, until
 from benchmarks.soak.stored import Stored
 from benchmarks.soak.world import World
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.clock import SystemClock
 from eagle_eye.simulator.load.tally import Latencies
 from eagle_eye.simulator.load.target import target
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from eagle_eye.server.embedded_history import HISTORY_FILE, HISTORY_FOLDER
-from eagle_eye.server.segments.facts import RAW_FOLDER
-from eagle_eye.server.segments.layout import FRAMES_FILE
+from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER
+from eagle_eye.server.history.segments.facts import RAW_FOLDER
+from eagle_eye.server.history.segments.layout import FRAMES_FILE
 
 
 class Ranges:

@@ -10,8 +10,8 @@ import pytest
 
 from eagle_eye.agent.node_token import ENROL_EVERY_S, NodeToken
 from eagle_eye.agent.server_connection import Trust
-from eagle_eye.server.auth import mint
-from eagle_eye.server.store import Change
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import Change
 from tests.agent.fakes import FakeClock
 from tests.server.builders import NOW, Running, body, frame, running
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.schema.frame import CONTENT_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_TYPE
-from eagle_eye.server.remote_write import endpoint
+from eagle_eye.server.ingest.remote_write import endpoint
 from tests.server.builders import NOW, body, frame
 from tests.server.remote_write.requests import series, snappy, v1, v2
 from tests.server.test_rows_ingest import request as rows

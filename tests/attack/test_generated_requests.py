@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server import auth
-from eagle_eye.server.errors import TargetRefused
-from eagle_eye.server.front import Front
-from eagle_eye.server.notifiers.guard import Target, parse
-from eagle_eye.server.store import Change
+from eagle_eye.server.delivery.notifiers.guard import Target, parse
+from eagle_eye.server.model.errors import TargetRefused
+from eagle_eye.server.security import auth
+from eagle_eye.server.store.store import Change
+from eagle_eye.server.web.dispatcher import Dispatcher
 from tests.server.builders import NOW, body, frame, running
 from tests.server.test_openapi import KNOWN, one_of_each
 
@@ -41,7 +41,7 @@ LIMITS: dict[str, Any] = {
 }
 
 
-def keep_in(front: Front) -> None:
+def keep_in(front: Dispatcher) -> None:
     """Have the server deliver to loopback alone, whatever a request made it believe."""
 
     async def check(url: str) -> Target:

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.server.auth import mint
-from eagle_eye.server.records import Scope
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import Scope
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import Change
 from tests.server.builders import body, frame
 from tests.server.own_process import OwnProcess, serving
 from tests.server.remote_write.requests import V1_HEADERS, series, snappy, v1

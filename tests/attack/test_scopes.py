@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from eagle_eye.schema.frame import CONTENT_TYPE
-from eagle_eye.server.auth import mint
-from eagle_eye.server.records import Scope, Token
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import Scope, Token
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, body, frame, running
 from tests.server.test_openapi import KNOWN, one_of_each
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.server.auth import mint
-from eagle_eye.server.store import Change
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, body, frame, running
 
 SLOW = 200
@@ -60,7 +60,7 @@ def slow(server: Running, begins: bytes, again: bytes) -> Iterator[Callable[[], 
         thread = threading.Thread(target=trickle)
         thread.start()
         try:
-            yield lambda: server.front.visitors.count
+            yield lambda: server.front.connections.count
         finally:
             over.set()
             thread.join()

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.store import SUBSCRIPTION_HEALTH, Change
+from eagle_eye.server.model.clock import SystemClock
+from eagle_eye.server.store.store import SUBSCRIPTION_HEALTH, Change
 from tests.server.builders import Running, event, running
 
 WITHIN_S = 0.2  # how much later an event may come beside a subscriber that misbehaves

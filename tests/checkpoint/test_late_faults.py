@@ -18,10 +18,10 @@ from eagle_eye.orchestrators.verbs import resume_from
 from eagle_eye.schema.action import ActionRequest, MemberRank
 from eagle_eye.schema.memory_standing import read_standing
 from eagle_eye.schema.memory_steps import read_steps, whole_in_memory
+from eagle_eye.server.delivery.events import request_data
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, respond
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.outbound import request_data
 from tests.agent.nccl_fakes import FakeProc, process, published
 from tests.checkpoint.stores import JOB, Node, Rank, contents, opened, running, until
 from tests.server.engine.frames import START_S, Fleet

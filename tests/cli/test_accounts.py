@@ -12,9 +12,9 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.server.accounts.gpus import compared
-from eagle_eye.server.accounts.records import Comparison, Gpu
-from eagle_eye.server.records import AuditEntry
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.account_records import Comparison, Gpu
+from eagle_eye.server.model.records import AuditEntry
+from eagle_eye.server.store.store import Change
 from tests.server.accounts.past import attempt, three_failures
 from tests.server.builders import NOW, Running, action, incident, running
 

@@ -10,8 +10,8 @@ import pytest
 from eagle_eye.cli.main import main
 from eagle_eye.cli.operator import DELIVERIES, INCIDENTS
 from eagle_eye.cli.tables import Column, print_table
-from eagle_eye.server.auth import mint
-from eagle_eye.server.store import Change
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, body, frame, incident, running
 
 

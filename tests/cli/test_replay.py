@@ -16,8 +16,8 @@ from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.backtest.trace_format import Header, Label, Membership, TraceEvent, TraceNode, TraceRank
 from eagle_eye.server.backtest.writer import TraceWriter
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.clock import SystemClock
+from eagle_eye.server.model.records import Job
 from tests.server.builders import running
 
 START = 1_600_000_000.0

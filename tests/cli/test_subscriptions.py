@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.store import DELIVERIES, SUBSCRIPTIONS, Change
+from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTIONS, Change
 from tests.server.builders import NOW, Running, event, running
 
 URL = "http://127.0.0.1:1/"

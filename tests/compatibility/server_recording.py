@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 
 from eagle_eye.schema.frame import encode_frame
-from eagle_eye.server import auth, store
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.journal import Journal
-from eagle_eye.server.records import AuditEntry, Job, Node
-from eagle_eye.server.sqlite_store import SqliteStore
+from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.journal import Journal
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.records import AuditEntry, Job, Node
+from eagle_eye.server.security import auth
+from eagle_eye.server.store import store
+from eagle_eye.server.store.sqlite_store import SqliteStore
 from tests.server.builders import NOW, FakeClock, action, event, frame, incident, subscription
 
 FRAMES = 3
@@ -73,7 +74,7 @@ def main(folder: Path) -> None:
 def _frames(data: Path) -> list[list[Any]]:
     """Return what the history tells of its frames: in early versions the journal, later what stands before it."""
     try:
-        from eagle_eye.server.embedded_history import EmbeddedHistory
+        from eagle_eye.server.history.embedded_history import EmbeddedHistory
     except ModuleNotFoundError:
         history: Any = Journal(data / DATABASES[1], HistorySettings(), 1 << 20, FakeClock())
     else:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.sqlite_store import SqliteStore
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.store.sqlite_store import SqliteStore
 from tests.compatibility import server_recording
 from tests.compatibility.server_recording import DATABASES, FRAMES, KINDS, meaning_of
 from tests.server.builders import NOW, FakeClock, running

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.server.clock import SystemClock
+from eagle_eye.server.model.clock import SystemClock
 from tests.docs.pages import blocks
 from tests.loopback import free_port
 from tests.server.builders import Running, running

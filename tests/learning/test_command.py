@@ -19,7 +19,7 @@ from eagle_eye.learning import training
 from eagle_eye.learning.features import read as read_history
 from eagle_eye.learning.model import make
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.model_file import BadModel, Document, Metadata, ModelFile, read, write
+from eagle_eye.server.site_files.learned_model import BadModel, Document, Metadata, ModelFile, read, write
 from tests.detectors.tiny_model import tiny_model
 from tests.learning.builders import START_S, Fleet
 
@@ -219,7 +219,7 @@ class TestRunningServer:
 def test_a_server_uses_the_model_and_keeps_it_when_the_file_turns_bad(tiny: Path) -> None:
     from eagle_eye.server.app import keep_model
     from eagle_eye.server.config import ServerConfig
-    from eagle_eye.server.telemetry import Telemetry
+    from eagle_eye.server.telemetry.counters import Telemetry
 
     class Watcher:
         def __init__(self) -> None:

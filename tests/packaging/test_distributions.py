@@ -68,18 +68,18 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(in_wheel: set[st
 
 def test_the_wheel_brings_what_programs_read_beside_their_code(in_wheel: set[str]) -> None:
     for name in (
-        "server/page/index.html",
-        "server/page/app/main.js",
-        "server/page/vendor/preact/preact.mjs",
-        "server/page/vendor/uPlot/uPlot.esm.js",
-        "server/remote_write/mapping.toml",
+        "server/web/page/index.html",
+        "server/web/page/app/main.js",
+        "server/web/page/vendor/preact/preact.mjs",
+        "server/web/page/vendor/uPlot/uPlot.esm.js",
+        "server/ingest/remote_write/mapping.toml",
         "agent/nvml/simulated.c",
     ):
         assert f"eagle_eye/{name}" in in_wheel
 
 
 def test_the_wheel_brings_its_licence_and_those_of_the_code_that_it_holds(in_wheel: set[str]) -> None:
-    vendor = "server/eagle_eye/server/page/vendor"
+    vendor = "server/eagle_eye/server/web/page/vendor"
     licences = {name.partition("/licenses/")[2] for name in in_wheel if "/licenses/" in name}
     assert licences == {"LICENSE", f"{vendor}/preact/LICENSE", f"{vendor}/uPlot/LICENSE"}
 

@@ -20,8 +20,8 @@ import yaml
 from eagle_eye.checkpoint import store_command
 from eagle_eye.server import config as configuration
 from eagle_eye.server.command import refuse_open_door
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import TOKENS
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import TOKENS
 from tests.orchestrators.kubernetes.rights import MANIFEST
 from tests.packaging.container_site import REPOSITORY, version
 from tests.packaging.helm_site import (

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from eagle_eye.server import config as configuration
-from eagle_eye.server.auth import sha256
 from eagle_eye.server.command import refuse_open_door
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import TOKENS
+from eagle_eye.server.security.auth import sha256
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import TOKENS
 from tests.orchestrators.kubernetes.cluster import CONTROLLERS, Cluster, missing, started, until
 from tests.orchestrators.kubernetes.rights import granted
 from tests.packaging.container_site import REPOSITORY

@@ -1,4 +1,4 @@
-"""The API's answers as TypeScript types, made of what /openapi.json is made of: server/eagle_eye/server/page/api.d.ts.
+"""The API's answers as TypeScript types, made of what /openapi.json is made of: ``server/web/page/api.d.ts``.
 
 ``python -m tests.page.api_types`` writes the file; a test holds it against the server.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from eagle_eye.server.api import answers
 
-FILE = Path(__file__).parents[2] / "server/eagle_eye/server/page/api.d.ts"
+FILE = Path(__file__).parents[2] / "server/eagle_eye/server/web/page/api.d.ts"
 _HEAD = """// What the API answers. Made by `python -m tests.page.api_types` of the server's own types; do not edit.
 // Times are RFC 3339. Nothing of this is served.
 """

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.frame import Frame, encode_frame, encode_request
 from eagle_eye.server.backtest.trace import Trace
-from eagle_eye.server.records import Node
-from eagle_eye.server.store import Change
-from eagle_eye.server.watch import Watch
-from eagle_eye.server.watching import Course
+from eagle_eye.server.model.records import Node
+from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.store.store import Change
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
 from eagle_eye.simulator.writer import write

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from eagle_eye.server.page_files import FOLDER, content_security_policy, read_page
+from eagle_eye.server.web.page_files import FOLDER, content_security_policy, read_page
 from tests.page import api_types
 from tests.server.builders import Running, running
 
@@ -96,7 +96,9 @@ def test_what_others_wrote_is_as_they_published_it() -> None:
 def test_the_wheel_holds_the_page() -> None:
     packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     page = {
-        f"eagle_eye/server/page/{path.relative_to(FOLDER).as_posix()}" for path in FOLDER.rglob("*") if path.is_file()
+        f"eagle_eye/server/web/page/{path.relative_to(FOLDER).as_posix()}"
+        for path in FOLDER.rglob("*")
+        if path.is_file()
     }
     assert page <= packed
 

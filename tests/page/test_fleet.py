@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from eagle_eye.server.store import Change
+from eagle_eye.server.store.store import Change
 from tests.page.site import replayed
 from tests.server.builders import Running, incident
 

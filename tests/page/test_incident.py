@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from eagle_eye.schema.action import EvidenceItem
-from eagle_eye.server.records import Evidence, Incident
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import Evidence, Incident
+from eagle_eye.server.store.store import Change
 from tests.page.conftest import Complaints
 from tests.page.site import replayed, until
 from tests.server.builders import Running, action, incident

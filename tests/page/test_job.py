@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from eagle_eye.server.accounts.records import Attempt, Membership
-from eagle_eye.server.records import Job
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.account_records import Attempt, Membership
+from eagle_eye.server.model.records import Job
+from eagle_eye.server.store.store import Change
 from tests.page.site import LaggingClock, replayed, until
 from tests.server.builders import Running, incident, running
 

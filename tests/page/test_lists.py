@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from eagle_eye.server.records import Job, Node
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import Job, Node
+from eagle_eye.server.store.store import Change
 from tests.page.site import LaggingClock, fleet_of
 from tests.server.builders import Running, incident, running
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle_eye.server.auth import mint
-from eagle_eye.server.store import Change
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import Change
 from tests.loopback import free_port
 from tests.page.conftest import Complaints
 from tests.page.site import LaggingClock, until

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.server.records import Job, Node
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import Job, Node
+from eagle_eye.server.store.store import Change
 from tests.page.conftest import CHROMIUM
 from tests.page.piped_browser import PipedBrowser, piped_browser
 from tests.page.site import LaggingClock, fleet_of

@@ -22,22 +22,22 @@ from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_fram
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import decode_outline, outline_of_row, read_row
 from eagle_eye.server import config as configuration
-from eagle_eye.server import logs
 from eagle_eye.server.app import build_watcher, create_app
-from eagle_eye.server.clock import Clock
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.door import DoorServer
 from eagle_eye.server.engine.checkpoints import Checkpoints
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.scheduler_word import SchedulerWord
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.front import Front
-from eagle_eye.server.history import Recorded, RecordedRow
-from eagle_eye.server.latencies import Latencies
-from eagle_eye.server.records import Action, Incident, Job, OutboundEvent, Subscription
-from eagle_eye.server.watching import Course, IncidentCounts, Latest, Progress
+from eagle_eye.server.history.history import Recorded, RecordedRow
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
+from eagle_eye.server.monitor.watching import Course, IncidentCounts, Latest, Progress
+from eagle_eye.server.telemetry import logs
+from eagle_eye.server.telemetry.latencies import Latencies
+from eagle_eye.server.transport.accept import AcceptingServer
+from eagle_eye.server.web.dispatcher import Dispatcher
 from tests.server.described import check_answer
 
 NOW = 1_700_000_000.0
@@ -269,7 +269,7 @@ def subscription(id_: str = "sub-1", url: str = "https://example.com/hook", **mo
 class Running:
     """A server that listens, a client of it, and its parts."""
 
-    front: Front
+    front: Dispatcher
     client: httpx.Client
     watcher: FakeWatcher
     url: str
@@ -334,10 +334,10 @@ def running(
         factory = build_watcher if judging else lambda _config, _store, _clock: watcher
         front = create_app(config, clock, factory, jitter=jitter, reread=reread)
         options = connection_options(front)
-        server = DoorServer(
+        server = AcceptingServer(
             uvicorn.Config(front, log_config=None, access_log=False, timeout_graceful_shutdown=2, **options),
             bound,
-            front.visitors,
+            front.connections,
         )
         thread = threading.Thread(target=server.run)
         thread.start()

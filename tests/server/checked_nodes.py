@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from eagle_eye.server.clock import Clock
-from eagle_eye.server.records import Node
-from eagle_eye.server.store import EVENTS, Change
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.records import Node
+from eagle_eye.server.store.store import EVENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame
 
 PASSED = {"name": "gemm", "state": "passed", "reason": "fine", "duration_s": 3.0, "expected": True, "values": []}

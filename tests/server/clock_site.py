@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.frame import Frame, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server import fleet as server_fleet
 from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.ingest import fleet as server_fleet
 from tests.server.engine.frames import Fleet
 
 STEPPED = "n1"

@@ -15,15 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server.config import WebhookSettings
-from eagle_eye.server.notifiers.alerts import Alert
-from eagle_eye.server.notifiers.formats import formats
-from eagle_eye.server.notifiers.guard import Guard
-from eagle_eye.server.notifiers.receipts import Outcome
-from eagle_eye.server.notifiers.webhook import Webhook
-from eagle_eye.server.outbound import heartbeat, incident_opened, incident_resolved, incident_updated, ping
-from eagle_eye.server.records import Incident, OutboundEvent
-from eagle_eye.server.timestamps import unix_seconds
+from eagle_eye.server.delivery.events import heartbeat, incident_opened, incident_resolved, incident_updated, ping
+from eagle_eye.server.delivery.notifiers.alerts import Alert
+from eagle_eye.server.delivery.notifiers.formats import formats
+from eagle_eye.server.delivery.notifiers.guard import Guard
+from eagle_eye.server.delivery.notifiers.receipts import Outcome
+from eagle_eye.server.delivery.notifiers.webhook import Webhook
+from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.model.records import Incident, OutboundEvent
+from eagle_eye.server.model.timestamps import unix_seconds
 from tests.loopback import free_port
 from tests.server.builders import incident, subscription
 from tests.server.receiver import Receiver, receiver

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from eagle_eye.server.app import beat
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.store import ACTIONS, DELIVERIES, EVENTS, Change
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, action, body, event, frame, incident, running, subscription
 
 RFC3339 = "2023-11-14T22:13:20.000Z"  # NOW

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagle_eye.server.auth import Credentials, Tokens, mint
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.records import Scope
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import TOKENS, Change, Store
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Scope
+from eagle_eye.server.security.auth import Credentials, Tokens, mint
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import TOKENS, Change, Store
 from tests.server.builders import NOW, FakeClock, body, frame, incident, running
 
 SCOPES: tuple[Scope, ...] = ("agent", "read", "operate", "admin")

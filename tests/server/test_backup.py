@@ -12,13 +12,14 @@ import httpx
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server import auth, backup
-from eagle_eye.server.backup import SUMS_FILE, back_up
-from eagle_eye.server.data_folder import held
-from eagle_eye.server.errors import BackupFailed
-from eagle_eye.server.records import Evidence
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import INCIDENTS, Change
+from eagle_eye.server.admin import backup
+from eagle_eye.server.admin.backup import SUMS_FILE, back_up
+from eagle_eye.server.model.errors import BackupFailed
+from eagle_eye.server.model.records import Evidence
+from eagle_eye.server.security import auth
+from eagle_eye.server.store.data_folder import held
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, body, frame, incident, running
 
 HISTORY_FILE = "history.db"

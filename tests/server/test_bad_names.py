@@ -13,7 +13,7 @@ from eagle_eye.schema.frame import Rank, block, values_of
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS
 from eagle_eye.schema.rows import encode_outline, encode_row, encode_rows_request, outline_id, outline_of
-from eagle_eye.server.store import JOBS
+from eagle_eye.server.store.store import JOBS
 from tests.server.builders import NOW, Running, body, frame, running
 
 BAD = ["", "a\nb", "a\x00", "x" * 254]

@@ -18,10 +18,10 @@ import pytest
 import tomllib
 
 from eagle_eye.cli.main import main
-from eagle_eye.server import tokens_command
-from eagle_eye.server.auth import sha256
+from eagle_eye.server.admin import tokens_command
 from eagle_eye.server.command import as_toml
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.security.auth import sha256
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 from tests.loopback import free_port
 from tests.server.builders import FakeClock, logging_put_back
 

@@ -16,13 +16,15 @@ import pytest
 from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import CONTENT_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
-from eagle_eye.server import auth, damage, integrity, write_ahead_log
-from eagle_eye.server.data_folder import held
-from eagle_eye.server.embedded_history import HISTORY_FILE
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.integrity import Integrity
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import INCIDENTS, Change
+from eagle_eye.server.admin import damage, integrity
+from eagle_eye.server.admin.integrity import Integrity
+from eagle_eye.server.history.embedded_history import HISTORY_FILE
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.security import auth
+from eagle_eye.server.store import write_ahead_log
+from eagle_eye.server.store.data_folder import held
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, logging_put_back, running
 from tests.server.segments.kept import compact
 
@@ -172,7 +174,7 @@ def test_a_segment_in_trouble_is_set_aside_and_queries_say_which_times_they_lack
 
 
 def _rfc3339(minute: int) -> str:
-    from eagle_eye.server.timestamps import rfc3339
+    from eagle_eye.server.model.timestamps import rfc3339
 
     return rfc3339(NOW + minute * MINUTE_S)
 

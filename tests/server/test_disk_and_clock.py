@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.server.app import create_app
-from eagle_eye.server.embedded_history import HISTORY_FILE
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import INCIDENTS, Change
+from eagle_eye.server.history.embedded_history import HISTORY_FILE
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import FakeClock, Running, body, frame, incident, running, settings
 
 DISK_BYTES = 8 << 20

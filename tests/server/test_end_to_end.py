@@ -11,8 +11,8 @@ from pathlib import Path
 
 import standardwebhooks
 
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.clock import SystemClock
+from eagle_eye.server.store.store import Change
 from tests.server.builders import Running, action, event, running
 from tests.server.receiver import Receiver, receiver
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagle_eye.server.auth import mint
-from eagle_eye.server.store import TOKENS, Change
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import TOKENS, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, running
 
 DAY_S = 86_400.0

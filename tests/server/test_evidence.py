@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server.auth import mint
-from eagle_eye.server.bundles import EVIDENCE_FOLDER, PARTIAL, Bundles
-from eagle_eye.server.config import EvidenceSettings
 from eagle_eye.server.engine.gathering import LATE_S
-from eagle_eye.server.evidence import REQUESTS_PER_ANSWER_MAX, Desk
-from eagle_eye.server.records import Evidence
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import EVIDENCE, Change
+from eagle_eye.server.model.records import Evidence
+from eagle_eye.server.monitor.settings import EvidenceSettings
+from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, PARTIAL, Bundles
+from eagle_eye.server.requests.evidence import REQUESTS_PER_ANSWER_MAX, EvidenceRequests
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import EVIDENCE, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running
 from tests.server.test_end_to_end import eventually
 
@@ -280,13 +280,13 @@ class Office:
         self.clock = FakeClock()
         self.store = SqliteStore(folder / "records.db")
         self.bundles = Bundles(folder / "evidence")
-        self.desk = Desk(self.store, self.bundles, EvidenceSettings(**settings), self.clock)
+        self.desk = EvidenceRequests(self.store, self.bundles, EvidenceSettings(**settings), self.clock)
 
     def keep(self, id_: str, size: int, created_s: float = NOW) -> None:
         self.store.commit(Change(evidence=(evidence(id_, created_s=created_s),)))
         incoming = self.bundles.begin(id_)
         incoming.write(b"\x1f\x8b" + b"x" * (size - 2))
-        self.desk.received(id_, incoming)
+        self.evidence_requests.received(id_, incoming)
 
     def states(self) -> dict[str, str]:
         return {record.id: record.state for record in self.store.all(EVIDENCE)}
@@ -307,7 +307,7 @@ def test_the_oldest_bundles_go_when_a_limit_is_reached(
     office = Office(tmp_path, **settings)
     for id_, created_s in (("a", NOW - 200), ("b", NOW), ("c", NOW)):
         office.keep(id_, 600_000, created_s)
-    office.desk.sweep()
+    office.evidence_requests.sweep()
     assert sorted(path.name for path in (tmp_path / "evidence").iterdir()) == [f"{id_}.tar.gz" for id_ in kept]
     assert [id_ for id_, state in office.states().items() if state == "received"] == kept
     office.store.close()
@@ -325,9 +325,9 @@ def test_a_bundle_that_cannot_be_deleted_stays_on_record_and_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(office.bundles, "delete", refused)
-        office.desk.sweep()
+        office.evidence_requests.sweep()
     assert office.states() == {"a": "received", "b": "received"}
-    office.desk.sweep()
+    office.evidence_requests.sweep()
     assert office.states() == {"a": "deleted", "b": "received"}
     office.store.close()
 
@@ -337,7 +337,7 @@ def test_a_bundle_that_comes_while_its_request_expires_is_kept(tmp_path: Path, m
     office.store.commit(Change(evidence=(evidence(),)))
     incoming = office.bundles.begin("ev_1")
     incoming.write(BUNDLE)
-    coming = threading.Thread(target=office.desk.received, args=("ev_1", incoming))
+    coming = threading.Thread(target=office.evidence_requests.received, args=("ev_1", incoming))
     delete = office.bundles.delete
 
     def delete_late(id_: str) -> None:
@@ -347,7 +347,7 @@ def test_a_bundle_that_comes_while_its_request_expires_is_kept(tmp_path: Path, m
 
     monkeypatch.setattr(office.bundles, "delete", delete_late)
     office.clock.advance(600)
-    office.desk.sweep()
+    office.evidence_requests.sweep()
     coming.join()
     assert office.states() == {"ev_1": "received"}
     assert office.bundles.path("ev_1").read_bytes() == BUNDLE
@@ -360,7 +360,7 @@ def test_of_two_bundles_that_arrive_at_once_the_record_is_of_the_one_that_is_kep
     incoming = [office.bundles.begin("ev_1") for _ in range(2)]
     for number, each in enumerate(incoming):
         each.write(gzip.compress(b"%d" % number, mtime=0))
-    first, second = [office.desk.received("ev_1", each) for each in incoming]
+    first, second = [office.evidence_requests.received("ev_1", each) for each in incoming]
     incoming[1].discard()
     assert first == second
     (kept,) = (tmp_path / "evidence").iterdir()
@@ -371,10 +371,10 @@ def test_of_two_bundles_that_arrive_at_once_the_record_is_of_the_one_that_is_kep
 def test_a_request_that_nobody_answers_expires(tmp_path: Path) -> None:
     office = Office(tmp_path)
     office.store.commit(Change(evidence=(evidence(expires_s=NOW + LATE_S),)))
-    office.desk.sweep()
+    office.evidence_requests.sweep()
     assert office.states() == {"ev_1": "asked"}
     office.clock.advance(LATE_S)
-    office.desk.sweep()
+    office.evidence_requests.sweep()
     assert office.states() == {"ev_1": "expired"}
     office.store.close()
 
@@ -382,7 +382,7 @@ def test_a_request_that_nobody_answers_expires(tmp_path: Path) -> None:
 def test_a_disk_that_is_nearly_full_is_left_to_frames_and_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.bundles.FREE_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr("eagle_eye.server.requests.bundles.FREE_BYTES_MIN", 1 << 62)
     with pytest.raises(OSError, match="bytes are free"):
         Bundles(tmp_path / "evidence").begin("ev_1")
 

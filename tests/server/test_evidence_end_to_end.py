@@ -23,15 +23,15 @@ from eagle_eye.agent.evidence.requests import EvidenceRequests
 from eagle_eye.agent.evidence.upload import Place, Upload
 from eagle_eye.agent.training_processes import TrainingProcess
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.config import EvidenceSettings
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.flight_recorder import read_folder
-from eagle_eye.server.records import Evidence, Incident
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ACTIONS, INCIDENTS, Change
-from eagle_eye.server.store import EVIDENCE as RECORDS
-from eagle_eye.server.watch import Watch
+from eagle_eye.server.model.records import Evidence, Incident
+from eagle_eye.server.monitor.settings import EvidenceSettings
+from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.requests.flight_recorder import read_folder
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
+from eagle_eye.server.store.store import EVIDENCE as RECORDS
 from tests.server.builders import Running, body, frame, incident, running
 from tests.server.engine.frames import SETTINGS, Fleet
 from tests.server.test_end_to_end import eventually

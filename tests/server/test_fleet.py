@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from eagle_eye.schema.frame import Rank
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.fleet import Fleet
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.errors import Refusal
 from tests.server.builders import NOW, frame
 
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server import guarded_protocol
-from eagle_eye.server.config import LimitSettings
-from eagle_eye.server.limits import Limits
-from eagle_eye.server.visitors import Visit, Visitors
+from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.settings import LimitSettings
+from eagle_eye.server.transport import http_protocol as guarded_protocol
+from eagle_eye.server.transport.connections import ClientConnection, Connections
 from tests.server.builders import FakeClock, Running, body, frame, running
 
 BAD = "127.0.0.2"
@@ -55,7 +55,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def open_now(server: Running) -> int:
-    return server.front.visitors.count
+    return server.front.connections.count
 
 
 def an_agent_is_heard(server: Running, sequence: int = 1) -> bool:
@@ -92,7 +92,7 @@ def test_what_everybody_is_shown_proves_nothing(tmp_path: Path) -> None:
         for _ in range(2):
             connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-            assert server.front.visitors.strangers == 2  # and the one that asked first
+            assert server.front.connections.unauthenticated == 2  # and the one that asked first
 
 
 def test_in_all_there_are_no_more_connections_than_the_limit(tmp_path: Path) -> None:
@@ -230,26 +230,26 @@ def test_nonsense_after_an_answer_that_came_early_ends_the_connection_and_is_no_
 @given(st.lists(st.tuples(st.sampled_from(["10.0.0.1", "10.0.0.2", "fe80::1"]), st.booleans(), st.booleans())))
 def test_whatever_comes_and_goes_the_count_is_right(visits: list[tuple[str, bool, bool]]) -> None:
     limits = Limits(LimitSettings(connections=6, address_connections=2), FakeClock(), lambda _: None)
-    visitors = Visitors(limits, FakeClock(), lambda _: None)
-    here: list[Visit] = []
+    connections = Connections(limits, FakeClock(), lambda _: None)
+    here: list[ClientConnection] = []
     strangers = 0
     for address, proves, leaves in visits:
-        visit = visitors.admit(address)
-        if visit is None:
+        client = connections.admit(address)
+        if client is None:
             continue
         strangers += 1
         if proves:
-            visit.proven()
-            visit.proven()
+            client.proven()
+            client.proven()
             strangers -= 1
         if leaves:
-            visit.end()
-            visit.end()
+            client.end()
+            client.end()
             strangers -= not proves
         else:
-            here.append(visit)
-        assert (visitors.count, visitors.strangers) == (len(here), strangers)
-        assert visitors.count <= 6
-    for visit in here:
-        visit.end()
-    assert (visitors.count, visitors.strangers) == (0, 0)
+            here.append(client)
+        assert (connections.count, connections.unauthenticated) == (len(here), strangers)
+        assert connections.count <= 6
+    for client in here:
+        client.end()
+    assert (connections.count, connections.unauthenticated) == (0, 0)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.errors import TargetRefused
-from eagle_eye.server.notifiers.guard import BAD_PORTS, Guard, Target, parse, system_resolver
-from eagle_eye.server.notifiers.special_addresses import SPECIAL, not_public
+from eagle_eye.server.delivery.notifiers.guard import BAD_PORTS, Guard, Target, parse, system_resolver
+from eagle_eye.server.delivery.notifiers.special_addresses import SPECIAL, not_public
+from eagle_eye.server.model.errors import TargetRefused
 
 
 def check(url: str, *addresses: str, allow_private: bool = False) -> Target:

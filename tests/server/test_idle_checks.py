@@ -12,20 +12,20 @@ from msgspec.structs import replace
 from eagle_eye.schema import action as schema
 from eagle_eye.schema.action import Report
 from eagle_eye.schema.frame import Rank
-from eagle_eye.server import ledger
-from eagle_eye.server.accounts.records import Gpu
+from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.idle_checks import IdleCheckSettings
 from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.idle_checks import IdleChecks
-from eagle_eye.server.node_checks import NodeChecks
-from eagle_eye.server.records import CheckOutcome, Figure, Incident, Node, NodeCheck, Subscription
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ACTIONS, DELIVERIES, EVENTS, GPU_CHECKS, INCIDENTS, NODE_CHECKS, NODES, Change
-from eagle_eye.server.watch import Watch
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.account_records import Gpu
+from eagle_eye.server.model.records import CheckOutcome, Figure, Incident, Node, NodeCheck, Subscription
+from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.requests.idle_checks import IdleChecks
+from eagle_eye.server.requests.node_checks import NodeChecks
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, GPU_CHECKS, INCIDENTS, NODE_CHECKS, NODES, Change
 from tests.server.builders import NOW, FakeClock, frame
 from tests.server.engine.frames import SETTINGS as DETECTION
 

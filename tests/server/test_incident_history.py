@@ -14,16 +14,16 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.schema import action as schema
-from eagle_eye.server.auth import mint
-from eagle_eye.server.closing import closed
 from eagle_eye.server.engine.ended import FORGET_JOB_S
+from eagle_eye.server.engine.ledger import report_action
 from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.ledger import report_action
-from eagle_eye.server.records import Action, AuditEntry, Incident
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ACTIONS, EVENTS, INCIDENTS, Change
-from eagle_eye.server.store_schema import MIGRATIONS
+from eagle_eye.server.model.records import Action, AuditEntry, Incident
+from eagle_eye.server.monitor.closing import closed
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.schema import MIGRATIONS
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ACTIONS, EVENTS, INCIDENTS, Change
 from tests.server.builders import NOW, Running, action, incident, running
 from tests.server.test_watch import Site
 

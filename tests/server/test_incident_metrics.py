@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.incident_metrics import ACTIONS_MAX, INCIDENTS_MAX, IncidentListCollector, JobCollector
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import Change
-from eagle_eye.server.watching import Course
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.monitor.incident_metrics import ACTIONS_MAX, INCIDENTS_MAX, IncidentListCollector, JobCollector
+from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, action, incident
 
 ONSET, ASKED = "incident_onset_timestamp_seconds", "action_asked_timestamp_seconds"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, encode_frame, encode_request
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.embedded_history import HISTORY_FILE, EmbeddedHistory
-from eagle_eye.server.journal import Journal
+from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
+from eagle_eye.server.history.journal import Journal
+from eagle_eye.server.history.settings import HistorySettings
 from tests.server.builders import NOW, FakeClock, Running, body, frame, replayed, running
 from tests.server.test_journal import fill_the_disk
 

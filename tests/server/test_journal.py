@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from eagle_eye.schema.frame import encode_frame
-from eagle_eye.server import journal_refusals, journal_retention
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.errors import HistoryBusy, HistoryUnavailable
-from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.journal import Journal
-from eagle_eye.server.journal_retention import Retention
+from eagle_eye.server.history import journal_refusals, journal_retention
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.journal import Journal
+from eagle_eye.server.history.journal_retention import Retention
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable
 from tests.server.builders import NOW, FakeClock, frame, replayed
 
 WITHIN_S = 10.0
@@ -135,7 +135,7 @@ def test_a_query_reads_a_nodes_streams_in_the_order_of_their_times(tmp_path: Pat
 def test_a_stream_that_was_not_heard_of_for_long_is_still_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.journal_streams.STREAMS_CACHED_MAX", 2)
+    monkeypatch.setattr("eagle_eye.server.history.journal_streams.STREAMS_CACHED_MAX", 2)
     with opened(tmp_path) as journal:
         for _ in range(2):
             for node in ("n1", "n2", "n3", "n4"):
@@ -290,10 +290,10 @@ WRITER = """
 import sys
 from concurrent.futures import wait
 from pathlib import Path
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.journal import Journal
-from eagle_eye.server.journal_retention import Retention
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.journal import Journal
+from eagle_eye.server.history.journal_retention import Retention
 from tests.server.builders import FakeClock
 from tests.server.test_journal import batch
 

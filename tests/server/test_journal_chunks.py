@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.journal_chunks import Draft, found_in, lines
+from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.journal_chunks import Draft, found_in, lines
 
 FRAMES = st.tuples(st.integers(0, 5), st.floats(0, 100), st.binary(max_size=9))  # stream, time, bytes
 CHUNKS = st.lists(st.lists(FRAMES, max_size=6), max_size=4)

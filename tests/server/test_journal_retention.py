@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.server import database, journal_outlines, journal_streams
-from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.journal_chunks import Draft, insert
-from eagle_eye.server.journal_outlines import JournalOutlines
-from eagle_eye.server.journal_schema import MIGRATIONS
-from eagle_eye.server.journal_streams import Streams, Touched
+from eagle_eye.server.history import journal_outlines, journal_streams
+from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.journal_chunks import Draft, insert
+from eagle_eye.server.history.journal_outlines import JournalOutlines
+from eagle_eye.server.history.journal_schema import MIGRATIONS
+from eagle_eye.server.history.journal_streams import Streams, Touched
+from eagle_eye.server.store import database
 
 NOW_S = 1_000_000.0
 ROUND_S = 30.0

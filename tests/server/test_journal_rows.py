@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.server import journal as journal_module
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.errors import HistoryUnavailable
-from eagle_eye.server.history import Appended, AppendedRows, Batch, Entry, RowsOfMany, StreamRef
-from eagle_eye.server.journal import Journal
-from eagle_eye.server.journal_chunks import Line, lines
-from eagle_eye.server.sequences import RANGES_MAX, Sequences
+from eagle_eye.server.history import journal as journal_module
+from eagle_eye.server.history.history import Appended, AppendedRows, Batch, Entry, RowsOfMany, StreamRef
+from eagle_eye.server.history.journal import Journal
+from eagle_eye.server.history.journal_chunks import Line, lines
+from eagle_eye.server.history.sequences import RANGES_MAX, Sequences
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.errors import HistoryUnavailable
 from tests.server.builders import NOW, FakeClock
 
 WITHIN_S = 10.0

@@ -15,8 +15,8 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.frame_rules import LATE_AT_ONCE_MAX
-from eagle_eye.server.history import Appended, Batch
+from eagle_eye.server.history.history import Appended, Batch
+from eagle_eye.server.ingest.frame_rules import LATE_AT_ONCE_MAX
 from tests.server.builders import NOW, Running, body, frame, running
 
 BEFORE = NOW - 1800

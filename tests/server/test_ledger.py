@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import Report, ReportState
-from eagle_eye.server import ledger
-from eagle_eye.server.errors import IllegalTransition
-from eagle_eye.server.records import ActionState, Node
+from eagle_eye.server.engine import ledger
+from eagle_eye.server.model.errors import IllegalTransition
+from eagle_eye.server.model.records import ActionState, Node
 from tests.server.builders import NOW, action, incident
 
 LEGAL = {

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.records import Job, Node
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import Job, Node
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, frame, incident, running
 
 

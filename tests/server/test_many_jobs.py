@@ -11,10 +11,10 @@ from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ACTIONS, INCIDENTS, Change
-from eagle_eye.server.watch import CHANGED_AT_ONCE, Watch
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.monitor.watch import CHANGED_AT_ONCE, Watch
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock
 
 JOBS = CHANGED_AT_ONCE + 2

@@ -11,19 +11,19 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.action import Report
 from eagle_eye.schema.events import Event
-from eagle_eye.server import ledger
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
 from eagle_eye.server.accounts.gpus import stock
-from eagle_eye.server.accounts.records import Gpu, Seat
-from eagle_eye.server.config import AccountSettings
+from eagle_eye.server.accounts.settings import AccountSettings
+from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.missing_gpus import LOOK_S, SETTLED_S, MissingGpus
-from eagle_eye.server.records import Incident, Node
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ACTIONS, INCIDENTS, NODES, Change
-from eagle_eye.server.watch import Watch
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.account_records import Gpu, Seat
+from eagle_eye.server.model.records import Incident, Node
+from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.requests.missing_gpus import LOOK_S, SETTLED_S, MissingGpus
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ACTIONS, INCIDENTS, NODES, Change
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame
 from tests.server.engine.frames import SETTINGS as DETECTION
 

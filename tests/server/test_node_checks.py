@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from eagle_eye.agent.clock import SystemClock
-from eagle_eye.server.auth import mint
-from eagle_eye.server.node_checks import ASKED_S, LATE_S
-from eagle_eye.server.store import Change
+from eagle_eye.server.requests.node_checks import ASKED_S, LATE_S
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, Running, action, running
 from tests.server.checked_nodes import PASSED, Site, report
 
@@ -261,7 +261,7 @@ def test_a_report_is_kept_within_limits(site: Site) -> None:
 
 
 def test_old_reports_go_and_what_came_of_them_stays(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.node_checks.REPORTS_KEPT", 2)
+    monkeypatch.setattr("eagle_eye.server.requests.node_checks.REPORTS_KEPT", 2)
     site.hear()
     for _ in range(4):
         site.tell(site.look().json()["id"], report=report("gemm"))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.open_records import CHANGES_MAX, OpenRecords
-from eagle_eye.server.records import AuditEntry, Evidence, Node
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import AuditEntry, Evidence, Node
+from eagle_eye.server.store.open_records import CHANGES_MAX, OpenRecords
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import Change
 from tests.server.engine.situations import NOW_S, incident, past
 
 SINCE_S = NOW_S - 3_600

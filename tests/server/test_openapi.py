@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server.accounts.records import DriverError, Gpu, Ticket
 from eagle_eye.server.api.answers import ANSWERS
 from eagle_eye.server.api.description import CONTENT_TYPES
-from eagle_eye.server.records import Delivery, Evidence, Job, Node, NodeCheck
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.account_records import DriverError, Gpu, Ticket
+from eagle_eye.server.model.records import Delivery, Evidence, Job, Node, NodeCheck
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, body, event, frame, incident, running, subscription
 from tests.server.described import check_answer
 

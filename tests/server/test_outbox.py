@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.server.alert_refresh import AlertRefresh
-from eagle_eye.server.changes import Signal
-from eagle_eye.server.clock import Clock, SystemClock
-from eagle_eye.server.config import WebhookSettings
-from eagle_eye.server.delivery_states import after, again
-from eagle_eye.server.errors import IllegalTransition
-from eagle_eye.server.in_flight import ACTION_PLACES
-from eagle_eye.server.notifiers.alertmanager_api import AlertmanagerApi
-from eagle_eye.server.notifiers.message import Message
-from eagle_eye.server.notifiers.receipts import Outcome, Receipt
-from eagle_eye.server.notifiers.targets import Targets
-from eagle_eye.server.outbox import Outbox
-from eagle_eye.server.records import Delivery, OutboundEvent, Retiring, Subscription, SubscriptionHealth
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import DELIVERIES, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change
-from eagle_eye.server.telemetry import Telemetry
+from eagle_eye.server.delivery.alert_refresh import AlertRefresh
+from eagle_eye.server.delivery.delivery_states import after, again
+from eagle_eye.server.delivery.in_flight import ACTION_PLACES
+from eagle_eye.server.delivery.notifiers.alertmanager_api import AlertmanagerApi
+from eagle_eye.server.delivery.notifiers.message import Message
+from eagle_eye.server.delivery.notifiers.receipts import Outcome, Receipt
+from eagle_eye.server.delivery.notifiers.targets import Targets
+from eagle_eye.server.delivery.outbox import Outbox
+from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.model.clock import Clock, SystemClock
+from eagle_eye.server.model.errors import IllegalTransition
+from eagle_eye.server.model.records import Delivery, OutboundEvent, Retiring, Subscription, SubscriptionHealth
+from eagle_eye.server.store.changes import Signal
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change
+from eagle_eye.server.telemetry.counters import Telemetry
 from tests.server.builders import NOW, FakeClock, action, event, incident, subscription
 
 OK = Receipt(Outcome.DELIVERED, 200)

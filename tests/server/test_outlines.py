@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from eagle_eye.schema.rows import encode_outline, outline_of
-from eagle_eye.server.outlines import Known, Outlines
+from eagle_eye.server.ingest.outlines import Known, Outlines
 from tests.server.builders import frame
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.overview import accused, loss, not_seen, places_of, standing
-from eagle_eye.server.records import Node
-from eagle_eye.server.store import Change
-from eagle_eye.server.watching import Course
+from eagle_eye.server.api.fleet_overview import accused, loss, not_seen, places_of, standing
+from eagle_eye.server.model.records import Node
+from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, body, frame, incident, running
 
 

@@ -12,11 +12,11 @@ from eagle_eye.schema.action import EvidenceItem, MemberRank
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.accounts.records import Attempt, Gpu, Membership
 from eagle_eye.server.api import job_pictures
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.records import AuditEntry, Delivery, Job, Node
-from eagle_eye.server.store import Change
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.model.account_records import Attempt, Gpu, Membership
+from eagle_eye.server.model.records import AuditEntry, Delivery, Job, Node
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running
 from tests.server.segments.kept import compact, keep_up
 

@@ -9,8 +9,8 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.server.engine.policy import RULE_NAMES, weigh
-from eagle_eye.server.records import Node, RuleWord
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import Node, RuleWord
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, incident, running
 from tests.server.engine.situations import situation
 

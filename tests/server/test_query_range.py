@@ -9,8 +9,8 @@ import pytest
 
 from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.segments.levels import MINUTES
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.segments.levels import MINUTES
 from tests.server.builders import NOW, FakeClock, Running, body, frame, running
 from tests.server.segments.kept import compact, keep_up
 

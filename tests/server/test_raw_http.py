@@ -16,9 +16,9 @@ import httpx
 import pytest
 import uvicorn
 
-from eagle_eye.server import guarded_protocol
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.raw_http import ASGIMessage, read_body
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.transport import http_protocol as guarded_protocol
+from eagle_eye.server.transport.raw_http import ASGIMessage, read_body
 from tests.server.builders import Running, running
 
 CHUNK_BYTES = 1 << 16

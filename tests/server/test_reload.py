@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.config import LimitSettings, LogSettings, ServerConfig, WebhookSettings
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.delivery.notifiers.guard import Guard, system_resolver
+from eagle_eye.server.delivery.settings import WebhookSettings
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.errors import StoreUnavailable, TargetRefused
-from eagle_eye.server.notifiers.guard import Guard, system_resolver
+from eagle_eye.server.model.clock import SystemClock
+from eagle_eye.server.model.errors import StoreUnavailable, TargetRefused
 from eagle_eye.server.reload import APPLIED, differences
+from eagle_eye.server.security.settings import LimitSettings
+from eagle_eye.server.telemetry.settings import LogSettings
 from tests.server.builders import Running, running, settings
 
 WITHIN_S = 10.0
@@ -61,7 +64,7 @@ def test_what_can_change_changes_and_the_rest_is_named(
     tmp_path: Path, file: File, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels: list[str] = []
-    monkeypatch.setattr("eagle_eye.server.logs.set_level", levels.append)
+    monkeypatch.setattr("eagle_eye.server.telemetry.logs.set_level", levels.append)
     with running(tmp_path, reread=file.read) as server, caplog.at_level(logging.INFO, "eagle_eye.server.reload"):
         parts = server.front.services
         listen = parts.config.listen

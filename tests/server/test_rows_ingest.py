@@ -27,8 +27,8 @@ from eagle_eye.schema.rows import (
     outline_id,
     outline_of,
 )
-from eagle_eye.server.auth import mint
-from eagle_eye.server.store import Change
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, frame, running
 
 WAYS = ("plain", "long")

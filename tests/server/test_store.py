@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagle_eye.server import database
-from eagle_eye.server.errors import BadCursor, StoreUnavailable
-from eagle_eye.server.records import AuditEntry, Job, Node, OutboundEvent
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ACTIONS, DELIVERIES, EVENTS, INCIDENTS, JOBS, NODES, Change, Store
+from eagle_eye.server.model.errors import BadCursor, StoreUnavailable
+from eagle_eye.server.model.records import AuditEntry, Job, Node, OutboundEvent
+from eagle_eye.server.store import database
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, INCIDENTS, JOBS, NODES, Change, Store
 from tests.server.builders import NOW, action, event, incident, subscription
 
 
@@ -45,8 +45,8 @@ def test_records_survive_the_process(tmp_path: Path) -> None:
 ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import INCIDENTS, Change
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import incident
 store = SqliteStore(Path(sys.argv[1]))
 store.commit(Change(incidents=(incident(id=sys.argv[2]),)))

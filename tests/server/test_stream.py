@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server import sqlite_store
-from eagle_eye.server.records import Node
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.records import Node
+from eagle_eye.server.store import sqlite_store
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, event, incident, running
 
 Message = tuple[int, str, dict[str, Any]]

@@ -12,9 +12,9 @@ import httpx
 import pytest
 import standardwebhooks
 
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import DELIVERIES, SUBSCRIPTIONS, Change
+from eagle_eye.server.model.clock import SystemClock
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTIONS, Change
 from tests.server.builders import NOW, FakeClock, Running, event, incident, running, subscription
 from tests.server.receiver import receiver
 

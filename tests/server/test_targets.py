@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from eagle_eye.server.config import WebhookSettings
-from eagle_eye.server.notifiers.targets import Targets, target_of
+from eagle_eye.server.delivery.notifiers.targets import Targets, target_of
+from eagle_eye.server.delivery.settings import WebhookSettings
 from tests.server.builders import FakeClock
 
 

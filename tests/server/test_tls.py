@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from eagle_eye.agent.server_connection import Trust, connect
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import CONTENT_TYPE
-from eagle_eye.server import auth
 from eagle_eye.server.app import create_app
-from eagle_eye.server.certificate_dates import first_to_end
 from eagle_eye.server.command import refuse_open_door
-from eagle_eye.server.config import TlsSettings
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import Change
-from eagle_eye.server.tls import Certificates, names, plain_text
+from eagle_eye.server.security import auth
+from eagle_eye.server.security.certificate_dates import first_to_end
+from eagle_eye.server.security.settings import TlsSettings
+from eagle_eye.server.security.tls import Certificates, names, plain_text
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, body, frame, running, settings
 
 pytestmark = pytest.mark.skipif(
@@ -200,7 +200,7 @@ def test_connections_that_never_finish_their_handshake_shut_nobody_out(pki: Path
             stack.enter_context(socket.create_connection(where, 5.0, source_address=("127.0.0.2", 0)))
         assert server.send(body(frame())).status_code == 200
         assert server.metric("connections_refused_total", reason="address") == 2
-        assert server.front.visitors.strangers == 3
+        assert server.front.connections.unauthenticated == 3
 
 
 def test_the_certificates_end_is_on_metrics_and_readyz_tells_of_it_and_is_no_less_ready(

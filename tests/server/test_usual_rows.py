@@ -18,11 +18,11 @@ from eagle_eye.schema.rows import (
     outline_id,
     outline_of,
 )
-from eagle_eye.server.auth import Principal
 from eagle_eye.server.engine.outlined import Outlined
-from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.outlines import Known
-from eagle_eye.server.usual_rows import Usual, read
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.outlines import Known
+from eagle_eye.server.ingest.usual_rows import Usual, read
+from eagle_eye.server.security.auth import Principal
 from tests.server.builders import NOW, frame
 
 WALL_S = NOW - 500.0  # the server's clock minus the monotonic one

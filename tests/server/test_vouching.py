@@ -16,11 +16,11 @@ from eagle_eye.cli.main import main
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS
 from eagle_eye.schema.rows import encode_outline, encode_row, encode_rows_request, outline_id, outline_of
-from eagle_eye.server.auth import mint
-from eagle_eye.server.job_sources.node_names import NodeNames
-from eagle_eye.server.records import Job, Node, Token
-from eagle_eye.server.store import INCIDENTS, NODES, Change
-from eagle_eye.server.vouching import Vouchers
+from eagle_eye.server.ingest.vouching import Vouchers
+from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.records import Job, Node, Token
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import INCIDENTS, NODES, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running
 from tests.server.remote_write.requests import V1_HEADERS, series, snappy, v1
 
@@ -190,7 +190,7 @@ class TestTheCap:
 
 
 def server_unavailable() -> Exception:
-    from eagle_eye.server.errors import HistoryUnavailable
+    from eagle_eye.server.model.errors import HistoryUnavailable
 
     return HistoryUnavailable("the disk is full")
 

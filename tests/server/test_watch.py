@@ -13,18 +13,18 @@ import pytest
 
 from eagle_eye.detectors.types import Series
 from eagle_eye.schema import action as schema
-from eagle_eye.server.accounts.records import Gpu
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.ledger import mark_false, report_action
 from eagle_eye.server.engine.outlined import groups_of
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.ledger import mark_false, report_action
-from eagle_eye.server.records import Subscription
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ACTIONS, DELIVERIES, INCIDENTS, Change
-from eagle_eye.server.watch import Watch
-from eagle_eye.server.watch_intake import Intake
+from eagle_eye.server.model.account_records import Gpu
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import Subscription
+from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.monitor.watch_intake import Intake
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change
 from tests.server.engine.frames import SETTINGS, START_S, Fleet
 from tests.server.engine.test_rows import row_of
 
@@ -371,7 +371,7 @@ def test_records_that_cannot_be_used_are_said_once_and_once_that_they_can(
         task.cancel()
 
     asyncio.run(loop())
-    said = [record for record in caplog.records if record.name == "eagle_eye.server.watch"]
+    said = [record for record in caplog.records if record.name == "eagle_eye.server.monitor.watch"]
     assert [record.levelname for record in said] == ["ERROR", "WARNING"]
     assert "records.db is damaged" in said[0].getMessage()
     assert not any(record.exc_info for record in said)

@@ -10,12 +10,12 @@ import pytest
 import standardwebhooks
 from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 
-from eagle_eye.server.config import WebhookSettings
-from eagle_eye.server.notifiers import cloudevents, signing, webhook
-from eagle_eye.server.notifiers.formats import formats
-from eagle_eye.server.notifiers.guard import Guard
-from eagle_eye.server.notifiers.receipts import Outcome, Receipt
-from eagle_eye.server.records import OutboundEvent, Retiring, Subscription
+from eagle_eye.server.delivery.notifiers import cloudevents, signing, webhook
+from eagle_eye.server.delivery.notifiers.formats import formats
+from eagle_eye.server.delivery.notifiers.guard import Guard
+from eagle_eye.server.delivery.notifiers.receipts import Outcome, Receipt
+from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.model.records import OutboundEvent, Retiring, Subscription
 from tests.server.builders import NOW, event, subscription
 from tests.server.receiver import Receiver, receiver
 

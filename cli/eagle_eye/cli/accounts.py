@@ -12,8 +12,8 @@ from eagle_eye.cli.client import ServerSaidNo, connect
 from eagle_eye.cli.operator import LIST_MAX, add_common, add_filter, add_limit, print_json, print_list, say_more
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.cli.times import add_span, span
-from eagle_eye.server.filter_values import FAULT_NAMES
-from eagle_eye.server.store import PAGE_LIMIT_MAX
+from eagle_eye.server.api.filter_values import FAULT_NAMES
+from eagle_eye.server.store.store import PAGE_LIMIT_MAX
 
 HOUR_S = 3_600.0
 FILE_BYTES_MAX = 3 << 20  # with JSON's escapes within what the server reads

@@ -65,7 +65,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("check", "eagle_eye.checks.command", "put this node to work and say whether it is sick", "agent,ml"),
     Command("checkpoint", "eagle_eye.checkpoint.command", "where copies of checkpoints lie in memory", "checkpoint"),
     Command("plan", "eagle_eye.planning.command", "how a job goes on with fewer nodes", "checkpoint"),
-    Command("flight-recorder", "eagle_eye.server.flight_recorder_command", "name who holds a hung job up", "server"),
+    Command(
+        "flight-recorder", "eagle_eye.server.admin.flight_recorder_command", "name who holds a hung job up", "server"
+    ),
     Command("nodes", "eagle_eye.cli.nodes:NODES", "list nodes; exclude, drain, readmit, check", "server"),
     Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs", "server"),
     Command("incidents", "eagle_eye.cli.operator:INCIDENTS", "list incidents; acknowledge, resolve, false", "server"),
@@ -77,8 +79,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("policy", "eagle_eye.cli.policy", "why something was done or not; run written cases", "server"),
     Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),
     Command("subscriptions", "eagle_eye.cli.subscriptions:SUBSCRIPTIONS", "who gets events; add, change", "server"),
-    Command("tokens", "eagle_eye.server.tokens_command", "make, list and revoke tokens", "server"),
-    Command("backup", "eagle_eye.server.backup_command", "copy the server's files while it runs", "server"),
+    Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
+    Command("backup", "eagle_eye.server.admin.backup_command", "copy the server's files while it runs", "server"),
 )
 
 

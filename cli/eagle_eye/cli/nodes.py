@@ -14,7 +14,7 @@ from eagle_eye.cli.operator import LIST_MAX, Noun, Verb, add_limit, print_json, 
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.cli.times import moment
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.records import NodeState
+from eagle_eye.server.model.records import NodeState
 
 POLL_S = 1.0
 WAIT_BEYOND_S = 300.0  # the check's own deadline: until it is taken up, and for its end to be told

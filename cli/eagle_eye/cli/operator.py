@@ -16,8 +16,8 @@ from eagle_eye.cli.arguments import whole
 from eagle_eye.cli.client import DEFAULT_SERVER, connect
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.schema.action import EVENT_TYPES, ActionKind, ReportState
-from eagle_eye.server.filter_values import FAULT_NAMES, ListedIncidentState, ListedJobState
-from eagle_eye.server.records import ActionState, DeliveryState
+from eagle_eye.server.api.filter_values import FAULT_NAMES, ListedIncidentState, ListedJobState
+from eagle_eye.server.model.records import ActionState, DeliveryState
 
 LIST_MAX = 100
 LIMIT_MAX = 1_000_000

@@ -62,9 +62,9 @@ def _test(args: argparse.Namespace) -> int:
     import msgspec
 
     from eagle_eye.schema import configuration
+    from eagle_eye.server.backtest.policy_cases import read_cases, run_cases
     from eagle_eye.server.config import ServerConfig
-    from eagle_eye.server.node_groups import with_racks
-    from eagle_eye.server.policy_cases import read_cases, run_cases
+    from eagle_eye.server.site_files.node_groups import with_racks
 
     base = ACT
     if args.config is not None:

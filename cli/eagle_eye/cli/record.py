@@ -51,8 +51,8 @@ def record(client: Client, out: Path, job: str, start_s: float, end_s: float) ->
     from eagle_eye.schema.frame import decode_frame
     from eagle_eye.server.backtest.recorder import Recorder
     from eagle_eye.server.backtest.writer import TraceWriter
-    from eagle_eye.server.recording import Opening, messages
-    from eagle_eye.server.timestamps import rfc3339
+    from eagle_eye.server.history.recording import Opening, messages
+    from eagle_eye.server.model.timestamps import rfc3339
 
     progress = Progress(
         TextColumn("{task.description}"),

@@ -22,7 +22,7 @@ from eagle_eye.cli.client import Client
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.server.backtest.trace import Step, Trace
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 from eagle_eye.simulator.load.connection import allow_files
 from eagle_eye.simulator.load.sender import Sender, Waiting, drained
 from eagle_eye.simulator.load.tally import Tally

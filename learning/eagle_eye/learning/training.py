@@ -25,9 +25,9 @@ from eagle_eye.learning.model import CHECK, Check, check, make, no_worse, parts
 from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.model_file import Metadata, write
-from eagle_eye.server.model_file import read as read_model
-from eagle_eye.server.timestamps import option_time
+from eagle_eye.server.model.timestamps import option_time
+from eagle_eye.server.site_files.learned_model import Metadata, write
+from eagle_eye.server.site_files.learned_model import read as read_model
 
 SINCE = "7d"  # also in the command's help, which does not wait for this module
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI
 from prometheus_client import ProcessCollector
 
-from eagle_eye.detectors.signs.learned_model import LearnedModel
-from eagle_eye.server import heap, ingest_assembly, outbound, telemetry
+from eagle_eye.schema.frame import Frame
+from eagle_eye.server import heap
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
 from eagle_eye.server.accounts.exposition import AccountsCollector
-from eagle_eye.server.alert_refresh import AlertRefresh
+from eagle_eye.server.admin.integrity import Integrity
 from eagle_eye.server.api import (
     accounts,
     actions,
@@ -43,48 +44,62 @@ from eagle_eye.server.api import (
     stream,
     subscriptions,
 )
-from eagle_eye.server.auth import Tokens
-from eagle_eye.server.bundles import EVIDENCE_FOLDER, Bundles
-from eagle_eye.server.changes import Signal
-from eagle_eye.server.clock import Clock, SystemClock
+from eagle_eye.server.api.services import Services
 from eagle_eye.server.config import ServerConfig, is_loopback
-from eagle_eye.server.delivery_metrics import DeliveryCollector
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.evidence import SWEEP_S, Desk
-from eagle_eye.server.filters import wants
-from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.front import Front
-from eagle_eye.server.host_metrics import HostCollector
-from eagle_eye.server.idle_checks import IdleChecks
-from eagle_eye.server.incident_metrics import IncidentListCollector, JobCollector
-from eagle_eye.server.integrity import Integrity
-from eagle_eye.server.job_sources import assembly as job_sources
-from eagle_eye.server.known_nodes import recover, write_down
-from eagle_eye.server.limits import Limits
-from eagle_eye.server.missing_gpus import MissingGpus
-from eagle_eye.server.model_file import POLL_S, ModelFile
-from eagle_eye.server.node_checks import SWEEP_S as NODE_CHECKS_SWEEP_S
-from eagle_eye.server.node_checks import NodeChecks
-from eagle_eye.server.notifiers.formats import formats
-from eagle_eye.server.notifiers.guard import Guard, Resolve, system_resolver
-from eagle_eye.server.notifiers.targets import Targets
-from eagle_eye.server.notifiers.webhook import Webhook
-from eagle_eye.server.outbox import Outbox
-from eagle_eye.server.outlines import Outlines
-from eagle_eye.server.readiness import Doctor
+from eagle_eye.server.delivery.alert_refresh import AlertRefresh
+from eagle_eye.server.delivery.delivery_metrics import DeliveryCollector
+from eagle_eye.server.delivery.notifiers.formats import formats
+from eagle_eye.server.delivery.notifiers.guard import Guard, Resolve, system_resolver
+from eagle_eye.server.delivery.notifiers.targets import Targets
+from eagle_eye.server.delivery.notifiers.webhook import Webhook
+from eagle_eye.server.delivery.outbox import Outbox
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.history_metrics import HistoryCollector
+from eagle_eye.server.history.remote_store.remote_store import RemoteStore
+from eagle_eye.server.history.segments.exposition import LevelsCollector
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.fleet_metrics import FleetCollector
+from eagle_eye.server.ingest.frames_endpoint import Ingest
+from eagle_eye.server.ingest.outlines import Outlines
+from eagle_eye.server.ingest.remote_write import mapping
+from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
+from eagle_eye.server.ingest.remote_write.intake import Intake
+from eagle_eye.server.ingest.remote_write.keeper import Keeper, known_interval_s
+from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
+from eagle_eye.server.ingest.remote_write.membership import Membership
+from eagle_eye.server.ingest.rows_ingest import RowsIngest
+from eagle_eye.server.ingest.rows_request import RowsReader
+from eagle_eye.server.ingest.unknown_fields import UnknownThings
+from eagle_eye.server.ingest.vouching import Vouchers
+from eagle_eye.server.jobs.configured import sources_of
+from eagle_eye.server.jobs.keeper import JobSources
+from eagle_eye.server.jobs.source_metrics import JobSourceCollector
+from eagle_eye.server.model.clock import Clock, SystemClock
+from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsCollector, LatestCollector
+from eagle_eye.server.monitor.heartbeat import Heartbeat
+from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
+from eagle_eye.server.monitor.known_nodes import KnownNodes
+from eagle_eye.server.monitor.readiness import Doctor
+from eagle_eye.server.monitor.recent_past import recent_past
+from eagle_eye.server.monitor.watching import Outlook, Watcher
 from eagle_eye.server.reload import Reload
-from eagle_eye.server.remote_store.remote_store import RemoteStore
-from eagle_eye.server.remote_write import assembly as remote_write
-from eagle_eye.server.segments.exposition import LevelsCollector
-from eagle_eye.server.services import Services
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.store import SUBSCRIPTIONS, Change, Store
-from eagle_eye.server.tls import Certificates, plain_text
-from eagle_eye.server.tls_metrics import CertificateCollector
-from eagle_eye.server.topology_file import Places, read_places, read_topology
-from eagle_eye.server.vouching import Vouchers
-from eagle_eye.server.watching import Outlook, Watcher
+from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, Bundles
+from eagle_eye.server.requests.evidence import EvidenceRequests
+from eagle_eye.server.requests.idle_checks import IdleChecks
+from eagle_eye.server.requests.missing_gpus import MissingGpus
+from eagle_eye.server.requests.node_checks import NodeChecks
+from eagle_eye.server.security.auth import Tokens
+from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.tls import Certificates, plain_text
+from eagle_eye.server.security.tls_metrics import CertificateCollector
+from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
+from eagle_eye.server.site_files.topology import Places, read_places, read_topology
+from eagle_eye.server.store.changes import Signal
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.store.store import Store
+from eagle_eye.server.telemetry.counters import Telemetry
+from eagle_eye.server.telemetry.host_metrics import HostCollector
+from eagle_eye.server.web.dispatcher import Dispatcher
 
 RESTART_S = 1.0  # a background task that failed starts again after this
 
@@ -99,12 +114,13 @@ class _Parts(NamedTuple):
     history: EmbeddedHistory
     webhook: Webhook
     outbox: Outbox
+    heartbeat: Heartbeat
 
 
 def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
     """Return the detection loop."""
     from eagle_eye.server.engine.engine import Engine
-    from eagle_eye.server.watch import Watch
+    from eagle_eye.server.monitor.watch import Watch
 
     engine = Engine(config.detection, watching_since_s=clock.now_s())
     if config.topology_file:
@@ -119,7 +135,7 @@ def create_app(
     resolve: Resolve | None = None,
     jitter: Callable[[], float] = random.random,
     reread: Callable[[], ServerConfig] | None = None,
-) -> Front:
+) -> Dispatcher:
     """Return the server as an ASGI application; ``config`` is one that ``config.load`` returned.
 
     ``reread`` returns the configuration as it is now, when a reload is asked for. Opens the files in ``data_dir``
@@ -130,7 +146,9 @@ def create_app(
     parts = _build(config, clock, watcher, resolve or system_resolver(), jitter)
     services = parts.services
     outlines = Outlines(services.history.outline)
-    recover(services, outlines)
+    forgotten_s = services.known_nodes.recover(services.history)
+    since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
+    services.watcher.recover(recent_past(services.history, services.fleet, outlines, forgotten_s, since_s, frames_max))
     reload = Reload(services, reread or (lambda: config))
     api = FastAPI(
         title="Eagle Eye",
@@ -152,19 +170,9 @@ def create_app(
     nvrx.install(api)
     description.describe(api)
 
-    async def found(nodes: list[str]) -> None:
-        await asyncio.to_thread(write_down, services, nodes)
-
-    def asked_of(node: str) -> list[dict[str, Any]]:
-        return services.desk.asked_of(node) + services.node_checks.asked_of(node)
-
-    def asks_anybody() -> bool:
-        return services.desk.asks_anybody() or services.node_checks.asks_anybody()
-
     parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
     services.fleet.when_forgotten(outlines.expel)
-    ingest = ingest_assembly.build(services, outlines, found, asked_of, asks_anybody)
-    return Front(api, ingest, remote_write.build(services, found), services, reload)
+    return Dispatcher(api, _frames(services, outlines), _remote_write(services), services, reload)
 
 
 def _build(
@@ -177,7 +185,7 @@ def _build(
     folder = Path(config.data_dir)
     store = SqliteStore(folder / RECORDS_FILE)
     kept = EmbeddedHistory(folder, config.history, config.ingest.pending_bytes_max, clock, config.detection.window_s)
-    counters = telemetry.Telemetry()
+    counters = Telemetry()
     places = read_places(Path(config.topology_file)) if config.topology_file else Places()
     fleet = Fleet(config.ingest.nodes_max, Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys()))
     signal = Signal()
@@ -193,7 +201,8 @@ def _build(
     retention_s = config.history.records_retention_s
     outbox = Outbox(store, webhook, config.webhooks, clock, counters, signal, retention_s, targets, refresh, jitter)
     tick_s, fresh_s = config.detection.tick_s, config.ingest.fresh_s
-    sources = job_sources.build(config.job_sources, store, clock, fleet, watching, counters)
+    asked = sources_of(config.job_sources, clock, os.environ)
+    sources = JobSources(asked, config.job_sources.patience_s, store, clock, fleet, watching, counters)
     archive = Archive(store, clock, config.accounts.hindsight_s)
     certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
     without = plain_text(config)
@@ -204,6 +213,7 @@ def _build(
         store=store,
         history=kept,
         fleet=fleet,
+        known_nodes=KnownNodes(store, fleet, clock, fresh_s),
         tokens=Tokens(store, clock, is_loopback(config.listen), certified=bool(config.tls.client_ca_file)),
         limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
         certificates=certificates,
@@ -214,7 +224,7 @@ def _build(
         guard=guard,
         signal=signal,
         remote_store=RemoteStore(folder, config.remote_store, clock, counters.registry),
-        desk=Desk(store, Bundles(folder / EVIDENCE_FOLDER), config.evidence, clock),
+        evidence_requests=EvidenceRequests(store, Bundles(folder / EVIDENCE_FOLDER), config.evidence, clock),
         node_checks=NodeChecks(
             store, clock, outlook.policy, lambda state: counters.node_checks.labels(state).inc(), config.public_url
         ),
@@ -228,8 +238,8 @@ def _build(
         places=places,
     )
     for collector in (
-        telemetry.FleetCollector(fleet, clock.now_s, fresh_s),
-        telemetry.HistoryCollector(
+        FleetCollector(fleet, clock.now_s, fresh_s),
+        HistoryCollector(
             lambda: kept.journal.waiting_bytes,
             lambda: kept.dropped_by_retention,
             lambda: kept.problem() is None,
@@ -238,22 +248,25 @@ def _build(
             lambda: kept.compaction.failures,
         ),
         LevelsCollector(kept.shelf, kept.upkeep),
-        telemetry.BlindCollector(outlook.blind),
+        BlindCollector(outlook.blind),
         watching.tick_seconds,
         ProcessCollector(registry=None),
         HostCollector(folder),
-        telemetry.IncidentCollector(store.open_incidents, outlook.incident_counts),
+        IncidentCollector(store.open_incidents, outlook.incident_counts),
         IncidentListCollector(store, clock),
         JobCollector(outlook.courses, clock),
         DeliveryCollector(store, clock),
-        telemetry.DropsCollector(outlook.drops),
-        telemetry.LatestCollector(lambda: outlook.latest(config.series_max)),
+        DropsCollector(outlook.drops),
+        LatestCollector(lambda: outlook.latest(config.series_max)),
         AccountsCollector(archive),
     ):
         counters.registry.register(collector)
+    if asked:
+        counters.registry.register(JobSourceCollector(sources.ages_s, sources.counts))
     if certificates is not None:
         counters.registry.register(CertificateCollector(certificates))
-    return _Parts(services, store, kept, webhook, outbox)
+    heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
+    return _Parts(services, store, kept, webhook, outbox, heartbeat)
 
 
 def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
@@ -268,10 +281,10 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             for name, work in (
                 ("detection", services.watcher.run),
                 ("outbox", parts.outbox.run),
-                ("heartbeat", lambda: _beat(services)),
-                ("model", lambda: keep_model(services)),
-                ("evidence", lambda: _sweep_evidence(services)),
-                ("node checks", lambda: _sweep_node_checks(services)),
+                ("heartbeat", parts.heartbeat.run),
+                ("model", lambda: _follow_model(services)),
+                ("evidence", services.evidence_requests.run),
+                ("node checks", services.node_checks.run),
                 ("idle checks", services.idle_checks.run),
                 ("missing GPUs", services.missing_gpus.run),
                 ("accounts", services.bookkeeper.run),
@@ -298,67 +311,107 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
     return life()
 
 
-async def keep_model(services: Services, poll_s: float = POLL_S) -> None:
-    """Have the detection loop use the configured model, and any that takes its place; a bad one changes nothing."""
+def _frames(services: Services, outlines: Outlines) -> Ingest:
+    """Return what takes agents' frames."""
+    config, limits = services.config.ingest, services.limits
+    unknown = UnknownThings(services.telemetry)
+    reader = RowsReader(outlines, unknown, config.body_bytes_max, services.clock)
+
+    async def found(nodes: list[str]) -> None:
+        await asyncio.to_thread(services.known_nodes.write_down, nodes)
+
+    async def found_one(node: str) -> None:
+        await found([node])
+
+    def asked_of(node: str) -> list[dict[str, Any]]:
+        return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)
+
+    def asks_anybody() -> bool:
+        return services.evidence_requests.asks_anybody() or services.node_checks.asks_anybody()
+
+    parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
+    observe, observe_rows = _observe(services), services.watcher.observe_rows
+    rows = RowsIngest(config, *parts, observe, observe_rows, found, asked_of, asks_anybody, reader)
+    return Ingest(
+        config,
+        *parts,
+        observe,
+        found_one,
+        asked_of,
+        limits.check_frames,
+        rows=rows,
+        inflated=reader.inflated,
+        unknown=unknown,
+    )
+
+
+def _remote_write(services: Services) -> RemoteWrite:
+    """Return what takes Prometheus' remote write."""
+    settings, fleet = services.config.remote_write, services.fleet
+    table = mapping.load()
+
+    async def found(nodes: list[str]) -> None:
+        await asyncio.to_thread(services.known_nodes.write_down, nodes)
+
+    membership = Membership(services.store, services.clock, fleet.vouchers)
+    codes = CodeMemory(services.store, services.telemetry.failures.labels("last codes").inc)
+    fleet.when_forgotten(codes.forget)
+    intake = Intake(
+        table,
+        settings.node_labels,
+        settings.job_labels,
+        settings.series_max,
+        2 * services.config.ingest.nodes_max,
+        lambda node: known_interval_s(fleet.last(node)),
+        codes.of,
+    )
+    keeper = Keeper(
+        services.history,
+        fleet,
+        services.telemetry,
+        services.clock,
+        _observe(services),
+        found,
+        membership.job_of,
+        codes,
+    )
+    return RemoteWrite(
+        settings,
+        services.config.ingest,
+        services.tokens,
+        fleet,
+        intake,
+        keeper,
+        membership,
+        table.wanted,
+        services.telemetry,
+        services.clock,
+        services.limits.check_remote_write,
+    )
+
+
+def _observe(services: Services) -> Callable[[Frame, float, float], None]:
+    """Return what shows a durable frame to detection and to the accounts."""
+
+    def observe(frame: Frame, received_s: float, offset_s: float) -> None:
+        services.watcher.observe(frame, received_s, offset_s)
+        if frame.events:
+            services.bookkeeper.note(frame.node, frame.events)
+
+    return observe
+
+
+async def _follow_model(services: Services) -> None:
     if services.config.detection.model:
         file = ModelFile(Path(services.config.detection.model), services.telemetry.model_errors.inc)
-        usable = False
-        while True:
-            found = await asyncio.to_thread(file.poll)
-            if isinstance(found, LearnedModel):
-                services.watcher.use_model(found)
-                usable = True
-            elif found is not None and not usable:
-                services.watcher.use_model(str(found))
-            await asyncio.sleep(poll_s)
+        await keep_current(file, services.watcher.use_model)
     await asyncio.Event().wait()
-
-
-async def _sweep_evidence(services: Services) -> None:
-    """End requests that nobody answered and delete what is beyond the limits, now and then."""
-    await asyncio.to_thread(services.desk.bundles.sweep_partial)
-    while True:
-        try:
-            await asyncio.to_thread(services.desk.sweep)
-        except StoreUnavailable:
-            _log.warning("evidence is not swept: the records cannot be written")
-        await asyncio.sleep(SWEEP_S)
-
-
-async def _sweep_node_checks(services: Services) -> None:
-    """End checks that nobody answered in time, now and then."""
-    while True:
-        try:
-            await asyncio.to_thread(services.node_checks.sweep)
-        except StoreUnavailable:
-            _log.warning("node checks are not swept: the records cannot be written")
-        await asyncio.sleep(NODE_CHECKS_SWEEP_S)
 
 
 async def _follow_certificates(services: Services) -> None:
     if services.certificates is not None:
         await services.certificates.follow()
     await asyncio.Event().wait()
-
-
-async def _beat(services: Services) -> None:
-    """Announce, at every interval, that the server can judge; say nothing while it cannot."""
-    interval_s = services.config.webhooks.heartbeat_s
-    while interval_s > 0:
-        await asyncio.sleep(interval_s)
-        try:
-            await asyncio.to_thread(beat, services, interval_s)
-        except StoreUnavailable:
-            _log.warning("no heartbeat: the records cannot be written")
-    await asyncio.Event().wait()
-
-
-def beat(services: Services, interval_s: float) -> None:
-    """Commit one heartbeat, if the server can judge and somebody subscribed to it. Raises StoreUnavailable."""
-    event = outbound.heartbeat(services.clock.now_s(), interval_s, services.config.public_url)
-    subscriptions = services.store.all(SUBSCRIPTIONS)
-    if any(known.active and wants(known, event) for known in subscriptions) and services.doctor.check().ready:
-        services.store.commit(Change(events=(event,)))
 
 
 async def _kept_running(services: Services, name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -20,21 +20,22 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from eagle_eye.schema.configuration import masked
+from eagle_eye.schema.configuration import ConfigurationError, masked
 from eagle_eye.server import config as configuration
-from eagle_eye.server import heap, logs
+from eagle_eye.server import heap
+from eagle_eye.server.admin.damage import ready
 from eagle_eye.server.app import create_app
-from eagle_eye.server.config import ConfigurationError, ServerConfig
-from eagle_eye.server.damage import ready
-from eagle_eye.server.data_folder import Hold, held
-from eagle_eye.server.door import DoorServer
-from eagle_eye.server.embedded_history import HISTORY_FILE
-from eagle_eye.server.frame_protocol import protocol_of
-from eagle_eye.server.front import Front
-from eagle_eye.server.job_sources import trial
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.history.embedded_history import HISTORY_FILE
+from eagle_eye.server.jobs import trial
+from eagle_eye.server.security.tls import plain_text
 from eagle_eye.server.service_manager import ServiceManager
-from eagle_eye.server.sqlite_store import RECORDS_FILE, SqliteStore
-from eagle_eye.server.tls import plain_text
+from eagle_eye.server.store.data_folder import Hold, held
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+from eagle_eye.server.telemetry import logs
+from eagle_eye.server.transport.accept import AcceptingServer
+from eagle_eye.server.web.dispatcher import Dispatcher
+from eagle_eye.server.web.frame_protocol import protocol_of
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -136,10 +137,10 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     """Serve on the socket until interrupted; SIGHUP has the configuration read anew."""
     port = bound.getsockname()[1]
     config = on_port(config, port)
-    front = create_app(config, reread=lambda: on_port(reread(), port))
+    dispatcher = create_app(config, reread=lambda: on_port(reread(), port))
     hold.note(config.listen, (RECORDS_FILE, HISTORY_FILE))
-    server = _Server(front, bound, ServiceManager(os.environ), config.public_url)
-    signal.signal(signal.SIGHUP, lambda *_: front.reload.ask())
+    server = _Server(dispatcher, bound, ServiceManager(os.environ), config.public_url)
+    signal.signal(signal.SIGHUP, lambda *_: dispatcher.reload.ask())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves
     # and raises the signal again once it has stopped, which _Server.run takes for what it is.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -165,31 +166,31 @@ def on_port(config: ServerConfig, found: int) -> ServerConfig:
     return msgspec.structs.replace(config, listen=listen, public_url=public_url)
 
 
-def connection_options(front: Front) -> dict[str, Any]:
+def connection_options(dispatcher: Dispatcher) -> dict[str, Any]:
     """Return what uvicorn is told of how connections begin."""
-    protocol = protocol_of(front.taker)
-    certificates = front.services.certificates
+    protocol = protocol_of(dispatcher.taker)
+    certificates = dispatcher.services.certificates
     if certificates is None:
         return {"http": protocol, "ws": "none"}
     return {"http": protocol, "ws": "none", "ssl_context_factory": lambda *_: certificates.context}
 
 
-class _Server(DoorServer):
-    def __init__(self, front: Front, bound: socket.socket, manager: ServiceManager, url: str) -> None:
+class _Server(AcceptingServer):
+    def __init__(self, dispatcher: Dispatcher, bound: socket.socket, manager: ServiceManager, url: str) -> None:
         super().__init__(
             uvicorn.Config(
-                front,
+                dispatcher,
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                **connection_options(front),
+                **connection_options(dispatcher),
                 timeout_graceful_shutdown=GRACE_S,
                 timeout_keep_alive=65,  # longer than the agents' interval: they keep their connection
             ),
             bound,
-            front.visitors,
+            dispatcher.connections,
         )
-        self._front = front
+        self._dispatcher = dispatcher
         self._manager = manager
         self._url = url
 
@@ -208,7 +209,7 @@ class _Server(DoorServer):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Let event streams go first, which would never end by themselves."""
         self._manager.stopping()
-        self._front.stop()
+        self._dispatcher.stop()
         super().handle_exit(sig, frame)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:

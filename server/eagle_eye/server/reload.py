@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server import logs
+from eagle_eye.server.api.services import Services
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.records import AuditEntry
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import AuditEntry
+from eagle_eye.server.store.store import Change
+from eagle_eye.server.telemetry import logs
 
 WHO = "configuration"  # in the audit trail
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import jobs
 from eagle_eye.orchestrators.kubernetes.objects import Pod
-from eagle_eye.server.job_sources import pods as server_pods
-from eagle_eye.server.job_sources.settings import KubernetesSettings
+from eagle_eye.server.jobs import pods as server_pods
+from eagle_eye.server.jobs.settings import KubernetesSettings
 from tests.orchestrators.kubernetes.builders import NOW_S, pod
 
 

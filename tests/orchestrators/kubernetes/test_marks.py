@@ -39,7 +39,7 @@ def test_a_node_that_we_marked_is_ours_and_says_who_did_it_and_why() -> None:
 
 
 def test_the_keys_of_our_marks_are_those_that_the_server_takes_for_ours() -> None:
-    from eagle_eye.server.job_sources.pods import KubernetesNode, node_of
+    from eagle_eye.server.jobs.pods import KubernetesNode, node_of
 
     seen = msgspec.convert(msgspec.to_builtins(marked()), KubernetesNode)
     assert node_of(seen).reason == "eagle-eye: cordoned"

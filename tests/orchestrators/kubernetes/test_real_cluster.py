@@ -21,7 +21,7 @@ from eagle_eye.orchestrators.kubernetes import options
 from eagle_eye.orchestrators.kubernetes.api import NAMES_ONLY
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator
 from eagle_eye.orchestrators.protocol import Exclusion
-from eagle_eye.server.job_sources.pods import KubernetesNode, node_of
+from eagle_eye.server.jobs.pods import KubernetesNode, node_of
 from tests.orchestrators.kubernetes.builders import cause
 from tests.orchestrators.kubernetes.cluster import Cluster, missing, started, until
 from tests.orchestrators.kubernetes.recording import Answer, Clock, Recording, orchestrator_at, perform, serving

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle_eye.server.accounts.records import Attempt
-from eagle_eye.server.records import Node
-from eagle_eye.server.store import Change, Store
-from eagle_eye.server.watching import Course
+from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.records import Node
+from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.store.store import Change, Store
 from tests.server.builders import NOW, action, incident
 
 DAY = 86_400.0

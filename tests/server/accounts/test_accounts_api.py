@@ -11,9 +11,9 @@ import pytest
 
 from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts.gpus import compared
-from eagle_eye.server.accounts.records import Comparison, DriverError, Gpu, Membership, Seat
-from eagle_eye.server.records import AuditEntry, Node
-from eagle_eye.server.store import GPUS, Change
+from eagle_eye.server.model.account_records import Comparison, DriverError, Gpu, Membership, Seat
+from eagle_eye.server.model.records import AuditEntry, Node
+from eagle_eye.server.store.store import GPUS, Change
 from tests.server.accounts.past import attempt, known, three_failures
 from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running
 

@@ -9,10 +9,10 @@ import pytest
 
 from eagle_eye.server.accounts.archive import SCORES_FRESH_S, Archive
 from eagle_eye.server.accounts.lemon import LEMON_MIN, Lemon, Past
-from eagle_eye.server.accounts.records import DriverError, Gpu, Membership, Seat
-from eagle_eye.server.records import AuditEntry
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import Change
+from eagle_eye.server.model.account_records import DriverError, Gpu, Membership, Seat
+from eagle_eye.server.model.records import AuditEntry
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import Change
 from tests.server.accounts.past import DAY, attempt, known, three_failures
 from tests.server.builders import NOW, FakeClock, action, incident
 

@@ -14,8 +14,8 @@ from eagle_eye.server.accounts.attempts import (
     forsaken,
     worth_writing,
 )
-from eagle_eye.server.accounts.records import Attempt
-from eagle_eye.server.watching import Course
+from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.monitor.watching import Course
 from tests.server.accounts.past import attempt, course
 from tests.server.builders import NOW
 

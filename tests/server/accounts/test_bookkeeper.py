@@ -13,11 +13,11 @@ from eagle_eye.schema.frame import Rank
 from eagle_eye.server.accounts import bookkeeper as module
 from eagle_eye.server.accounts.attempts import WRITE_S
 from eagle_eye.server.accounts.bookkeeper import GPUS_PER_NODE_MAX, PRUNE_EVERY_S, Bookkeeper
-from eagle_eye.server.config import AccountSettings
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import ATTEMPTS, DRIVER_ERRORS, GPUS, MEMBERSHIPS, Change
+from eagle_eye.server.accounts.settings import AccountSettings
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import ATTEMPTS, DRIVER_ERRORS, GPUS, MEMBERSHIPS, Change
 from tests.server.accounts.past import course
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.server.accounts import goodput
-from eagle_eye.server.accounts.records import Attempt, Gap
 from eagle_eye.server.accounts.timeline import NO_STEP, NOT_WATCHED, STANDSTILL, Span, timeline
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.account_records import Attempt, Gap
+from eagle_eye.server.model.records import Incident
 from tests.server.accounts.past import attempt
 from tests.server.builders import NOW, incident
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.server.accounts.hindsight import Afterwards, is_judged, look_back, precision, wilson
-from eagle_eye.server.accounts.records import Ticket
-from eagle_eye.server.records import AuditEntry
+from eagle_eye.server.model.account_records import Ticket
+from eagle_eye.server.model.records import AuditEntry
 from tests.server.accounts.past import attempt
 from tests.server.builders import NOW, action, incident
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from eagle_eye.detectors.types import Happening
-from eagle_eye.server import fleet
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
-from eagle_eye.server.config import AccountSettings
+from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.engine.job_track import EVENTS_KEPT, JobTrack
-from eagle_eye.server.store import ATTEMPTS
+from eagle_eye.server.ingest import fleet
+from eagle_eye.server.store.store import ATTEMPTS
 from tests.server.engine.frames import START_S
 from tests.server.test_watch import Site
 

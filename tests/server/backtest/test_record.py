@@ -22,21 +22,21 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.accounts.records import Gpu
 from eagle_eye.server.api import history as api
 from eagle_eye.server.app import create_app
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.trace import Trace
-from eagle_eye.server.clock import Clock
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.server.front import Front
-from eagle_eye.server.history import Recorded
-from eagle_eye.server.recording import BrokenStream, frames_of, messages
-from eagle_eye.server.records import Incident
-from eagle_eye.server.store import INCIDENTS, Change, Store
-from eagle_eye.server.watch import Watch
+from eagle_eye.server.history.history import Recorded
+from eagle_eye.server.history.recording import BrokenStream, frames_of, messages
+from eagle_eye.server.model.account_records import Gpu
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.records import Incident
+from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.store.store import INCIDENTS, Change, Store
+from eagle_eye.server.web.dispatcher import Dispatcher
 from tests.server.builders import NOW, FakeClock, body, settings
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -55,7 +55,7 @@ class StillWatch(Watch):
 class Site:
     """A real server with a job on four nodes, and a clock that the test moves."""
 
-    front: Front
+    front: Dispatcher
     client: httpx.Client
     clock: FakeClock
     watch: StillWatch

@@ -12,7 +12,7 @@ from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 
 START_S = 1_000_000.0
 SETTINGS = DetectionSettings(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.server.engine.policy import Situation
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, Incident
+from eagle_eye.server.model.records import Action, Incident
 
 NOW_S = 1_000_000.0
 

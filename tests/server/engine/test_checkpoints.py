@@ -13,13 +13,13 @@ import pytest
 
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.schema.action import MemberRank, ResumeFrom
+from eagle_eye.server.delivery.events import request_data
 from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, OLDER_MAX, CheckpointLog, Checkpoints, KeptStep
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import decide, weigh
 from eagle_eye.server.engine.respond import Book, respond
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.outbound import request_data
-from eagle_eye.server.records import Action
+from eagle_eye.server.model.records import Action
 from tests.server.engine.frames import START_S, Fleet
 from tests.server.engine.situations import NOW_S, incident, situation
 

@@ -15,7 +15,7 @@ from eagle_eye.server.engine.asking import Asking
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 from tests.server.engine.frames import START_S, Fleet
 
 

@@ -15,7 +15,7 @@ from eagle_eye.server.engine.job_terms import JobTerms
 from eagle_eye.server.engine.modes import ModeRule
 from eagle_eye.server.engine.policy import decide, weigh
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 from tests.server.engine.frames import Fleet
 from tests.server.engine.situations import incident, past, situation
 from tests.server.engine.test_fusion import verdict

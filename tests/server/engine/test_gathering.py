@@ -12,7 +12,7 @@ from eagle_eye.server.engine.gathering import Gathering
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, Evidence, EvidenceState, Incident
+from eagle_eye.server.model.records import Action, Evidence, EvidenceState, Incident
 from tests.server.engine.frames import Fleet
 
 WAIT_S = 5.0

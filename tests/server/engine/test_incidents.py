@@ -11,7 +11,7 @@ from eagle_eye.detectors.types import Verdict
 from eagle_eye.server.engine.incidents import fold
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 from tests.server.engine.test_fusion import verdict
 
 POLICY = PolicySettings(verdict_gone_s=30.0)

@@ -16,7 +16,7 @@ from eagle_eye.server.engine.incidents import OPEN_STATES, fold
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.news import SETTLED_S, UPDATES_MAX, is_due, news_of
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 from tests.server.engine.test_fusion import verdict
 
 GONE_S = 30.0

@@ -9,7 +9,7 @@ import pytest
 from eagle_eye.server.engine.node_terms import NodeTerms
 from eagle_eye.server.engine.policy import decide, weigh
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import RuleWord
+from eagle_eye.server.model.records import RuleWord
 from tests.server.engine.situations import incident, situation
 
 H100, GB200 = "NVIDIA H100 80GB HBM3", "NVIDIA GB200"

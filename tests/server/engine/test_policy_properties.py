@@ -19,7 +19,7 @@ from eagle_eye.server.engine.modes import ModeRule
 from eagle_eye.server.engine.node_terms import NodeTerms
 from eagle_eye.server.engine.policy import Decision, Situation, decide, weigh
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, Incident
+from eagle_eye.server.model.records import Action, Incident
 from tests.server.engine.situations import NOW_S, actions, incidents, situation
 
 # From nothing to the most that can happen to a job.

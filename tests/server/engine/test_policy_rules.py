@@ -14,7 +14,7 @@ from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.modes import ModeRule
 from eagle_eye.server.engine.policy import RULE_NAMES, decide, weigh
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Incident, Node
+from eagle_eye.server.model.records import Incident, Node
 from tests.server.engine.situations import NOW_S, incident, past, situation
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 from tests.server.engine.frames import Fleet
 from tests.server.engine.test_respond import Office
 

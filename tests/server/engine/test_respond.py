@@ -14,7 +14,7 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.modes import ModeRule
 from eagle_eye.server.engine.respond import Book, Response, respond
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, Incident
+from eagle_eye.server.model.records import Action, Incident
 from tests.server.engine.frames import Fleet
 
 

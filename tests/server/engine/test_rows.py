@@ -16,7 +16,7 @@ from eagle_eye.schema.rows import ROW_HEAD, encode_outline, encode_row, outline_
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.outlined import Outlined, Row, groups_of
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 
 NOW = 1_000_000.0
 NODES = 5

@@ -11,7 +11,7 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import decide
 from eagle_eye.server.engine.scheduler_word import FAILED_S, MARGIN_S, Hearing, SchedulerWord
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 from tests.server.engine.frames import Fleet
 from tests.server.engine.situations import NOW_S, incident, past, situation
 

@@ -12,7 +12,7 @@ from eagle_eye.server.engine.check_suites import FAMILIES, related, suite, unpro
 from eagle_eye.server.engine.probation import probation
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.standing import Asking, Offer, fault_of, is_ours, phase, returning
-from eagle_eye.server.records import CheckOutcome, Node
+from eagle_eye.server.model.records import CheckOutcome, Node
 from tests.server.engine.situations import NOW_S, past
 
 READY, SILENT, NONE = Offer("ready"), Offer("unable", "its agent was not heard for 90 s"), Offer("none", "no agent")

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import Rank
-from eagle_eye.server.config import ConfigurationError
-from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.job_sources import keeper as keeping
-from eagle_eye.server.job_sources.keeper import JobSources
-from eagle_eye.server.job_sources.source import ScheduledJob, ScheduledNode, Snapshot, SourceFailed
-from eagle_eye.server.records import Job, Node
-from eagle_eye.server.sqlite_store import SqliteStore
-from eagle_eye.server.store import JOBS, NODES, Change
-from eagle_eye.server.telemetry import Telemetry
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.jobs import keeper as keeping
+from eagle_eye.server.jobs.keeper import JobSources
+from eagle_eye.server.jobs.source import ScheduledJob, ScheduledNode, Snapshot, SourceFailed
+from eagle_eye.server.model.records import Job, Node
+from eagle_eye.server.store.sqlite_store import SqliteStore
+from eagle_eye.server.store.store import JOBS, NODES, Change
+from eagle_eye.server.telemetry.counters import Telemetry
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame, running, settings
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagle_eye.server.job_sources import kube_api
-from eagle_eye.server.job_sources.kubernetes import Kubernetes
-from eagle_eye.server.job_sources.pods import KubernetesNode, Pod, jobs_of, node_of
-from eagle_eye.server.job_sources.settings import KubernetesSettings
-from eagle_eye.server.job_sources.source import ScheduledJob, Snapshot, SourceFailed
+from eagle_eye.server.jobs import kube_api
+from eagle_eye.server.jobs.kubernetes import Kubernetes
+from eagle_eye.server.jobs.pods import KubernetesNode, Pod, jobs_of, node_of
+from eagle_eye.server.jobs.settings import KubernetesSettings
+from eagle_eye.server.jobs.source import ScheduledJob, Snapshot, SourceFailed
 from tests.server.builders import NOW, FakeClock
 from tests.server.job_sources.fake_http import Answer, Asked, serving
 
@@ -171,8 +171,8 @@ def watching(server: ApiServer, told: Callable[[int, Snapshot, asyncio.Event], b
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.job_sources.kubernetes.GATHER_S", 0.01)
-    monkeypatch.setattr("eagle_eye.server.job_sources.kubernetes.LISTS_S", 0.0)
+    monkeypatch.setattr("eagle_eye.server.jobs.kubernetes.GATHER_S", 0.01)
+    monkeypatch.setattr("eagle_eye.server.jobs.kubernetes.LISTS_S", 0.0)
 
 
 def test_all_pages_are_read_and_changes_follow_from_there() -> None:
@@ -227,7 +227,7 @@ def test_a_version_that_is_too_old_is_listed_anew(how: str) -> None:
 
 
 def test_watches_that_end_at_once_are_begun_anew_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.job_sources.kubernetes.WATCHES_S", 0.1)
+    monkeypatch.setattr("eagle_eye.server.jobs.kubernetes.WATCHES_S", 0.1)
     server = ApiServer(pod())
     begun_s: list[float] = []
 
@@ -246,7 +246,7 @@ def test_watches_that_end_at_once_are_begun_anew_at_a_pace(monkeypatch: pytest.M
 
 
 def test_more_pods_than_are_kept_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.job_sources.kubernetes.JOBS_MAX", 1)
+    monkeypatch.setattr("eagle_eye.server.jobs.kubernetes.JOBS_MAX", 1)
     server = ApiServer(pod("a"))
     server.events.put({"type": "ADDED", "object": pod("b", version=11)})
     with pytest.raises(SourceFailed, match="more than 1 objects"):

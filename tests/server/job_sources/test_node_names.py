@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.server.job_sources.node_names import NodeNames
+from eagle_eye.server.model.node_names import NodeNames
 
 NAMES = NodeNames(["gpu1.cluster.local", "GPU2", "a.rack1", "a.rack2", "b", "b.rack1"])
 

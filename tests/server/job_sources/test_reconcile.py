@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import JobUpdate, MemberRank
-from eagle_eye.server.job_sources.node_names import NodeNames
-from eagle_eye.server.job_sources.reconcile import (
+from eagle_eye.server.jobs.reconcile import (
     UNSEEN_S,
     Knowledge,
     Reconciled,
@@ -20,8 +19,9 @@ from eagle_eye.server.job_sources.reconcile import (
     declared_job,
     reconcile,
 )
-from eagle_eye.server.job_sources.source import ScheduledJob
-from eagle_eye.server.records import Job
+from eagle_eye.server.jobs.source import ScheduledJob
+from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.records import Job
 
 NOW = 10_000.0
 NODES = ("n1", "n2", "n3", "n4")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.job_sources import slurm_answers
-from eagle_eye.server.job_sources.slurm_answers import jobs_of_json, jobs_of_text, nodes_of_json, nodes_of_text
-from eagle_eye.server.job_sources.slurm_states import job_state, node_state
-from eagle_eye.server.job_sources.source import ScheduledJob, ScheduledNode, SourceFailed
+from eagle_eye.server.jobs import slurm_answers
+from eagle_eye.server.jobs.slurm_answers import jobs_of_json, jobs_of_text, nodes_of_json, nodes_of_text
+from eagle_eye.server.jobs.slurm_states import job_state, node_state
+from eagle_eye.server.jobs.source import ScheduledJob, ScheduledNode, SourceFailed
 
 
 def number(value: float, *, infinite: bool = False, given: bool = True) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.job_sources import slurm_rest
-from eagle_eye.server.job_sources.settings import SlurmSettings
-from eagle_eye.server.job_sources.slurm_rest import SlurmRest
-from eagle_eye.server.job_sources.source import Snapshot, SourceFailed
+from eagle_eye.server.jobs import slurm_rest
+from eagle_eye.server.jobs.settings import SlurmSettings
+from eagle_eye.server.jobs.slurm_rest import SlurmRest
+from eagle_eye.server.jobs.source import Snapshot, SourceFailed
 from tests.server.builders import FakeClock
 from tests.server.job_sources.fake_http import Answer, Asked, serving
 

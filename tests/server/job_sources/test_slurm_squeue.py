@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.job_sources import slurm_squeue
-from eagle_eye.server.job_sources.settings import SlurmSettings
-from eagle_eye.server.job_sources.slurm_squeue import Squeue
-from eagle_eye.server.job_sources.source import Snapshot, SourceFailed
+from eagle_eye.server.jobs import slurm_squeue
+from eagle_eye.server.jobs.settings import SlurmSettings
+from eagle_eye.server.jobs.slurm_squeue import Squeue
+from eagle_eye.server.jobs.source import Snapshot, SourceFailed
 from tests.server.builders import NOW, FakeClock
 
 LINE = "17|N/A|RUNNING|0|1000|NONE|UNLIMITED|N/A|ada|n[1-2]|"

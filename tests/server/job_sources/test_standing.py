@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle_eye.server.job_sources.node_names import NodeNames
-from eagle_eye.server.job_sources.source import ScheduledNode
-from eagle_eye.server.job_sources.standing import standing
-from eagle_eye.server.records import Node
+from eagle_eye.server.jobs.source import ScheduledNode
+from eagle_eye.server.jobs.standing import standing
+from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.records import Node
 
 NAMES = NodeNames(["n1"])
 

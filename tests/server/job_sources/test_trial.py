@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.job_sources import trial
+from eagle_eye.server.jobs import trial
 from tests.server.job_sources.fake_http import serving
 from tests.server.job_sources.test_kubernetes import ApiServer, pod
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.pictures import sentence
-from eagle_eye.server.pictures.band import Band, band, begun, silences, without
-from eagle_eye.server.pictures.cast import Cast, cast, picked
-from eagle_eye.server.pictures.drawing import drawing_of
-from eagle_eye.server.pictures.windows import Stretch
-from eagle_eye.server.steps import Steps
+from eagle_eye.server.charts import sentence
+from eagle_eye.server.charts.band import Band, band, begun, silences, without
+from eagle_eye.server.charts.cast import Cast, cast, picked
+from eagle_eye.server.charts.drawing import drawing_of
+from eagle_eye.server.charts.windows import Stretch
+from eagle_eye.server.history.steps import Steps
 
 COMPUTE = drawing_of("train_compute_seconds", 1.2, "seconds")
 assert COMPUTE is not None

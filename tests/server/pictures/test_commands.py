@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.pictures.commands import Command, commands
-from eagle_eye.server.pictures.story import ENTRIES_MAX, story
-from eagle_eye.server.records import AuditEntry, Delivery, Evidence, Job, Node
+from eagle_eye.server.charts.commands import Command, commands
+from eagle_eye.server.charts.story import ENTRIES_MAX, story
+from eagle_eye.server.model.records import AuditEntry, Delivery, Evidence, Job, Node
 from tests.server.builders import NOW, action, incident
 
 JOB = Job(job="job", attempt=0, state="running", ranks=[], restart_owner="", updated_s=NOW)

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.accounts.records import Attempt
 from eagle_eye.server.accounts.timeline import Cause, Span
-from eagle_eye.server.pictures import course
-from eagle_eye.server.pictures.lanes import rows
-from eagle_eye.server.steps import Steps
+from eagle_eye.server.charts import course
+from eagle_eye.server.charts.lanes import rows
+from eagle_eye.server.history.steps import Steps
+from eagle_eye.server.model.account_records import Attempt
 from tests.server.builders import NOW, incident
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.schema.metrics import BY_NAME
-from eagle_eye.server.remote_store import encoding
-from eagle_eye.server.remote_store.series_names import Place, labels_of, place_of
-from eagle_eye.server.remote_write import snappy, wire
+from eagle_eye.server.history.remote_store import encoding
+from eagle_eye.server.history.remote_store.series_names import Place, labels_of, place_of
+from eagle_eye.server.ingest.remote_write import snappy, wire
 from tests.server.remote_write.requests import Written, v1
 
 LABELS = st.dictionaries(st.text(min_size=1), st.text(min_size=1), max_size=4)

@@ -13,17 +13,17 @@ from prometheus_client import CollectorRegistry
 
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.schema.metrics import BY_NAME
-from eagle_eye.server.config import RemoteStoreSettings
-from eagle_eye.server.errors import RemoteStoreSilent
-from eagle_eye.server.remote_store.figures import Figures
-from eagle_eye.server.remote_store.merging import with_past
-from eagle_eye.server.remote_store.orders import Told
-from eagle_eye.server.remote_store.past import Asked, Past
-from eagle_eye.server.remote_store.position import PositionFile
-from eagle_eye.server.remote_store.post import Post
-from eagle_eye.server.remote_store.sender import Manifest, send
-from eagle_eye.server.remote_store.slices import slices
-from eagle_eye.server.timestamps import rfc3339
+from eagle_eye.server.history.remote_store.figures import Figures
+from eagle_eye.server.history.remote_store.merging import with_past
+from eagle_eye.server.history.remote_store.orders import Told
+from eagle_eye.server.history.remote_store.past import Asked, Past
+from eagle_eye.server.history.remote_store.position import PositionFile
+from eagle_eye.server.history.remote_store.post import Post
+from eagle_eye.server.history.remote_store.sender import Manifest, send
+from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
+from eagle_eye.server.history.remote_store.slices import slices
+from eagle_eye.server.model.errors import RemoteStoreSilent
+from eagle_eye.server.model.timestamps import rfc3339
 from tests.server.builders import NOW
 from tests.server.remote_store.real_stores import PROMETHEUS, VICTORIA_METRICS, listening, show
 from tests.server.remote_store.strict_store import keep, order, second

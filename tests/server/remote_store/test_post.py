@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.server.remote_store.access import Access, client
-from eagle_eye.server.remote_store.post import Brought, Post, Unwanted
-from eagle_eye.server.remote_store.segment_samples import Moment
+from eagle_eye.server.history.remote_store.access import Access, client
+from eagle_eye.server.history.remote_store.post import Brought, Post, Unwanted
+from eagle_eye.server.history.remote_store.segment_samples import Moment
 
 MOMENT = Moment([b"head"] * 64, [b"sample"] * 64)
 

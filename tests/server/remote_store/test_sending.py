@@ -13,11 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eagle_eye.schema.configuration import ConfigurationError, masked
-from eagle_eye.server.clock import SystemClock
-from eagle_eye.server.config import RemoteStoreSettings, ServerConfig, load
-from eagle_eye.server.remote_store.figures import Figures
-from eagle_eye.server.remote_store.orders import Told
-from eagle_eye.server.remote_store.sending import COMMAND, Sending
+from eagle_eye.server.config import ServerConfig, load
+from eagle_eye.server.history.remote_store.figures import Figures
+from eagle_eye.server.history.remote_store.orders import Told
+from eagle_eye.server.history.remote_store.sending import COMMAND, Sending
+from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
+from eagle_eye.server.model.clock import SystemClock
 from tests.server.remote_store.strict_store import StrictStore, keep, second
 from tests.server.segments.kept import compact, opened
 

@@ -9,13 +9,13 @@ import pytest
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, block, values_of
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.auth import mint
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.errors import HistoryUnavailable, StoreUnavailable
-from eagle_eye.server.records import Job
-from eagle_eye.server.records import Scope as TokenScope
-from eagle_eye.server.store import DRIVER_ERRORS, LAST_CODES, Change
+from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable
+from eagle_eye.server.model.records import Job
+from eagle_eye.server.model.records import Scope as TokenScope
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import DRIVER_ERRORS, LAST_CODES, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, running
 from tests.server.remote_write.requests import V1_HEADERS, V2_HEADERS, Written, field, series, snappy, v1, v2, varint
 
@@ -226,7 +226,7 @@ def test_the_job_is_the_one_that_was_declared_where_no_label_names_it(server: Ru
 
 
 def test_a_job_counts_however_many_are_newer(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.remote_write.membership.PAGE_LIMIT_MAX", 2)
+    monkeypatch.setattr("eagle_eye.server.ingest.remote_write.membership.PAGE_LIMIT_MAX", 2)
     jobs = [Job(job=f"job{i}", attempt=0, state="running", ranks=[MemberRank(0, f"n{i}", 0)], restart_owner="",
                 updated_s=NOW) for i in range(5)]  # fmt: skip
     server.front.services.store.commit(Change(jobs=tuple(jobs)))

@@ -9,10 +9,10 @@ import pytest
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.config import RemoteWriteSettings
-from eagle_eye.server.remote_write import mapping, wire
-from eagle_eye.server.remote_write.intake import FORGET_S, Intake, Refused, Taken
-from eagle_eye.server.remote_write.records import Watched
+from eagle_eye.server.ingest.remote_write import mapping, wire
+from eagle_eye.server.ingest.remote_write.intake import FORGET_S, Intake, Refused, Taken
+from eagle_eye.server.ingest.settings import RemoteWriteSettings
+from eagle_eye.server.model.scraped_devices import Watched
 from tests.server.remote_write.requests import STALE, Written, series, v1
 
 T = 1_700_000_000.0
@@ -265,7 +265,7 @@ def test_nodes_beyond_the_limit_are_refused_also_when_they_come_in_one_request()
 
 
 def test_links_of_a_node_are_limited_metric_by_metric(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.remote_write.rows.LINKS_MAX", 2)
+    monkeypatch.setattr("eagle_eye.server.ingest.remote_write.rows.LINKS_MAX", 2)
     site = Site()
     for at in (0.0, 15.0):
         for port in ("1", "2", "3"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.server.remote_write.sender_clocks import SENDERS_MAX, SenderClocks
-from eagle_eye.server.remote_write.wire import Sample, Series
+from eagle_eye.server.ingest.remote_write.sender_clocks import SENDERS_MAX, SenderClocks
+from eagle_eye.server.ingest.remote_write.wire import Sample, Series
 
 T = 1_700_000_000.0
 

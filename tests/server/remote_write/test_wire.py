@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.server.remote_write import snappy, wire
-from eagle_eye.server.remote_write.wire import Malformed, Sample, labels
+from eagle_eye.server.ingest.remote_write import snappy, wire
+from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, labels
 from tests.server.remote_write import requests
 from tests.server.remote_write.requests import STALE, Written, field, series, text, v1, v2, varint
 

@@ -12,11 +12,11 @@ import msgspec
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.config import HistorySettings
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.history import Batch, Entry
-from eagle_eye.server.segments import compactor, worker
-from eagle_eye.server.segments.facts import Step, no_step
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.history import Batch, Entry
+from eagle_eye.server.history.segments import compactor, worker
+from eagle_eye.server.history.segments.facts import Step, no_step
+from eagle_eye.server.history.settings import HistorySettings
 from tests.server.builders import NOW, FakeClock, frame
 
 WITHIN_S = 10.0

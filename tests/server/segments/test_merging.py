@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle_eye.schema.metrics import BY_NAME
-from eagle_eye.server.embedded_history import HISTORY_FILE, EmbeddedHistory
-from eagle_eye.server.errors import HistoryUnavailable
-from eagle_eye.server.history import Run
-from eagle_eye.server.segments import planning, worker
-from eagle_eye.server.segments.downsampling import Course
-from eagle_eye.server.segments.merging import GROUP_FRAMES
-from eagle_eye.server.segments.planning import Source, merges
-from eagle_eye.server.segments.tasks import Answer, Merge
-from eagle_eye.server.segments.upkeep import Upkeep
+from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
+from eagle_eye.server.history.history import Run
+from eagle_eye.server.history.segments import planning, worker
+from eagle_eye.server.history.segments.downsampling import Course
+from eagle_eye.server.history.segments.merging import GROUP_FRAMES
+from eagle_eye.server.history.segments.planning import Source, merges
+from eagle_eye.server.history.segments.tasks import Answer, Merge
+from eagle_eye.server.history.segments.upkeep import Upkeep
+from eagle_eye.server.model.errors import HistoryUnavailable
 from tests.server.builders import NOW, FakeClock
 from tests.server.segments.kept import FOREVER_S, WITHIN_S, batch, compact, keep_up, opened, rich, told
 
@@ -109,7 +109,7 @@ def test_a_merged_segment_tells_what_its_sources_told(tmp_path: Path) -> None:
 
 
 def test_row_groups_stay_small_and_nodes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.segments.merging.GROUP_FRAMES", 7)
+    monkeypatch.setattr("eagle_eye.server.history.segments.merging.GROUP_FRAMES", 7)
     with opened(tmp_path) as history:
         for at in (0, 1):
             for node in ("a", "b", "c"):

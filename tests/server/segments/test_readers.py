@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.server.segments.levels import MINUTES
+from eagle_eye.server.history.segments.levels import MINUTES
 from tests.server.builders import FakeClock
 from tests.server.segments.kept import WITHIN_S, batch, compact, keep_up, opened, rich
 from tests.server.segments.test_levels import START_S, add, sample

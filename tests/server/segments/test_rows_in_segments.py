@@ -15,8 +15,8 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, Frame, Rank, block, decode_frame, encode_frame
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import encode_outline, encode_row, outline_id, outline_of, whole_frame
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.history import Batch, Entry
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.history import Batch, Entry
 from tests.server.builders import NOW, FakeClock, frame, replayed
 from tests.server.segments.kept import FOREVER_S, WITHIN_S, compact, opened, retain, rich, told
 

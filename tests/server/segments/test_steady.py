@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, Frame, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.embedded_history import EmbeddedHistory
-from eagle_eye.server.segments import steady
-from eagle_eye.server.segments.gathering import Gatherer
-from eagle_eye.server.segments.group_tables import GroupTables
-from eagle_eye.server.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA
+from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.segments import steady
+from eagle_eye.server.history.segments.gathering import Gatherer
+from eagle_eye.server.history.segments.group_tables import GroupTables
+from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA
 from tests.server.builders import NOW, frame
 from tests.server.segments.kept import WITHIN_S, compact, opened, told
 from tests.server.segments.test_rows_in_segments import as_rows

@@ -18,11 +18,11 @@ from eagle_eye.server.accounts import hindsight, lemon
 from eagle_eye.server.accounts.gpus import is_one_gpu, sat_at
 from eagle_eye.server.accounts.hindsight import Afterwards, Outcome
 from eagle_eye.server.accounts.lemon import Past, Scores
-from eagle_eye.server.accounts.records import Attempt, DriverError, Ticket
 from eagle_eye.server.accounts.timeline import Span, timeline
-from eagle_eye.server.clock import Clock
-from eagle_eye.server.records import Action, AuditEntry, Incident
-from eagle_eye.server.store import (
+from eagle_eye.server.model.account_records import Attempt, DriverError, Ticket
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.records import Action, AuditEntry, Incident
+from eagle_eye.server.store.store import (
     ACTIONS,
     ATTEMPTS,
     DRIVER_ERRORS,

@@ -12,8 +12,8 @@ from typing import NamedTuple, get_args
 import msgspec
 from msgspec.structs import replace
 
-from eagle_eye.server.accounts.records import Attempt, AttemptEnd, Gap
-from eagle_eye.server.watching import Course
+from eagle_eye.server.model.account_records import Attempt, AttemptEnd, Gap
+from eagle_eye.server.monitor.watching import Course
 
 LOOK_S = 10.0  # from one look to the next
 UNWATCHED_S = 60.0  # a longer time without a look, or without a word from any of the job's nodes, is a gap

@@ -17,12 +17,13 @@ from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts import gpus as gpu_records
 from eagle_eye.server.accounts.attempts import LOOK_S, UNWATCHED_S, Witness, follow, forsaken, worth_writing
 from eagle_eye.server.accounts.gpus import Tally, Told
-from eagle_eye.server.accounts.records import Attempt, DriverError, Gpu, Membership
-from eagle_eye.server.clock import Clock
-from eagle_eye.server.config import AccountSettings
-from eagle_eye.server.errors import StoreUnavailable
-from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.store import (
+from eagle_eye.server.accounts.settings import AccountSettings
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.account_records import Attempt, DriverError, Gpu, Membership
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.monitor.watching import Course, Watcher
+from eagle_eye.server.store.store import (
     ATTEMPTS,
     DRIVER_ERRORS,
     GPU_CHECKS,
@@ -35,7 +36,6 @@ from eagle_eye.server.store import (
     Kind,
     Store,
 )
-from eagle_eye.server.watching import Course, Watcher
 
 PENDING_MAX = 200_000  # GPUs, and likewise errors, that wait for the next look: those of a fleet that starts at once
 BATCH = 1_000  # records written in one transaction: other writers wait for no more

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.archive import Archive
-from eagle_eye.server.errors import StoreUnavailable
+from eagle_eye.server.model.errors import StoreUnavailable
 
 LEMONS_MAX = 100
 LOSSES_MAX = 1_000

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from eagle_eye.server.accounts.records import Comparison, DriverError, Gpu, GpuChecks, Seat
+from eagle_eye.server.model.account_records import Comparison, DriverError, Gpu, GpuChecks, Seat
 
 UUID_CHARS_MAX = 96
 MODEL_CHARS_MAX = 96

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from eagle_eye.detectors.faults import BY_NAME
-from eagle_eye.server.accounts.records import Attempt, Ticket
-from eagle_eye.server.records import Action, AuditEntry, Incident
-from eagle_eye.server.store import OPEN_INCIDENT_STATES
+from eagle_eye.server.model.account_records import Attempt, Ticket
+from eagle_eye.server.model.records import Action, AuditEntry, Incident
+from eagle_eye.server.store.store import OPEN_INCIDENT_STATES
 
 JUDGED_STATES = ("would_act", "rejected", "expired")
 JUDGED_KINDS = frozenset({"exclude_node", "drain_node", "restart_job"})

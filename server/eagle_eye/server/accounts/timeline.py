@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.accounts.attempts import UNWATCHED_S
-from eagle_eye.server.accounts.records import Attempt
-from eagle_eye.server.records import Incident, is_of_a_stop
+from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.records import Incident, is_of_a_stop
 
 # training: steps that went beyond what was done before; startup: to the first step; redone: steps done a second time;
 # stopped: no step, because of trouble; ending: after the last step of an attempt that was meant to end; down: between

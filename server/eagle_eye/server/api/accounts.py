@@ -32,9 +32,9 @@ from eagle_eye.server.api.requests import (
     given,
     listing,
 )
-from eagle_eye.server.errors import BadCursor, Refusal
-from eagle_eye.server.store import NODES, TICKETS, Change, Store
-from eagle_eye.server.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.model.errors import BadCursor, Refusal
+from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.store.store import NODES, TICKETS, Change, Store
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 

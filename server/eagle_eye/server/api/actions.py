@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from eagle_eye.schema.action import ActionKind, Report
-from eagle_eye.server import ledger, outbound
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Body,
@@ -26,10 +25,12 @@ from eagle_eye.server.api.requests import (
     listing,
     missing,
 )
-from eagle_eye.server.auth import Principal
-from eagle_eye.server.records import Action, ActionState, Node, NodeState, OutboundEvent
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import ACTIONS, NODES, Change, Store
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.engine import ledger
+from eagle_eye.server.model.records import Action, ActionState, Node, NodeState, OutboundEvent
+from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.store.store import ACTIONS, NODES, Change, Store
 
 router = APIRouter(prefix="/api/v1/actions", tags=["actions"])
 

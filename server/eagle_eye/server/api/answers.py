@@ -13,15 +13,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from eagle_eye.server import records
-from eagle_eye.server.accounts import records as past
 from eagle_eye.server.accounts.goodput import By
+from eagle_eye.server.api.fleet_overview import Standing
+from eagle_eye.server.api.nvrx_attribution import Recommendation
 from eagle_eye.server.api.picture_answers import PICTURES, Resolution, dossier
 from eagle_eye.server.api.shapes import Named, Number, Time, made, many, page, shown
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.standing import Phase
-from eagle_eye.server.nvrx import Recommendation
-from eagle_eye.server.overview import Standing
+from eagle_eye.server.model import account_records as past
+from eagle_eye.server.model import records
 
 _OWN_BOOK = ("families", "held_by", "flap_times", "told_times", "untold", "escalated_s")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from eagle_eye.schema.action import EVENT_TYPES
 from eagle_eye.schema.names import NAME_CHARS_MAX
-from eagle_eye.server.event_labels import LABELS
-from eagle_eye.server.notifiers.guard import URL_CHARS_MAX
+from eagle_eye.server.delivery.notifiers.guard import URL_CHARS_MAX
+from eagle_eye.server.model.event_labels import LABELS
 
 Constraint = Mapping[str, Any]
 

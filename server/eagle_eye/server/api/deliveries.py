@@ -21,10 +21,10 @@ from eagle_eye.server.api.requests import (
     listing,
     missing,
 )
-from eagle_eye.server.delivery_states import again
-from eagle_eye.server.errors import IllegalTransition
-from eagle_eye.server.records import DeliveryState
-from eagle_eye.server.store import DELIVERIES, EVENTS, SUBSCRIPTIONS, Change, Store
+from eagle_eye.server.delivery.delivery_states import again
+from eagle_eye.server.model.errors import IllegalTransition
+from eagle_eye.server.model.records import DeliveryState
+from eagle_eye.server.store.store import DELIVERIES, EVENTS, SUBSCRIPTIONS, Change, Store
 
 router = APIRouter(prefix="/api/v1/deliveries", tags=["deliveries"])
 

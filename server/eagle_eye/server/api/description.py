@@ -11,8 +11,7 @@ import msgspec
 from fastapi import FastAPI, Response
 
 from eagle_eye.schema.problem import CONTENT_TYPE
-from eagle_eye.server import telemetry_paths
-from eagle_eye.server.api import answers
+from eagle_eye.server.api import answers, telemetry_paths
 
 OPEN = frozenset({"/healthz", "/readyz"})  # to everybody
 # Of the answers that are not JSON.

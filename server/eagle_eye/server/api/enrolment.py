@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.server.api.constraints import NAME
 from eagle_eye.server.api.requests import Body, Parts, Somebody, answer, audited, body_of, decoded
-from eagle_eye.server.auth import mint
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.store import TOKENS, Change, Store
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.security.auth import mint
+from eagle_eye.server.store.store import TOKENS, Change, Store
 
 router = APIRouter(prefix="/api/v1/enrol", tags=["tokens"])
 

@@ -31,15 +31,15 @@ from eagle_eye.server.api.requests import (
     missing,
     read_body,
 )
-from eagle_eye.server.auth import Principal
-from eagle_eye.server.bundles import Incoming, NotGzip
-from eagle_eye.server.config import EvidenceSettings
+from eagle_eye.server.api.services import Services
 from eagle_eye.server.engine.gathering import LATE_S
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.evidence import OPEN_STATES
-from eagle_eye.server.records import Evidence, EvidenceKind, EvidenceState, Incident
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import EVIDENCE, INCIDENTS, JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Evidence, EvidenceKind, EvidenceState, Incident
+from eagle_eye.server.monitor.settings import EvidenceSettings
+from eagle_eye.server.requests.bundles import Incoming, NotGzip
+from eagle_eye.server.requests.evidence import OPEN_STATES
+from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.store.store import EVIDENCE, INCIDENTS, JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
 
 BUNDLE_TYPE = "application/gzip"
 FAILURE_TYPE = "application/json"
@@ -90,7 +90,7 @@ def get_evidence(parts: Parts, _: Reader, evidence: str) -> Response:
 def download(parts: Parts, _: Reader, evidence: str) -> Response:
     """The bundle, a gzipped tar, as the agent made it."""
     record = found(parts, EVIDENCE, evidence)
-    path = parts.desk.bundles.path(record.id)
+    path = parts.evidence_requests.bundles.path(record.id)
     if record.state != "received" or not path.is_file():
         raise Refusal(
             404, "no_bundle", f"evidence {record.id} is {record.state}: {record.detail or 'no bundle is here'}"
@@ -143,7 +143,7 @@ async def upload(request: Request, parts: Parts, principal: Somebody, evidence: 
     if said is None:
         record = await _take(parts, request, record)
     else:
-        record = await asyncio.to_thread(parts.desk.failed, record.id, said.failed)
+        record = await asyncio.to_thread(parts.evidence_requests.failed, record.id, said.failed)
     parts.telemetry.evidence.labels(record.state).inc()
     return answer(views.evidence(record))
 
@@ -158,11 +158,11 @@ async def _take(parts: Services, request: Request, record: Evidence) -> Evidence
         raise Refusal(503, "busy", f"{UPLOADS_MAX} bundles are being taken in", {"Retry-After": "1"})
     parts.open_uploads.count += 1
     try:
-        incoming = await asyncio.to_thread(parts.desk.bundles.begin, record.id)
+        incoming = await asyncio.to_thread(parts.evidence_requests.bundles.begin, record.id)
         try:
             async with asyncio.timeout(parts.config.evidence.upload_s):
                 await _write(request, incoming, limit)
-            return await asyncio.to_thread(parts.desk.received, record.id, incoming)
+            return await asyncio.to_thread(parts.evidence_requests.received, record.id, incoming)
         finally:
             await asyncio.to_thread(incoming.discard)
     except NotGzip as error:

@@ -13,16 +13,17 @@ from fastapi.responses import StreamingResponse
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import MetricSpec, Scope
-from eagle_eye.server import recording
+from eagle_eye.server.api import recorded_jobs
 from eagle_eye.server.api.requests import Moment, Parts, Reader, answer
-from eagle_eye.server.errors import HistoryMoved, Refusal
-from eagle_eye.server.history import Span
-from eagle_eye.server.remote_store.merging import with_past
-from eagle_eye.server.remote_store.past import Asked
-from eagle_eye.server.services import Services
-from eagle_eye.server.steps import SeriesKey, Statistic, Steps, TooManySeries, has, in_steps
-from eagle_eye.server.store import JOBS
-from eagle_eye.server.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.history.history import Span
+from eagle_eye.server.history.recording import CONTENT_TYPE as RECORDING
+from eagle_eye.server.history.remote_store.merging import with_past
+from eagle_eye.server.history.remote_store.past import Asked
+from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps, TooManySeries, has, in_steps
+from eagle_eye.server.model.errors import HistoryMoved, Refusal
+from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.store.store import JOBS
 
 POINTS_MAX = 11_000  # of one series
 SERIES_MAX = 20_000
@@ -112,7 +113,7 @@ async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) 
         open_now.count += 1
         try:
             nodes = await asyncio.to_thread(_nodes, parts, job, None)
-            chunks = recording.stream(parts, job, nodes, start_s, end_s)
+            chunks = recorded_jobs.stream(parts, job, nodes, start_s, end_s)
             while not parts.stopping.is_set():
                 chunk = await asyncio.to_thread(next, chunks, None)
                 if chunk is None:
@@ -121,7 +122,7 @@ async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) 
         finally:
             open_now.count -= 1
 
-    return StreamingResponse(body(), media_type=recording.CONTENT_TYPE, headers={"Cache-Control": "no-store"})
+    return StreamingResponse(body(), media_type=RECORDING, headers={"Cache-Control": "no-store"})
 
 
 def _read(

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Response
 
-from eagle_eye.server import ledger, outbound
 from eagle_eye.server.api import views
+from eagle_eye.server.api.filter_values import ListedIncidentState
+from eagle_eye.server.api.fleet_overview import LIVE_STATES
 from eagle_eye.server.api.policy_view import policy_view
 from eagle_eye.server.api.requests import (
     Cursor,
@@ -26,12 +27,12 @@ from eagle_eye.server.api.requests import (
     missing,
     moment_s,
 )
-from eagle_eye.server.auth import Principal
-from eagle_eye.server.filter_values import ListedIncidentState
-from eagle_eye.server.overview import LIVE_STATES
-from eagle_eye.server.records import Incident
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import EVIDENCE, INCIDENTS, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.engine import ledger
+from eagle_eye.server.model.records import Incident
+from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.store.store import EVIDENCE, INCIDENTS, PAGE_LIMIT_MAX, Change, Store
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 

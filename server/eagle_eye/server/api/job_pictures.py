@@ -10,22 +10,22 @@ from fastapi import APIRouter, Query, Response
 from eagle_eye.schema.metrics import BY_NAME as METRICS
 from eagle_eye.schema.natural_order import natural
 from eagle_eye.server.accounts.goodput import clipped
-from eagle_eye.server.accounts.records import Attempt
 from eagle_eye.server.accounts.timeline import Span
 from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.pictures import numbers, resolutions
 from eagle_eye.server.api.requests import Parts, Reader, Since, answer, missing
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.pictures import course, lanes
-from eagle_eye.server.pictures.cast import picked
-from eagle_eye.server.pictures.members import members_of
-from eagle_eye.server.pictures.reading import Found, read
-from eagle_eye.server.pictures.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, stretch
-from eagle_eye.server.records import Action, Incident
-from eagle_eye.server.services import Services
-from eagle_eye.server.steps import Statistic
-from eagle_eye.server.store import ACTIONS, ATTEMPTS, INCIDENTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX
-from eagle_eye.server.timestamps import rfc3339
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.charts import course, lanes
+from eagle_eye.server.charts.cast import picked
+from eagle_eye.server.charts.members import members_of
+from eagle_eye.server.charts.reading import Found, read
+from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, stretch
+from eagle_eye.server.history.steps import Statistic
+from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Action, Incident
+from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.store.store import ACTIONS, ATTEMPTS, INCIDENTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX
 
 SHOWN_S = 6 * 3_600.0  # of a job that runs for longer, unless since is given
 LEAST_S = 300.0

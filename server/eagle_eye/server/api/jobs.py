@@ -13,6 +13,7 @@ from eagle_eye.schema.frame import KEYS_MAX
 from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.server.api import views
 from eagle_eye.server.api.constraints import NAME, NAME_OR_NONE, Constraint
+from eagle_eye.server.api.filter_values import ListedJobState
 from eagle_eye.server.api.requests import (
     Body,
     Cursor,
@@ -28,12 +29,11 @@ from eagle_eye.server.api.requests import (
     given,
     missing,
 )
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.filter_values import ListedJobState
-from eagle_eye.server.job_sources.reconcile import declared_job
-from eagle_eye.server.records import Job
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import JOBS, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.jobs.reconcile import declared_job
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Job
+from eagle_eye.server.store.store import JOBS, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 
 STATES = ("running", "completing", "cancelled", "preempted", "timeout", "maintenance", "failed", "finished")
 OBSERVED = "observed"  # agents speak of the job, no scheduler does

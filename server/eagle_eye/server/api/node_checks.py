@@ -27,14 +27,14 @@ from eagle_eye.server.api.requests import (
     missing,
     read_body,
 )
-from eagle_eye.server.auth import Principal
+from eagle_eye.server.api.services import Services
 from eagle_eye.server.engine.idle_faults import FAULT
 from eagle_eye.server.engine.standing import fault_of
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.node_checks import asked, find, offer_of, under_way
-from eagle_eye.server.records import CheckOutcome, NodeCheck, NodeCheckPurpose
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import NODE_CHECKS, NODES, Change, Store
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import CheckOutcome, NodeCheck, NodeCheckPurpose
+from eagle_eye.server.requests.node_checks import asked, find, offer_of, under_way
+from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.store.store import NODE_CHECKS, NODES, Change, Store
 
 REPORT_BYTES_MAX = 256 << 10
 OUTCOMES_MAX = 32  # of one report

@@ -10,13 +10,14 @@ from fastapi import APIRouter, Response
 
 from eagle_eye.server.accounts.gpus import sat_at
 from eagle_eye.server.accounts.lemon import Lemon, Past, Scores
-from eagle_eye.server.accounts.records import Gpu, GpuChecks
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import Cursor, Limit, Parts, Reader, answer, found, given, listing
-from eagle_eye.server.errors import BadCursor, StoreUnavailable
-from eagle_eye.server.records import Incident
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import (
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.model.account_records import Gpu, GpuChecks
+from eagle_eye.server.model.errors import BadCursor, StoreUnavailable
+from eagle_eye.server.model.records import Incident
+from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.store.store import (
     ACTIONS,
     DRIVER_ERRORS,
     GPU_CHECKS,
@@ -28,7 +29,6 @@ from eagle_eye.server.store import (
     TICKETS,
     Store,
 )
-from eagle_eye.server.timestamps import rfc3339
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
 

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from msgspec.structs import replace
 
-from eagle_eye.server import known_nodes, ledger, outbound
 from eagle_eye.server.api import views
 from eagle_eye.server.api.node_checks import new_check
 from eagle_eye.server.api.node_history import memory, scores_of
@@ -29,14 +28,16 @@ from eagle_eye.server.api.requests import (
     listing,
     missing,
 )
-from eagle_eye.server.auth import Principal
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.standing import Asking, fault_of, returning
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.known_nodes import Forgetting
-from eagle_eye.server.node_checks import offer_of, under_way
-from eagle_eye.server.records import Node, NodeState
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Node, NodeState
+from eagle_eye.server.monitor.known_nodes import Forgetting
+from eagle_eye.server.requests.node_checks import offer_of, under_way
+from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.store.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change, Store
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 Force = Annotated[bool, Query(description="At once, whatever stands against it.")]
@@ -65,7 +66,7 @@ async def forget(parts: Parts, principal: Operator, body: Body) -> Response:
     asked = decoded(body, Forgetting)
     if not asked.nodes and asked.unheard_for_s is None and not asked.introduced_by:
         return answer({"forgotten": [], "kept": []})
-    done = await asyncio.to_thread(known_nodes.forget, parts, principal.who, asked)
+    done = await asyncio.to_thread(parts.known_nodes.forget, principal.who, asked)
     if not asked.dry_run:
         parts.fleet.forget(frozenset(done.forgotten))
     return answer({"forgotten": done.forgotten, "kept": [one._asdict() for one in done.kept]})

@@ -11,11 +11,11 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
 from eagle_eye.schema.names import NAME_CHARS_MAX
+from eagle_eye.server.api.nvrx_attribution import SubmittedLogs, attribute, body
 from eagle_eye.server.api.requests import Body, Parts, answer, body_of, decoded
-from eagle_eye.server.auth import Credentials, Principal
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.nvrx import SubmittedLogs, attribute, body
-from eagle_eye.server.store import INCIDENTS
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.security.auth import Credentials, Principal
+from eagle_eye.server.store.store import INCIDENTS
 
 PATH_CHARS_MAX = 4_096
 _SUBMITTED = {"log_path": {"minLength": 1, "maxLength": PATH_CHARS_MAX}, "job_id": {"maxLength": NAME_CHARS_MAX}}

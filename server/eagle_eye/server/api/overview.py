@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from eagle_eye.server import overview
+from eagle_eye.server.api import fleet_overview as overview
 from eagle_eye.server.api.node_history import scores_of
 from eagle_eye.server.api.requests import Parts, Reader, answer
+from eagle_eye.server.api.services import Services
 from eagle_eye.server.engine.standing import phase
-from eagle_eye.server.fleet import Presence
-from eagle_eye.server.records import Incident, Node
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import NODES
-from eagle_eye.server.timestamps import rfc3339
-from eagle_eye.server.watching import Course
+from eagle_eye.server.ingest.fleet import Presence
+from eagle_eye.server.model.records import Incident, Node
+from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.store.store import NODES
 
 JOBS_SHOWN_MAX = 1_000
 RECENT_S = 6 * 3_600.0  # a node that is silent for longer has left the fleet, as far as anybody is to be alarmed

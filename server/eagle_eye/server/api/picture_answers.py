@@ -10,12 +10,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from eagle_eye.server import records
-from eagle_eye.server.accounts import records as past
 from eagle_eye.server.api.shapes import Named, Number, Time, made, many
+from eagle_eye.server.charts.drawing import Form
+from eagle_eye.server.charts.story import Kind
 from eagle_eye.server.engine.modes import Mode
-from eagle_eye.server.pictures.drawing import Form
-from eagle_eye.server.pictures.story import Kind
+from eagle_eye.server.model import account_records as past
+from eagle_eye.server.model import records
 
 _PANEL: Named = {
     "metric": str,

@@ -14,21 +14,22 @@ from eagle_eye.server.api import views
 from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.node_history import gpu
 from eagle_eye.server.api.requests import Parts, Reader, Since, answer, found
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.charts import band as bands
+from eagle_eye.server.charts import sentence
+from eagle_eye.server.charts.cast import ACCUSED_MAX, Cast, cast
+from eagle_eye.server.charts.commands import commands
+from eagle_eye.server.charts.drawing import Drawing, Panel, drawing_of, panels
+from eagle_eye.server.charts.members import members_of, ranks_seen
+from eagle_eye.server.charts.reading import read
+from eagle_eye.server.charts.story import story
+from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch
 from eagle_eye.server.engine.standing import phase
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.history import Span
-from eagle_eye.server.pictures import band as bands
-from eagle_eye.server.pictures import sentence
-from eagle_eye.server.pictures.cast import ACCUSED_MAX, Cast, cast
-from eagle_eye.server.pictures.commands import commands
-from eagle_eye.server.pictures.drawing import Drawing, Panel, drawing_of, panels
-from eagle_eye.server.pictures.members import members_of, ranks_seen
-from eagle_eye.server.pictures.reading import read
-from eagle_eye.server.pictures.story import story
-from eagle_eye.server.pictures.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch
-from eagle_eye.server.records import Incident, Node
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import (
+from eagle_eye.server.history.history import Span
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Incident, Node
+from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.store.store import (
     DELIVERIES,
     EVIDENCE,
     GPUS,
@@ -38,7 +39,6 @@ from eagle_eye.server.store import (
     OVER_JOB_STATES,
     PAGE_LIMIT_MAX,
 )
-from eagle_eye.server.timestamps import rfc3339
 
 WHERE_MAX = 16  # nodes of an incident of which is told where they are
 AUDIT_MAX = 400

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from eagle_eye.server.engine.policy import Decision, Weighing
-from eagle_eye.server.records import Action, Incident
-from eagle_eye.server.timestamps import rfc3339
+from eagle_eye.server.model.records import Action, Incident
+from eagle_eye.server.model.timestamps import rfc3339
 
 NOT_JUDGED = "its attempt of the job is not judged any more: what the rules would say of it now is not known"
 

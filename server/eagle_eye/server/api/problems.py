@@ -13,8 +13,7 @@ from starlette.exceptions import HTTPException
 
 from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.schema.problem import CONTENT_TYPE, problem
-from eagle_eye.server import methods
-from eagle_eye.server.errors import (
+from eagle_eye.server.model.errors import (
     NO_HEADERS,
     BadCursor,
     HistoryUnavailable,
@@ -23,7 +22,8 @@ from eagle_eye.server.errors import (
     StoreUnavailable,
     TargetRefused,
 )
-from eagle_eye.server.telemetry import Telemetry
+from eagle_eye.server.telemetry.counters import Telemetry
+from eagle_eye.server.transport import methods
 
 _log = logging.getLogger(__name__)
 _RETRY: Mapping[str, str] = {"Retry-After": "5"}

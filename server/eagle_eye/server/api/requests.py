@@ -13,16 +13,16 @@ from pydantic import AfterValidator
 
 from eagle_eye.schema.action import EVENT_TYPES
 from eagle_eye.schema.near_names import did_you_mean
-from eagle_eye.server import raw_http
 from eagle_eye.server.api.constraints import TIME, Constraint
-from eagle_eye.server.auth import Credentials, Principal
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.filter_values import FAULT_NAMES
-from eagle_eye.server.path_names import register
-from eagle_eye.server.records import AuditEntry, Scope
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import PAGE_LIMIT_MAX, Kind, Page
-from eagle_eye.server.timestamps import unix_seconds
+from eagle_eye.server.api.filter_values import FAULT_NAMES
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import AuditEntry, Scope
+from eagle_eye.server.model.timestamps import unix_seconds
+from eagle_eye.server.security.auth import Credentials, Principal
+from eagle_eye.server.store.store import PAGE_LIMIT_MAX, Kind, Page
+from eagle_eye.server.transport import raw_http
+from eagle_eye.server.transport.path_names import register
 
 BODY_BYTES_MAX = 4 << 20  # a job of 100,000 ranks fits
 register()  # {job:name} and {node:name} in the endpoints' paths

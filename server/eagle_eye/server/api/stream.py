@@ -12,10 +12,10 @@ from fastapi.responses import StreamingResponse
 
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import Parts, Reader
-from eagle_eye.server.changes import wait
-from eagle_eye.server.errors import Refusal, StoreUnavailable
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import (
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.model.errors import Refusal, StoreUnavailable
+from eagle_eye.server.store.changes import wait
+from eagle_eye.server.store.store import (
     ACTIONS,
     DELIVERIES,
     EVENTS,

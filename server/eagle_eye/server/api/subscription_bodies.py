@@ -10,10 +10,10 @@ from msgspec import UNSET, UnsetType
 
 from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.server.api.constraints import EVENT_TYPE, SECRET, WEBHOOK_URL, Constraint, list_of, matcher
-from eagle_eye.server.errors import Refusal
-from eagle_eye.server.filters import parse_matcher, types_of
-from eagle_eye.server.notifiers import signing
-from eagle_eye.server.records import Subscription, WebhookFormat
+from eagle_eye.server.delivery.notifiers import signing
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Subscription, WebhookFormat
+from eagle_eye.server.model.subscription_filters import parse_matcher, types_of
 
 PATTERNS_MAX = 1_000  # of jobs or faults
 MATCHERS_MAX = 20

@@ -9,7 +9,6 @@ import msgspec
 from fastapi import APIRouter, Response
 from msgspec.structs import replace
 
-from eagle_eye.server import outbound
 from eagle_eye.server.api import views
 from eagle_eye.server.api.constraints import TIME
 from eagle_eye.server.api.requests import (
@@ -26,6 +25,7 @@ from eagle_eye.server.api.requests import (
     found,
     missing,
 )
+from eagle_eye.server.api.services import Services
 from eagle_eye.server.api.subscription_bodies import (
     CHANGING,
     ROTATING,
@@ -39,13 +39,13 @@ from eagle_eye.server.api.subscription_bodies import (
     check_overlap,
     usable_secret,
 )
-from eagle_eye.server.delivery_states import again
-from eagle_eye.server.errors import IllegalTransition, Refusal
-from eagle_eye.server.notifiers import signing
-from eagle_eye.server.records import Subscription, SubscriptionHealth
-from eagle_eye.server.services import Services
-from eagle_eye.server.store import SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change, Store
-from eagle_eye.server.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.delivery.delivery_states import again
+from eagle_eye.server.delivery.notifiers import signing
+from eagle_eye.server.model.errors import IllegalTransition, Refusal
+from eagle_eye.server.model.records import Subscription, SubscriptionHealth
+from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
+from eagle_eye.server.store.store import SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change, Store
 
 RESOLVE_S = 10.0
 PAUSED = "paused"

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from eagle_eye.server import outbound
+from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine.checkpoints import Checkpoints
 from eagle_eye.server.engine.standing import phase
-from eagle_eye.server.fleet import Fleet
-from eagle_eye.server.records import (
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
     Delivery,
@@ -24,8 +24,8 @@ from eagle_eye.server.records import (
     Subscription,
     SubscriptionHealth,
 )
-from eagle_eye.server.timestamps import rfc3339
-from eagle_eye.server.watching import Outlook
+from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.monitor.watching import Outlook
 
 
 def plain(record: msgspec.Struct) -> dict[str, Any]:

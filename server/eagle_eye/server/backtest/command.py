@@ -24,8 +24,8 @@ from eagle_eye.server.backtest.score import Scorecard
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.backtest.trace_clocks import clock_lines
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.model_file import BadModel, read
-from eagle_eye.server.node_groups import with_racks
+from eagle_eye.server.site_files.learned_model import BadModel, read
+from eagle_eye.server.site_files.node_groups import with_racks
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

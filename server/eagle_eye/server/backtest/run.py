@@ -22,7 +22,7 @@ from eagle_eye.server.engine.policy import Situation, decide
 from eagle_eye.server.engine.recurrence import DISRUPTIVE, recurrences
 from eagle_eye.server.engine.repeated_ends import with_repeated_ends
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.server.records import Action, Incident
+from eagle_eye.server.model.records import Action, Incident
 
 TICKS_MAX = 10_000_000  # four months of seconds
 TICKS_PER_INTERVAL = 4  # a trace whose rows are minutes apart needs no judgement every second

@@ -38,7 +38,7 @@ from eagle_eye.server.backtest.trace_format import (
 )
 from eagle_eye.server.backtest.trace_rows import Moment, Rows, link_rows, sample_rows
 from eagle_eye.server.engine.topology import Topology
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 
 __all__ = ["FORMAT", "BadTrace", "Header", "Label", "Membership", "Step", "Trace", "TraceEvent", "TraceRank"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 
 
 class Advance:

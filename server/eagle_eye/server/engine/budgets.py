@@ -13,7 +13,7 @@ from eagle_eye.server.engine.situation import (
     counted,
     terms,
 )
-from eagle_eye.server.records import Action, Incident
+from eagle_eye.server.model.records import Action, Incident
 
 
 def plan_mode(incident: Incident, situation: Situation, plan: Plan) -> Mode:

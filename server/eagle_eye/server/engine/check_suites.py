@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eagle_eye.server.records import CheckOutcome
+from eagle_eye.server.model.records import CheckOutcome
 
 LONG_GEMM_S = 60.0  # heat and power limits show after a minute under load, not after eight seconds
 BRIEF_S = 150.0

@@ -13,7 +13,7 @@ from eagle_eye.server.engine.node_terms import STRENGTH, Floors, groups_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, lowered, passed
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situation, resume_from, terms
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 
 INDEPENDENT_KINDS_MIN = 2
 SLOW_BY = "compute_time"  # the one kind that is strong alone: it names the rank that the others wait for

@@ -9,7 +9,7 @@ from eagle_eye.server.engine.modes import CAREFULNESS
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
 from eagle_eye.server.engine.situation import UNDER_WAY_STATES, Situation, counted
 from eagle_eye.server.engine.standing import is_ours
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 
 
 def _deferred_drains(incident: Incident, situation: Situation, plan: Plan) -> Ruling:

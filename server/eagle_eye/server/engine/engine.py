@@ -26,7 +26,7 @@ from eagle_eye.server.engine.routing import Route, Routed, RouteTable, concerned
 from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, failed_by_itself, hearing, since_s
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.topology import Topology
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 
 # What the scheduler may say of a job that is meant to make steps. Of any other the engine says nothing.
 RUNNING_STATES = frozenset({"running"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from eagle_eye.server.engine.situation import Situation, own_actions
-from eagle_eye.server.records import Action, Incident
+from eagle_eye.server.model.records import Action, Incident
 
 FAILED_STATES = frozenset({"failed", "refused", "expired"})  # without anybody having decided so
 

@@ -13,7 +13,7 @@ from eagle_eye.server.engine.modes import CAREFULNESS
 from eagle_eye.server.engine.node_terms import Floors
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, passed
 from eagle_eye.server.engine.situation import Situation, own_actions
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 
 
 def _failed_together(incident: Incident, situation: Situation, plan: Plan) -> Ruling:

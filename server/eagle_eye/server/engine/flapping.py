@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 
 
 def returned(

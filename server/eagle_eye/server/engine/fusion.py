@@ -19,7 +19,7 @@ from typing import NamedTuple
 from eagle_eye.detectors.faults import BY_NAME, CAUSE_ORDER
 from eagle_eye.detectors.signs.slow_share import without_cost
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.records import Incident, is_of_a_stop
+from eagle_eye.server.model.records import Incident, is_of_a_stop
 
 CONFIDENCE_MAX = 0.99  # what inference can reach; only a fact is surer
 EVIDENCE_MAX = 12

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import Decision
-from eagle_eye.server.records import Evidence, Incident
+from eagle_eye.server.model.records import Evidence, Incident
 
 DESTRUCTIVE = frozenset({"exclude_node", "restart_job"})  # a drain waits for the job's end, the others touch nothing
 ASKED_BY = "server"  # who asks where no person does

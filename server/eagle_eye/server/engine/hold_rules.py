@@ -21,7 +21,7 @@ from eagle_eye.server.engine.situation import (
     own_actions,
     terms,
 )
-from eagle_eye.server.records import Action, Incident
+from eagle_eye.server.model.records import Action, Incident
 
 DETAIL_CHARS_MAX = 200  # of a subscriber's report in a sentence for people
 OBSERVED = "observe mode: nothing is asked of anyone"

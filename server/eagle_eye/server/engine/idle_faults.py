@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.records import CheckOutcome, Figure, Incident, Node
+from eagle_eye.server.model.records import CheckOutcome, Figure, Incident, Node
 
 NO_JOB = ""  # of the incidents and actions that concern no job
 DETECTOR = "node_check"

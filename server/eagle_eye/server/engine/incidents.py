@@ -21,7 +21,7 @@ from eagle_eye.server.engine.choice_rules import floors_for, is_supported
 from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_own_cause
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Incident, is_of_a_stop
+from eagle_eye.server.model.records import Incident, is_of_a_stop
 
 OPEN_STATES = ("suspected", "confirmed", "acting")
 ACCUSED_MAX = 8  # nodes of which an incident remembers that it named them

@@ -25,7 +25,7 @@ from eagle_eye.server.engine.pauses import PauseLog
 from eagle_eye.server.engine.roster import Roster
 from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
 from eagle_eye.server.engine.topology import Topology
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 
 EVENTS_KEPT = 4_096  # of one attempt; the first ones count most, so later ones are dropped and counted
 REPEATS_KEPT = 32  # of one kind about one thing on one device: a node that floods starves nobody

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Fused, is_sure
-from eagle_eye.server.records import Incident, is_of_a_stop
+from eagle_eye.server.model.records import Incident, is_of_a_stop
 
 OWN_FACTOR, SHARED_SLOWDOWN_MIN = 2.0, 0.02  # times what a rack's trouble costs, beyond which a node has its own
 MERGED_MAX = 100  # ids and families that an incident remembers of those merged into it

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from eagle_eye.server.engine.incidents import OPEN_STATES
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, Incident
+from eagle_eye.server.model.records import Action, Incident
 
 UPDATES_MAX = 10  # changes of one incident's story that are told within the window
 SETTLED_S = 60.0  # without a change: what was kept back is told then, the next time after twice as long

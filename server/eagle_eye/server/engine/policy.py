@@ -15,7 +15,7 @@ from eagle_eye.server.engine import budgets, choice_rules, deferred_drains, fail
 from eagle_eye.server.engine.modes import Mode, mode_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling
 from eagle_eye.server.engine.situation import Situation
-from eagle_eye.server.records import Incident, RuleWord
+from eagle_eye.server.model.records import Incident, RuleWord
 
 RULES: tuple[Rule, ...] = (
     *choice_rules.RULES,

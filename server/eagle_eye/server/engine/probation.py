@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action
+from eagle_eye.server.model.records import Action
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 
 HISTORY_S = 28 * 86_400.0  # the span over which Meta counts its lemons' signals
 CULPRIT_MIN = 3  # incidents in which the node was the culprit; two may be one fault repaired badly

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.records import Incident
+from eagle_eye.server.model.records import Incident
 
 FAULT = "application_error"
 OF_AN_END = frozenset({"process_crash", FAULT})  # an incident that became another fault's was that fault's doing

@@ -21,7 +21,7 @@ from eagle_eye.server.engine.repeated_ends import with_repeated_ends
 from eagle_eye.server.engine.ruling import Plan
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import ASKED_STATES, FRUITLESS_STATES, Situation, by_age, resume_from
-from eagle_eye.server.records import Action, ActionState, Evidence, Incident, Node
+from eagle_eye.server.model.records import Action, ActionState, Evidence, Incident, Node
 
 REPORTS_ARRIVE_S = 15.0  # subscribers tell at once what they begin, and again soon where that did not arrive
 _ASKED_AS: dict[str, ActionState] = {"observe": "would_act", "approve": "awaiting", "act": "requested"}

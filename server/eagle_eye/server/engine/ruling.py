@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from eagle_eye.schema.action import ActionKind
 from eagle_eye.server.engine.situation import Situation
-from eagle_eye.server.records import Incident, Outcome
+from eagle_eye.server.model.records import Incident, Outcome
 
 Values = Mapping[str, float | str | None]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from eagle_eye.server.records import Job
+from eagle_eye.server.model.records import Job
 
 MARGIN_S = 2.0  # clocks of nodes may differ by so much from ours, and the onset of a fault with them
 CAUSED_BY_SCHEDULERS = frozenset({"process_crash"})  # facts that are no proof against hardware

@@ -13,12 +13,12 @@ from eagle_eye.server.engine.job_terms import Count, JobTerms, Limit, Seconds, T
 from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.modes import Mode, ModeRule
 from eagle_eye.server.engine.node_terms import Floors, Members, NodeTerms, floors_of
+from eagle_eye.server.model.bounds import Positive
 
 RULES_MAX = 1_000  # of one kind: each is looked at for every open incident at every tick
 
 RuleT = TypeVar("RuleT")
 Rules = Annotated[list[RuleT], Meta(max_length=RULES_MAX)]
-Positive = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 AtLeastOne = Annotated[float, Meta(ge=1)]
 

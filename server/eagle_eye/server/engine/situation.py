@@ -12,7 +12,7 @@ from eagle_eye.server.engine.job_terms import Terms
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.scheduler_word import NO_SCHEDULER, Hearing
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, Incident, Node
+from eagle_eye.server.model.records import Action, Incident, Node
 
 NODE_KINDS = frozenset({"exclude_node", "drain_node"})  # actions against one node
 DISRUPTIVE_KINDS = frozenset({"exclude_node", "restart_job"})  # actions that stop a job

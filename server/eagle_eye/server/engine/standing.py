@@ -10,7 +10,7 @@ from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.server.engine.maintenance import moment
 from eagle_eye.server.engine.probation import probation
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.records import Action, Node
+from eagle_eye.server.model.records import Action, Node
 
 # What people are shown: the standing, and where the node is on its way back.
 Phase = Literal["in_service", "watched", "draining", "excluded", "checking"]

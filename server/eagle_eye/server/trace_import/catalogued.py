@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX
 from eagle_eye.schema.names import is_name
-from eagle_eye.server.remote_store.promql import Labels, any_of, selector
-from eagle_eye.server.remote_store.series_names import JOB, NAME, NODE, SCRAPED_JOB
-from eagle_eye.server.remote_write.intake import node_of
-from eagle_eye.server.remote_write.mapping import TARGET_UP, Table
-from eagle_eye.server.remote_write.wire import Malformed
+from eagle_eye.server.history.remote_store.promql import Labels, any_of, selector
+from eagle_eye.server.history.remote_store.series_names import JOB, NAME, NODE, SCRAPED_JOB
+from eagle_eye.server.ingest.remote_write.intake import node_of
+from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP, Table
+from eagle_eye.server.ingest.remote_write.wire import Malformed
 
 OWN_NAMES = tuple(PROMETHEUS_PREFIX + spec.name for spec in METRICS)
 NODES_SHOWN = 20

@@ -10,11 +10,11 @@ import msgspec
 
 from eagle_eye.server.backtest.recorder import Recorder
 from eagle_eye.server.backtest.writer import TraceWriter
-from eagle_eye.server.errors import ServerError
-from eagle_eye.server.recording import VERSION, Opening
-from eagle_eye.server.remote_store.promql import Course, Labels, PromQl
-from eagle_eye.server.remote_store.slices import MOST_S, slices
-from eagle_eye.server.remote_write import mapping
+from eagle_eye.server.history.recording import VERSION, Opening
+from eagle_eye.server.history.remote_store.promql import Course, Labels, PromQl
+from eagle_eye.server.history.remote_store.slices import MOST_S, slices
+from eagle_eye.server.ingest.remote_write import mapping
+from eagle_eye.server.model.errors import ServerError
 from eagle_eye.server.trace_import.catalogued import Wanted, census, nodes_of, nothing_found, questions
 from eagle_eye.server.trace_import.samples import Importer, interval_of
 

@@ -10,13 +10,13 @@ import msgspec
 
 from eagle_eye.schema.frame import WIRE_VERSION, Frame
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.remote_store.past import frames_of
-from eagle_eye.server.remote_store.promql import Course
-from eagle_eye.server.remote_store.series_names import NAME
-from eagle_eye.server.remote_write.intake import Intake, Taken
-from eagle_eye.server.remote_write.mapping import Table
-from eagle_eye.server.remote_write.rows import INTERVAL_UNKNOWN_S, Moment
-from eagle_eye.server.remote_write.wire import Sample, Series
+from eagle_eye.server.history.remote_store.past import frames_of
+from eagle_eye.server.history.remote_store.promql import Course
+from eagle_eye.server.history.remote_store.series_names import NAME
+from eagle_eye.server.ingest.remote_write.intake import Intake, Taken
+from eagle_eye.server.ingest.remote_write.mapping import Table
+from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, Moment
+from eagle_eye.server.ingest.remote_write.wire import Sample, Series
 from eagle_eye.server.trace_import.catalogued import Wanted
 
 SENDER = "import"

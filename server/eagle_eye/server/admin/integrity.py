@@ -1,0 +1,195 @@
+"""All of the server's databases and segments read through beside it, slowly: damage is found before it is needed.
+
+``python -m eagle_eye.server.admin.integrity DATA`` reads, in a process of its own that yields to everybody, and says on
+standard output what is damaged, a JSON line each. It reads in short transactions, so that the write-ahead logs stay
+short. The server begins it a while after its start, and then daily.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from eagle_eye.server.admin import damage
+from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
+from eagle_eye.server.history.segments.facts import RAW_FOLDER
+from eagle_eye.server.history.segments.levels import LEVEL_OF_NAME
+from eagle_eye.server.history.segments.processes import end_with_parent, environment
+from eagle_eye.server.model.errors import HistoryUnavailable
+from eagle_eye.server.store.database import tells_damage
+from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
+
+AFTER_S, EVERY_S = 60.0, 86_400.0
+NICENESS = 19
+SHARE = 0.1  # of a core and of what the disk can do: the rest of the time it sleeps
+ROWS_AT_ONCE = 8  # rows of frames have some MiB each
+STRUCTURE_BYTES_MAX = 1 << 30  # of a file whose structure is checked in one transaction, which takes seconds
+
+_log = logging.getLogger(__name__)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What is wrong with a database, or with a segment of a folder of the history."""
+
+    problem: str
+    database: str = ""
+    folder: str = ""
+    segment: str = ""
+
+
+Rest = Callable[[], None]
+
+
+def findings(data: Path, rest: Rest) -> Iterator[Finding]:
+    """Yield what is damaged; ``rest`` is called between two pieces of work. Raises sqlite3.Error, OSError."""
+    for name in damage.MIGRATIONS:
+        if (data / name).exists():
+            problem = _of_database(data / name, rest)
+            if problem is not None:
+                yield Finding(problem, database=name)
+    yield from _of_segments(data, rest)
+
+
+def _of_database(path: Path, rest: Rest) -> str | None:
+    try:
+        with closing(_reader(path)) as reader:
+            tables = [name for (name,) in reader.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+            for table in sorted(tables):
+                at: int | None = -(1 << 62)
+                while at is not None:
+                    at = _read_some(reader, table, at)
+                    rest()
+            if path.stat().st_size <= STRUCTURE_BYTES_MAX:
+                return damage.whole(reader, path.name)
+    except sqlite3.Error as error:
+        if not tells_damage(error):
+            raise
+        return str(error)
+    return None
+
+
+def _read_some(reader: sqlite3.Connection, table: str, after: int) -> int | None:
+    """Read some rows as a whole; return the last one's id, None where there are no more."""
+    statement = f'SELECT rowid, * FROM "{table}" WHERE rowid > ? ORDER BY rowid LIMIT ?'  # noqa: S608 - of the schema
+    last = None
+    for row in reader.execute(statement, (after, ROWS_AT_ONCE if table == "chunks" else 100 * ROWS_AT_ONCE)):
+        last = int(row[0])
+    return last
+
+
+def _of_segments(data: Path, rest: Rest) -> Iterator[Finding]:
+    import pyarrow.parquet as pq
+
+    from eagle_eye.server.history.segments.reader import BrokenSegment, Segment, reading
+
+    for folder, name in _named(data / HISTORY_FILE):
+        path = data / HISTORY_FOLDER / folder / name
+        try:
+            Segment(path).check_tables()
+            with reading(name):
+                for table in sorted(path.glob("*.parquet")):
+                    with pq.ParquetFile(table, page_checksum_verification=True) as file:
+                        for group in range(file.num_row_groups):
+                            file.read_row_group(group, use_threads=False)
+                            rest()
+        except BrokenSegment as error:
+            yield Finding(str(error)[:500], folder=folder, segment=name)
+        except HistoryUnavailable:
+            continue  # no fault of the segment's; tomorrow again
+
+
+def _named(path: Path) -> list[tuple[str, str]]:
+    """Return folder and name of each segment that the history knows; [] where that cannot be read, which is said."""
+    try:
+        with closing(_reader(path)) as reader:
+            raw = reader.execute("SELECT ?, name FROM segments WHERE problem IS NULL", (RAW_FOLDER,)).fetchall()
+            return raw + reader.execute("SELECT level, name FROM downsampled WHERE name IS NOT NULL").fetchall()
+    except sqlite3.Error as error:
+        if not tells_damage(error):
+            raise
+        return []
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0, isolation_level=None)
+
+
+class Integrity:
+    """Has the files read through beside a running server, and what is found said where people look."""
+
+    def __init__(self, data: Path, store: SqliteStore, history: EmbeddedHistory) -> None:
+        self._data = data
+        self._store = store
+        self._history = history
+
+    async def run(self, after_s: float = AFTER_S) -> None:
+        """Check after a while, and then daily, until cancelled."""
+        while True:
+            await asyncio.sleep(after_s)
+            after_s = EVERY_S
+            await self.check()
+
+    async def check(self) -> None:
+        """Check once; what it finds is noted as soon as it is found."""
+        command = [sys.executable, "-m", __name__, str(self._data)]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment())
+        assert process.stdout is not None  # noqa: S101 - for the type checker
+        assert process.stderr is not None  # noqa: S101
+        try:
+            async for line in process.stdout:
+                await asyncio.to_thread(self.note, msgspec.json.decode(line, type=Finding))
+            said = (await process.stderr.read(2_000)).decode(errors="replace").strip()
+            if await process.wait() != 0:
+                _log.warning("the files could not be read through, and will be tomorrow: %s", said)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def note(self, found: Finding) -> None:
+        """Have it known: a database makes the server unready, a segment is set aside."""
+        if found.database == RECORDS_FILE:
+            self._store.note_damage(found.problem)
+        elif found.database == HISTORY_FILE:
+            self._history.journal.note_damage(found.problem)
+        else:
+            try:
+                self._history.set_aside(LEVEL_OF_NAME.get(found.folder), found.segment, found.problem)
+            except HistoryUnavailable as error:
+                _log.warning("segment %s is damaged and cannot be set aside: %s", found.segment, error)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read all of it; 1 when that was not possible, with the reason on standard error."""
+    end_with_parent()
+    os.nice(NICENESS)
+    data = Path(arguments[0])
+    woke_s = time.monotonic()
+
+    def rest() -> None:
+        nonlocal woke_s
+        time.sleep((time.monotonic() - woke_s) * (1 - SHARE) / SHARE)
+        woke_s = time.monotonic()
+
+    try:
+        for found in findings(data, rest):
+            sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+            sys.stdout.buffer.flush()
+    except (sqlite3.Error, OSError) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""What NVRx is told of a failed cycle: our incidents in the words of its attribution service. Pure, but for the lock.
+
+NVRx's launcher names the cycle's log when it begins and again when it has failed, then asks until there is a verdict
+(NVRx 0.7.0, shared_utils/health_check.py and attribution/orchestration/client_response.py). The log itself is never
+read: it lies on the cluster's storage, and what agents saw says more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from eagle_eye.server.model.records import Incident
+
+LOGS_MAX = 2_048
+VERDICT_WITHIN_S = 30.0  # after a failure: agents' frames, detectors and evidence take seconds
+LEAD_S = 60.0  # an incident may begin before its cycle's log does
+REPEAT_S = 3_600.0
+REASON_CHARS_MAX = 500
+MODULE = "eagle_eye"
+
+Recommendation = Literal["STOP", "RESTART", "UNKNOWN"]
+
+
+class Submitted(NamedTuple):
+    """A log that was named: of which job, since when its cycle runs, and when it failed; None: not that we know."""
+
+    job: str
+    since_s: float
+    failed_s: float | None = None
+
+
+class Attribution(NamedTuple):
+    """The answer about one cycle. ``final`` False: nothing is found yet, and the time for it is not over."""
+
+    final: bool
+    action: Recommendation
+    reason: str
+    incident_id: str = ""
+
+
+class SubmittedLogs:
+    """Which log belongs to which job; the oldest are forgotten beyond LOGS_MAX. From any thread."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, Submitted] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, log_path: str, job: str, now_s: float, *, failed: bool) -> None:
+        """The log is known; naming it again changes nothing but that it has failed."""
+        with self._lock:
+            known = self._logs.pop(log_path, None) or Submitted(job, now_s)
+            failed_s = known.failed_s if known.failed_s is not None or not failed else now_s
+            self._logs[log_path] = Submitted(job or known.job, known.since_s, failed_s)
+            if len(self._logs) > LOGS_MAX:
+                del self._logs[next(iter(self._logs))]
+
+    def get(self, log_path: str) -> Submitted | None:
+        """Return what is known of the log, None where it was never named or is forgotten."""
+        with self._lock:
+            return self._logs.get(log_path)
+
+
+def attribute(log: Submitted | None, incidents: Sequence[Incident], blind: str, now_s: float) -> Attribution:
+    """Return what to tell of a cycle, from the incidents of its job in any order.
+
+    ``blind`` says why the server cannot judge, "" where it can. STOP is said where the program itself has failed
+    in this cycle and in one before within an hour: another restart leads there again. Nothing found is UNKNOWN, never
+    a reason to go on or to stop.
+    """
+    if log is None:
+        return Attribution(True, "UNKNOWN", "this server was not told of the log, or has forgotten it")
+    if not log.job:
+        return Attribution(True, "UNKNOWN", "nobody said to which job the log belongs; put the job into the endpoint")
+    known = [one for one in incidents if one.job == log.job and one.state != "false" and not one.merged_into]
+    mine = [one for one in known if one.detected_s >= log.since_s - LEAD_S and one.action != "none"]
+    if mine:
+        return _of_incident(max(mine, key=_weight), known, log)
+    if blind:
+        return Attribution(True, "UNKNOWN", f"cannot tell: {blind}"[:REASON_CHARS_MAX])
+    if log.failed_s is None or now_s < log.failed_s + VERDICT_WITHIN_S:
+        return Attribution(False, "UNKNOWN", "nothing is found yet")
+    return Attribution(True, "UNKNOWN", f"nothing was found within {VERDICT_WITHIN_S:g} s of the failure")
+
+
+def body(log_path: str, attribution: Attribution) -> dict[str, Any]:
+    """Return the attribution as GET /logs answers it."""
+    return {
+        "mode": "single",
+        "log_file": log_path,
+        "status": "completed" if attribution.final else "pending",
+        "result": {
+            "module": MODULE,
+            "state": "complete" if attribution.final else "pending",
+            "result": attribution.reason,
+            "result_id": attribution.incident_id,
+        },
+        "recommendation": {"action": attribution.action, "reason": attribution.reason, "source": MODULE},
+    }
+
+
+def _of_incident(found: Incident, known: Sequence[Incident], log: Submitted) -> Attribution:
+    nodes = ", ".join(found.nodes)
+    blamed = f" on {nodes}" if nodes else ""
+    before = [
+        one for one in known if one.application and log.since_s - REPEAT_S <= one.detected_s < log.since_s - LEAD_S
+    ]
+    if found.application and before:
+        text = (
+            f"{found.fault}{blamed}: {found.summary}; the program itself has failed so before: a restart does not help"
+        )
+        return Attribution(True, "STOP", text[:REASON_CHARS_MAX], found.id)
+    asked = f"; {found.action} is asked for" if found.action != "notify" else ""
+    return Attribution(True, "RESTART", f"{found.fault}{blamed}: {found.summary}{asked}"[:REASON_CHARS_MAX], found.id)
+
+
+def _weight(incident: Incident) -> tuple[bool, float, float]:
+    """Causes that something is done about come first, then the surest, then the newest."""
+    return incident.action != "notify", incident.confidence, incident.detected_s

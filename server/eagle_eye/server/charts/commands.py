@@ -1,0 +1,109 @@
+"""What an operator types next about an incident, and what takes it back. Pure.
+
+Names of nodes are other machines' words: what a shell could take for something else is quoted, and what cannot be
+typed gives no command.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from eagle_eye.server.model.records import Action, Incident, Job, Node
+
+NODES_MAX = 8
+LIVE = ("requested", "accepted", "running")
+FRUITLESS = ("failed", "refused", "expired", "withdrawn", "rejected")
+
+
+class Command(NamedTuple):
+    """Something to type: ``why`` it is next, ``undo`` what takes it back ("": nothing does, or nothing needs to)."""
+
+    why: str
+    command: str
+    undo: str = ""
+
+
+def commands(
+    incident: Incident, actions: Sequence[Action], nodes: Mapping[str, Node], job: Job | None
+) -> list[Command]:
+    """Return the commands that the incident's state calls for, the most pressing first."""
+    last = next((action for action in reversed(actions) if not action.preliminary), None)
+    found: list[Command] = []
+    if last is not None:
+        found += _of_action(last)
+    blamed = [incident.node] if incident.node is not None else incident.nodes
+    blamed = list(dict.fromkeys([*blamed, *(last.exclude if last is not None else [])]))[:NODES_MAX]
+    open_ = incident.state in ("suspected", "confirmed", "acting")
+    untouched = last is None or last.state in ("would_act", *FRUITLESS)
+    reason = f"{incident.fault} {incident.id}"
+    for name in blamed:
+        node = nodes.get(name)
+        state = "in_service" if node is None else node.state
+        if state == "in_service" and open_ and untouched and incident.action in ("exclude_node", "drain_node"):
+            found += _take_out(name, reason, job)
+        elif state != "in_service":
+            found += _bring_back(name, job)
+    if not incident.acknowledged_by and open_:
+        found.append(Command("say that you are looking at it", _typed("incidents", "acknowledge", incident.id)))
+    if incident.state not in ("false", "closed"):
+        found.append(Command("it was a false alarm", _typed("incidents", "false", incident.id)))
+    return [one for one in found if one.command]
+
+
+def _of_action(action: Action) -> Iterable[Command]:
+    what = action.kind.replace("_", " ")
+    if action.state == "awaiting":
+        back = " && ".join(filter(None, (_typed("nodes", "readmit", name) for name in action.exclude[:NODES_MAX])))
+        yield Command(f"have it carried out: {what}", _typed("actions", "approve", action.id), back)
+        yield Command("or do not", _typed("actions", "reject", action.id))
+    elif action.state in LIVE:
+        yield Command(f"follow what was asked for: {what}", _typed("actions", "show", action.id))
+
+
+def _take_out(name: str, reason: str, job: Job | None) -> Iterable[Command]:
+    yield Command(
+        f"count {name} as out of service; it asks nobody to stop the job",
+        _typed("nodes", "exclude", name, "--reason", reason),
+        _typed("nodes", "readmit", name),
+    )
+    scheduler = "" if job is None else job.scheduled_as.partition(":")[0]
+    if scheduler == "slurm" and _plain(name):
+        yield Command(
+            f"have Slurm give {name} no new work",
+            shlex.join(["scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason=eagle-eye {reason}"]),
+            shlex.join(["scontrol", "update", f"NodeName={name}", "State=RESUME"]),
+        )
+    elif scheduler == "kubernetes" and _plain(name):
+        yield Command(
+            f"have Kubernetes give {name} no new pods",
+            shlex.join(["kubectl", "cordon", name]),
+            shlex.join(["kubectl", "uncordon", name]),
+        )
+
+
+def _bring_back(name: str, job: Job | None) -> Iterable[Command]:
+    yield Command(f"see whether {name} is well", _typed("nodes", "check", name))
+    yield Command(
+        f"return {name} to service",
+        _typed("nodes", "readmit", name),
+        _typed("nodes", "exclude", name),
+    )
+    scheduler = "" if job is None else job.scheduled_as.partition(":")[0]
+    if scheduler == "slurm" and _plain(name):
+        yield Command(f"what Slurm says of {name}", shlex.join(["scontrol", "show", "node", name]))
+
+
+def _typed(noun: str, verb: str, name: str, *more: str) -> str:
+    """Return the command line, "" for a name that nobody can type."""
+    if not name or not name.isprintable():
+        return ""
+    # What begins with a hyphen is no flag.
+    last = ["--", name] if name.startswith("-") else [name]
+    return shlex.join(["eagle-eye", noun, verb, *more, *last])
+
+
+def _plain(name: str) -> bool:
+    """Whether a scheduler's tool takes the name for a name and nothing else."""
+    return bool(name) and name.isascii() and name[0].isalnum() and all(c.isalnum() or c in "._-" for c in name)

@@ -1,0 +1,119 @@
+"""Who took part in a job and when, as rows of a timeline that stays readable however many nodes there are. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.natural_order import natural
+from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.records import Incident
+
+ROWS_MAX = 256
+NAMES_MAX = 8  # of a row's nodes that are named
+
+
+class Bar(NamedTuple):
+    """An attempt in which the row's nodes took part: from when until when, and how many of them."""
+
+    attempt_id: str
+    attempt: int
+    start_s: float
+    end_s: float
+    nodes: int
+
+
+class Row(NamedTuple):
+    """One node, or ``size`` neighbours in the order of their names; ``incidents`` are ids of those that concern them.
+
+    ``ranks`` are the lowest and highest rank there by the newest word, None where nobody said.
+    """
+
+    label: str
+    nodes: tuple[str, ...]
+    size: int
+    ranks: tuple[int, int] | None
+    bars: tuple[Bar, ...]
+    incidents: tuple[str, ...]
+
+
+def rows(
+    attempts: Sequence[Attempt],
+    members: Mapping[str, Sequence[str]],
+    ranks: Iterable[MemberRank],
+    incidents: Sequence[Incident],
+    now_s: float,
+    most: int = ROWS_MAX,
+) -> list[Row]:
+    """Return at most ``most`` rows in the order of the nodes' names.
+
+    ``members`` are the nodes of each attempt by its id. A node that an incident accuses has a row of its own, as long
+    as there is room; the others share rows where there are too many.
+    """
+    taking_part: dict[str, set[str]] = defaultdict(set)
+    for attempt in attempts:
+        for node in members.get(attempt.id, ()):
+            taking_part[node].add(attempt.id)
+    concerned: dict[str, list[str]] = defaultdict(list)
+    accused: dict[str, None] = {}
+    for incident in incidents:
+        for node in incident.nodes:
+            concerned[node].append(incident.id)
+        if incident.node is not None:
+            accused[incident.node] = None
+    of_node: dict[str, list[int]] = defaultdict(list)
+    for rank in ranks:
+        of_node[rank.node].append(rank.rank)
+    names = sorted(taking_part, key=natural)
+    alone = set(list(accused)[: (most - 1) // 2])
+    return [_row(group, attempts, taking_part, of_node, concerned, now_s) for group in _groups(names, alone, most)]
+
+
+def _groups(names: list[str], alone: set[str], most: int) -> list[list[str]]:
+    """Return the names in order, in groups of neighbours of which none holds one of ``alone`` with others."""
+    if len(names) <= most:
+        return [[name] for name in names]
+    apart = [name for name in names if name in alone]
+    # Each that stands alone parts the group that it is in, so that it costs two rows.
+    room = max(1, most - 2 * len(apart))
+    size = -(-(len(names) - len(apart)) // room)
+    groups: list[list[str]] = []
+    open_ = False
+    for name in names:
+        if name in alone:
+            groups.append([name])
+            open_ = False
+        elif open_ and len(groups[-1]) < size:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+            open_ = True
+    return groups
+
+
+def _row(
+    group: list[str],
+    attempts: Sequence[Attempt],
+    taking_part: Mapping[str, set[str]],
+    ranks: Mapping[str, list[int]],
+    concerned: Mapping[str, list[str]],
+    now_s: float,
+) -> Row:
+    bars = []
+    for attempt in attempts:
+        there = sum(attempt.id in taking_part[name] for name in group)
+        if there:
+            end_s = max(attempt.started_s, now_s if attempt.ended_s is None else attempt.ended_s)
+            bars.append(Bar(attempt.id, attempt.attempt, attempt.started_s, end_s, there))
+    numbers = [number for name in group for number in ranks.get(name, ())]
+    label = group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}"
+    return Row(
+        label,
+        tuple(group[:NAMES_MAX]),
+        len(group),
+        (min(numbers), max(numbers)) if numbers else None,
+        tuple(bars),
+        tuple(dict.fromkeys(one for name in group for one in concerned.get(name, ()))),
+    )

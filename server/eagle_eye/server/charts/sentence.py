@@ -1,0 +1,102 @@
+"""What a picture shows, as sentences: for whoever cannot see it, and for whoever has no time to look. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from eagle_eye.schema.metrics import MetricSpec
+from eagle_eye.server.charts.band import Band, Floats
+from eagle_eye.server.charts.cast import Cast
+from eagle_eye.server.charts.drawing import Drawing
+from eagle_eye.server.charts.windows import Stretch
+
+_UNITS = {
+    "seconds": "s",
+    "bytes": "B",
+    "bytes_per_second": "B/s",
+    "hertz": "Hz",
+    "watts": "W",
+    "celsius": "°C",
+    "ratio": "",
+    "1": "",
+    "bool": "",
+    "bitmask": "",
+    "steps": "",
+}
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SCALED = frozenset({"bytes", "bytes_per_second", "hertz"})
+
+
+def number(value: float, unit: str) -> str:
+    """Return the value as people write it, with its unit."""
+    word = _UNITS.get(unit, unit.replace("_", " "))
+    if math.isinf(value):
+        return "not finite"
+    for size, prefix in _PREFIXES if unit in _SCALED else ():
+        if abs(value) >= size:
+            return f"{_short(value / size)} {prefix}{word}"
+    return f"{_short(value)} {word}".rstrip()
+
+
+def said(found: Band, shown: Stretch, drawing: Drawing, cast: Cast, name: str, detected_s: float) -> list[str]:
+    """Return what the picture says at the verdict, what it could not see, and what it leaves out."""
+    unit = drawing.metric.unit
+    at = min(max(int((detected_s - shown.start_s) // shown.step_s), 0), shown.steps - 1)
+    sentences = [_at_verdict(found, at, drawing, name, unit)]
+    if drawing.threshold is not None:
+        sentences.append(f"The threshold is {number(drawing.threshold, unit)}.")
+    steps = f"{shown.steps} steps of {shown.step_s:g} s"
+    missing = np.isnan(found.accused) & (found.seen > 0)
+    if found.accused_series and missing.any():
+        sentences.append(f"Nothing was seen of {name} in {missing.sum()} of {steps} in which peers were.")
+    nobody = np.isnan(found.accused) & (found.seen == 0)
+    if nobody.any() and not nobody.all():
+        sentences.append(f"In {nobody.sum()} of {steps} nobody was seen.")
+    if np.isinf(found.accused).any():
+        sentences.append(f"In {np.isinf(found.accused).sum()} steps the value of {name} was not finite.")
+    if found.not_finite:
+        sentences.append(f"{found.not_finite} values of the peers were not finite and are in no band.")
+    sentences.append(f"Compared with {cast.said}." if cast.accused else f"Drawn are {cast.said}.")
+    return sentences
+
+
+def what(metric: MetricSpec, drawing: Drawing) -> str:
+    """Return what the vertical axis shows."""
+    words = metric.help.rstrip(".")
+    if drawing.form == "growth":
+        return f"{words}: growth since the picture begins"
+    if drawing.form == "behind":
+        return f"{words}: how far behind whoever is furthest"
+    if drawing.form == "bits":
+        return f"{words}: 1 where a bit that matters is set"
+    return words
+
+
+def _at_verdict(found: Band, at: int, drawing: Drawing, name: str, unit: str) -> str:
+    own, median = _near(found.accused, at), _near(found.median, at)
+    if not found.accused_series and not found.peer_series:
+        return f"The history has no {drawing.metric.name} of this time."
+    if not found.accused_series:
+        subject = f"At the verdict the median is {number(median, unit)}" if np.isfinite(median) else "Nothing was seen"
+    elif np.isnan(own):
+        subject = f"At the verdict nothing is seen of {name}"
+    else:
+        subject = f"At the verdict {name} is at {number(own, unit)}"
+    if found.accused_series and np.isfinite(median):
+        subject += f", its peers' median at {number(median, unit)}"
+    low, high = _near(found.low, at), _near(found.high, at)
+    if np.isfinite(low) and np.isfinite(high):
+        subject += f" (5% to 95%: {number(low, unit)} to {number(high, unit)})"
+    return f"{subject}."
+
+
+def _near(values: Floats, at: int) -> float:
+    """Return the value of the step, or of one of the two before it."""
+    known = [value for value in values[max(at - 2, 0) : at + 1] if not np.isnan(value)]
+    return float(known[-1]) if known else math.nan
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"

@@ -1,0 +1,120 @@
+"""Tells each Alertmanager, again and again, which incidents go on: it forgets an alert that nobody repeats.
+
+What is told is what the store says at that moment, so that a restart of either side loses nothing, and an end that did
+not arrive is an end all the same once the last refresh has run out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.delivery.notifiers.alertmanager_api import AlertmanagerApi
+from eagle_eye.server.delivery.notifiers.alerts import Alert
+from eagle_eye.server.delivery.notifiers.receipts import Notifier, Outcome, Receipt
+from eagle_eye.server.delivery.notifiers.targets import Targets
+from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.records import Subscription
+from eagle_eye.server.model.subscription_filters import wants
+from eagle_eye.server.store.store import Store
+from eagle_eye.server.telemetry.counters import Telemetry
+
+REQUEST_ALERTS_MAX = 100  # of one request
+RETRY_DOUBLINGS_MAX = 16  # of the delay after refreshes that failed; alert_refresh_s bounds it long before
+
+
+class AlertRefresh:
+    """Knows which subscriptions are Alertmanagers and when each is to be told next. On one event loop only."""
+
+    def __init__(
+        self,
+        store: Store,
+        notifier: Notifier,
+        form: AlertmanagerApi,
+        targets: Targets,
+        settings: WebhookSettings,
+        clock: Clock,
+        telemetry: Telemetry,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._form = form
+        self._targets = targets
+        self._settings = settings
+        self._clock = clock
+        self._telemetry = telemetry
+        self._jitter = jitter
+        self._due_s: dict[str, float] = {}  # by subscription, on the monotonic clock
+        self._failures: dict[str, int] = {}  # by subscription, since the last success
+
+    def know(self, subscriptions: Iterable[Subscription]) -> None:
+        """Take these for all that are active; those that are new are due at once."""
+        now_s = self._clock.monotonic_s()
+        names = {one.id for one in subscriptions if one.format == "alertmanager_api"}
+        self._due_s = {name: self._due_s.get(name, now_s) for name in names}
+        self._failures = {name: count for name, count in self._failures.items() if name in names}
+
+    def forget(self, subscription_id: str) -> None:
+        """Tell this one no more; it has ended."""
+        self._due_s.pop(subscription_id, None)
+        self._failures.pop(subscription_id, None)
+
+    def waits_s(self) -> dict[str, float]:
+        """Return for each Alertmanager's subscription in how many seconds it is due; below 0: overdue."""
+        now_s = self._clock.monotonic_s()
+        return {name: due_s - now_s for name, due_s in self._due_s.items()}
+
+    def is_due(self, subscription_id: str) -> bool:
+        """Return whether the subscription is an Alertmanager's that is to be told now."""
+        due_s = self._due_s.get(subscription_id)
+        return due_s is not None and due_s <= self._clock.monotonic_s()
+
+    def firing(self, subscription: Subscription, but: Collection[str]) -> dict[str, list[Alert]]:
+        """Return what the subscription is to be told that it fires, by incident, without the incidents ``but``."""
+        now_s = self._clock.now_s()
+        found = {}
+        for incident in self._store.open_incidents():
+            if incident.ended_s is not None or incident.id in but:
+                continue
+            event = outbound.incident_opened(incident, now_s)
+            if wants(subscription, event) or (
+                wants(subscription, event, told=True) and self._store.told(subscription.id, incident.id)
+            ):
+                found[incident.id] = self._form.alerts(event)
+        return found
+
+    async def tell(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> Receipt:
+        """Tell the subscription what fires; return what came of the last request.
+
+        Where nothing fires the request is empty: an Alertmanager that is down is known before it is needed. After a
+        failure the next refresh comes after a doubling delay with jitter, ``alert_refresh_s`` at most. While this runs
+        no event of these incidents may be delivered to the subscription: an end would be undone.
+        """
+        name = subscription.id
+        self._due_s[name] = self._clock.monotonic_s() + self._settings.alert_refresh_s
+        alerts = [alert for of_one in firing.values() for alert in of_one]
+        start = 0
+        while True:
+            receipt = await self._post(subscription, alerts[start : start + REQUEST_ALERTS_MAX], start)
+            self._telemetry.refreshes.labels(receipt.outcome.value).inc()
+            start += REQUEST_ALERTS_MAX
+            if receipt.outcome is not Outcome.DELIVERED or start >= len(alerts):
+                break
+        if receipt.outcome is Outcome.DELIVERED:
+            self._failures.pop(name, None)
+        else:
+            self._failures[name] = failures = self._failures.get(name, 0) + 1
+            doubled_s = self._settings.backoff_base_s * 2.0 ** min(failures - 1, RETRY_DOUBLINGS_MAX)
+            delay_s = self._jitter() * min(self._settings.alert_refresh_s, doubled_s)
+            if name in self._due_s:
+                self._due_s[name] = self._clock.monotonic_s() + delay_s
+        return receipt
+
+    async def _post(self, subscription: Subscription, alerts: Sequence[Alert], start: int) -> Receipt:
+        async with self._targets.turn(subscription.url):
+            now_s = self._clock.now_s()
+            message = self._form.push(subscription, f"refresh-{round(now_s * 1000)}-{start}", alerts, now_s)
+            return await self._notifier.post(subscription, message, now_s, self._settings.timeout_s)

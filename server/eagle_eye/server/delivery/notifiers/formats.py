@@ -1,0 +1,38 @@
+"""The formats that a subscription may have, each in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from eagle_eye.server.delivery.notifiers.alertmanager import Alertmanager
+from eagle_eye.server.delivery.notifiers.alertmanager_api import AlertmanagerApi
+from eagle_eye.server.delivery.notifiers.cloudevents import CloudEvents
+from eagle_eye.server.delivery.notifiers.message import Format
+from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.model.records import WebhookFormat
+
+
+class Formats(NamedTuple):
+    """One of each."""
+
+    cloudevents: CloudEvents
+    alertmanager: Alertmanager
+    alertmanager_api: AlertmanagerApi
+
+    def by_name(self) -> Mapping[WebhookFormat, Format]:
+        """Return them by the name that a subscription gives."""
+        return {
+            "cloudevents": self.cloudevents,
+            "alertmanager": self.alertmanager,
+            "alertmanager_api": self.alertmanager_api,
+        }
+
+
+def formats(public_url: str, settings: WebhookSettings) -> Formats:
+    """Return the formats of a server that is reached at ``public_url``."""
+    return Formats(
+        CloudEvents(public_url),
+        Alertmanager(public_url, settings.runbook_url),
+        AlertmanagerApi(public_url, settings.runbook_url, settings.alert_refresh_s),
+    )

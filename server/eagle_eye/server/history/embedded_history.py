@@ -1,0 +1,271 @@
+"""The History of one server: a journal for what was just received, segments for what went before, read as one."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from eagle_eye.schema.metrics import MetricSpec
+from eagle_eye.server.history.history import (
+    Appended,
+    AppendedRows,
+    Batch,
+    Gap,
+    Reading,
+    Recorded,
+    RecordedRow,
+    RowsOfMany,
+    Run,
+    StreamInfo,
+    Told,
+    runs_of,
+    speaks_of,
+)
+from eagle_eye.server.history.journal import Journal
+from eagle_eye.server.history.journal_reader import Chunk
+from eagle_eye.server.history.segments.compaction import Compaction
+from eagle_eye.server.history.segments.downsampling import Course
+from eagle_eye.server.history.segments.facts import shard_of
+from eagle_eye.server.history.segments.gaps import gaps
+from eagle_eye.server.history.segments.leaving import Leaving
+from eagle_eye.server.history.segments.level_table import holding
+from eagle_eye.server.history.segments.levels import Level
+from eagle_eye.server.history.segments.resolution import choose, left_of
+from eagle_eye.server.history.segments.shelf import Shelf, Shelved
+from eagle_eye.server.history.segments.upkeep import Upkeep
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.clock import Clock
+
+HISTORY_FILE = "history.db"
+HISTORY_FOLDER = "history"
+IN_TIME_S = 120.0  # how far behind its receipt the newest frame of what came in time may be: exporters are slow
+
+T = TypeVar("T")
+
+
+class _Plan(NamedTuple):
+    """What holds the answer: each frame is in one of them."""
+
+    segments: list[Shelved]
+    chunks: list[Chunk]
+
+
+class EmbeddedHistory:
+    """A History in ``folder``. Raises StoreUnavailable when its files cannot be opened."""
+
+    def __init__(
+        self, folder: Path, settings: HistorySettings, pending_bytes_max: int, clock: Clock, window_s: float
+    ) -> None:
+        self.journal = Journal(folder / HISTORY_FILE, settings, pending_bytes_max, clock, window_s)
+        self._reader = self.journal.reader
+        self._leaving = Leaving(clock)
+        self.shelf = Shelf(folder / HISTORY_FOLDER, self.journal, settings, self._leaving)
+        self.compaction = Compaction(self.journal, self.shelf, settings, clock)
+        self.upkeep = Upkeep(self.journal, self.shelf, settings, clock)
+        self._threads = [
+            threading.Thread(target=self.compaction.run, name="compaction", daemon=True),
+            threading.Thread(target=self.upkeep.run, name="upkeep", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def dropped_by_retention(self) -> int:
+        """How many frames were deleted for their age or the history's size."""
+        return self.journal.dropped_by_retention + self.shelf.dropped_by_retention
+
+    def submit(self, batch: Batch) -> Future[Appended]:
+        """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
+        return self.journal.submit(batch)
+
+    def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
+        """Return a future that is done once all batches are durable. Raises HistoryBusy, HistoryUnavailable."""
+        return self.journal.submit_all(batches)
+
+    def submit_rows(self, rows: RowsOfMany) -> Future[AppendedRows]:
+        """Return a future of what became of the rows. Raises HistoryBusy, HistoryUnavailable."""
+        return self.journal.submit_rows(rows)
+
+    def outline(self, id_: bytes) -> bytes | None:
+        """Return the outline of a durable row by its id; None: it is not known (any more)."""
+        return self._reader.outline(id_)
+
+    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
+        """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
+        return self._reader.replay(since_s, frames_max)
+
+    def query(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
+        """Yield the nodes' frames (all if empty) whose corrected time is in the range; see History."""
+        return self._parts(
+            nodes,
+            start_s,
+            end_s,
+            lambda segment: self.shelf.frames(segment, nodes, start_s, end_s),
+            lambda chunks: self._reader.frames(chunks, nodes, start_s, end_s),
+        )
+
+    def runs(
+        self, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
+    ) -> Iterator[Run]:
+        """Yield the metric's values in the range; see History."""
+        return self._parts(
+            nodes,
+            start_s,
+            end_s,
+            lambda segment: self.shelf.runs(segment, metric, nodes, start_s, end_s, job),
+            lambda chunks: self._runs_of(chunks, metric, nodes, start_s, end_s, job),
+        )
+
+    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+        """Yield which ranks the nodes' frames in the range tell of; see History."""
+        return self._parts(
+            nodes,
+            start_s,
+            end_s,
+            lambda segment: self.shelf.ranks(segment, nodes, start_s, end_s),
+            lambda chunks: (
+                Told(frame.node, frame.time_s + offset_s, frame.ranks)
+                for frame, _, offset_s in self._reader.frames(chunks, nodes, start_s, end_s)
+            ),
+        )
+
+    @contextmanager
+    def courses(
+        self,
+        metric: MetricSpec,
+        nodes: Sequence[str],
+        start_s: float,
+        end_s: float,
+        job: str | None,
+        step_s: float,
+        limit: int,
+    ) -> Iterator[Reading]:
+        """Give the metric's course in the range; see History."""
+        with self._reader.pinned(), self._leaving.reading():
+            plan, windows = self._reader.read_together(
+                lambda reader: (
+                    self._plan_of(reader, nodes, start_s, end_s),
+                    holding(reader, nodes, start_s, end_s),
+                )
+            )
+            choice = choose(windows, step_s, start_s, end_s)
+            raw = [
+                (one, low_s, high_s)
+                for one in plan.segments
+                for low_s, high_s in left_of(
+                    max(one.first_s, start_s),
+                    min(one.last_s, end_s),
+                    one.id,
+                    choice.skipped.get(shard_of(one.name), ()),
+                )
+            ]
+            frames = sum(piece.frames(nodes) for piece in choice.pieces)
+            frames += self._reader.count(plan.chunks, nodes, start_s, end_s)
+            for one, low_s, high_s in raw:
+                if frames > limit:
+                    break
+                frames += self.shelf.count(one, nodes, low_s, high_s)
+
+            def read() -> Iterator[Run | Course]:
+                for piece in choice.pieces:
+                    yield from self.shelf.levels.courses(piece.window, metric, nodes, piece.start_s, piece.end_s, job)
+                for one, low_s, high_s in raw:
+                    yield from self.shelf.runs(one, metric, nodes, low_s, high_s, job)
+                yield from self._runs_of(plan.chunks, metric, nodes, start_s, end_s, job)
+
+            yield Reading(frames, choice.spans, read())
+
+    def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
+        """Return how many frames ``query`` would read, counting little further than ``limit``."""
+        with self._reader.pinned(), self._leaving.reading():
+            plan = self._plan(nodes, start_s, end_s)
+            total = self._reader.count(plan.chunks, nodes, start_s, end_s)
+            for segment in plan.segments:
+                if total > limit:
+                    break
+                total += self.shelf.count(segment, nodes, start_s, end_s)
+        return total
+
+    def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[Gap]:
+        """Return which parts of the range cannot be read of the nodes; see History."""
+
+        def found(reader: sqlite3.Connection) -> list[Gap]:
+            raw = self.shelf.broken(reader, nodes, start_s, end_s)
+            windows = holding(reader, nodes, start_s, end_s) if levels else []
+            readable = self.shelf.holding(reader, nodes, start_s, end_s)
+            held = [(shard_of(one.name), one.first_s, one.last_s) for one in readable]
+            return gaps(raw, windows, held, start_s, end_s)
+
+        return self._reader.read_together(found)
+
+    def begins_s(self) -> float | None:
+        """Return since when all that came in time is here; None: nothing is. See History."""
+        for table in ("segments", "chunks"):  # of chunks there are few as long as there is no segment
+            statement = f"SELECT min(first_s) FROM {table} WHERE last_s > received_s - ?"  # noqa: S608 - a constant
+            begins_s: float | None = self._reader.read(statement, (IN_TIME_S,))[0][0]
+            if begins_s is not None:
+                return begins_s
+        return None
+
+    def streams(self) -> list[StreamInfo]:
+        """Return every stream that the history knows."""
+        return self.journal.streams()
+
+    def set_aside(self, level: Level | None, name: str, reason: str) -> None:
+        """Have a damaged segment, of a level or (None) raw, read no more. Raises HistoryUnavailable."""
+        if level is None:
+            self.shelf.set_aside(name, reason)
+        else:
+            self.shelf.levels.set_aside(level, name, reason)
+
+    def problem(self) -> str | None:
+        """Return why frames cannot be made durable at the moment, or None."""
+        return self.journal.problem()
+
+    def close(self) -> None:
+        """Make durable what was submitted, then release the files."""
+        self.compaction.stop()
+        self.upkeep.stop()
+        for thread in self._threads:
+            thread.join()
+        self.journal.close()
+
+    def _runs_of(
+        self,
+        chunks: Sequence[Chunk],
+        metric: MetricSpec,
+        nodes: Sequence[str],
+        start_s: float,
+        end_s: float,
+        job: str | None,
+    ) -> Iterator[Run]:
+        for frame, _, offset_s in self._reader.frames(chunks, nodes, start_s, end_s):
+            if job is None or speaks_of(frame, job):
+                yield from runs_of(frame, frame.time_s + offset_s, metric)
+
+    def _plan(self, nodes: Sequence[str], start_s: float, end_s: float) -> _Plan:
+        return self._reader.read_together(lambda reader: self._plan_of(reader, nodes, start_s, end_s))
+
+    def _plan_of(self, reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> _Plan:
+        return _Plan(
+            self.shelf.holding(reader, nodes, start_s, end_s), self._reader.unsealed(reader, nodes, start_s, end_s)
+        )
+
+    def _parts(
+        self,
+        nodes: Sequence[str],
+        start_s: float,
+        end_s: float,
+        of_segment: Callable[[Shelved], Iterator[T]],
+        of_chunks: Callable[[Sequence[Chunk]], Iterator[T]],
+    ) -> Iterator[T]:
+        with self._reader.pinned(), self._leaving.reading():
+            plan = self._plan(nodes, start_s, end_s)
+            for segment in sorted(plan.segments, key=lambda one: (max(one.first_s, start_s), one.first_node)):
+                yield from of_segment(segment)
+            yield from of_chunks(plan.chunks)

@@ -1,0 +1,388 @@
+"""The journal: what was just received, durable in SQLite, written by one thread in group commits.
+
+Frames leave it once they are in segments (see compaction.py) and no restart would replay them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import compress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from eagle_eye.server.history.history import Appended, AppendedRows, Batch, Entry, RowsOfMany, StreamInfo
+from eagle_eye.server.history.journal_chunks import Draft, insert
+from eagle_eye.server.history.journal_outlines import JournalOutlines
+from eagle_eye.server.history.journal_reader import JournalReader
+from eagle_eye.server.history.journal_refusals import Refusals
+from eagle_eye.server.history.journal_retention import RETENTION_S, Retention
+from eagle_eye.server.history.journal_rows import Extended, chunks_of
+from eagle_eye.server.history.journal_schema import MIGRATIONS
+from eagle_eye.server.history.journal_streams import Stream, Streams, Touched
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable, StoreUnavailable
+from eagle_eye.server.store import database
+
+COMMIT_ENTRIES_MAX = 20_000  # frames in one transaction: bounds how long the first of them waits
+CHUNK_BYTES_MAX = 4 << 20  # of one row; SQLite would take a thousand million
+PAGE_BYTES = 16_384  # a page takes several frames: half the CPU of 4 KiB pages, and small fleets write little more
+RETENTION_SHARE = 0.25  # how long a step of deleting may take, of the pause after it
+IDLE_S = 1.0  # how often an idle writer looks whether a failed disk works again
+ADOPT_FRAMES = 500  # of the first version's file, moved in one transaction
+WINDOW_S = 900.0
+BATCH_BYTES = 512  # what a request takes in memory, about, beside its frames
+COMMITS_MAX = 1_000  # remembered, of those that a restart would replay
+
+T = TypeVar("T")
+
+
+class _Group(NamedTuple):
+    """Batches that are written in one transaction; ``alone``: one, whose future has its result and no list."""
+
+    batches: Sequence[Batch]
+    size: int  # in bytes
+    alone: bool
+
+    @property
+    def entries(self) -> int:
+        return sum([len(batch.entries) for batch in self.batches])
+
+
+class _Rows(NamedTuple):
+    """Rows that are written in one transaction."""
+
+    rows: RowsOfMany
+    size: int  # in bytes
+
+    @property
+    def entries(self) -> int:
+        return len(self.rows.refs)
+
+
+_Work = Callable[[sqlite3.Connection], Any]
+
+
+class Journal:
+    """The newest part of a History, in ``path``. Sealed chunks stay for ``window_s``: a restart replays them."""
+
+    def __init__(
+        self, path: Path, settings: HistorySettings, pending_bytes_max: int, clock: Clock, window_s: float = WINDOW_S
+    ) -> None:
+        self.path = path
+        self._settings = settings
+        self._pending_bytes_max = pending_bytes_max
+        self._clock = clock
+        self._writer = database.connect(path, PAGE_BYTES)
+        # Some builds of SQLite write zeros over all that is deleted: here as much again as ever came.
+        self._writer.execute("PRAGMA secure_delete = OFF")
+        database.migrate(self._writer, MIGRATIONS, path)
+        condition = database.Condition(path)
+        self.reader = JournalReader(path, clock, condition)
+        self._waiting: deque[tuple[_Group | _Rows | _Work, Future[Any]]] = deque()
+        self._waiting_bytes = 0
+        self._wake = threading.Condition()
+        self._closing = False
+        self._condition = condition
+        self._refusals = Refusals(clock)
+        self._streams = Streams(self._writer)
+        self.outlines = JournalOutlines(self._writer)
+        self._commits: deque[tuple[int, int]] = deque()  # last chunk and frames of those that a restart would replay
+        self._commits_frames = 0
+        self._replay_id = 0  # chunks up to here are more than a restart would replay
+        self._retention = Retention(self._writer, self.reader, self._streams, self.outlines, settings, window_s)
+        self._retaining: Iterator[None] | None = None
+        self._next_step_s = 0.0  # of it, by the process's clock
+        self._retained_at_s = clock.monotonic_s()
+        self._open()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes of frames wait for the disk."""
+        return self._waiting_bytes
+
+    @property
+    def dropped_by_retention(self) -> int:
+        """How many frames were deleted that are nowhere else."""
+        return self._retention.dropped
+
+    def submit(self, batch: Batch) -> Future[Appended]:
+        """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
+        size = _size(batch)
+        return self._enqueue(_Group((batch,), size, alone=True), size)
+
+    def submit_all(self, batches: Sequence[Batch]) -> Future[list[Appended]]:
+        """Return a future that is done once all batches are durable. Raises HistoryBusy, HistoryUnavailable."""
+        size = sum(map(_size, batches))
+        return self._enqueue(_Group(batches, size, alone=False), size)
+
+    def submit_rows(self, rows: RowsOfMany) -> Future[AppendedRows]:
+        """Return a future that is done once all rows are durable. Raises HistoryBusy, HistoryUnavailable."""
+        size = rows.raw.nbytes + BATCH_BYTES * len(rows.refs)
+        return self._enqueue(_Rows(rows, size), size)
+
+    def change(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Return a future of what ``work`` returns, done in a transaction of its own. Raises HistoryUnavailable."""
+        return self._enqueue(work, 0)
+
+    def streams(self) -> list[StreamInfo]:
+        """Return every stream that the history knows."""
+        rows = self.reader.read(
+            "SELECT n.node, s.stream, s.sequences, s.heard_s FROM streams s JOIN nodes n ON n.id = s.node_id", ()
+        )
+        return self._streams.known(rows)
+
+    def problem(self) -> str | None:
+        """Return why frames cannot be made durable at the moment, or None."""
+        if not self._thread.is_alive():
+            return "the history's writer has ended"
+        return self._refusals.reason or self._condition.damage
+
+    def note_damage(self, how: str) -> None:
+        """Have ``problem`` say that the file is damaged."""
+        self._condition.note_damage(how)
+
+    def close(self) -> None:
+        """Make durable what was submitted, then release the files."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+        self.reader.close()
+        self._writer.close()
+
+    # The writer's thread
+
+    def _enqueue(self, what: _Group | _Rows | _Work, size: int) -> Future[Any]:
+        with self._wake:
+            if self._closing or not self._thread.is_alive():
+                raise HistoryUnavailable("the history is closed; the server is stopping")
+            if size and self._waiting and self._waiting_bytes + size > self._pending_bytes_max:
+                raise HistoryBusy(
+                    f"{self._waiting_bytes} bytes of frames wait for the disk, at most {self._pending_bytes_max}"
+                    " may; send again later (ingest.pending_bytes_max)"
+                )
+            future: Future[Any] = Future()
+            self._waiting.append((what, future))
+            self._waiting_bytes += size
+            self._wake.notify()
+        return future
+
+    def _open(self) -> None:
+        try:
+            with database.transaction(self._writer):
+                self._streams.recover()
+            self._adopt()
+            for id_, frames in sorted(
+                self._writer.execute("SELECT id, frames FROM chunks INDEXED BY chunks_of_shard").fetchall()
+            ):
+                self._note_commit(id_, frames)
+        except (sqlite3.Error, struct.error, TypeError, ValueError) as error:
+            # What a commit never wrote: a directory of another length, streams without rows.
+            damaged = not isinstance(error, sqlite3.Error) or database.tells_damage(error)
+            remedy = f"; it is damaged: {database.REMEDY}" if damaged else ""
+            raise StoreUnavailable(f"{self.path} cannot be read: {error}{remedy}") from error
+
+    def _adopt(self) -> None:
+        """Move the frames of the first version's file, which had a row for each, into chunks."""
+        while True:
+            rows = self._writer.execute(
+                "SELECT f.id, s.node, s.stream, f.received_s, f.offset_s, f.sequence, f.time_s, f.raw"
+                " FROM earlier_frames f JOIN earlier_streams s ON s.id = f.stream_id ORDER BY f.id LIMIT ?",
+                (ADOPT_FRAMES,),
+            ).fetchall()
+            if not rows:
+                return
+            touched = Touched()
+            with database.transaction(self._writer):
+                _, chunks = self._append(
+                    [
+                        Batch(node, stream, received_s, offset_s, (Entry(sequence, time_s - offset_s, raw),))
+                        for _, node, stream, received_s, offset_s, sequence, time_s, raw in rows
+                    ],
+                    touched,
+                )
+                insert(self._writer, chunks)
+                self._writer.execute("DELETE FROM earlier_frames WHERE id <= ?", (rows[-1][0],))
+            self._streams.keep(touched)
+
+    def _run(self) -> None:
+        while True:
+            taken = self._take()
+            if taken and not isinstance(taken[0][0], (_Group, _Rows)):
+                self._do(taken[0][0], taken[0][1])
+            elif taken:
+                self._write([(what, future) for what, future in taken if isinstance(what, (_Group, _Rows))])
+            elif self._closing:
+                return
+            elif self._refusals.reason is not None:
+                self._probe()
+            self._retain_if_due()
+            self._refusals.look()
+
+    def _take(self) -> list[tuple[_Group | _Rows | _Work, Future[Any]]]:
+        # No delay is added to gather more: while one commit runs, the next group gathers by itself.
+        with self._wake:
+            if not self._waiting and not self._closing:
+                until_step_s = self._next_step_s - time.monotonic()
+                self._wake.wait(IDLE_S if self._retaining is None else min(max(until_step_s, 0.0), IDLE_S))
+            taken: list[tuple[_Group | _Rows | _Work, Future[Any]]] = []
+            entries = 0
+            while self._waiting and entries < COMMIT_ENTRIES_MAX:
+                what = self._waiting[0][0]
+                frames = what if isinstance(what, (_Group, _Rows)) else None
+                if taken and frames is None:
+                    break
+                _, future = self._waiting.popleft()
+                if frames is not None:
+                    self._waiting_bytes -= frames.size
+                # From here on the waiting request can no longer cancel it.
+                if future.set_running_or_notify_cancel():
+                    taken.append((what, future))
+                    if frames is None:
+                        break
+                    entries += frames.entries
+            return taken
+
+    def _do(self, work: _Work, future: Future[Any]) -> None:
+        try:
+            with database.transaction(self._writer):
+                result = work(self._writer)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the caller hear it
+            self._condition.note(error)
+            future.set_exception(HistoryUnavailable(f"{self.path} cannot be changed: {error}"))
+        else:
+            future.set_result(result)
+
+    def _write(self, taken: list[tuple[_Group | _Rows, Future[Any]]]) -> None:
+        touched, extended = Touched(), Extended()
+        groups = [(group, future) for group, future in taken if isinstance(group, _Group)]
+        many = [(one.rows, future) for one, future in taken if isinstance(one, _Rows)]
+        told: list[tuple[AppendedRows, list[Stream]]] = []
+        try:
+            with database.transaction(self._writer):
+                results, chunks = self._append([batch for group, _ in groups for batch in group.batches], touched)
+                for rows, _ in many:
+                    streams = self._streams.referred(rows.refs, rows.received_s.tolist(), touched)
+                    appended = extended.add(rows, streams)
+                    chunks += chunks_of(rows, streams, appended.new, CHUNK_BYTES_MAX)
+                    told.append((appended, streams))
+                last_id = insert(self._writer, chunks)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread must live and the agents must hear it
+            extended.undo()
+            touched.undo()
+            self._failed("frames cannot be written to", error, sum(what.entries for what, _ in taken))
+            for _, future in taken:
+                future.set_exception(HistoryUnavailable(self.problem()))
+            return
+        self._refusals.worked()
+        self._note_commit(last_id, sum(result.accepted for result in results) + sum(sum(one.new) for one, _ in told))
+        room_wanted = self._streams.keep(touched)
+        at = 0
+        for group, future in groups:
+            mine = results[at : at + len(group.batches)]
+            at += len(group.batches)
+            future.set_result(mine[0] if group.alone else mine)
+        for (rows, future), (appended, streams) in zip(many, told, strict=True):
+            self._streams.keep_referred(rows.refs, streams)
+            future.set_result(appended)
+        if room_wanted:
+            self._note_streams()
+
+    def _append(self, batches: Sequence[Batch], touched: Touched) -> tuple[list[Appended], list[tuple[object, ...]]]:
+        """Return what became of each batch, and what is new of them as rows for ``insert``."""
+        drafts: dict[int, Draft] = {}
+        rows: list[tuple[object, ...]] = []
+        results: list[Appended] = []
+        self._streams.prepare(batches, touched)
+        self.outlines.write({id_: (raw, b.received_s) for b in batches if b.outlines for id_, raw in b.outlines})
+        for batch in batches:
+            stream = touched[batch.node, batch.stream]
+            entries = batch.entries
+            if len(entries) == 1:  # nearly always
+                new: tuple[bool, ...] = (stream.sequences.add(entries[0].sequence),)
+            else:
+                new = tuple([stream.sequences.add(entry.sequence) for entry in entries])
+            for entry in compress(entries, new):
+                draft = drafts.get(stream.shard)
+                if draft is None:
+                    draft = drafts[stream.shard] = Draft()
+                draft.add(stream.id, batch, entry)
+                if draft.size >= CHUNK_BYTES_MAX:
+                    rows.append(drafts.pop(stream.shard).row(stream.shard))
+            if True in new and batch.received_s > stream.heard_s:
+                stream.heard_s = batch.received_s
+            results.append(Appended(new, stream.sequences.highest))
+        rows += (draft.row(shard) for shard, draft in drafts.items())
+        return results, rows
+
+    def _note_commit(self, last_id: int | None, frames: int) -> None:
+        if last_id is None:
+            return
+        self._commits_frames += frames
+        if self._commits and self._commits[-1][1] < self._settings.replay_frames_max / COMMITS_MAX:
+            frames += self._commits.pop()[1]  # as one: an hour has a hundred thousand commits
+        self._commits.append((last_id, frames))
+        while self._commits_frames - self._commits[0][1] >= self._settings.replay_frames_max:
+            self._replay_id, gone = self._commits.popleft()
+            self._commits_frames -= gone
+
+    def _note_streams(self) -> None:
+        try:
+            for _ in self._streams.noting():
+                pass
+        except sqlite3.Error as error:
+            self._failed("streams cannot be written to", error)
+
+    def _probe(self) -> None:
+        # Without this a full disk that has space again would count as full until an agent tries.
+        try:
+            with database.transaction(self._writer):
+                insert(self._writer, [(-1, 0, 0, 0.0, 0.0, 0.0, b"", bytes(65_536))])
+                self._writer.execute("DELETE FROM chunks WHERE shard = -1")
+        except sqlite3.Error as error:
+            self._failed("frames cannot be written to", error)
+        else:
+            self._refusals.worked()
+
+    def _failed(self, what: str, error: Exception, frames: int = 0) -> None:
+        self._condition.note(error)
+        if frames or self._condition.damage is None:  # damage that is in no frame's way refuses none
+            self._refusals.failed(f"{what} {self.path}: {error}", frames)
+
+    def _retain_if_due(self) -> None:
+        """Do one step of keeping the file small, where a round of them is under way or due.
+
+        What a compactor seals in a minute takes many steps. They come one by one, with pauses in which frames alone are
+        written, or acknowledgements would wait for all of them.
+        """
+        now_s, began_s = self._clock.monotonic_s(), time.monotonic()
+        if began_s < self._next_step_s:
+            return
+        if self._retaining is None and now_s - self._retained_at_s < RETENTION_S:
+            return
+        if self._retaining is None:
+            self._retained_at_s = now_s
+            self._retaining = self._retention.round(self._clock.now_s(), self._replay_id)
+        try:
+            next(self._retaining)
+        except StopIteration:
+            self._retaining = None
+        except sqlite3.Error as error:
+            self._retaining = None
+            self._failed("old frames cannot be deleted from", error)
+        ended_s = time.monotonic()
+        self._next_step_s = ended_s + (ended_s - began_s) / RETENTION_SHARE
+
+
+def _size(batch: Batch) -> int:
+    entries = batch.entries
+    return (len(entries[0].raw) if len(entries) == 1 else sum([len(entry.raw) for entry in entries])) + BATCH_BYTES

@@ -1,0 +1,248 @@
+"""Reading the journal: what a restart replays, and what queries find in chunks that are in no segment yet."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from eagle_eye.schema.frame import BadFrame, Frame, decode_frame
+from eagle_eye.schema.rows import Outline, decode_outline, is_row, outline_of_row, read_row, row_head
+from eagle_eye.server.history.history import LATE_S, Recorded, RecordedRow
+from eagle_eye.server.history.journal_chunks import Found, Line, found_in, lines
+from eagle_eye.server.history.journal_schema import UNSEALED
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import HistoryUnavailable
+from eagle_eye.server.store import database
+
+CHUNKS_AT_ONCE = 256  # whose directories are read under one lock, likewise
+FRAMES_AT_ONCE = 200  # read under one lock; a longer read would keep the write-ahead log from being reset
+OUTLINES_MAX = 4_096  # kept in memory for the next frames
+PIN_S_MAX = 3_600.0  # a reader that takes longer no longer keeps chunks from being deleted
+
+T = TypeVar("T")
+
+
+class Chunk(NamedTuple):
+    """A row of the journal without its frames; ``first_s`` and ``last_s`` are corrected times."""
+
+    id: int
+    shard: int
+    frames: int
+    size: int
+    received_s: float
+    first_s: float
+    last_s: float
+
+
+class JournalReader:
+    """One connection that only reads, for any thread."""
+
+    def __init__(self, path: Path, clock: Clock, condition: database.Condition) -> None:
+        self._path = path
+        self._condition = condition
+        self._clock = clock
+        self._connection = database.connect(path)
+        self._lock = threading.Lock()
+        self._pins: dict[object, float] = {}
+        self._outlines: dict[bytes, Outline] = {}
+
+    def replay(self, since_s: float, frames_max: int) -> Iterator[Recorded | RecordedRow]:
+        """Yield the frames received at ``since_s`` or later, but for the late; of too many, the newest. See History."""
+        known = sorted(
+            self.read("SELECT id, frames FROM chunks INDEXED BY chunks_of_shard WHERE received_s >= ?", (since_s,))
+        )
+        node_of = dict(self.read("SELECT id, node_id FROM streams", ()))
+        surplus = sum(frames for _, frames in known) - frames_max
+        newest: dict[int, float] = {}
+        for id_, frames in known:
+            left_out, surplus = max(surplus, 0), surplus - frames
+            if surplus >= 0:
+                continue
+            lines = [line for line in self._lines(id_) if line.received_s >= since_s]
+            # Of the first chunk only its end.
+            for line, raw in self._raws((id_, line) for line in lines[left_out:]):
+                node = node_of.get(line.stream_id, -1 - line.stream_id)
+                newest_s = newest.get(node, line.time_s)
+                if line.time_s < newest_s and line.received_s - line.time_s > LATE_S:
+                    continue
+                recorded = self._recorded(line, raw, rows=True)
+                if recorded is not None:
+                    newest[node] = line.time_s
+                    yield recorded
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Keep the chunks that are here from being deleted while the block reads, for an hour at most."""
+        pin = object()
+        self._pins[pin] = self._clock.monotonic_s()
+        try:
+            yield
+        finally:
+            del self._pins[pin]
+
+    def in_use(self) -> bool:
+        """Return whether somebody reads who has not been at it for too long."""
+        now_s = self._clock.monotonic_s()
+        return any(now_s - at_s < PIN_S_MAX for at_s in self._pins.copy().values())
+
+    def unsealed(self, reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> list[Chunk]:
+        """Return the chunks in no segment that may hold frames of the nodes (all if empty) in the range."""
+        statement = UNSEALED + " AND c.first_s <= ? AND c.last_s >= ?"
+        values: tuple[object, ...] = (end_s, start_s)
+        if nodes:
+            statement += " AND c.shard IN (SELECT shard FROM nodes WHERE node IN (SELECT value FROM json_each(?)))"
+            values = (*values, json.dumps(list(nodes)))
+        return [Chunk(*row) for row in reader.execute(statement + " ORDER BY c.id", values)]
+
+    def frames(self, chunks: Sequence[Chunk], nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
+        """Yield the chunks' frames of the nodes (all if empty) in the range, by node and then by time."""
+        for shard in sorted({chunk.shard for chunk in chunks}):
+            names = dict(
+                self.read(
+                    "SELECT s.id, n.node FROM streams s JOIN nodes n ON n.id = s.node_id WHERE n.shard = ?"
+                    " AND (? OR n.node IN (SELECT value FROM json_each(?)))",
+                    (shard, not nodes, json.dumps(list(nodes))),
+                )
+            )
+            mine = [chunk for chunk in chunks if chunk.shard == shard]
+            wanted = sorted(
+                (names[line.stream_id], line.time_s, line.stream_id, line.sequence, chunk_id, line)
+                for found in self._found(mine, list(names), start_s, end_s)
+                for chunk_id, line in found.lines()
+            )
+            for begin in range(0, len(wanted), FRAMES_AT_ONCE):
+                part = wanted[begin : begin + FRAMES_AT_ONCE]
+                yield from self._decode((chunk_id, line) for *_, chunk_id, line in part)
+
+    def count(self, chunks: Sequence[Chunk], nodes: Sequence[str], start_s: float, end_s: float) -> int:
+        """Return how many frames ``frames`` would yield."""
+        if not nodes and all(start_s <= chunk.first_s and chunk.last_s <= end_s for chunk in chunks):
+            return sum(chunk.frames for chunk in chunks)
+        ids = self.read(
+            "SELECT s.id FROM streams s JOIN nodes n ON n.id = s.node_id"
+            " WHERE ? OR n.node IN (SELECT value FROM json_each(?))",
+            (not nodes, json.dumps(list(nodes))),
+        )
+        return sum(len(found.chunk_ids) for found in self._found(chunks, [id_ for (id_,) in ids], start_s, end_s))
+
+    def read(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        """Return all rows. Raises HistoryUnavailable."""
+        return self.read_together(lambda reader: reader.execute(statement, values).fetchall())
+
+    def read_together(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what ``work`` returns, who sees one state of the file. Raises HistoryUnavailable."""
+        with self._lock:
+            try:
+                with database.transaction(self._connection, "DEFERRED"):
+                    return work(self._connection)
+            except sqlite3.Error as error:
+                self._condition.note(error)
+                raise HistoryUnavailable(self._condition.damage or f"{self._path} cannot be read: {error}") from error
+
+    def outline(self, id_: bytes) -> bytes | None:
+        """Return an outline by its id; None: it is not here. Raises HistoryUnavailable."""
+        rows = self.read("SELECT raw FROM outlines WHERE id = ?", (id_,))
+        return rows[0][0] if rows else None
+
+    def whole(self, raw: bytes) -> Frame:
+        """Return a frame that is kept whole or as a row. Raises BadFrame, HistoryUnavailable."""
+        if not is_row(raw):
+            return decode_frame(raw)
+        id_ = outline_of_row(raw)
+        outline = self._outlines.get(id_)
+        if outline is None:
+            encoded = self.outline(id_)
+            if encoded is None:
+                raise BadFrame("outline", f"the outline {id_.hex()} of a row is not here")
+            outline = decode_outline(encoded)[0]
+            if len(self._outlines) >= OUTLINES_MAX:
+                self._outlines.clear()
+            self._outlines[id_] = outline
+        return read_row(outline, raw).frame
+
+    def close(self) -> None:
+        """Release the file."""
+        with self._lock:
+            self._connection.close()
+
+    def _found(
+        self, chunks: Sequence[Chunk], stream_ids: Sequence[int], start_s: float, end_s: float
+    ) -> Iterator[Found]:
+        """Yield where the streams' frames of the range are; a chunk that has gone meanwhile has none."""
+        for begin in range(0, len(chunks), CHUNKS_AT_ONCE):
+            ids = [chunk.id for chunk in chunks[begin : begin + CHUNKS_AT_ONCE]]
+            statement = "SELECT id, directory FROM chunks WHERE id IN (SELECT value FROM json_each(?))"
+            rows = self.read(statement, (json.dumps(ids),))
+            with self._telling_damage():
+                found = found_in(rows, stream_ids, start_s, end_s)
+            yield found
+
+    def _lines(self, chunk_id: int) -> list[Line]:
+        rows = self.read("SELECT directory FROM chunks WHERE id = ?", (chunk_id,))
+        with self._telling_damage():
+            return list(lines(rows[0][0])) if rows else []
+
+    @contextmanager
+    def _telling_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except (struct.error, ValueError, IndexError) as error:
+            self._condition.note_damage(f"the directory of a chunk cannot be read: {error}")
+            raise HistoryUnavailable(self._condition.damage) from error
+
+    def _decode(self, places: Iterable[tuple[int, Line]]) -> list[Recorded]:
+        """Return the frames at the places (chunk and line), but for those that cannot be read."""
+        found = (self._recorded(line, raw) for line, raw in self._raws(places))
+        return [recorded for recorded in found if isinstance(recorded, Recorded)]
+
+    def _recorded(self, line: Line, raw: bytes, *, rows: bool = False) -> Recorded | RecordedRow | None:
+        """Return the frame, or with ``rows`` a row of numbers alone; None: of another wire version.
+
+        One of those was accepted by a server of that version, and judged then.
+        """
+        try:
+            if rows and is_row(raw) and not row_head(raw).tail_bytes:
+                return RecordedRow(raw, line.received_s, line.offset_s)
+            return Recorded(self.whole(raw), line.received_s, line.offset_s)
+        except BadFrame:
+            return None
+
+    def _raws(self, places: Iterable[tuple[int, Line]]) -> list[tuple[Line, bytes]]:
+        """Return the bytes at the places (chunk and line), but for those that retention took meanwhile."""
+
+        def read(reader: sqlite3.Connection) -> list[tuple[Line, bytes | None]]:
+            found = []
+            with ExitStack() as opened:
+                blobs: dict[int, sqlite3.Blob | None] = {}  # an opened one knows its pages: substr() reads all of them
+                for chunk_id, line in places:
+                    if chunk_id not in blobs:
+                        here = reader.execute("SELECT 1 FROM chunks WHERE id = ?", (chunk_id,)).fetchone()
+                        blobs[chunk_id] = here and opened.enter_context(
+                            reader.blobopen("chunks", "raw", chunk_id, readonly=True)
+                        )
+                    blob = blobs[chunk_id]
+                    if blob is not None:
+                        blob.seek(line.at)
+                    found.append((line, None if blob is None else blob.read(line.size)))
+            return found
+
+        with self._telling_damage():
+            found = self.read_together(read)
+        raws = [(line, raw) for line, raw in found if raw is not None]
+        if len(raws) < len(found):
+            self._check_retired()
+        return raws
+
+    def _check_retired(self) -> None:
+        """Return if a chunk can only have gone by retention. Raises HistoryUnavailable."""
+        now_s = self._clock.monotonic_s()
+        if any(now_s - at_s >= PIN_S_MAX for at_s in self._pins.copy().values()):
+            raise HistoryUnavailable(
+                f"the frames have moved on: reading took more than {PIN_S_MAX:.0f} s; ask for less at a time"
+            )

@@ -1,0 +1,259 @@
+"""The streams that agents have sent, as the journal's writer knows them: their ids, shards, and what is here of them.
+
+A stream's row is written when the stream is new and then only now and then: what has come since the last time is in
+the directories of the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from eagle_eye.server.history.history import Batch, StreamInfo, StreamRef
+from eagle_eye.server.history.journal_chunks import lines
+from eagle_eye.server.history.sequences import Sequences
+from eagle_eye.server.store import database
+
+STREAMS_CACHED_MAX = 50_000  # kept in memory: a large fleet's; an outage leaves each node some for each minute
+NOTED_AT_ONCE = 1_000  # streams' rows written in one transaction: new frames wait for no more
+NODES_PER_SHARD = 256  # whose frames share chunks and segments: few enough to be sorted in memory, 5 min at a time
+
+_Name = tuple[str, str]
+
+
+class Stream:
+    """One stream; ``heard_s`` is when something new of it was last received.
+
+    ``noted``: its row says all that is here. ``forgotten``: another object will stand for it.
+    """
+
+    __slots__ = ("forgotten", "heard_s", "id", "noted", "sequences", "shard")
+
+    def __init__(self, id_: int, shard: int, sequences: Sequences, heard_s: float) -> None:
+        self.id = id_
+        self.shard = shard
+        self.sequences = sequences
+        self.heard_s = heard_s
+        self.noted = True
+        self.forgotten = False
+
+
+class Touched(dict[_Name, Stream]):
+    """The streams that a transaction changes, and what they were before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: list[tuple[Stream, tuple[tuple[int, int], ...], float]] = []
+
+    def take(self, name: _Name, stream: Stream) -> None:
+        """Have a stream that is about to change."""
+        self[name] = stream
+        self._before.append((stream, stream.sequences.snapshot(), stream.heard_s))
+
+    def undo(self) -> None:
+        """Take all streams back: a watermark that was rolled back must not be answered."""
+        known = set()
+        for stream, sequences, heard_s in self._before:
+            stream.sequences.restore(sequences)
+            stream.heard_s = heard_s
+            known.add(stream)
+        for stream in self.values():
+            stream.forgotten = stream not in known
+
+
+class Streams:
+    """All streams of a journal; used by the one thread that writes it, but for ``known``.
+
+    Chunks up to ``noted_id`` may go: what came in them is in the streams' rows.
+    """
+
+    def __init__(self, writer: database.Connection) -> None:
+        self.noted_id = 0
+        self._writer = writer
+        self._cache: dict[_Name, Stream] = {}
+        self._dirty: dict[_Name, Stream] = {}  # of which more is here than their rows say
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def recover(self) -> None:
+        """Learn from the directories what came after the rows were last written."""
+        found: dict[int, tuple[_Name, Stream]] = {}
+        (self.noted_id,) = self._writer.execute("SELECT noted_id FROM journal").fetchone()
+        statement = "SELECT directory FROM chunks WHERE id > ? ORDER BY id"
+        for (directory,) in self._writer.execute(statement, (self.noted_id,)):
+            for line in lines(directory):
+                if line.stream_id not in found:
+                    found[line.stream_id] = self._by_id(line.stream_id)
+                _, stream = found[line.stream_id]
+                stream.sequences.add(line.sequence)
+                stream.heard_s = max(stream.heard_s, line.received_s)
+        self.keep(dict(found.values()))
+
+    def prepare(self, batches: Iterable[Batch], touched: Touched) -> None:
+        """Have the batches' streams in ``touched``: to be changed in a transaction, and kept after that."""
+        missing: dict[_Name, float] = {}
+        for batch in batches:
+            name = (batch.node, batch.stream)
+            if name not in touched:
+                known = self._cache.get(name)
+                if known is not None:
+                    touched.take(name, known)
+                else:
+                    missing.setdefault(name, batch.received_s)
+        if missing:
+            touched.update(self._look_up(list(missing)))
+            new = {name: heard_s for name, heard_s in missing.items() if name not in touched}
+            if new:
+                touched.update(self._make(new))
+
+    def keep(self, touched: dict[_Name, Stream]) -> bool:
+        """Take over what a transaction changed, once it is durable; return whether ``noting`` is due for room."""
+        for name, stream in touched.items():
+            self._cache[name] = self._dirty[name] = stream
+            stream.noted = False
+        return len(self._cache) > STREAMS_CACHED_MAX
+
+    def referred(self, refs: Sequence[StreamRef], received_s: Sequence[float], touched: Touched) -> list[Stream]:
+        """Return the streams of the references, to be changed in a transaction; those not at hand as of ``prepare``."""
+        streams = [ref.held for ref in refs]
+        if any(stream is None or stream.forgotten for stream in streams):
+            self.prepare([Batch(*ref.name, at_s, 0.0, ()) for ref, at_s in zip(refs, received_s, strict=True)], touched)
+            for ref in refs:
+                ref.held = touched[ref.name]
+            streams = [ref.held for ref in refs]
+        return streams
+
+    def keep_referred(self, refs: Sequence[StreamRef], streams: Sequence[Stream]) -> None:
+        """Take over what a transaction changed of streams that were at hand."""
+        for ref, stream in zip(refs, streams, strict=True):
+            if stream.noted:
+                stream.noted = False
+                self._dirty[ref.name] = stream
+
+    def noting(self) -> Iterator[None]:
+        """Write the rows of what has changed, in a short transaction before each time this yields.
+
+        After the last, chunks that were here when it began may go. Then those unheard for longest make room.
+        """
+        newest = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'chunks'), 0)"
+        (newest_id,) = self._writer.execute(newest).fetchone()
+        names = list(self._dirty)
+        for first in range(0, len(names), NOTED_AT_ONCE):
+            part = {name: self._dirty[name] for name in names[first : first + NOTED_AT_ONCE] if name in self._dirty}
+            with database.transaction(self._writer):
+                self._note(part.values())
+            for name, stream in part.items():
+                stream.noted = True
+                del self._dirty[name]
+            yield
+        with database.transaction(self._writer):
+            self._writer.execute("UPDATE journal SET noted_id = ?", (newest_id,))
+        self.noted_id = newest_id
+        surplus = len(self._cache) - STREAMS_CACHED_MAX
+        if surplus > 0:
+            clean = [(name, stream) for name, stream in self._cache.items() if stream.noted]
+            for name, stream in sorted(clean, key=lambda item: item[1].heard_s)[:surplus]:
+                stream.forgotten = True
+                del self._cache[name]
+        yield
+
+    def _note(self, streams: Iterable[Stream]) -> None:
+        told = [(stream.id, stream.sequences.encode().decode(), stream.heard_s) for stream in streams]
+        self._writer.execute(
+            "UPDATE streams SET sequences = CAST(json_extract(t.value, '$[1]') AS BLOB),"
+            " heard_s = json_extract(t.value, '$[2]')"
+            " FROM json_each(?) t WHERE streams.id = json_extract(t.value, '$[0]')",
+            (_json(told),),
+        )
+
+    def forget(self, oldest_s: float) -> None:
+        """Delete, within a transaction, what was not heard of since; call it after ``noting``.
+
+        Its nodes stay as long as minutes or hours are found by them.
+        """
+        heard_since = {stream.id for stream in self._dirty.values()}  # their rows do not say it yet
+        rows = self._writer.execute("SELECT id FROM streams WHERE heard_s < ?", (oldest_s,)).fetchall()
+        gone = {id_ for (id_,) in rows} - heard_since
+        if gone:
+            self._writer.execute(
+                "DELETE FROM streams WHERE id IN (SELECT value FROM json_each(?))", (_json(list(gone)),)
+            )
+            for name in [name for name, stream in self._cache.items() if stream.id in gone]:
+                self._cache.pop(name).forgotten = True
+
+    def known(self, rows: Iterable[tuple[Any, ...]]) -> list[StreamInfo]:
+        """Return the streams of rows (node, stream, sequences, heard_s), as they are now; from any thread."""
+        dirty = self._dirty.copy()
+        found = []
+        for node, stream, encoded, heard_s in rows:
+            newer = dirty.get((node, stream))
+            highest = newer.sequences.highest if newer else Sequences.decode(encoded).highest
+            found.append(StreamInfo(node, stream, highest, newer.heard_s if newer else heard_s))
+        return found
+
+    def _by_id(self, id_: int) -> tuple[_Name, Stream]:
+        node, name, shard, sequences, heard_s = self._writer.execute(
+            "SELECT n.node, s.stream, n.shard, s.sequences, s.heard_s"
+            " FROM streams s JOIN nodes n ON n.id = s.node_id WHERE s.id = ?",
+            (id_,),
+        ).fetchone()
+        return (node, name), Stream(id_, shard, Sequences.decode(sequences), heard_s)
+
+    def _look_up(self, names: Sequence[_Name]) -> dict[_Name, Stream]:
+        """Return those of the streams that have rows."""
+        rows = self._rows(
+            "n.node, s.stream, s.id, n.shard, CAST(s.sequences AS TEXT), s.heard_s",
+            "json_each(?) t JOIN nodes n ON n.node = json_extract(t.value, '$[0]')"
+            " JOIN streams s ON s.node_id = n.id AND s.stream = json_extract(t.value, '$[1]')",
+            names,
+        )
+        return {
+            (node, stream): Stream(id_, shard, Sequences.decode(sequences.encode()), heard_s)
+            for node, stream, id_, shard, sequences, heard_s in rows
+        }
+
+    def _make(self, new: dict[_Name, float]) -> dict[_Name, Stream]:
+        """Return streams that have no rows yet, and write these, and their nodes' where these are new."""
+        names = list(dict.fromkeys(node for node, _ in new))
+        nodes = {
+            node: (id_, shard)
+            for node, id_, shard in self._rows(
+                "n.node, n.id, n.shard", "json_each(?) t JOIN nodes n ON n.node = t.value", names
+            )
+        }
+        (last_node,), (last_stream,) = (
+            self._writer.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()  # noqa: S608 - constants
+            for table in ("nodes", "streams")
+        )
+        strangers = [node for node in names if node not in nodes]
+        nodes |= {node: (id_, (id_ - 1) // NODES_PER_SHARD) for id_, node in enumerate(strangers, last_node + 1)}
+        self._writer.execute(
+            "INSERT INTO nodes (id, node, shard) SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'),"
+            " json_extract(value, '$[2]') FROM json_each(?)",
+            (_json([(nodes[node][0], node, nodes[node][1]) for node in strangers]),),
+        )
+        made = {
+            (node, stream): Stream(id_, nodes[node][1], Sequences(), heard_s)
+            for id_, ((node, stream), heard_s) in enumerate(new.items(), last_stream + 1)
+        }
+        self._writer.execute(
+            "INSERT INTO streams (id, node_id, stream, sequences, heard_s) SELECT json_extract(value, '$[0]'),"
+            " json_extract(value, '$[1]'), json_extract(value, '$[2]'), CAST('[]' AS BLOB),"
+            " json_extract(value, '$[3]') FROM json_each(?)",
+            (_json([(one.id, nodes[node][0], stream, one.heard_s) for (node, stream), one in made.items()]),),
+        )
+        return made
+
+    def _rows(self, columns: str, source: str, asked: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Return what a statement finds, as one value: with each row the interpreter's lock would be waited for."""
+        statement = f"SELECT json_group_array(json_array({columns})) FROM {source}"  # noqa: S608 - the callers' constants
+        (found,) = self._writer.execute(statement, (_json(asked),)).fetchone()
+        rows: list[tuple[Any, ...]] = msgspec.json.decode(found)
+        return rows
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

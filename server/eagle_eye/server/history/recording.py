@@ -1,0 +1,119 @@
+"""A job's part of the history as one stream, for ``eagle-eye record`` and whoever else wants frames back.
+
+The stream is a sequence of messages, each after its length as four bytes, most significant first: an ``Opening``
+(MessagePack map), then frames in the encoding of ``docs/wire.md``, their times on the server's clock, in the order of
+``History.query``. A length of zero ends it; a stream without it was cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.frame import FRAME_BYTES_MAX, Block, Frame
+from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.history.history import Recorded
+from eagle_eye.server.model.node_clocks import corrected
+
+CONTENT_TYPE = "application/x-eagle-eye-recording"
+VERSION = 1
+OPENING_BYTES_MAX = 256 << 20
+
+
+class Stated(msgspec.Struct, frozen=True):
+    """What a scheduler or launcher said of the job, and when the server heard it."""
+
+    time_s: float
+    attempt: int
+    state: str
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """The first message. ``known`` says whether the server knows such a job at all.
+
+    ``states`` are those within the time and the last before it, oldest first; ``ranks`` the members that the
+    scheduler named last, for attempt ``attempt``. ``gaps`` are times of which frames are lost, from when until when and
+    why. ``gpu_models`` are NVML's names of the nodes' GPUs, where all of a node's are one model. Times are Unix
+    seconds, ``now_s`` the server's.
+    """
+
+    version: int
+    job: str
+    now_s: float
+    known: bool
+    states: list[Stated] = []
+    attempt: int = 0
+    ranks: list[MemberRank] = []
+    topology: Topology = Topology()
+    gaps: list[tuple[float, float, str]] = []
+    gpu_models: dict[str, str] = {}
+
+
+class BrokenStream(ValueError):
+    """A recording that ends too early or holds something else."""
+
+
+def frames_of(recorded: Iterable[Recorded], job: str, members: set[str]) -> Iterator[Frame]:
+    """Yield what concerns the job, times corrected: frames of ``members``, and of others from when they speak of it.
+
+    A member's frames count also while they do not name the job: its processes may have died. What they say of
+    other jobs is left out.
+    """
+    spoke = set(members)
+    for one in recorded:
+        frame = one.frame
+        if frame.node not in spoke:
+            if frame.job != job and not any(rank.job == job for rank in frame.ranks):
+                continue
+            spoke.add(frame.node)
+        yield _own_part(corrected(frame, one.offset_s, one.received_s), job)
+
+
+def messages(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Yield the messages of a stream that ``read(n)`` gives up to n bytes of. Raises BrokenStream."""
+    limit = OPENING_BYTES_MAX
+    while True:
+        length = int.from_bytes(_exactly(read, 4), "big")
+        if length == 0:
+            return
+        if length > limit:
+            raise BrokenStream(f"a message of {length} bytes is announced; at most {limit} are read")
+        limit = 2 * FRAME_BYTES_MAX  # whoever encodes anew may need some bytes more
+        yield _exactly(read, length)
+
+
+def _exactly(read: Callable[[int], bytes], length: int) -> bytes:
+    parts = []
+    while length:
+        part = read(length)
+        if not part:
+            raise BrokenStream("the server's answer was cut off; its log may say why")
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def message(content: bytes) -> bytes:
+    """Return one message of a stream; an empty one ends it."""
+    return len(content).to_bytes(4, "big") + content
+
+
+def _own_part(frame: Frame, job: str) -> Frame:
+    ranks = [rank for rank in frame.ranks if rank.job == job]
+    events = [event for event in frame.events if event.attributes.get("job", job) == job]
+    if len(ranks) == len(frame.ranks) and len(events) == len(frame.events):
+        return frame
+    foreign = {rank.device for rank in frame.ranks if rank.job != job} - {rank.device for rank in ranks}
+    blocks = [_without(block, foreign) for block in frame.blocks]
+    return msgspec.structs.replace(frame, ranks=ranks, events=events, blocks=blocks)
+
+
+def _without(block: Block, devices: set[int]) -> Block:
+    if devices.isdisjoint(block.keys):
+        return block
+    kept = [column for column, key in enumerate(block.keys) if key not in devices]
+    cells = np.frombuffer(block.values, dtype="<f8").reshape(len(block.metrics), len(block.keys))
+    return Block(block.scope, [block.keys[column] for column in kept], block.metrics, cells[:, kept].tobytes())

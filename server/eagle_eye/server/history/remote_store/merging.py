@@ -1,0 +1,82 @@
+"""The answer of a query with what the remote store has of the time before the embedded history begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.history.history import Gap
+from eagle_eye.server.history.remote_store.past import Asked, Past, Series
+from eagle_eye.server.model.timestamps import rfc3339
+
+EMBEDDED = "embedded"
+REMOTE_STORE = "remote_store"
+
+Body = dict[str, Any]
+
+
+def with_past(
+    body: Body,
+    past: Past | None,
+    begins_s: float | None,
+    asked: Asked,
+    steps: int,
+    shown: Callable[[float], object],
+    gaps: Sequence[Gap] = (),
+) -> Body:
+    """Return the answer with the steps before ``begins_s`` (None: all) from the store, and the sources named.
+
+    ``body["series"]`` is what the embedded history says of the first ``steps`` steps; ``shown`` makes a value JSON.
+    Each step of a series comes from one source. A store that gives no answer is among the sources, with the problem; so
+    is each of ``gaps``, the parts of which the embedded history has lost something.
+    """
+    end_s = asked.start_s + steps * asked.step_s
+    if past is None:
+        return {**body, "sources": _embedded(asked.start_s, end_s, gaps)}
+    reach = past.before(begins_s, asked, steps)
+    sources = _embedded(reach.seam_s, end_s, gaps) if reach.seam_s < end_s else []
+    if asked.start_s < reach.seam_s:
+        sources.insert(0, _source(REMOTE_STORE, asked.start_s, reach.seam_s, reach.problem))
+    if not reach.series:
+        return {**body, "sources": sources}
+    return {**body, "series": _merged(body["series"], reach.series, reach.seam_s, asked, shown), "sources": sources}
+
+
+def _embedded(start_s: float, end_s: float, gaps: Sequence[Gap]) -> list[Body]:
+    """Return the embedded history's part of the sources, in order: with a problem where something of it is lost."""
+    parts = []
+    at_s = start_s
+    for gap in gaps:
+        low_s, high_s = max(gap.start_s, at_s), min(gap.end_s, end_s)
+        if low_s <= high_s:
+            if at_s < low_s:
+                parts.append(_source(EMBEDDED, at_s, low_s))
+            parts.append(_source(EMBEDDED, low_s, high_s, gap.problem))
+            at_s = high_s
+    if at_s < end_s or not parts:
+        parts.append(_source(EMBEDDED, at_s, end_s))
+    return parts
+
+
+def _source(source: str, start_s: float, end_s: float, problem: str | None = None) -> Body:
+    return {"source": source, "start": rfc3339(start_s), "end": rfc3339(end_s), "problem": problem}
+
+
+def _merged(
+    embedded: list[Body], earlier: Series, seam_s: float, asked: Asked, shown: Callable[[float], object]
+) -> list[Body]:
+    seam = rfc3339(seam_s)  # all times are of one length and in UTC: as texts they are in order
+    found: dict[tuple[str, object], Body] = {}
+    for (node, key), points in earlier.items():
+        device = None if asked.spec.scope is Scope.NODE else key
+        told = [[rfc3339(asked.start_s + at * asked.step_s), shown(value)] for at, value in sorted(points.items())]
+        found[node, device] = {"node": node, "device": device, "points": told}
+    for series in embedded:
+        before = found.get((series["node"], series["device"]))
+        if before is not None:
+            own = [point for point in series["points"] if point[0] >= seam]
+            series = {**series, "points": before["points"] + own}  # noqa: PLW2901 - the same series, longer
+        found[series["node"], series["device"]] = series
+    in_order = sorted(found.items(), key=lambda item: (item[0][0], str(item[0][1])))
+    return [series for _, series in in_order if series["points"]]

@@ -1,0 +1,47 @@
+"""The remote store as one part of a server: written to and read from, whichever is configured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.server.history.remote_store.access import CredentialsUnreadable, access_of, client
+from eagle_eye.server.history.remote_store.figures import Figures
+from eagle_eye.server.history.remote_store.past import Past
+from eagle_eye.server.history.remote_store.sending import Sending
+from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
+from eagle_eye.server.model.clock import Clock
+
+
+class RemoteStore:
+    """``past`` is None where no URL to read from is configured. Raises ConfigurationError."""
+
+    def __init__(self, data: Path, settings: RemoteStoreSettings, clock: Clock, registry: CollectorRegistry) -> None:
+        self._sending: Sending | None = None
+        self._client = None
+        self.past: Past | None = None
+        if not settings.write_url and not settings.read_url:
+            return
+        figures = Figures(registry)
+        try:
+            self._client = client(access_of(settings), settings.timeout_s)
+        except CredentialsUnreadable as error:
+            raise ConfigurationError(f"remote_store.ca_file: {error}") from None
+        if settings.write_url:
+            self._sending = Sending(data, settings, clock, figures)
+        if settings.read_url:
+            self.past = Past(self._client, settings, figures)
+
+    def start(self) -> None:
+        """Send what is not sent yet, from now on."""
+        if self._sending is not None:
+            self._sending.start()
+
+    def close(self) -> None:
+        """End; what is under way is sent again next time."""
+        if self._sending is not None:
+            self._sending.stop()
+        if self._client is not None:
+            self._client.close()

@@ -1,0 +1,54 @@
+"""Where the long history is kept, if elsewhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from eagle_eye.schema.configuration import ConfigurationError
+
+
+class RemoteStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A Prometheus-compatible store that keeps the long history; ``write_url`` or ``read_url`` "": not used for that.
+
+    Credentials go with both URLs.
+    """
+
+    write_url: str = ""  # where remote write goes: http://prometheus:9090/api/v1/write
+    read_url: str = ""  # what stands before /api/v1/query: http://prometheus:9090
+    headers: dict[str, str] = {}
+    bearer_token_file: str = ""
+    basic_auth_user: str = ""
+    basic_auth_password_file: str = ""
+    ca_file: str = ""  # whose certificates are trusted; "": those that the system trusts
+    external_labels: dict[str, str] = {}  # on every series that is written, and asked for when reading
+    metrics: tuple[str, ...] = ("*",)  # globs of the metrics that are written
+    interval_s: Annotated[float, Meta(ge=0, le=3_600)] = 15.0  # one sample of each series in it, the last; 0: all
+    request_samples_max: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
+    timeout_s: Annotated[float, Meta(gt=0, le=600)] = 30.0  # for one request
+    answer_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 30)] = 64 << 20  # of one answer that is read
+
+
+def check(store: RemoteStoreSettings) -> None:
+    """Return if the keys make sense together. Raises ConfigurationError."""
+    for key, url in (("write_url", store.write_url), ("read_url", store.read_url)):
+        if url and not url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"remote_store.{key}: expected an http:// or https:// URL, got {url!r}")
+        if "@" in urlsplit(url).netloc:  # not repeated here, and in no log later
+            raise ConfigurationError(
+                f"remote_store.{key}: expected no user and password in the URL;"
+                " set basic_auth_user and basic_auth_password_file"
+            )
+    if store.bearer_token_file and store.basic_auth_user:
+        raise ConfigurationError("remote_store.basic_auth_user: expected none beside bearer_token_file, got both")
+    if store.basic_auth_password_file and not store.basic_auth_user:
+        raise ConfigurationError("remote_store.basic_auth_user: expected a name beside basic_auth_password_file")
+    for name in store.external_labels:
+        if not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name in ("__name__", "job", "node", "device", "link"):
+            raise ConfigurationError(
+                f"remote_store.external_labels: expected labels beside job, node, device and link, got {name!r}"
+            )

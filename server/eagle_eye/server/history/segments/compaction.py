@@ -1,0 +1,159 @@
+"""When the journal is compacted, and what becomes of the compactor's answer."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from eagle_eye.server.history.journal import Journal
+from eagle_eye.server.history.journal_schema import BYTES_IN_USE, OLDEST_UNSEALED, UNSEALED
+from eagle_eye.server.history.segments.facts import Sealed, Step, no_step
+from eagle_eye.server.history.segments.processes import environment
+from eagle_eye.server.history.segments.shelf import Shelf
+from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import HistoryUnavailable
+
+LOOK_S = 5.0  # how often it is looked whether a stretch is due
+UNSEALED_BYTES_MAX = 8 << 30  # of frames in no segment: more are due however young they are
+UNSEALED_SHARE = 4  # and never more than this part of retention_bytes
+STALLED_S = 300.0  # a compactor that says nothing for this long is ended; a stretch takes seconds
+FAILED_WAIT_S = 60.0  # after a failure; each attempt costs CPU
+COMMAND = (sys.executable, "-m", "eagle_eye.server.history.segments.compactor")
+
+_log = logging.getLogger(__name__)
+
+
+class Compaction:
+    """Has the compactor write segments and puts them in the frames' place. ``run`` is for a thread of its own."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        shelf: Shelf,
+        settings: HistorySettings,
+        clock: Clock,
+        command: Sequence[str] = COMMAND,
+        step: Step = no_step,
+    ) -> None:
+        self._journal = journal
+        self._shelf = shelf
+        self._settings = settings
+        self._clock = clock
+        self._command = command
+        self._step = step
+        self._stop = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._not_before_s = float("-inf")
+        self._compacting = threading.Lock()  # two at once would write each stretch twice
+        self.failures = 0
+
+    def run(self) -> None:
+        """Compact and retain whenever it is due, until ``stop``."""
+        while not self._stop.wait(LOOK_S):
+            try:
+                self.look()
+            except HistoryUnavailable as error:
+                self._failed(str(error))
+            except Exception:  # noqa: BLE001 - a bug must not end compaction for ever, or the journal grows
+                _log.exception("compaction failed and is tried again")
+                self._failed("a bug")
+
+    def stop(self) -> None:
+        """Have ``run`` return soon; a stretch under way is written again next time."""
+        self._stop.set()
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def look(self) -> None:
+        """Compact if a stretch is due, then retain. Raises HistoryUnavailable."""
+        if self._clock.monotonic_s() >= self._not_before_s and self._due():
+            self.compact()
+        self._shelf.retain(self._clock.now_s())
+
+    def compact(self) -> None:
+        """Turn into segments all that is in the journal now. Raises HistoryUnavailable."""
+        with self._compacting:
+            self._compact()
+
+    def _compact(self) -> None:
+        (through,) = self._journal.reader.read("SELECT max(id) FROM chunks", ())[0]
+        if through is None or self._stop.is_set():
+            return
+        arguments = [*self._command, str(self._journal.path), str(self._shelf.folder), str(through)]
+        decoder = msgspec.json.Decoder(Sealed)
+        with subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        ) as process:
+            self._process = process
+            if self._stop.is_set():
+                process.kill()
+            assert process.stdout is not None  # noqa: S101 - for the type checker
+            assert process.stderr is not None  # noqa: S101
+            try:
+                while line := self._line(process):
+                    self._take(decoder.decode(line))
+                said = process.stderr.read(2_000).decode(errors="replace").strip()
+                code = process.wait()
+            finally:
+                self._process = None
+                process.kill()
+        if code != 0 and not self._stop.is_set():
+            self._failed(f"the compactor ended with {code}: {said or 'no reason given'}")
+
+    def _line(self, process: subprocess.Popen[bytes]) -> bytes:
+        assert process.stdout is not None  # noqa: S101 - for the type checker
+        watchdog = threading.Timer(STALLED_S, process.kill)
+        watchdog.start()
+        try:
+            return process.stdout.readline()
+        finally:
+            watchdog.cancel()
+
+    def _take(self, sealed: Sealed) -> None:
+        def put(writer: sqlite3.Connection) -> None:
+            self._shelf.add(writer, sealed.segments)
+            writer.execute(
+                "INSERT INTO shards (shard, sealed_id) VALUES (?, ?)"
+                " ON CONFLICT (shard) DO UPDATE SET sealed_id = excluded.sealed_id",
+                (sealed.shard, sealed.through),
+            )
+
+        self._step("heard")
+        try:
+            self._journal.change(put).result()
+        except HistoryUnavailable:
+            self._shelf.discard(sealed.segments)
+            raise
+        self._shelf.measure()
+        self._step("put")
+
+    def _due(self) -> bool:
+        read = self._journal.reader.read
+        ((oldest_s,),) = read(OLDEST_UNSEALED, ())
+        if oldest_s is None:
+            return False
+        if oldest_s <= self._clock.now_s() - self._settings.segment_s:
+            return True
+        size_max = min(UNSEALED_BYTES_MAX, self._settings.retention_bytes // UNSEALED_SHARE)
+        ((in_use,),) = read(BYTES_IN_USE, ())
+        if in_use < size_max:
+            return False
+        ((size,),) = read(f"SELECT coalesce(sum(size), 0) FROM ({UNSEALED})", ())  # noqa: S608 - a constant
+        return bool(size >= size_max)
+
+    def _failed(self, reason: str) -> None:
+        self.failures += 1
+        self._not_before_s = self._clock.monotonic_s() + FAILED_WAIT_S
+        _log.error("the journal could not be compacted; it keeps its frames, and it is tried again: %s", reason)

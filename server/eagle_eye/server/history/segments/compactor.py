@@ -1,0 +1,126 @@
+"""The compactor: sealed stretches of the journal into segments, in a process of its own.
+
+``python -m eagle_eye.server.history.segments.compactor JOURNAL FOLDER THROUGH`` writes what no segment holds yet,
+up to chunk THROUGH, shard by shard, and says on standard output, a JSON line each, what is on the disk. It
+changes nothing in the journal: the server does, line by line. Beside the server it shares a core with nobody who waits for it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from eagle_eye.server.history.journal_schema import UNSEALED
+from eagle_eye.server.history.segments.facts import Facts, Sealed, Step, no_step
+from eagle_eye.server.history.segments.gathering import Gathered, Gatherer
+from eagle_eye.server.history.segments.group_tables import GroupTables
+from eagle_eye.server.history.segments.processes import settle
+from eagle_eye.server.history.segments.row_tables import Tables
+from eagle_eye.server.history.segments.writer import SegmentWriter
+
+STRETCH_BYTES_MAX = 128 << 20  # of encoded frames that are sorted in memory at once; more become several segments
+NICENESS = 10  # yields to the server and to everybody else
+BUSY_S = 5.0
+
+
+class _Stretch(NamedTuple):
+    shard: int
+    chunks: list[int]
+    size: int  # of their frames, in bytes
+
+
+def compact(journal: Path, folder: Path, through: int, done: Callable[[Sealed], None], step: Step = no_step) -> None:
+    """Write the segments of all stretches up to chunk ``through``; ``done`` is told of each stretch on the disk."""
+    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        (journal_id,) = connection.execute("SELECT id FROM journal").fetchone()
+        tables_of = GroupTables(connection).of
+        gatherer = Gatherer(connection)
+        for stretch in _stretches(connection, through):
+            late, timely = gatherer.gather(*stretch)
+            facts = [
+                _write(folder, journal_id, stretch, frames, frames is late, tables_of, step)
+                for frames in (timely, late)
+                if frames.frames
+            ]
+            done(Sealed(stretch.shard, stretch.chunks[-1], facts))
+            step("told")
+    finally:
+        connection.close()
+
+
+def _stretches(connection: sqlite3.Connection, through: int) -> list[_Stretch]:
+    found: list[_Stretch] = []
+    rows = connection.execute(
+        f"SELECT shard, id, size FROM ({UNSEALED}) WHERE id <= ? ORDER BY shard, id",  # noqa: S608 - a constant
+        (through,),
+    )
+    for shard, chunk, bytes_ in rows:
+        if not found or found[-1].shard != shard or found[-1].size + bytes_ > STRETCH_BYTES_MAX:
+            found.append(_Stretch(shard, [], 0))
+        found[-1] = found[-1]._replace(size=found[-1].size + bytes_)
+        found[-1].chunks.append(chunk)
+    return found
+
+
+def _write(
+    folder: Path,
+    journal_id: str,
+    stretch: _Stretch,
+    frames: Gathered,
+    late: bool,
+    tables_of: Callable[[Gathered, int], Tables],
+    step: Step,
+) -> Facts:
+    first_s = float(frames.time_s.min())
+    facts = Facts(
+        name=f"{int(first_s)}-{stretch.shard}-{token_hex(4)}",
+        journal=journal_id,
+        shard=stretch.shard,
+        first_chunk=stretch.chunks[0],
+        last_chunk=stretch.chunks[-1],
+        late=late,
+        first_node=frames.names[int(frames.node[0])],
+        last_node=frames.names[int(frames.node[-1])],
+        first_s=first_s,
+        last_s=float(frames.time_s.max()),
+        received_s=float(frames.received_s.max()),
+        frames=frames.frames,
+        bytes=0,
+    )
+    writer = SegmentWriter(folder, facts.name, step, tables_of(frames.sample(), 0))
+    try:
+        for first, group in frames.groups():
+            writer.write(tables_of(group, first))
+        return writer.finish(facts)
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compact; 0 when nothing is left, 1 when it failed, with the reason on standard error."""
+    journal, folder, through = arguments
+    settle(NICENESS)
+
+    def tell(sealed: Sealed) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(sealed) + b"\n")
+        sys.stdout.buffer.flush()
+
+    try:
+        compact(Path(journal), Path(folder), int(through), tell)
+    except (OSError, sqlite3.Error, pa.ArrowException) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""What /metrics says of downsampling and merging, read when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
+from eagle_eye.server.history.segments.shelf import Shelf
+from eagle_eye.server.history.segments.upkeep import Upkeep
+
+
+class LevelsCollector(Collector):
+    """How much there is of each level, and what became of the work on them."""
+
+    def __init__(self, shelf: Shelf, upkeep: Upkeep) -> None:
+        self._shelf = shelf
+        self._upkeep = upkeep
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        segments = _gauge("level_segments", "Segments of a level on disk.")
+        size = _gauge("level_bytes", "Their size.")
+        oldest = _gauge("level_oldest_timestamp_seconds", "Where the oldest of them begins.")
+        for level, kept in self._shelf.kept().items():
+            segments.add_metric([level], kept.segments)
+            size.add_metric([level], kept.bytes)
+            if kept.oldest_s is not None:
+                oldest.add_metric([level], kept.oldest_s)
+        yield from (segments, size, oldest)
+        for name, text, value in (
+            (
+                "downsampled_windows",
+                "Windows that were downsampled, again too for what came late.",
+                self._upkeep.downsampled,
+            ),
+            ("merged_segments", "Segments that went into larger ones.", self._upkeep.merged),
+            (
+                "upkeep_failures",
+                "Times that segments could not be downsampled or merged; it is tried again.",
+                self._upkeep.failures,
+            ),
+            (
+                "retired_unsummarized_frames",
+                "Frames deleted of which nothing was downsampled.",
+                self._shelf.dropped_as_they_were,
+            ),
+            (
+                "set_aside_level_segments",
+                "Downsampled segments found broken; they are made anew where that can be.",
+                self._shelf.levels.set_aside_total,
+            ),
+        ):
+            yield CounterMetricFamily(f"{PROMETHEUS_PREFIX}history_{name}", text, value=value)
+        yield GaugeMetricFamily(
+            f"{PROMETHEUS_PREFIX}history_upkeep_ok",
+            "1 unless the last attempt to downsample or merge failed, or the disk has no room for it.",
+            value=self._upkeep.ok,
+        )
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PROMETHEUS_PREFIX}history_{name}", text, labels=["level"])

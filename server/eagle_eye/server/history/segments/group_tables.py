@@ -1,0 +1,189 @@
+"""A row group's frames as tables: rows of outlines all at once, other frames one by one (``columns``)."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from eagle_eye.schema.frame import BadFrame, encode_frame
+from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.rows import ID_BYTES, ROW_HEAD, VERSION, decode_outline, decode_tail, ranks_of, whole_frame
+from eagle_eye.server.engine.outlined import Layout, Outlined
+from eagle_eye.server.history.segments import steady
+from eagle_eye.server.history.segments.columns import Columns, Kept
+from eagle_eye.server.history.segments.gathering import Gathered
+from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
+from eagle_eye.server.history.segments.row_tables import Integers, Odd, Rows, Tables, as_json, plain, rows_table, texts
+
+OUTLINES_MAX = 32_768  # kept for the next groups
+
+# The columns of frames.parquet that an outline alone says.
+_SAID = ("boot_id", "agent_version", "job", "ranks", "collectors", "dropped", "layout")
+_HEAD = np.dtype([("version", "u1", 4), ("tail", "<u4"), ("id", "V16"), ("sequence", "<u8"), ("time_s", "<f8")])
+
+
+class _Read:
+    """An outline and what its frames' rows have in common."""
+
+    __slots__ = ("layout", "outlined", "said")
+
+    def __init__(self, raw: bytes) -> None:
+        self.outlined = Outlined(*decode_outline(raw))
+        self.layout: Layout | None = self.outlined.layout
+        outline = self.outlined.outline
+        scopes = {block.scope for block in outline.blocks}
+        if len(scopes) < len(outline.blocks):
+            self.layout = None  # two tables of one scope: no columns hold that
+        self.said = (
+            outline.boot_id,
+            outline.agent_version,
+            outline.job,
+            _json(outline.ranks),
+            _json(outline.collectors),
+            _json(outline.dropped),
+            _json([[block.scope.value, block.keys, block.metrics] for block in outline.blocks]),
+        )
+
+
+class GroupTables:
+    """Makes tables of groups; reads outlines from the journal and remembers them."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._columns = Columns()
+        self._outlines: dict[bytes, _Read | None] = {}
+
+    def of(self, frames: Gathered, first: int) -> Tables:
+        """Return the frames, all of a group, as one row group; ``first`` is the first one's number."""
+        heads = frames.parts(0, ROW_HEAD.size).view(_HEAD)[:, 0]
+        ids, of = _outlines_of(heads, frames.size)
+        read = [self._outline(id_) for id_ in ids]
+        known = [one for one in read if one is not None and one.layout is not None]
+        if len(known) == len(read):
+            try:
+                return self._of_rows(frames, heads, of, known, first)
+            except (Odd, BadFrame):
+                pass  # somewhere among them is one that columns cannot hold
+        whole = [self._whole(kept, read[place]) for kept, place in zip(frames.kept(), of.tolist(), strict=True)]
+        return self._columns.tables(whole, first)
+
+    def _of_rows(self, frames: Gathered, heads: Any, of: Integers, read: list[_Read], first: int) -> Tables:
+        """Return frames that are all rows as tables; ``of`` says of which outline. Raises Odd, BadFrame."""
+        rows_bytes = np.array([ROW_HEAD.size + one.outlined.size for one in read])
+        if (frames.size != rows_bytes[of] + heads["tail"]).any():
+            raise Odd
+        said = {name: texts(of, [one.said[number] for one in read]) for number, name in enumerate(_SAID)}
+        said["interval"] = plain(np.array([one.outlined.outline.interval_s for one in read])[of], pa.float64())
+        events: list[str | None] = [None] * frames.frames
+        self._read_tails(frames, heads["tail"], of, read, said, events)
+        cells = {
+            **said,
+            "time": plain(frames.time_s, pa.float64()),
+            "node": texts(frames.node, frames.names),
+            "stream": texts(frames.stream, frames.streams),
+            "sequence": plain(frames.sequence, pa.int64()),
+            "received": plain(frames.received_s, pa.float64()),
+            "node_time": plain(heads["time_s"].copy(), pa.float64()),
+            "clock_offset": plain(frames.offset_s, pa.float64()),
+            "events": pa.array(events, pa.string()),
+        }
+        samples, links = self._rows(frames, of, read, first)
+        return Tables(rows_table(FRAMES_SCHEMA, cells, frames.frames), samples, links)
+
+    @staticmethod
+    def _rows(frames: Gathered, of: Integers, read: list[_Read], first: int) -> tuple[pa.Table | None, pa.Table | None]:
+        numbers: dict[Layout, int] = {}
+        for one in read:
+            assert one.layout is not None  # noqa: S101 - the caller has looked
+            numbers.setdefault(one.layout, len(numbers))
+        layouts = list(numbers)
+        own = np.array([numbers[one.layout] for one in read if one.layout is not None])[of]
+        runs = steady.runs_of(frames.node, own)
+        if runs is not None and not any(map(_has_twins, layouts)):
+            return steady.tables(frames, runs, layouts, first)
+        samples, links = Rows("device"), Rows("link")
+        for number, layout in enumerate(layouts):
+            chosen = np.flatnonzero(own == number)
+            matrix = frames.of(chosen).parts(ROW_HEAD.size, layout.size)
+            tables: dict[Scope, tuple[tuple[int | str, ...], dict[str, Any]]] = {}
+            for part in layout.parts:
+                _, columns = tables.setdefault(part.scope, (part.keys, {}))
+                values = layout.values(part, matrix)
+                columns.update((name, values[:, at, :]) for at, name in enumerate(part.metrics))
+            for scope, (keys, columns) in tables.items():
+                (links if scope is Scope.LINK else samples).add_all(chosen, keys, columns)
+        return (
+            samples.table(SAMPLES_SCHEMA, first, frames.time_s, frames.node, frames.names),
+            links.table(LINKS_SCHEMA, first, frames.time_s, frames.node, frames.names),
+        )
+
+    @staticmethod
+    def _read_tails(
+        frames: Gathered, sizes: Any, of: Integers, read: list[_Read], said: dict[str, Any], events: list[str | None]
+    ) -> None:
+        """Put what rows' tails say where it belongs."""
+        with_tail = np.flatnonzero(sizes).tolist()
+        if not with_tail:
+            return
+        ranks = said["ranks"].to_pylist()
+        for place in with_tail:
+            outline = read[int(of[place])].outlined.outline
+            row = frames.bytes_of(place)
+            tail = decode_tail(outline, row[len(row) - int(sizes[place]) :])
+            if tail.events:
+                events[place] = _json(tail.events)
+            if tail.silent_s:
+                ranks[place] = _json(ranks_of(outline, tail))
+        said["ranks"] = pa.array(ranks, pa.string())
+
+    def _outline(self, id_: bytes) -> _Read | None:
+        if id_ and id_ not in self._outlines:
+            row = self._connection.execute("SELECT raw FROM outlines WHERE id = ?", (id_,)).fetchone()
+            if len(self._outlines) >= OUTLINES_MAX:
+                self._outlines.clear()
+            try:
+                self._outlines[id_] = None if row is None else _Read(row[0])
+            except (BadFrame, Odd):
+                self._outlines[id_] = None
+        return self._outlines[id_] if id_ else None
+
+    @staticmethod
+    def _whole(kept: Kept, read: _Read | None) -> Kept:
+        """Return a row as the whole frame that it stands for; one that cannot be read stays as it is."""
+        if read is None:
+            return kept
+        try:
+            return kept._replace(raw=encode_frame(whole_frame(read.outlined.outline, bytes(kept.raw))))
+        except BadFrame:
+            return kept
+
+
+def _outlines_of(heads: Any, sizes: Integers) -> tuple[list[bytes], Integers]:
+    """Return the ids that the frames' heads name, and of each frame which one; b"": it is no row."""
+    ids = heads["id"].copy()
+    ids[(heads["version"][:, 0] != VERSION) | (sizes < ROW_HEAD.size)] = b""
+    halves = ids.view("<u8").reshape(-1, 2)
+    begins = np.flatnonzero(np.append(True, (halves[1:] != halves[:-1]).any(axis=1)))
+    places: dict[bytes, int] = {}
+    of = [places.setdefault(ids[begin].tobytes(), len(places)) for begin in begins.tolist()]
+    nothing = bytes(ID_BYTES)
+    return (
+        [b"" if id_ == nothing else id_ for id_ in places],
+        np.repeat(np.array(of, dtype=np.int64), np.diff(begins, append=len(ids))),
+    )
+
+
+def _has_twins(layout: Layout) -> bool:
+    """Return whether two rows of a frame have the same key."""
+    keys = {part.scope: part.keys for part in layout.parts}
+    of_links = keys.pop(Scope.LINK, ())
+    of_samples = [key for own in keys.values() for key in own]
+    return len(set(of_links)) < len(of_links) or len(set(of_samples)) < len(of_samples)
+
+
+def _json(value: Any) -> str:
+    return as_json(msgspec.to_builtins(value))

@@ -1,0 +1,90 @@
+"""Values and buckets of a metric into one value for each step of a query. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from eagle_eye.schema.metrics import Kind, MetricSpec
+from eagle_eye.server.history.history import Run
+from eagle_eye.server.history.segments.downsampling import Course, Floats, Summary, combine, joined, summarize, taken
+
+Statistic = Literal["last", "min", "max", "mean", "increase"]
+SeriesKey = tuple[str, int | str]  # a node, and a device, a link or (-1) itself
+
+_KINDS = {
+    "mean": (Kind.GAUGE, Kind.MASK),
+    "increase": (Kind.COUNTER,),
+}
+
+
+class TooManySeries(Exception):
+    """There are more series than were allowed."""
+
+
+class Steps(NamedTuple):
+    """One series: which steps have a value, counted from 0, and the values."""
+
+    steps: list[int]
+    values: list[float]
+
+
+class _Parts(NamedTuple):
+    """What is known of one series: for each part its time, its step, and what was in it."""
+
+    times_s: list[Floats]
+    steps: list[Floats]
+    summaries: list[Summary]
+
+
+def has(statistic: Statistic, metric: MetricSpec) -> bool:
+    """Return whether there is such a statistic of such a metric: no mean of a counter, no increase of a gauge."""
+    return metric.kind in _KINDS.get(statistic, tuple(Kind))
+
+
+def in_steps(
+    courses: Iterable[Run | Course],
+    metric: MetricSpec,
+    statistic: Statistic,
+    start_s: float,
+    step_s: float,
+    series_max: int,
+) -> dict[SeriesKey, Steps]:
+    """Return the statistic of each series in each step, counted from ``start_s``, in which there was an observation.
+
+    A bucket is in the step in which it begins. A counter's increase in a step is that since the last value before it.
+    Raises TooManySeries.
+    """
+    found: dict[SeriesKey, _Parts] = {}
+    for course in courses:
+        parts = found.setdefault((course.node, course.key), _Parts([], [], []))
+        if len(found) > series_max:
+            raise TooManySeries
+        steps = np.floor((course.times_s - start_s) / step_s)
+        starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
+        parts.times_s.append(course.times_s[starts])
+        parts.steps.append(steps[starts])
+        if isinstance(course, Course):
+            parts.summaries.append(combine(course.summary, starts, metric.kind))
+        else:
+            parts.summaries.append(summarize(course.values, starts, metric.kind, 0))
+    return {key: _of_series(parts, metric.kind, statistic) for key, parts in found.items()}
+
+
+def _of_series(parts: _Parts, kind: Kind, statistic: Statistic) -> Steps:
+    steps = np.concatenate(parts.steps)
+    order = np.lexsort((np.concatenate(parts.times_s), steps))
+    steps = steps[order]
+    starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
+    summary = combine(taken(joined(parts.summaries), order), starts, kind)
+    values = {"min": summary.low, "max": summary.high}.get(statistic)
+    if values is None:
+        values = getattr(summary, statistic)
+    if statistic == "increase":
+        with np.errstate(invalid="ignore"):
+            before, first = summary.last[:-1], summary.first[1:]
+            values = values + np.append(0.0, np.where(first < before, first, first - before))
+    seen = ~np.isnan(values)
+    return Steps(steps[starts][seen].astype(np.int64).tolist(), values[seen].tolist())

@@ -1,0 +1,374 @@
+"""What the server last heard from each node, in memory: clock offsets, freshness, the agents' own troubles."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from eagle_eye.schema.action import MemberRank
+from eagle_eye.schema.frame import Frame, Rank
+from eagle_eye.server.engine.outlined import Outlined, RowGroup
+from eagle_eye.server.history.history import LATE_S
+from eagle_eye.server.ingest.clock_notes import ClockNotes
+from eagle_eye.server.ingest.vouching import Room, Vouchers
+from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
+
+FRESH_INTERVALS = 2.5  # a node of slow scrapes counts as heard just now for so many of them,
+FRESH_INTERVAL_S_MAX = 120.0  # whatever interval it claims
+_TROUBLES_MAX = 32  # collectors and drop reasons kept of one agent
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The last that a node's agent said; ``farewell``: it was goodbye.
+
+    ``received_s`` is by the server's clock, ``time_s`` by the node's: Unix seconds.
+    """
+
+    received_s: float
+    time_s: float
+    job: str | None
+    boot_id: str
+    agent_version: str
+    interval_s: float
+    farewell: bool = False
+    ranks: tuple[Rank, ...] = ()
+    collectors: Mapping[str, str] = field(default_factory=dict)
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+class Voice(NamedTuple):
+    """What a node's agent last said of who runs there."""
+
+    node: str
+    job: str | None
+    ranks: Sequence[Rank]
+    agent_version: str
+
+
+class Presence(NamedTuple):
+    """When a node was heard last, by the server's clock, and how often it speaks."""
+
+    node: str
+    received_s: float
+    interval_s: float
+
+    def is_fresh(self, now_s: float, fresh_s: float) -> bool:
+        """Return whether the node was heard within ``fresh_s``, or longer where it speaks less often."""
+        return abs(now_s - self.received_s) <= max(fresh_s, _patience_s(self.interval_s))
+
+
+class Fleet:
+    """All nodes that were ever heard of. Used on the event loop and read by others.
+
+    At most ``nodes_max`` for which somebody vouches, and as many others: these cannot take the place of those.
+    """
+
+    def __init__(self, nodes_max: int, vouchers: Vouchers | None = None) -> None:
+        self._clocks: dict[str, NodeClock] = {}
+        self.clock_notes = ClockNotes()
+        self.vouchers = vouchers or Vouchers()
+        self.room = Room(nodes_max, self.vouchers)
+        self._listeners: list[Callable[[Collection[str]], None]] = []
+        self._heard: dict[str, Heard] = {}
+        # Of nodes that went on as before: outline, time and receipt of their newest row; see last().
+        self._rows: dict[str, tuple[Outlined, float, float]] = {}
+        self._known = self.room.known
+        self._heard_before: dict[str, float] = {}  # when nodes were last heard in an earlier run
+        self._newest_s: float | None = None
+        self._newest_interval_s = 0.0
+
+    def know(self, node: str, heard_s: float | None = None, unvouched_by: str | None = None) -> None:
+        """Count the node as known, from the records of an earlier run, in which it was last heard at ``heard_s``.
+
+        ``unvouched_by`` is the remote-write token, None: it came another way.
+        """
+        self._known.add(node)
+        if heard_s is not None:
+            self._heard_before[node] = max(heard_s, self._heard_before.get(node, heard_s))
+        if unvouched_by is not None and not self.vouchers.vouch_for(node):
+            self.room.unvouched.add(node, unvouched_by)
+
+    @property
+    def known_count(self) -> int:
+        """How many nodes were ever heard of."""
+        return len(self._known)
+
+    def is_known(self, node: str) -> bool:
+        """Return whether the node was ever heard of."""
+        return node in self._known
+
+    @property
+    def vouched_count(self) -> int:
+        """For how many of the nodes that were heard since the start, or shortly before, somebody vouches."""
+        return self.vouchers.count(self._heard.keys() | self._rows.keys())
+
+    def check_room(self, node: str) -> None:
+        """Return if a node that somebody vouches for is known, or there is room for one more. Raises Refusal 403."""
+        self.room.check(node)
+
+    def forget(self, nodes: Collection[str]) -> None:
+        """Count the nodes as never heard of."""
+        for node in nodes:
+            self.room.leave(node)
+            for kept in (self._clocks, self._heard, self._rows, self._heard_before):
+                kept.pop(node, None)
+        self.vouchers.forget(nodes)
+        for callback in self._listeners:
+            callback(nodes)
+
+    def when_forgotten(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Have ``callback`` called with nodes that are forgotten."""
+        self._listeners.append(callback)
+
+    def _vouch(self, node: str) -> None:
+        self.vouchers.note_spoken(node)
+        self.room.unvouched.discard(node)
+
+    def offset_s(
+        self,
+        node: str,
+        sent_s: float,
+        received_s: float,
+        time_s: float | None = None,
+        base_s: float | None = None,
+    ) -> float:
+        """Take one request's times; return what to add to the node's times: 0.0 while the clocks are close.
+
+        ``time_s`` is that of the request's newest frame (None: of its sending), ``base_s`` what the frames say of the
+        clock that dated them. See NodeClock.
+        """
+        clock = self._clocks.get(node)
+        if clock is None:
+            clock = self._clocks[node] = NodeClock.of(received_s - sent_s, received_s, base_s)
+            return clock.applied_s
+        before_s = clock.applied_s
+        live = time_s is None or sent_s - time_s <= LATE_S
+        told = not is_same_base(base_s, clock.base_s)
+        set_by_s = clock.take(sent_s, received_s, base_s, self._newest_time_s(node), live=live)
+        if set_by_s is not None:
+            self._redate(node, before_s - clock.applied_s)
+            # A base that stays says that it was not: the requests before were slow, or our own clock was set.
+            if told or (base_s is None and abs(set_by_s) >= SEEN_S):
+                self.clock_notes.note_set(node, set_by_s, received_s, told=told)
+        return clock.applied_s
+
+    def offsets_s(
+        self,
+        nodes: Sequence[str],
+        sent_s: Sequence[float],
+        received_s: Sequence[float],
+        base_s: Sequence[float | None],
+    ) -> list[float]:
+        """Return what ``offset_s`` does for one live request of each of the nodes."""
+        found: list[float] = []
+        known = self._clocks
+        for node, sent, received, base in zip(nodes, sent_s, received_s, base_s, strict=True):
+            clock = known.get(node)
+            if (
+                clock is not None
+                and clock.low_s <= received - sent <= clock.high_s
+                and received < clock.until_s
+                and base == clock.base_s
+            ):
+                found.append(clock.applied_s)
+            else:
+                found.append(self.offset_s(node, sent, received, None, base))
+        return found
+
+    def moved_s(self, node: str, times_s: Sequence[float], received_s: float) -> Sequence[float] | None:
+        """Return what to add, beside the offset, to those of a request's times that cannot be; None: all can.
+
+        Called after ``offset_s`` of the same request.
+        """
+        moved = self._clocks[node].moved(times_s, received_s)
+        if moved is None:
+            return None
+        self.clock_notes.note_moved(node, "frame", moved.times, received_s)
+        return moved.by_s
+
+    def dated(self, frame: Frame, offset_s: float, received_s: float) -> Frame:
+        """Return a frame that came just now, ``offset_s`` added to its times as ``corrected`` does.
+
+        An event of before the clock was set is dated by the clock that it was then.
+        """
+        clock = self._clocks.get(frame.node)
+        placed = corrected(frame, offset_s, received_s, None if clock is None else clock.event_s)
+        if frame.events:
+            moved = [was.time_s + offset_s - now.time_s for was, now in zip(frame.events, placed.events, strict=True)]
+            self.clock_notes.note_moved(frame.node, "event", sum(abs(by_s) > STEP_S for by_s in moved), received_s)
+        return placed
+
+    def _newest_time_s(self, node: str) -> float | None:
+        row, whole = self._rows.get(node), self._heard.get(node)
+        return row[1] if row is not None else whole.time_s if whole is not None else None
+
+    def _redate(self, node: str, by_s: float) -> None:
+        """Have the node's newest row be of the same moment by the clock that was set."""
+        row, whole = self._rows.get(node), self._heard.get(node)
+        if row is not None:
+            self._rows[node] = (row[0], row[1] + by_s, row[2])
+        if whole is not None:
+            self._heard[node] = dataclasses.replace(whole, time_s=whole.time_s + by_s)
+
+    def is_late(self, frame: Frame, sent_s: float, moved_s: float = 0.0) -> bool:
+        """Return whether the frame has waited, and its node has been heard of with a newer one meanwhile.
+
+        ``sent_s`` is by the node's clock, as is the frame's time with ``moved_s``: no clock that is set makes it late.
+        """
+        return self.is_time_late(frame.node, frame.time_s + moved_s, sent_s)
+
+    def is_time_late(self, node: str, time_s: float, sent_s: float) -> bool:
+        """Return whether a frame of the node and time is late; see ``is_late``."""
+        if sent_s - time_s <= LATE_S:
+            return False
+        newest_s = self._newest_time_s(node)
+        return newest_s is not None and time_s < newest_s
+
+    def heard(self, frame: Frame, received_s: float, moved_s: float = 0.0, *, vouched: bool = True) -> bool:
+        """Take note of a durable frame that is not late, its time ``moved_s`` later; return whether its node is new.
+
+        ``vouched``: it is the node's own agent that speaks, or an administrator.
+        """
+        new = frame.node not in self._known
+        self._known.add(frame.node)
+        if vouched:
+            self._vouch(frame.node)
+        self._rows.pop(frame.node, None)
+        # Not the highest: after the clock was set back that one would hide a silence until it is reached again.
+        self._newest_s = received_s
+        self._newest_interval_s = frame.interval_s
+        heard = _heard(frame, received_s)
+        self._heard[frame.node] = dataclasses.replace(heard, time_s=heard.time_s + moved_s) if moved_s else heard
+        return new
+
+    def heard_row(self, outlined: Outlined, time_s: float, received_s: float) -> bool:
+        """Take note of a durable row without a tail that is not late; return whether its node is new."""
+        node = outlined.node
+        new = node not in self._known
+        self._known.add(node)
+        self._vouch(node)
+        self._newest_s = received_s
+        self._newest_interval_s = outlined.outline.interval_s
+        self._rows[node] = (outlined, time_s, received_s)
+        return new
+
+    def heard_rows(self, group: RowGroup, time_s: Sequence[float]) -> None:
+        """Take note of rows of nodes that are known already, as ``heard_row`` does; ``time_s`` is by their clocks."""
+        nodes = [outlined.node for outlined in group.outlined]
+        self._rows.update(zip(nodes, zip(group.outlined, time_s, group.received_s, strict=True), strict=True))
+        self._newest_s = group.received_s[-1]
+        self._newest_interval_s = group.outlined[-1].outline.interval_s
+
+    def last(self, node: str) -> Heard | None:
+        """Return the last that the node's agent said, or None if it said nothing since the server started."""
+        row = self._rows.get(node)
+        if row is None:
+            return self._heard.get(node)
+        outlined, time_s, received_s = row
+        return _heard(replace(outlined.hollow, time_s=time_s), received_s)
+
+    def jobs(self) -> dict[str, tuple[int, list[MemberRank]]]:
+        """Return the jobs that agents speak of, each with its newest attempt and that attempt's ranks."""
+        found: dict[str, tuple[int, list[MemberRank]]] = {}
+        for node, heard in self._all():
+            if heard.job is not None:
+                found.setdefault(heard.job, (0, []))
+            for rank in heard.ranks:
+                attempt, members = found.get(rank.job, (0, []))
+                if rank.attempt > attempt:
+                    attempt, members = rank.attempt, []
+                if rank.attempt == attempt:
+                    members.append(MemberRank(rank.rank, node, rank.device, rank.role))
+                found[rank.job] = (attempt, members)
+        return found
+
+    def _all(self) -> Iterator[tuple[str, Heard]]:
+        for node in {**self._heard, **self._rows}:
+            heard = self.last(node)
+            if heard is not None:
+                yield node, heard
+
+    def names(self) -> frozenset[str]:
+        """Return the names of all nodes that were ever heard of."""
+        return frozenset(self._known.copy())
+
+    def voices(self, since_s: float) -> Iterator[Voice]:
+        """Yield what each node heard at ``since_s`` or later last said of who runs there."""
+        rows = self._rows.copy()
+        for node, (outlined, _, received_s) in rows.items():
+            if received_s >= since_s:
+                frame = outlined.hollow
+                yield Voice(node, job_of(frame), frame.ranks, frame.agent_version)
+        for node, heard in self._heard.copy().items():
+            if node not in rows and heard.received_s >= since_s:
+                yield Voice(node, heard.job, heard.ranks, heard.agent_version)
+
+    def presences(self) -> Iterator[Presence]:
+        """Yield each node that was heard since the server started."""
+        rows = self._rows.copy()
+        for node, (outlined, _, received_s) in rows.items():
+            yield Presence(node, received_s, outlined.outline.interval_s)
+        for node, heard in self._heard.copy().items():
+            if node not in rows:
+                yield Presence(node, heard.received_s, heard.interval_s)
+
+    def presence(self, node: str) -> Presence | None:
+        """Return when the node was heard, in this run or an earlier one; None: never, or too long ago to be known."""
+        last = self.last(node)
+        if last is not None:
+            return Presence(node, last.received_s, last.interval_s)
+        before_s = self._heard_before.get(node)
+        return None if before_s is None else Presence(node, before_s, 0.0)
+
+    def newest_s(self) -> float | None:
+        """Return when the last frame of any node was received, or None."""
+        return self._newest_s
+
+    def patience_s(self, fresh_s: float) -> float:
+        """Return for how long nobody need be heard: ``fresh_s``, or longer where the last heard is slower than that."""
+        return max(fresh_s, _patience_s(self._newest_interval_s))
+
+    def offsets(self) -> dict[str, float]:
+        """Return each node's estimated clock offset: the server's clock minus the node's."""
+        return {node: clock.value_s for node, clock in tuple(self._clocks.items())}
+
+    def counts(self, now_s: float, fresh_s: float) -> tuple[int, int]:
+        """Return how many nodes are known, and how many of them were heard within ``fresh_s``."""
+        return len(self._known), sum(presence.is_fresh(now_s, fresh_s) for presence in self.presences())
+
+    def recent(self, since_s: float) -> int:
+        """Return how many nodes were heard at ``since_s`` or later, in this run or an earlier one."""
+        last_s = {**self._heard_before, **{presence.node: presence.received_s for presence in self.presences()}}
+        return sum(heard_s >= since_s for heard_s in last_s.values())
+
+
+def _heard(frame: Frame, received_s: float) -> Heard:
+    troubles = [(name, said) for name, said in frame.collectors.items() if said != "ok"]
+    return Heard(
+        received_s=received_s,
+        time_s=frame.time_s,
+        job=job_of(frame),
+        boot_id=frame.boot_id,
+        agent_version=frame.agent_version,
+        interval_s=frame.interval_s,
+        farewell=any(event.kind == "agent_stop" for event in frame.events),
+        ranks=tuple(frame.ranks),
+        collectors=dict(list(frame.collectors.items())[:_TROUBLES_MAX]),
+        troubles=dict(troubles[:_TROUBLES_MAX]),
+        dropped=dict(list(frame.dropped.items())[:_TROUBLES_MAX]),
+    )
+
+
+def _patience_s(interval_s: float) -> float:
+    return FRESH_INTERVALS * min(interval_s, FRESH_INTERVAL_S_MAX)
+
+
+def job_of(frame: Frame) -> str | None:
+    """Return the job that the frame speaks of, the first of several; None: no job."""
+    return frame.job or next((rank.job for rank in frame.ranks), None)

@@ -1,0 +1,115 @@
+"""Outlines by id: those in use in memory, the others in the history. Used on the event loop, unless said."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+from eagle_eye.schema.frame import BadFrame
+from eagle_eye.schema.rows import REQUEST_HEAD, ROW_HEAD, SIZE, decode_outline, outline_id
+from eagle_eye.server.engine.outlined import Outlined
+from eagle_eye.server.history.history import StreamRef
+
+KEPT_MAX = 32_768  # in memory, some KiB each; the history has the others
+
+ALONE_BYTES = REQUEST_HEAD.size + SIZE.size + ROW_HEAD.size  # of a request of one row, before its numbers
+
+
+class Known:
+    """An outline that was checked.
+
+    ``durable``: the history has it. ``used``: a row of it came since ``take_used``. ``admitted``: its node may take
+    part. ``alone_bytes`` is the size of a request of one row of it and nothing else, -1 where rows are read one by one.
+    """
+
+    __slots__ = (
+        "admitted",
+        "alone_bytes",
+        "clock_base_s",
+        "durable",
+        "id",
+        "interval_s",
+        "node",
+        "outlined",
+        "raw",
+        "ref",
+        "used",
+    )
+
+    def __init__(self, id_: bytes, raw: bytes, outlined: Outlined, *, durable: bool) -> None:
+        self.id = id_
+        self.raw = raw
+        self.outlined = outlined
+        self.durable = durable
+        self.used = self.admitted = False
+        self.node = outlined.node
+        self.interval_s = outlined.outline.interval_s
+        self.clock_base_s = outlined.hollow.base_s
+        self.ref = StreamRef(outlined.node, outlined.outline.stream)
+        self.alone_bytes = -1 if outlined.layout is None else ALONE_BYTES + outlined.size
+
+
+class Outlines:
+    """All outlines that rows may name; ``look_up`` returns one of the history's by its id."""
+
+    def __init__(self, look_up: Callable[[bytes], bytes | None], kept_max: int = KEPT_MAX) -> None:
+        self._look_up = look_up
+        self._kept_max = kept_max
+        self._known: dict[bytes, Known] = {}
+        self._left: deque[bytes] = deque()
+
+    def get(self, id_: bytes) -> Known | None:
+        """Return the outline if it is in memory."""
+        return self._known.get(id_)
+
+    def recall(self, id_: bytes) -> Known | None:
+        """Return the outline from memory or the disk; None: it must be sent (again). Raises HistoryUnavailable."""
+        known = self._known.get(id_)
+        if known is None:
+            raw = self._look_up(id_)
+            try:
+                known = None if raw is None else self._keep(raw, durable=True)
+            except BadFrame:  # of another server's version
+                return None
+        return known
+
+    def learn(self, raw: bytes) -> Known:
+        """Return an outline that was sent, checked. Raises BadFrame."""
+        return self._known.get(outline_id(raw)) or self._keep(raw, durable=False)
+
+    def take_used(self) -> list[bytes]:
+        """Return the ids of those that were used since the last time; from any thread."""
+        found = [known for known in list(self._known.values()) if known.used]
+        for known in found:
+            known.used = False
+        return [known.id for known in found]
+
+    def forget(self, ids: Iterable[bytes]) -> None:
+        """Know that the history no longer has them, as nobody used them for long; from any thread."""
+        for id_ in ids:
+            known = self._known.get(id_)
+            if known is not None:
+                known.durable = False
+                self._left.append(id_)  # for whoever adds the next: the event loop may just be looking through them
+
+    def expel(self, nodes: Collection[str]) -> None:
+        """Have the next row of each of the nodes looked at as one of a node that is new."""
+        for known in self._known.values():
+            if known.node in nodes:
+                known.admitted = False
+
+    def _keep(self, raw: bytes, *, durable: bool) -> Known:
+        self._drop_left()
+        id_ = outline_id(raw)
+        known = self._known[id_] = Known(id_, raw, Outlined(*decode_outline(raw)), durable=durable)
+        while len(self._known) > self._kept_max:
+            del self._known[next(iter(self._known))]
+        return known
+
+    def _drop_left(self) -> None:
+        """Have those that the history no longer has leave memory, unless a row has come of them since."""
+        while self._left:
+            id_ = self._left.popleft()
+            known = self._known.get(id_)
+            if known is not None and not known.durable:
+                del self._known[id_]

@@ -1,0 +1,4 @@
+"""Prometheus remote write as frames.
+
+In: compressed protobuf requests (versions 1 and 2). Out: frames, as agents would have sent them.
+"""

@@ -1,0 +1,153 @@
+"""One metric of one row, put together from the series that it comes from, moment by moment. Pure.
+
+A node's series reach the server in several requests, over connections that run at different speeds. A value is given
+for a moment once every series that takes part has told of that moment: a sum without one of its ports would look like a
+fall. A series that ended (a stale marker), or told nothing for MEMBER_GONE_S while others did, takes part no more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from eagle_eye.server.ingest.remote_write.mapping import Rule, Use
+
+MEMBER_GONE_S = 300.0  # five scrapes a minute apart
+RATE_GAP_S_MAX = 600.0  # a rate over more says nothing about the moment
+WAITING_MAX = 4  # moments that wait for their last series at a time
+
+Identity = tuple[int, tuple[str, ...]]  # of a series in a cell: its place among the rule's origins, its own labels
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One series' part in a cell.
+
+    It last told of ``time_s``; the last time that it had something to tell was ``read_s``, and that was ``reading``.
+    ``width`` says how large the group is that the series speaks of, where its rule asks.
+    """
+
+    cell: Cell
+    use: Use
+    identity: Identity
+    width: float = 0.0
+    time_s: float = -math.inf
+    read_s: float = -math.inf
+    reading: float = math.nan
+    first: float = 0.0  # what of a total was there before the member joined
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """The value of one metric in one row. ``born_s`` is the moment of its first sample."""
+
+    rule: Rule
+    is_total: bool
+    members: dict[Identity, Member] = field(default_factory=dict)
+    born_s: float = math.inf
+    _newest_s: float = -math.inf
+    _open: dict[float, dict[Identity, float]] = field(default_factory=dict)
+
+    def member(self, use: Use, labels: tuple[str, ...]) -> Member:
+        """Return the part of the series with these labels of ``rule.each``, a new one if it has none."""
+        identity = (use.order, labels)
+        return self.members.get(identity) or Member(self, use, identity)
+
+    def take(self, member: Member, time_s: float, reading: float) -> float | None:
+        """Take what a series said at a moment (NaN: it could not); return the cell's value if it is whole now.
+
+        The moment is later than the member's last.
+        """
+        if member.identity not in self.members:
+            if self.is_total and member.time_s == -math.inf and time_s > self.born_s and not math.isnan(reading):
+                member.first = reading
+            self.members[member.identity] = member
+        self.born_s = min(self.born_s, time_s)
+        part = _part(member, time_s, reading)
+        member.time_s = time_s
+        if not math.isnan(reading):
+            member.read_s, member.reading = time_s, reading
+        parts = self._open.get(time_s)
+        if parts is None:
+            parts = self._begin(time_s)
+        parts[member.identity] = part
+        if len(parts) < len(self.members) or (self._many and time_s == self.born_s):
+            return None
+        del self._open[time_s]
+        return self._value(parts)
+
+    def end(self, member: Member) -> None:
+        """Take note that the series has ended."""
+        self.members.pop(member.identity, None)
+        member.reading = math.nan
+
+    @property
+    def _many(self) -> bool:
+        """Whether more than one series may take part; at first nobody knows how many."""
+        return bool(self.rule.each) or len(self.rule.origins) > 1
+
+    def _begin(self, time_s: float) -> dict[Identity, float]:
+        if len(self._open) >= WAITING_MAX:
+            del self._open[min(self._open)]
+        # By the moments that others told of: after an outage nobody has told anything for long.
+        gone = [key for key, member in self.members.items() if self._newest_s - member.time_s > MEMBER_GONE_S]
+        for key in gone:
+            del self.members[key]
+        self._newest_s = max(self._newest_s, time_s)
+        parts = self._open[time_s] = {}
+        return parts
+
+    def _value(self, parts: dict[Identity, float]) -> float | None:
+        value = self._combined({key: part for key, part in parts.items() if not math.isnan(part)}, len(parts))
+        if value is None:
+            return None
+        if self.rule.complement:
+            value = 1.0 - value
+        if self.rule.equals:
+            return float(value in self.rule.equals)
+        if self.rule.most == 1.0 and any(origin.rate for origin in self.rule.origins):
+            return min(1.0, max(0.0, value))  # scrapes and counters are read at slightly different moments
+        return value
+
+    def _combined(self, parts: dict[Identity, float], asked: int) -> float | None:
+        """Return the parts as one; None where that cannot be known. ``asked`` series were to take part."""
+        rule = self.rule
+        if not parts:
+            return None
+        if rule.combine == "first":
+            return parts[min(parts)]
+        if rule.combine == "max":
+            return max(parts.values())
+        if len(parts) < asked:
+            return None
+        if rule.combine == "widest":
+            return _widest(self.members, parts)
+        if rule.combine == "ratio":
+            over = sum(part for (order, _), part in parts.items() if rule.origins[order].over)
+            above = sum(part for (order, _), part in parts.items() if not rule.origins[order].over)
+            both = len({order for order, _ in parts}) == len(rule.origins)
+            return above / over if both and over > 0.0 else None
+        total = sum(parts.values())
+        if rule.per:
+            place = rule.each.index(rule.per)
+            total /= len({labels[place] for _, labels in parts})
+        return total
+
+
+def _part(member: Member, time_s: float, reading: float) -> float:
+    """Return what a reading adds to its cell; NaN where nothing is known: the first of a rate, a counter that reset."""
+    origin = member.use.origin
+    if not origin.rate:
+        return (reading - member.first) * origin.factor
+    grown, elapsed_s = reading - member.reading, time_s - member.read_s
+    if not grown >= 0.0 or not elapsed_s <= RATE_GAP_S_MAX:
+        return math.nan
+    return grown / elapsed_s * origin.factor
+
+
+def _widest(members: dict[Identity, Member], parts: dict[Identity, float]) -> float:
+    """Return the mean over the series of the widest group; a width of 0 where a series does not say."""
+    widths = {key: members[key].width for key in parts}
+    widest = max(widths.values())
+    chosen = [parts[key] for key, width in widths.items() if width == widest]
+    return sum(chosen) / len(chosen)

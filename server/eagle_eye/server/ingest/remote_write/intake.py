@@ -1,0 +1,331 @@
+"""From a request's series to the moments of nodes that they tell of. Pure: time is an argument.
+
+A series' labels are worked out once; from then on it is found by their bytes. What was not told of for two times
+FORGET_S is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from eagle_eye.schema.names import is_name
+from eagle_eye.server.ingest.remote_write.cells import Member
+from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP, EventRule, Row, Rule, Table, row_of
+from eagle_eye.server.ingest.remote_write.rows import Moment, NodeRows
+from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, Series, labels
+from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
+from eagle_eye.server.model.scraped_devices import Watched
+
+FORGET_S = 1800.0
+# DCGM's values for "not known": 0x7ffffffffffffff0 and 2^47 with what follows them, and those of 32 bits.
+BLANK_MIN = 1e14
+BLANKS_32 = (float(0x7FFFFFF0), float(0x7FFFFFFF))
+
+
+@dataclass(slots=True)
+class Taken:
+    """What became of a request's samples.
+
+    ``moments`` are those that are not durable yet. ``left_out`` counts samples that say nothing to us, by reason;
+    ``refused`` those that the sender should not have sent, with ``complaint`` about the first of them. ``moved`` counts
+    those whose times could not be, by node.
+    """
+
+    moments: dict[Moment, None] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    moved: Counter[str] = field(default_factory=Counter)
+    complaint: str = ""
+
+    def refuse(self, reason: str, samples: int, detail: str) -> None:
+        """Count samples as refused."""
+        self.refused[reason] += samples
+        self.complaint = self.complaint or detail
+
+
+class Refused(NamedTuple):
+    """Why a node's samples are not taken; ``sender``: it is the sender who must change something."""
+
+    reason: str
+    detail: str
+    sender: bool
+
+
+class _Known(NamedTuple):
+    """What a series is: its node, the parts it has in metrics, or the event that it tells of, or a target's state.
+
+    ``node`` None: it says nothing to us, for a ``reason``; with a ``name`` only for now.
+    """
+
+    node: NodeRows | None
+    name: str
+    job: str | None = None
+    parts: tuple[tuple[Row, Member], ...] = ()
+    model: str = ""  # what NVML calls the GPU
+    event: tuple[EventRule, int, str] | None = None
+    target: str = ""
+    blanks: bool = False
+    reason: str = ""
+
+
+class Intake:
+    """All series and nodes of which samples came lately.
+
+    ``interval_s`` of a node is what is known of its pace from before the server's start, None: nothing; ``watched``
+    what is remembered of its devices.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        node_labels: Sequence[str],
+        job_labels: Sequence[str],
+        series_max: int,
+        nodes_max: int,
+        interval_s: Callable[[str], float | None],
+        watched: Callable[[str], Mapping[int, Watched]],
+    ) -> None:
+        self._table = table
+        self._node_labels = node_labels
+        self._job_labels = job_labels
+        self._series_max = series_max
+        self._nodes_max = nodes_max
+        self._interval_s = interval_s
+        self._watched = watched
+        self._nodes: dict[str, NodeRows] = {}
+        self._series: dict[bytes, _Known] = {}
+        self._older: dict[bytes, _Known] = {}
+        self._turned_s = -math.inf
+
+    @property
+    def series_count(self) -> int:
+        """How many series are known."""
+        return len(self._series) + len(self._older)
+
+    def take(
+        self,
+        series: Iterable[Series],
+        now_s: float,
+        admit: Callable[[str], Refused | None],
+        taken: Taken,
+        offset_s: float = 0.0,
+    ) -> None:
+        """Take samples and add to ``taken``; ``admit(node)`` says why a node's may not be taken, None: they may.
+
+        ``offset_s`` is added to their times. One that cannot be even then is of now.
+        """
+        self._turn(now_s)
+        answers: dict[str, Refused | None] = {}
+
+        def asked(node: str) -> Refused | None:
+            if node not in answers:
+                answers[node] = admit(node)
+            return answers[node]
+
+        for one in series:
+            try:
+                known = self._find(one, asked)
+            except Malformed as error:
+                taken.refuse(error.reason, len(one.samples), f"a series of {one.name}: {error}")
+                continue
+            no = asked(known.name) if known.name and (known.node is not None or not known.target) else None
+            if no is not None and no.sender:
+                taken.refuse(no.reason, len(one.samples), no.detail)
+            elif no is not None or known.node is None:
+                taken.left_out[no.reason if no is not None else known.reason] += len(one.samples)
+                if known.node is not None:
+                    known.node.touched_s = now_s
+            else:
+                self._take_series(one, known, known.node, now_s, taken, offset_s)
+
+    def _take_series(
+        self, one: Series, known: _Known, node: NodeRows, now_s: float, taken: Taken, offset_s: float
+    ) -> None:
+        node.touched_s = now_s
+        if known.job is not None:
+            node.note_job(known.job, now_s)
+        oldest_s, newest_s = now_s - AGE_S_MAX, now_s + AHEAD_S_MAX
+        for sample in one.samples:
+            time_s = sample.time_ms / 1000.0 + offset_s
+            if offset_s or not oldest_s <= time_s <= newest_s:
+                if sample.time_ms <= 0:
+                    taken.refuse("time", 1, f"a sample of {one.name} is of 1970 or before ({sample.time_ms} ms)")
+                    continue
+                taken.moved[node.name] += 1
+                time_s = time_s if oldest_s <= time_s <= newest_s else now_s
+            if known.target:
+                if sample.value is not None:
+                    node.note_target(known.target, sample.value != 0.0)
+            elif known.event is not None:
+                self._take_code(known, node, sample, time_s, taken)
+            else:
+                for reason in self._take_value(known, node, sample, time_s, taken):
+                    taken.left_out[reason] += 1
+        if node.lost:
+            taken.left_out["row_lost"] += node.lost
+            node.lost = 0
+
+    def _take_value(self, known: _Known, node: NodeRows, sample: Sample, time_s: float, taken: Taken) -> set[str]:
+        """Take a sample into each metric that it is part of; return what it did not serve for, and why."""
+        reasons: set[str] = set()
+        reading = sample.value
+        if reading is not None and not math.isfinite(reading):
+            reasons.add("not_a_number")
+            reading = math.nan
+        elif reading is not None and known.blanks and _is_blank(reading):
+            reasons.add("blank")
+            reading = math.nan
+        for row, member in known.parts:
+            rule = member.cell.rule
+            if time_s <= member.time_s:
+                if not self._retry(node, time_s, known.job, taken):
+                    reasons.add("duplicate" if time_s == member.time_s else "out_of_order")
+            elif reading is None:
+                reasons.add("ended")
+                member.cell.end(member)
+            else:
+                if member.use.origin.rate and reading < member.reading:
+                    reasons.add("counter_reset")
+                value = member.cell.take(member, time_s, reading)
+                if value is not None and not 0.0 <= value <= rule.most:
+                    reasons.add("out_of_range")
+                elif value is not None:
+                    taken.moments[node.note(row, rule.to, time_s, known.job, value, known.model)] = None
+        return reasons
+
+    def _take_code(self, known: _Known, node: NodeRows, sample: Sample, time_s: float, taken: Taken) -> None:
+        assert known.event is not None  # noqa: S101 - the caller has looked
+        rule, device, text = known.event
+        code = sample.value
+        if code is None:
+            taken.left_out["ended"] += 1  # the next code comes as another series where its labels describe it
+        elif not math.isfinite(code) or not 0.0 <= code < 1 << 16:
+            taken.left_out["blank" if _is_blank(code) else "out_of_range"] += 1
+        else:
+            moment = node.note_code(rule.kind, device, time_s, known.job, code, text)
+            if moment is not None:
+                taken.moments[moment] = None
+            else:
+                self._retry(node, time_s, known.job, taken)
+
+    def _retry(self, node: NodeRows, time_s: float, job: str | None, taken: Taken) -> bool:
+        """Take a sample that came before: it counts where what it told then is not durable yet."""
+        moment = node.moment(time_s, job)
+        if moment is None or moment.is_kept:
+            return False
+        taken.moments[moment] = None
+        return True
+
+    def _find(self, one: Series, asked: Callable[[str], Refused | None]) -> _Known:
+        """Return what the series is. Raises Malformed, also where there are too many."""
+        known = self._series.get(one.key)
+        if known is not None:
+            return known
+        known = self._older.pop(one.key, None)
+        if known is None:
+            if self.series_count >= self._series_max:
+                detail = f"{self._series_max} series are known, the most (remote_write.series_max)"
+                raise Malformed("series_limit", detail)
+            known = self._known(one, asked)
+        if known.node is not None or not known.name:  # else: of a node that is not taken, now
+            self._series[one.key] = known
+        return known
+
+    def _known(self, one: Series, asked: Callable[[str], Refused | None]) -> _Known:
+        found = labels(one.key)
+        name = node_of(found, self._node_labels)
+        if name is None:
+            raise Malformed(
+                "node", f"no label names the node; expected one of {', '.join(self._node_labels)} (docs/prometheus.md)"
+            )
+        job = next((found[label] for label in self._job_labels if found.get(label)), None)
+        if job is not None and not is_name(job):
+            raise Malformed("job", f"the label's value {job[:80]!r} is no name of a job")
+        if one.name == TARGET_UP:
+            # Named by the scrape alone: it must not make a node of an exporter that is none of ours, and as long as it
+            # says nothing of a node nobody has to be allowed to send it.
+            target = f"{found.get('job', '')} {found.get('instance', '')}"
+            return _Known(self._nodes.get(name), name, target=target, reason="unmapped")
+        if asked(name) is not None:
+            return _Known(None, name)
+        event = self._table.events.get(one.name)
+        if event is None:
+            return self._measuring(one.name, name, job, found)
+        exporter = self._table.exporters[event.exporter]
+        row = row_of(exporter, found)
+        if row is None or any(found.get(label) for label in exporter.without):
+            return _Known(None, "", reason="part_of_a_gpu" if row is not None else "no_row")
+        return _Known(self._node(name), name, job, event=(event, int(row.key), found.get(event.text, "")))
+
+    def _measuring(self, series: str, name: str, job: str | None, found: dict[str, str]) -> _Known:
+        parts: list[tuple[Row, Member]] = []
+        reason, blanks, model = "unmapped", False, ""
+        for use in self._table.metrics[series]:
+            if not use.fits(found):
+                continue
+            row = row_of(use.exporter, found)
+            if row is None or any(found.get(label) for label in use.exporter.without):
+                reason = "part_of_a_gpu" if row is not None else "no_row"
+                continue
+            cell = self._node(name).cell(use.rule, row)
+            if cell is None:
+                raise Malformed("rows_limit", f"node {name} has too many rows; see docs/prometheus.md")
+            member = cell.member(use, tuple(found.get(label, "") for label in use.rule.each))
+            member.width = _width(use.rule, found)
+            parts.append((row, member))
+            blanks, model = use.exporter.blanks, found.get(use.exporter.model, "")
+        if not parts:
+            return _Known(None, "", reason=reason)
+        return _Known(self._node(name), name, job, tuple(parts), blanks=blanks, model=model)
+
+    def _node(self, name: str) -> NodeRows:
+        found = self._nodes.get(name)
+        if found is None:
+            if len(self._nodes) >= self._nodes_max:
+                raise Malformed("too_many_nodes", f"{self._nodes_max} nodes are known, the most (ingest.nodes_max)")
+            found = self._nodes[name] = NodeRows(
+                name, interval_s=self._interval_s(name), watched=dict(self._watched(name))
+            )
+        return found
+
+    def _turn(self, now_s: float) -> None:
+        """Forget what was not told of since the turn before the last."""
+        if now_s - self._turned_s < FORGET_S:
+            return
+        before_s, self._turned_s = self._turned_s, now_s
+        self._older, self._series = self._series, {}
+        for name in [name for name, node in self._nodes.items() if node.touched_s < before_s]:
+            del self._nodes[name]
+
+
+def node_of(found: Mapping[str, str], node_labels: Sequence[str]) -> str | None:
+    """Return the node that the first of ``node_labels`` names; None: none does. Raises Malformed: it is no name."""
+    for label in node_labels:
+        value = found.get(label)
+        if value:
+            name = _host(value) if label == "instance" else value
+            if not is_name(name):
+                raise Malformed("node", f"label {label} has {name[:80]!r}, which is no name of a node")
+            return name
+    return None
+
+
+def _host(instance: str) -> str:
+    """Return the host of "host:port", "[v6]:port" or a host alone."""
+    if instance.startswith("["):
+        return instance[1:].partition("]")[0]
+    host, colon, port = instance.rpartition(":")
+    return host if colon and port.isdigit() and ":" not in host else instance
+
+
+def _is_blank(value: float) -> bool:
+    return value >= BLANK_MIN or BLANKS_32[0] <= value <= BLANKS_32[1]
+
+
+def _width(rule: Rule, found: dict[str, str]) -> float:
+    said = next((found[label] for label in rule.of if label in found), "")
+    return float(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0.0

@@ -1,0 +1,209 @@
+"""Moments of nodes made durable as frames, and shown to the fleet and the detection loop as agents' frames are.
+
+While one group of requests is being written the next gathers, so that a scrape that came in many requests is written
+once or twice and not once for each. A request is answered when its group is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+
+from eagle_eye.schema.frame import WIRE_VERSION, Frame, encode_frame
+from eagle_eye.server.history.history import Appended, Batch, Entry, History
+from eagle_eye.server.ingest.fleet import Fleet, Heard
+from eagle_eye.server.ingest.frame_rules import belated
+from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
+from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, Moment, NodeRows
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable
+from eagle_eye.server.model.scraped_devices import Watched
+from eagle_eye.server.telemetry.counters import Telemetry
+
+# What stands for the agent's version in such frames. Until a node's pace is known its rows are kept and not judged: the
+# loop lays out its window by the first interval that it hears of.
+STREAM_PREFIX = "remote-write-"
+SENDER = "remote write"
+SENDER_UNPACED = "remote write, interval not known yet"
+BOOT_UNKNOWN = "unknown"
+# Samples older than this many intervals (and seconds) when they come are kept and are no news: Prometheus tells of an
+# outage in order, and rows of an hour ago must not be judged as those of now.
+LATE_INTERVALS = 4.0
+LATE_S = 60.0
+FRAMES_AT_ONCE = 50  # put together without a pause: some milliseconds
+SUBMITTED_AT_ONCE = 1_000  # frames in one transaction
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps what ``Intake`` took. ``observe`` and ``found`` are those of ``Ingest``; ``job_of`` knows nodes' jobs."""
+
+    def __init__(
+        self,
+        history: History,
+        fleet: Fleet,
+        telemetry: Telemetry,
+        clock: Clock,
+        observe: Callable[[Frame, float, float], None],
+        found: Callable[[list[str]], Awaitable[None]],
+        job_of: Callable[[str], str | None],
+        codes: CodeMemory,
+    ) -> None:
+        self._history = history
+        self._fleet = fleet
+        self._telemetry = telemetry
+        self._clock = clock
+        self._observe = observe
+        self._found = found
+        self._job_of = job_of
+        self._codes = codes
+        self._stream = f"{STREAM_PREFIX}{secrets.token_hex(8)}"
+        self._sequences: dict[str, int] = {}
+        self._gathered: dict[Moment, None] = {}
+        self._durable: asyncio.Future[None] | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    async def keep(self, moments: Iterable[Moment]) -> None:
+        """Return once the moments are durable. Raises HistoryBusy, HistoryUnavailable: some may not be."""
+        self._gathered.update(dict.fromkeys(moments))
+        if not self._gathered:
+            return
+        if self._durable is None:
+            self._durable = asyncio.get_running_loop().create_future()
+        durable = self._durable
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._write(), name="remote write")
+        await asyncio.shield(durable)
+
+    async def _write(self) -> None:
+        while self._durable is not None:
+            moments, durable = list(self._gathered), self._durable
+            self._gathered, self._durable = {}, None
+            try:
+                await self._write_group(moments)
+            except Exception as error:  # noqa: BLE001 - whoever waits must hear it, whatever it was
+                durable.set_exception(error)
+                durable.exception()  # all who waited may have gone
+            else:
+                durable.set_result(None)
+
+    async def _write_group(self, moments: list[Moment]) -> None:
+        received_s = self._clock.now_s()
+        moments.sort(key=lambda moment: moment.time_s)
+        frames: list[Frame] = []
+        versions: list[tuple[int, int, dict[int, Watched]]] = []
+        for moment in moments:
+            if len(frames) % FRAMES_AT_ONCE == FRAMES_AT_ONCE - 1:
+                await asyncio.sleep(0)  # the event loop answers others meanwhile
+            frames.append(self._frame(moment, received_s))
+            versions.append((moment.version, len(moment.events), dict(moment.watched)))
+        await self._submit(frames, received_s)
+        for moment, (version, events, watched) in zip(moments, versions, strict=True):
+            moment.kept = version
+            del moment.events[:events]
+            self._codes.take(moment.node.name, watched)
+            moment.watched = {device: now for device, now in moment.watched.items() if watched.get(device) is not now}
+        await self._codes.keep()
+        self._telemetry.frames.inc(len(frames))
+        await self._show(moments, frames, received_s)
+
+    async def _submit(self, frames: list[Frame], received_s: float) -> None:
+        """Return once all frames are durable. Raises HistoryUnavailable once it is known what became of each."""
+        futures: list[asyncio.Future[list[Appended]]] = []
+        failed: BaseException | None = None
+        for first in range(0, len(frames), SUBMITTED_AT_ONCE):
+            batches: list[Batch] = []
+            for frame in frames[first : first + SUBMITTED_AT_ONCE]:
+                entry = Entry(frame.sequence, frame.time_s, encode_frame(frame))
+                # The times are Prometheus' own: nothing is added to them.
+                batches.append(Batch(frame.node, frame.stream, received_s, 0.0, (entry,)))
+            try:
+                futures.append(asyncio.wrap_future(self._history.submit_all(batches)))
+            except HistoryUnavailable as error:
+                failed = error
+                break
+            await asyncio.sleep(0)
+        for outcome in await asyncio.gather(*futures, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                failed = outcome
+        if failed is not None:
+            raise failed
+
+    def _frame(self, moment: Moment, now_s: float) -> Frame:
+        node = moment.node
+        sequence = self._sequences[node.name] = self._sequences.get(node.name, 0) + 1
+        return Frame(
+            version=WIRE_VERSION,
+            node=node.name,
+            boot_id=BOOT_UNKNOWN,
+            stream=self._stream,
+            sequence=sequence,
+            time_s=moment.time_s,
+            interval_s=node.interval_s or INTERVAL_UNKNOWN_S,
+            agent_version=SENDER if node.interval_s is not None else SENDER_UNPACED,
+            job=moment.job or node.labelled_job(now_s) or self._job_of(node.name),
+            blocks=list(moment.blocks()),
+            events=list(moment.events),
+            collectors=dict(_collector(target, up) for target, up in node.targets.items()),
+        )
+
+    async def _show(self, moments: list[Moment], frames: list[Frame], received_s: float) -> None:
+        """Tell fleet and detection of durable frames; nodes that were never heard of are written down before."""
+        fresh: list[Frame] = []
+        unknown: dict[str, None] = {}
+        for moment, frame in zip(moments, frames, strict=True):
+            new, late = not self._fleet.is_known(frame.node), _is_late(moment.node, frame, received_s)
+            if late:
+                self._show_late(frame)
+            else:
+                self._fleet.heard(frame, received_s, vouched=False)
+                fresh.append(frame)
+            if new:
+                unknown[frame.node] = None
+        if unknown:
+            try:
+                await self._found(list(unknown))
+            except StoreUnavailable:  # the rows are durable, and the nodes are written down at the next start
+                _log.warning("nodes could not be written down", extra={"nodes": len(unknown), "first": min(unknown)})
+                self._telemetry.failures.labels("node").inc()
+        for place, frame in enumerate(fresh):
+            if place % FRAMES_AT_ONCE == FRAMES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            self._observe(judged(frame), received_s, 0.0)
+
+    def _show_late(self, frame: Frame) -> None:
+        self._telemetry.late.inc()
+        self._fleet.know(frame.node)
+        newest = self._fleet.last(frame.node)
+        told = belated(frame, newest) if newest is not None else None
+        if newest is not None and told is not None:
+            self._observe(told, newest.received_s, 0.0)
+
+
+def _is_late(node: NodeRows, frame: Frame, received_s: float) -> bool:
+    late_s = max(LATE_S, LATE_INTERVALS * (node.interval_s or INTERVAL_UNKNOWN_S))
+    return received_s - frame.time_s > late_s
+
+
+def judged(frame: Frame) -> Frame:
+    """Return what the detection loop is shown of a frame: all of it, but for rows whose interval is not known."""
+    return msgspec.structs.replace(frame, blocks=[]) if frame.agent_version == SENDER_UNPACED else frame
+
+
+def is_ours(heard: Heard | Frame) -> bool:
+    """Whether a node's last words, or a frame, came by remote write and not from an agent."""
+    return heard.agent_version in (SENDER, SENDER_UNPACED)
+
+
+def known_interval_s(heard: Heard | None) -> float | None:
+    """Return a node's pace as its last words had it; None: not known."""
+    return heard.interval_s if heard is not None and heard.agent_version == SENDER else None
+
+
+def _collector(target: str, up: bool) -> tuple[str, str]:
+    return f"scrape {target[:200]}", "ok" if up else "failed: Prometheus cannot scrape it (up is 0)"

@@ -1,0 +1,190 @@
+"""What is known of one node by its samples: rows by the moments of its scrapes, the pace of these, its XIDs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from eagle_eye.schema import metrics as catalogue
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import Block, block
+from eagle_eye.schema.metrics import Kind, Scope
+from eagle_eye.server.ingest.remote_write.cells import Cell
+from eagle_eye.server.ingest.remote_write.mapping import Row, Rule
+from eagle_eye.server.model.scraped_devices import Watched
+
+# Moments kept open: the rest of a scrape follows within seconds, and a node has two exporters, perhaps scraped twice.
+MOMENTS_OPEN = 6
+MOMENTS_MAX = 64  # while the history takes nothing; beyond it the oldest is lost, and counted
+LINKS_MAX = 256  # of one node; as many ports as an agent tells of
+CELLS_MAX = 16_384  # of one node: sixteen GPUs and 256 ports have 2,500
+# The longest of the newest gaps is the pace: two Prometheus servers make short ones between long ones.
+GAPS_KEPT = 3
+GAP_S_MAX = 300.0  # what is longer was an outage, not the pace
+INTERVAL_UNKNOWN_S = 60.0  # said until the pace is known: as slow as sites scrape
+# A code that was never told of a device before is news only when the device has been watched for so long; before, it
+# may be from days ago: the gauge keeps the last code.
+XID_WATCHED_S = 60.0
+XID_WATCHED_INTERVALS = 3.0
+MODEL_EVERY_S = 3600.0
+JOB_FRESH_S = 300.0  # a job's label counts for the node's other series for so long
+TARGETS_MAX = 16  # exporters remembered of a node
+TEXT_CHARS_MAX = 200  # of an event's description
+
+
+@dataclass(slots=True, eq=False)
+class Moment:
+    """What is known of a node at one moment. ``version`` counts changes, ``kept`` is the last that is durable.
+
+    ``watched`` are the devices of which it has changed what is remembered.
+    """
+
+    node: NodeRows
+    time_s: float
+    job: str | None
+    values: dict[Scope, dict[int | str, dict[str, float]]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    watched: dict[int, Watched] = field(default_factory=dict)
+    version: int = 0
+    kept: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that is known of it is durable."""
+        return self.version == self.kept
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the rows by scope."""
+        for scope, rows in self.values.items():
+            yield block(scope, rows)  # type: ignore[arg-type]  # keys of one scope are of one type
+
+
+@dataclass(slots=True, eq=False)
+class NodeRows:
+    """One node; ``interval_s`` None: its pace is not known yet. ``watched`` are its devices, by what came before."""
+
+    name: str
+    touched_s: float = -math.inf  # by the server's clock
+    interval_s: float | None = None
+    watched: dict[int, Watched] = field(default_factory=dict)
+    targets: dict[str, bool] = field(default_factory=dict)  # what Prometheus scrapes there, and whether it answers
+    _cells: dict[tuple[Scope, int | str, str], Cell] = field(default_factory=dict)
+    _links: Counter[str] = field(default_factory=Counter)  # how many links have a cell of each metric
+    _moments: dict[tuple[float, str | None], Moment] = field(default_factory=dict)
+    _newest_s: dict[Scope, float] = field(default_factory=dict)
+    _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
+    _codes_s: dict[int, float] = field(default_factory=dict)  # when the newest code of each device was told
+    _models_s: dict[int, float] = field(default_factory=dict)  # when each device's model was told
+    _job: tuple[float, str] | None = None
+    lost: int = 0  # moments that were let go before they were durable
+
+    def cell(self, rule: Rule, row: Row) -> Cell | None:
+        """Return the cell of a metric in a row; None where the node has too many."""
+        key = (row.scope, row.key, rule.to)
+        found = self._cells.get(key)
+        if found is None:
+            if len(self._cells) >= CELLS_MAX or self._links[rule.to] >= LINKS_MAX:
+                return None
+            if row.scope is Scope.LINK:
+                self._links[rule.to] += 1
+            found = self._cells[key] = Cell(rule, catalogue.BY_NAME[rule.to].kind is Kind.COUNTER)
+        return found
+
+    def moment(self, time_s: float, job: str | None) -> Moment | None:
+        """Return what is open of a moment."""
+        return self._moments.get((time_s, job))
+
+    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float, model: str = "") -> Moment:
+        """Put a value into a row of a moment and return the moment.
+
+        Every hour it tells what the row's GPU is called, ``model``, where that is known, as agents do.
+        """
+        found = self._open(row.scope, time_s, job)
+        if row.scope is Scope.DEVICE and row.key not in self.watched:
+            self._watch(found, int(row.key), Watched(time_s))
+        found.values.setdefault(row.scope, {}).setdefault(row.key, {})[metric] = value
+        if model and time_s - self._models_s.get(int(row.key), -math.inf) >= MODEL_EVERY_S:
+            self._models_s[int(row.key)] = time_s
+            found.events.append(Event(time_s, "inventory", int(row.key), {"model": model[:TEXT_CHARS_MAX]}))
+        found.version += 1
+        return found
+
+    def note_code(
+        self, kind: str, device: int, time_s: float, job: str | None, code: float, text: str
+    ) -> Moment | None:
+        """Take the code of a device's last error; return the moment that has to be kept for it, None: nothing changed.
+
+        It tells of the code where that is news.
+        """
+        before = self.watched.get(device, Watched(time_s))
+        if time_s <= self._codes_s.get(device, -math.inf if before.time_s is None else before.time_s):
+            return None
+        self._codes_s[device] = time_s
+        if code == before.code:
+            return None
+        if before.code is not None:
+            news = True
+        else:
+            watched_s = time_s - before.since_s
+            news = watched_s >= max(XID_WATCHED_S, XID_WATCHED_INTERVALS * (self.interval_s or INTERVAL_UNKNOWN_S))
+        found = self._open(Scope.DEVICE, time_s, job)
+        self._watch(found, device, Watched(before.since_s, time_s, code))
+        if code != 0.0 and news:
+            attributes: dict[str, object] = {"code": int(code)}
+            if text:
+                attributes["text"] = text[:TEXT_CHARS_MAX]
+            found.events.append(Event(time_s, kind, device, attributes))
+        found.version += 1
+        return found
+
+    def note_target(self, target: str, up: bool) -> None:
+        """Take Prometheus' word on whether an exporter of the node answers; it says nothing about the node."""
+        if target in self.targets or len(self.targets) < TARGETS_MAX:
+            self.targets[target] = up
+
+    def note_job(self, job: str, now_s: float) -> None:
+        """Take a job's label on one of the node's series."""
+        self._job = (now_s, job)
+
+    def labelled_job(self, now_s: float) -> str | None:
+        """Return the job that labels of late name for the node."""
+        return self._job[1] if self._job is not None and now_s - self._job[0] <= JOB_FRESH_S else None
+
+    def _watch(self, moment: Moment, device: int, now: Watched) -> None:
+        self.watched[device] = moment.watched[device] = now
+
+    def _open(self, scope: Scope, time_s: float, job: str | None) -> Moment:
+        newest_s = self._newest_s.get(scope)
+        if newest_s is None or time_s > newest_s:
+            self._newest_s[scope] = time_s
+            if newest_s is not None and time_s - newest_s <= GAP_S_MAX:
+                self._pace(scope, time_s - newest_s)
+        found = self._moments.get((time_s, job))
+        if found is None:
+            self._let_go()
+            found = self._moments[time_s, job] = Moment(self, time_s, job)
+        return found
+
+    def _pace(self, scope: Scope, gap_s: float) -> None:
+        gaps_s = self._gaps_s.setdefault(scope, deque(maxlen=GAPS_KEPT))
+        gaps_s.append(gap_s)
+        known = [max(gaps) for gaps in self._gaps_s.values() if len(gaps) > 1]
+        if known:
+            self.interval_s = min(known)
+
+    def _let_go(self) -> None:
+        """Make room for one more moment: the oldest that is durable goes, where none is the oldest of all."""
+        if len(self._moments) < MOMENTS_OPEN:
+            return
+        durable = [key for key, moment in self._moments.items() if moment.is_kept]
+        if durable:
+            del self._moments[min(durable, key=_time)]
+        elif len(self._moments) >= MOMENTS_MAX:
+            del self._moments[min(self._moments, key=_time)]
+            self.lost += 1
+
+
+def _time(key: tuple[float, str | None]) -> float:
+    return key[0]

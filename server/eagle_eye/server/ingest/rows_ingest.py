@@ -1,0 +1,376 @@
+"""Frames as rows: taken by the request, made durable in groups, answered when their group is.
+
+Requests gather until the journal has finished the group before, and for a moment at least: ten thousand agents a second
+cost some dozen transactions, and no future, task or lock of their own. What rows mean is as in ``ingest``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import compress, count
+from typing import Any, TypeVar
+
+import msgspec
+
+from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.rows import ROW_HEAD
+from eagle_eye.server.engine.outlined import Row, RowGroup, groups_of
+from eagle_eye.server.history.history import Appended, AppendedRows, Batch, History
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.frame_rules import (
+    LATE_AT_ONCE_MAX,
+    RETRY_BUSY_S,
+    RETRY_UNAVAILABLE_S,
+    Authenticator,
+    belated,
+)
+from eagle_eye.server.ingest.rows_request import RowsRead, RowsReader
+from eagle_eye.server.ingest.settings import IngestSettings
+from eagle_eye.server.ingest.usual_rows import Asker, Usual, UsualRows, read
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
+from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.telemetry.counters import Telemetry
+
+GATHER_S = 0.005  # how long the first request of a group waits for others
+GROUP_EVERY_S = 0.08  # how often groups of many begin at most: an acknowledgement waits no longer for its turn
+GROUP_OF_MANY = 32  # rows; where few come, each is written at once
+GROUP_ROWS_MAX = 8_192
+
+STRANGERS_AWAITED = 64
+
+# Agents tick at the same multiples of their interval; many of them are asked to spread what they then send.
+CROWD_S = 60e-6  # what each agent's request costs, about
+CROWD_S_MIN = 0.03
+SPREAD_RATIO = 0.8  # of the interval
+
+# What takes an answer: status, body, headers.
+Reply = Callable[[int, bytes, Mapping[str, str]], None]
+
+T = TypeVar("T")
+U = TypeVar("U", "Sequence[_Taken]", UsualRows)
+
+_log = logging.getLogger(__name__)
+
+
+class _Taken(msgspec.Struct, frozen=True, gc=False):
+    """One request under way."""
+
+    request: RowsRead
+    batch: Batch
+    late: tuple[bool, ...]
+    size: int
+    started_s: float
+    reply: Reply
+
+
+class RowsIngest:
+    """Takes requests of rows. ``observe_rows`` gets durable rows of numbers, ``observe`` whole frames, as Ingest's.
+
+    ``found(nodes)`` is awaited for nodes that were never heard of, before their rows are acknowledged; where a whole
+    fleet begins to speak, after that.
+    """
+
+    def __init__(
+        self,
+        settings: IngestSettings,
+        history: History,
+        fleet: Fleet,
+        auth: Authenticator,
+        telemetry: Telemetry,
+        clock: Clock,
+        observe: Callable[[Frame, float, float], None],
+        observe_rows: Callable[[Sequence[RowGroup]], None],
+        found: Callable[[list[str]], Awaitable[None]],
+        asked_of: Callable[[str], list[dict[str, Any]]],
+        asks_anybody: Callable[[], bool],
+        reader: RowsReader,
+    ) -> None:
+        self._settings = settings
+        self._history = history
+        self._fleet = fleet
+        self._auth = auth
+        self._telemetry = telemetry
+        self._clock = clock
+        self._observe = observe
+        self._observe_rows = observe_rows
+        self._found = found
+        self._asked_of = asked_of
+        self._asks_anybody = asks_anybody
+        self._reader = reader
+        self._gathered: list[_Taken] = []
+        self._usual: list[Usual] = []
+        self._rows = self._bytes = 0  # of what has gathered
+        self._last_rows = 0  # of the group before
+        self._writing = 0
+        self._late_now = 0
+        self._begun_s = float("-inf")
+        self._due: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, principal: Principal, body: bytes, started_s: float, reply: Reply) -> None:
+        """Take a request's body; ``reply`` is called once, when its rows are durable or cannot be.
+
+        On the event loop. Raises Refusal at once for what cannot be taken: ``reply`` is not called then.
+        """
+        now_s = self._clock.now_s()
+        request = self._reader.read(body)
+        node, entries, sent_s = request.node, request.entries, request.sent_s
+        self._auth.authorise_frames(principal, node)
+        alone = request.known[0]
+        if alone is None or not alone.admitted:
+            self._settings.check_name(node)
+            self._fleet.check_room(node)
+        self._check_room(len(body))
+        times_s = [entry.time_s for entry in entries]
+        offset_s = self._fleet.offset_s(node, sent_s, now_s, max(times_s), request.clock_base_s)
+        moved_s = self._fleet.moved_s(node, times_s, now_s)
+        if moved_s is not None:
+            entries = tuple([one._replace(moved_s=by_s) for one, by_s in zip(entries, moved_s, strict=True)])
+        late = tuple([self._fleet.is_time_late(node, one.time_s + one.moved_s, sent_s) for one in entries])
+        if False not in late:
+            if self._late_now >= LATE_AT_ONCE_MAX:
+                detail = (
+                    f"{LATE_AT_ONCE_MAX} requests of old frames are being kept, the most at a time; send this one later"
+                )
+                raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
+            self._late_now += 1
+        outlines = tuple([(known.id, known.raw) for known in request.fresh]) if request.fresh else ()
+        batch = Batch(node, request.stream, now_s, offset_s, entries, outlines)
+        self._gathered.append(_Taken(request, batch, late, len(body), started_s, reply))
+        self._rows += len(entries)
+        self._bytes += len(body)
+        if self._rows >= GROUP_ROWS_MAX:
+            self._begin()
+        elif self._due is None and self._writing == 0:
+            self._begin_soon(GATHER_S)
+
+    def take_if_usual(self, principal: Principal, body: bytes, started_s: float, asker: Asker) -> bool:
+        """Take a body that is one row of a known outline, to be read with others; return whether it is.
+
+        On the event loop. ``asker`` is answered once, when the row is durable or cannot be. Raises Refusal at once
+        for what cannot be taken.
+        """
+        known = self._reader.alone(body)
+        if known is None:
+            return False
+        self._auth.authorise_frames(principal, known.node)
+        self._check_room(len(body))
+        self._usual.append(Usual(known, principal, body, started_s, asker))
+        self._rows += 1
+        self._bytes += len(body)
+        if self._rows >= GROUP_ROWS_MAX:
+            self._begin()
+        elif self._due is None and self._writing == 0:
+            self._begin_soon(GATHER_S)
+        return True
+
+    def _check_room(self, size: int) -> None:
+        if self._bytes + size > self._settings.pending_bytes_max:
+            detail = (
+                f"{self._bytes} bytes of rows wait, at most {self._settings.pending_bytes_max} may; send again later"
+                " (ingest.pending_bytes_max)"
+            )
+            raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
+
+    def _begin_soon(self, gather_s: float) -> None:
+        every_s = GROUP_EVERY_S if self._last_rows >= GROUP_OF_MANY else 0.0
+        wait_s = max(gather_s, self._begun_s + every_s - self._clock.monotonic_s())
+        self._due = asyncio.get_running_loop().call_later(wait_s, self._begin)
+
+    def _begin(self) -> None:
+        """Hand what has gathered to the history."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._last_rows = self._rows
+        self._begun_s = self._clock.monotonic_s()
+        usual, self._usual = self._usual, []
+        if usual:
+            groups, odd = read(usual, self._fleet, self._clock.now_s() - self._begun_s)
+            for group in groups:
+                self._write(functools.partial(self._history.submit_rows, group.rows), group, self._rows_written)
+            for one in odd:
+                try:
+                    self.take(one.principal, one.body, one.started_s, one.asker.answer)
+                except Exception as error:  # noqa: BLE001 - whoever waits must be answered
+                    one.asker.refuse(error)
+        taken, self._gathered = self._gathered, []
+        self._rows = self._bytes = 0
+        if taken:
+            self._write(functools.partial(self._history.submit_all, [one.batch for one in taken]), taken, self._written)
+
+    def _write(self, submit: Callable[[], Future[T]], what: U, written: Callable[[U, Future[T]], None]) -> None:
+        """Hand something to the history; ``written(what, future)`` is called once it is durable or cannot be."""
+        loop = asyncio.get_running_loop()
+        try:
+            future = submit()
+        except HistoryBusy as error:
+            self._refuse(what, Refusal(503, "busy", str(error), {"Retry-After": str(RETRY_BUSY_S)}))
+        except HistoryUnavailable as error:
+            self._refuse(what, _unavailable(error))
+        else:
+            self._writing += 1
+            future.add_done_callback(lambda done: _on(loop, written, what, done))
+
+    def _outcome(self, what: Sequence[_Taken] | UsualRows, done: Future[T]) -> T | None:
+        """Return what became of a group; None: it is refused."""
+        self._writing -= 1
+        if (self._gathered or self._usual) and self._due is None:
+            self._begin_soon(0.0)
+        try:
+            return done.result()
+        except HistoryUnavailable as error:
+            self._refuse(what, _unavailable(error))
+        except Exception:  # noqa: BLE001 - whoever waits must be answered
+            _log.exception("rows could not be kept for a reason that was not foreseen")
+            self._refuse(what, Refusal(500, "internal", "the server failed; its log says why"))
+        return None
+
+    def _rows_written(self, usual: UsualRows, done: Future[AppendedRows]) -> None:
+        appended = self._outcome(usual, done)
+        if appended is None:
+            return
+        news = usual.of(appended.new)
+        if news.requests:
+            self._fleet.heard_rows(news.group, news.rows.time_s.tolist())
+            self._observe_rows([news.group])
+        self._accept(usual, appended)
+
+    def _accept(self, usual: UsualRows, appended: AppendedRows) -> None:
+        asks = self._asks_anybody()
+        ends: dict[float, bytes] = {}
+        for request, new, watermark in zip(usual.requests, appended.new, appended.watermarks, strict=True):
+            known = request.known
+            end = ends.get(known.interval_s)
+            if end is None:
+                end = ends[known.interval_s] = self._spread(known.interval_s)
+            asked = self._asked_of(known.node) if asks else None
+            if asked:
+                end = b',"requests":' + msgspec.json.encode(asked) + end
+            request.asker.accept(b'{"accepted":%d,"duplicates":%d,"watermark":%d%b}' % (new, not new, watermark, end))
+        self._count(sum(appended.new), len(appended.new), usual.rows.raw.nbytes, [r.started_s for r in usual.requests])
+
+    def _written(self, taken: Sequence[_Taken], done: Future[list[Appended]]) -> None:
+        results = self._outcome(taken, done)
+        if results is None:
+            return
+        strangers = self._show(taken, results)
+        if not strangers or len(strangers) > STRANGERS_AWAITED:
+            self._acknowledge(taken, results)
+            taken = ()
+        if strangers:
+            task = asyncio.get_running_loop().create_task(self._introduce(strangers, taken, results[: len(taken)]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _show(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> list[str]:
+        """Tell fleet and detection what is new; return the nodes that were never heard of."""
+        rows: list[Row] = []
+        strangers: list[str] = []
+        for one, appended in zip(taken, results, strict=True):
+            for outline in one.request.fresh:
+                outline.durable = outline.admitted = True
+            for at in compress(count(), appended.new):
+                if one.late[at]:
+                    self._show_late(one, at)
+                elif self._show_one(one, at, rows):
+                    strangers.append(one.batch.node)
+        self._observe_rows(groups_of(rows))
+        return strangers
+
+    def _show_one(self, one: _Taken, at: int, rows: list[Row]) -> bool:
+        """Tell of a row, numbers alone by adding them to ``rows``; return whether its node was never heard of."""
+        batch, known, entry = one.batch, one.request.known[at], one.batch.entries[at]
+        if known is not None:
+            known.admitted = True
+            time_s = entry.time_s + entry.moved_s
+            rows.append(Row(known.outlined, time_s + batch.offset_s, batch.received_s, entry.raw[ROW_HEAD.size :]))
+            return self._fleet.heard_row(known.outlined, time_s, batch.received_s)
+        frame = one.request.frames[at]
+        self._observe_rows(groups_of(rows))  # what its node said before comes before it
+        rows.clear()
+        new = self._fleet.heard(frame, batch.received_s, entry.moved_s)
+        dated = self._fleet.dated(frame, batch.offset_s + entry.moved_s, batch.received_s)
+        self._observe(dated, batch.received_s, batch.offset_s)
+        return new
+
+    def _show_late(self, one: _Taken, at: int) -> None:
+        self._telemetry.late.inc()
+        frame, newest = one.request.frames.get(at), self._fleet.last(one.batch.node)
+        told = belated(frame, newest) if frame is not None and newest is not None else None
+        if newest is not None and told is not None:
+            offset_s = one.batch.offset_s + one.batch.entries[at].moved_s
+            self._observe(self._fleet.dated(told, offset_s, one.batch.received_s), newest.received_s, offset_s)
+
+    async def _introduce(self, nodes: list[str], taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
+        try:
+            await self._found(nodes)
+        except StoreUnavailable:
+            # The rows are durable and must be acknowledged; the nodes are written down at the next start.
+            _log.warning("nodes could not be written down", extra={"nodes": len(nodes), "first": nodes[0]})
+            self._telemetry.failures.labels("node").inc()
+        finally:
+            self._acknowledge(taken, results)
+
+    def _acknowledge(self, taken: Sequence[_Taken], results: Sequence[Appended]) -> None:
+        accepted = total = 0
+        for one, appended in zip(taken, results, strict=True):
+            rows = len(appended.new)
+            new = appended.accepted if False in appended.new else rows
+            accepted += new
+            total += rows
+            self._settle(one)
+            said = b'{"accepted":%d,"duplicates":%d,"watermark":%d' % (new, rows - new, appended.watermark)
+            asked = self._asked_of(one.batch.node)
+            if asked:
+                said += b',"requests":' + msgspec.json.encode(asked)
+            said += self._spread(one.request.interval_s)
+            if one.request.unknown:
+                said += b',"unknown":' + msgspec.json.encode(one.request.unknown)
+            one.reply(200, said + b"}", NO_HEADERS)
+        self._count(accepted, total, sum(one.size for one in taken), [one.started_s for one in taken])
+
+    def _spread(self, interval_s: float) -> bytes:
+        """Return what an answer says of how far agents should spread their sending."""
+        crowd_s = self._fleet.known_count * CROWD_S
+        if crowd_s < CROWD_S_MIN:
+            return b""
+        return b',"spread_seconds":%.2f' % min(crowd_s, SPREAD_RATIO * interval_s)
+
+    def _count(self, accepted: int, total: int, size: int, started_s: Sequence[float]) -> None:
+        now_s = self._clock.monotonic_s()
+        self._telemetry.frames.inc(accepted)
+        self._telemetry.duplicates.inc(total - accepted)
+        self._telemetry.bytes.inc(size)
+        self._telemetry.ingest_seconds.observe_all([now_s - one_s for one_s in started_s])
+
+    def _refuse(self, what: Sequence[_Taken] | UsualRows, refusal: Refusal) -> None:
+        if isinstance(what, UsualRows):
+            replies: list[Reply] = [one.asker.answer for one in what.requests]
+        else:
+            replies = [one.reply for one in what]
+            for one in what:
+                self._settle(one)
+        for reply in replies:
+            reply(refusal.status, refusal.document(), refusal.headers)
+        self._telemetry.rejected.labels(refusal.reason).inc(len(replies))
+
+    def _settle(self, one: _Taken) -> None:
+        if False not in one.late:
+            self._late_now -= 1
+
+
+def _unavailable(error: HistoryUnavailable) -> Refusal:
+    return Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)})
+
+
+def _on(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *arguments: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(work, *arguments)
+    except RuntimeError:
+        return  # the loop has ended, and with it everybody who waited

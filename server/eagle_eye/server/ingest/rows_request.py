@@ -1,0 +1,188 @@
+"""The body of a request of rows, read and checked: whose they are, what is more than numbers, what is not known."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from eagle_eye.schema.frame import BadFrame, Frame, Reading, read_frame, unknown_keys
+from eagle_eye.schema.outline_keys import unknown_outline_keys
+from eagle_eye.schema.rows import (
+    Outline,
+    check_size,
+    decode_rows_request,
+    is_row,
+    names_none,
+    outline_id,
+    read_row,
+    row_head,
+)
+from eagle_eye.server.history.history import Entry
+from eagle_eye.server.ingest.frame_rules import KEYS_EVERY, RETRY_UNAVAILABLE_S, refusal_of
+from eagle_eye.server.ingest.outlines import Known, Outlines
+from eagle_eye.server.ingest.unknown_fields import UnknownThings
+from eagle_eye.server.ingest.usual_rows import ID
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import HistoryUnavailable, Refusal
+from eagle_eye.server.security.limits import Rates
+
+LEARNED_PER_S, LEARNED_AT_ONCE = 1_500, 1_500  # outlines: each costs some hundred times what a row of it does
+RETRY_LEARN_S = 2
+
+
+class RowsRead(msgspec.Struct, frozen=True, gc=False):
+    """What a body says. ``known`` has each entry's outline, None for one whose frame is in ``frames``.
+
+    ``clock_base_s`` is what the last one says. ``fresh`` are the outlines among them that may not be durable yet;
+    ``unknown`` names what was left out.
+    """
+
+    node: str
+    stream: str
+    interval_s: float
+    sent_s: float
+    clock_base_s: float | None
+    entries: tuple[Entry, ...]
+    known: tuple[Known | None, ...]
+    frames: Mapping[int, Frame]
+    fresh: tuple[Known, ...]
+    unknown: Sequence[str]
+
+
+class _One(NamedTuple):
+    """One row; ``reading`` is what it says where that is more than numbers."""
+
+    says: Outline | Frame
+    known: Known | None
+    entry: Entry
+    reading: Reading | None
+
+    @property
+    def base_s(self) -> float | None:
+        """What it says of the clock that dated it."""
+        if self.known is not None:
+            return self.known.clock_base_s
+        return self.reading.frame.base_s if self.reading is not None else None
+
+
+class RowsReader:
+    """Reads bodies; on the event loop."""
+
+    def __init__(self, outlines: Outlines, unknown: UnknownThings, inflated_bytes_max: int, clock: Clock) -> None:
+        self._clock = clock
+        self._learns = Rates(keys_max=1)
+        self._outlines = outlines
+        self._unknown = unknown
+        self._inflated_bytes_max = inflated_bytes_max
+
+    def inflated(self, body: bytes) -> bytes:
+        """Return what a zlib-compressed body says. Raises Refusal."""
+        limit = self._inflated_bytes_max
+        inflater = zlib.decompressobj()
+        try:
+            whole = inflater.decompress(body, limit + 1)
+        except zlib.error as error:
+            raise Refusal(400, "truncated", f"the body cannot be decompressed (zlib): {error}") from None
+        if len(whole) > limit:
+            raise Refusal(413, "oversized", f"the body has more than {limit} bytes once decompressed: send less")
+        if not inflater.eof:
+            raise Refusal(400, "truncated", "the compressed body ends before its data does")
+        return whole
+
+    def read(self, body: bytes) -> RowsRead:
+        """Return what the body says. Raises Refusal: 400, 409 for an outline to be sent, 413, 503."""
+        try:
+            sent_s, outlines, rows = decode_rows_request(body)
+        except BadFrame as error:
+            raise refusal_of(error, "the request") from None
+        if not rows:
+            raise Refusal(400, "empty", "the request has no rows; send at least one")
+        self._learn(outlines)
+        read: list[_One] = []
+        for at, row in enumerate(rows):
+            try:
+                read.append(self._one(row))
+            except BadFrame as error:
+                raise refusal_of(error, f"row {at}") from None
+        first = read[0].says
+        for at, one in enumerate(read[1:], 1):
+            if (one.says.node, one.says.stream) != (first.node, first.stream):
+                raise Refusal(400, "mixed", f"row {at} is of another node or stream than row 0; send one a request")
+        frames = {at: one.reading.frame for at, one in enumerate(read) if one.reading is not None}
+        fresh = {one.known.id: one.known for one in read if one.known is not None and not one.known.durable}
+        return RowsRead(
+            first.node,
+            first.stream,
+            first.interval_s,
+            sent_s,
+            read[-1].base_s,
+            tuple([one.entry for one in read]),
+            tuple([one.known if one.reading is None else None for one in read]),
+            frames,
+            tuple(fresh.values()),
+            self._note_unknown(first, read) if frames else [],
+        )
+
+    def alone(self, body: bytes) -> Known | None:
+        """Return the outline of a body that is as long as one row of it alone; None: ``read`` it by itself."""
+        known = self._outlines.get(body[ID])
+        if known is None or len(body) != known.alone_bytes or not (known.durable and known.admitted):
+            return None
+        known.used = True
+        return known
+
+    def _learn(self, outlines: Sequence[bytes]) -> None:
+        for at, raw in enumerate(outlines):
+            if self._outlines.get(outline_id(raw)) is None:
+                self._make_room()
+            try:
+                known = self._outlines.learn(raw)
+            except BadFrame as error:
+                raise refusal_of(error, f"outline {at}") from None
+            outlined = known.outlined
+            left_out = (*unknown_outline_keys(raw), *filter(names_none, outlined.unknown))
+            if left_out:
+                self._unknown.note(outlined.node, outlined.outline.agent_version, Counter(left_out))
+
+    def _one(self, row: bytes) -> _One:
+        """Return a row, or a whole frame that came among them. Raises BadFrame, Refusal."""
+        if row and not is_row(row):
+            frame, unknown = reading = read_frame(row)
+            if frame.sequence % KEYS_EVERY == 1:
+                reading = Reading(frame, (*unknown, *unknown_keys(row)))
+            return _One(frame, None, Entry(frame.sequence, frame.time_s, row), reading)
+        head = row_head(row)
+        known = self._find(head.outline_id)
+        known.used = True
+        outline, entry = known.outlined.outline, Entry(head.sequence, head.time_s, row)
+        if head.tail_bytes or known.outlined.layout is None:
+            return _One(outline, known, entry, read_row(outline, row))
+        check_size(known.outlined.size, row, 0)
+        return _One(outline, known, entry, None)
+
+    def _find(self, id_: bytes) -> Known:
+        known = self._outlines.get(id_)
+        if known is None:
+            self._make_room()
+            try:
+                known = self._outlines.recall(id_)
+            except HistoryUnavailable as error:
+                raise Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}) from None
+        if known is None:
+            raise Refusal(409, "outline", f"the outline {id_.hex()} is not known here; send it with its rows")
+        return known
+
+    def _make_room(self) -> None:
+        """Return if one more outline may be learned now: a fleet that comes back all at once delays nobody it had."""
+        wait_s = self._learns.take("", LEARNED_PER_S, LEARNED_AT_ONCE, self._clock.monotonic_s())
+        if wait_s > 0.0:
+            detail = f"more than {LEARNED_PER_S} agents a second begin to speak; this one is listened to in a moment"
+            raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_LEARN_S)})
+
+    def _note_unknown(self, first: Outline | Frame, read: Sequence[_One]) -> list[str]:
+        left_out = Counter(name for one in read if one.reading is not None for name in one.reading.unknown)
+        return self._unknown.note(first.node, first.agent_version, left_out) if left_out else []

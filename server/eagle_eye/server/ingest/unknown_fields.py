@@ -1,0 +1,35 @@
+"""What newer agents send and this server does not know, and names that are none: left out, counted, named once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from eagle_eye.server.telemetry.counters import Telemetry
+
+LOGGED_MAX = 256  # different things that the log names: a hostile agent could make up more for ever
+ANSWERED_MAX = 32  # that an answer names: an agent reads 64 KiB of it
+
+NONE = ("name ", "number ")  # what no version knows: it can be no name of a job, or no rank
+_NONE = "node %s (agent %r) sends a name or number that can be none; it is left out, what is with it is kept: %s"
+_UNKNOWN = "node %s (agent %r) sends what this server does not know and leaves out, upgrade the server: %s"
+
+_log = logging.getLogger(__name__)
+
+
+class UnknownThings:
+    """Takes note of them."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._named: set[str] = set()
+
+    def note(self, node: str, agent_version: str, times: Mapping[str, int]) -> list[str]:
+        """Count what was left out of a node's frames, say what is new of it, and return names for the answer."""
+        for name, count in times.items():
+            self._telemetry.unknown.labels(name.partition(" ")[0]).inc(count)
+        for name in times.keys() - self._named:
+            if len(self._named) < LOGGED_MAX:
+                self._named.add(name)
+                _log.warning(_NONE if name.startswith(NONE) else _UNKNOWN, node, agent_version[:80], name)
+        return sorted(times)[:ANSWERED_MAX]

@@ -1,0 +1,166 @@
+"""The usual requests of a large fleet, read many at once: each is one row of numbers of an outline that is known.
+
+Whatever is in any way unusual about one of them is found here and left to ``RowsIngest.take``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from eagle_eye.schema.frame import TIME_S_MAX
+from eagle_eye.schema.rows import MAGIC, VERSION
+from eagle_eye.server.engine.outlined import RowGroup
+from eagle_eye.server.history.history import LATE_S, RowsOfMany
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.outlines import ALONE_BYTES, Known
+from eagle_eye.server.security.auth import Principal
+
+SEQUENCE_MAX = 1 << 53
+
+# The parts of a request before the numbers: REQUEST_HEAD, SIZE and ROW_HEAD of schema/rows.py.
+_HEAD = np.dtype(
+    [
+        ("magic", "S4"),
+        ("outlines", "<u2"),
+        ("rows", "<u2"),
+        ("sent_s", "<f8"),
+        ("size", "<u4"),
+        ("version", "u1"),
+        ("zero", "V3"),
+        ("tail", "<u4"),
+        ("id", "V16"),
+        ("sequence", "<u8"),
+        ("time_s", "<f8"),
+    ]
+)
+_ROW = slice(_HEAD.fields["version"][1], None)  # type: ignore[index] # where a request's row begins
+_NUMBERS = slice(ALONE_BYTES, None)
+ID = slice(28, 44)  # the outline's, in a request
+assert _HEAD.itemsize == ALONE_BYTES and _HEAD.fields["id"][1] == ID.start  # type: ignore[index] # noqa: S101, PT018
+
+
+class Asker(Protocol):
+    """Who sent a request and waits for its answer."""
+
+    def accept(self, body: bytes) -> None:
+        """Answer 200 with a JSON body."""
+        ...
+
+    def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Answer with a status, a body (a problem's, but for 200) and headers."""
+        ...
+
+    def refuse(self, error: Exception) -> None:
+        """Answer with a problem: the Refusal, or 500 for an error that was not foreseen."""
+        ...
+
+
+class Usual(msgspec.Struct, frozen=True, gc=False):
+    """One request as it came; ``started_s`` is by the monotonic clock."""
+
+    known: Known
+    principal: Principal
+    body: bytes
+    started_s: float
+    asker: Asker
+
+
+class UsualRows(NamedTuple):
+    """Some requests as columns; ``requests[i]`` is what line i came from."""
+
+    requests: Sequence[Usual]
+    rows: RowsOfMany
+    group: RowGroup
+
+    def of(self, new: Sequence[bool]) -> UsualRows:
+        """Return those that are new."""
+        if False not in new:
+            return self
+        chosen = np.flatnonzero(new)
+        places: list[int] = chosen.tolist()
+        group, rows = self.group, self.rows
+        return UsualRows(
+            [self.requests[at] for at in places],
+            RowsOfMany(
+                [rows.refs[at] for at in places],
+                rows.sequence[chosen],
+                rows.time_s[chosen],
+                rows.received_s[chosen],
+                rows.offset_s[chosen],
+                rows.raw[chosen],
+            ),
+            RowGroup(
+                group.layout,
+                [group.outlined[at] for at in places],
+                [group.time_s[at] for at in places],
+                [group.received_s[at] for at in places],
+                group.numbers[chosen],
+            ),
+        )
+
+
+def read(requests: Sequence[Usual], fleet: Fleet, wall_s: float) -> tuple[list[UsualRows], list[Usual]]:
+    """Return requests as columns, by layout, and those that are to be taken one by one.
+
+    ``wall_s`` is the server's clock minus the monotonic one. Of a node with several requests the first is usual.
+    """
+    by_layout: dict[Any, list[Usual]] = {}
+    nodes: set[str] = set()
+    odd: list[Usual] = []
+    for request in requests:
+        known = request.known
+        if known.node in nodes or not known.durable:
+            odd.append(request)
+            continue
+        nodes.add(known.node)
+        by_layout.setdefault(known.outlined.layout, []).append(request)
+    found = [_columns(together, fleet, wall_s, odd) for together in by_layout.values()]
+    return [one for one in found if one is not None], odd
+
+
+def _columns(requests: Sequence[Usual], fleet: Fleet, wall_s: float, odd: list[Usual]) -> UsualRows | None:
+    matrix = np.frombuffer(b"".join([one.body for one in requests]), np.uint8).reshape(len(requests), -1)
+    heads = np.ascontiguousarray(matrix[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]
+    sent_s, time_s = heads["sent_s"], heads["time_s"]
+    usual = (
+        (heads["magic"] == MAGIC)
+        & (heads["outlines"] == 0)
+        & (heads["rows"] == 1)
+        & (heads["size"] == matrix.shape[1] - _ROW.start)
+        & (heads["version"] == VERSION)
+        & (heads["tail"] == 0)
+        & (heads["sequence"] > 0)
+        & (heads["sequence"] < SEQUENCE_MAX)
+        & (time_s > 0.0)
+        & (time_s <= sent_s)  # later, or older than that: whether it is late, or wrong, is a longer question
+        & (sent_s - time_s <= LATE_S)
+        & (sent_s < TIME_S_MAX)
+    )
+    if not usual.all():
+        odd += [requests[at] for at in np.flatnonzero(~usual).tolist()]
+        chosen = np.flatnonzero(usual)
+        if not len(chosen):
+            return None
+        requests = [requests[at] for at in chosen.tolist()]
+        matrix, sent_s, time_s, heads = matrix[chosen], sent_s[chosen], time_s[chosen], heads[chosen]
+    knowns = [one.known for one in requests]
+    received_s = [one.started_s + wall_s for one in requests]
+    nodes, bases_s = [known.node for known in knowns], [known.clock_base_s for known in knowns]
+    offset_s = np.array(fleet.offsets_s(nodes, sent_s.tolist(), received_s, bases_s))
+    rows = RowsOfMany(
+        [known.ref for known in knowns],
+        heads["sequence"].astype(np.int64),
+        time_s,
+        np.array(received_s),
+        offset_s,
+        matrix[:, _ROW],
+    )
+    layout = knowns[0].outlined.layout
+    assert layout is not None  # noqa: S101 - else it would not have come here
+    outlined = [known.outlined for known in knowns]
+    group = RowGroup(layout, outlined, (time_s + offset_s).tolist(), received_s, matrix[:, _NUMBERS])
+    return UsualRows(requests, rows, group)

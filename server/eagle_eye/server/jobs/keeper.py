@@ -1,0 +1,249 @@
+"""The schedulers' words taken in: into the store, and to the detection loop. On a clock; writes to the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from eagle_eye.schema.names import is_name
+from eagle_eye.server.engine.scheduler_word import SchedulerWord
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.remote_write.keeper import SENDER, SENDER_UNPACED
+from eagle_eye.server.jobs.reconcile import Knowledge, Reconciled, Seen, reconcile
+from eagle_eye.server.jobs.source import JobSource, Snapshot, SourceFailed
+from eagle_eye.server.jobs.standing import standing
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.records import AuditEntry, Job, Node
+from eagle_eye.server.monitor.watching import Watcher
+from eagle_eye.server.store.store import JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.telemetry.counters import Telemetry
+
+BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0  # from a failed question to the next; doubles
+SEEN_S = 120.0  # an agent's word on who runs where counts for so long
+LIVE_STATES = ("running", "completing", "suspended", "pending", "maintenance")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Health:
+    """How a source does. ``heard_s`` is by the monotonic clock, None: it never answered; ``problem`` "": none."""
+
+    source: JobSource
+    restart_owner: str
+    began_s: float
+    heard_s: float | None = None
+    jobs: int = 0
+    problem: str = ""
+    reserved: frozenset[str] = frozenset()
+
+
+class JobSources:
+    """Asks each source at its pace, and sooner when a fault waits for its word."""
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[JobSource, str]],
+        patience_s: float,
+        store: Store,
+        clock: Clock,
+        fleet: Fleet,
+        watcher: Watcher,
+        telemetry: Telemetry,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """Take the sources, each with whoever restarts its jobs."""
+        self._patience_s = patience_s
+        self._store = store
+        self._clock = clock
+        self._fleet = fleet
+        self._watcher = watcher
+        self._telemetry = telemetry
+        self._jitter = jitter
+        self._sooner = {source.name: asyncio.Event() for source, _ in sources}
+        self._healths = [Health(source, owner, clock.monotonic_s()) for source, owner in sources]
+
+    async def run(self) -> None:
+        """Follow all sources until cancelled."""
+        self._watcher.call_schedulers(self.ask_sooner)
+        for health in self._healths:
+            self._watcher.observe_scheduler(SchedulerWord(health.source.name, None, patience_s=self._patience_s))
+        async with asyncio.TaskGroup() as group:
+            for health in self._healths:
+                group.create_task(self._follow(health), name=health.source.name)
+            await asyncio.Event().wait()
+
+    def ask_sooner(self) -> None:
+        """Have every source asked now; on the event loop."""
+        for event in self._sooner.values():
+            event.set()
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the sources, "ok" for nothing; None: there are none. From any thread."""
+        if not self._healths:
+            return None
+        return "; ".join(filter(None, map(self._problem_of, self._healths))) or "ok"
+
+    def ages_s(self) -> dict[str, float]:
+        """Return how long ago each source was heard; one that never was is missing."""
+        now_s = self._clock.monotonic_s()
+        return {h.source.name: now_s - h.heard_s for h in self._healths if h.heard_s is not None}
+
+    def counts(self) -> dict[str, int]:
+        """Return how many of our jobs each source speaks for."""
+        return {health.source.name: health.jobs for health in self._healths}
+
+    def _problem_of(self, health: Health) -> str:
+        age_s = self._clock.monotonic_s() - (health.began_s if health.heard_s is None else health.heard_s)
+        if age_s <= health.source.patience_s:
+            return ""
+        why = f": {health.problem}" if health.problem else ""
+        return f"{health.source.name} was not heard for {age_s:.0f} s{why}"
+
+    async def _follow(self, health: Health) -> None:
+        name, failures = health.source.name, 0
+        while True:
+            try:
+                async with contextlib.aclosing(health.source.snapshots(self._sooner[name])) as snapshots:
+                    async for snapshot in snapshots:
+                        await self._take(health, snapshot)
+                        if health.problem:
+                            log.info("a scheduler is heard again", extra={"source": name})
+                        health.problem, failures = "", 0
+            except SourceFailed as error:
+                self._telemetry.job_source_answers.labels(name, error.reason).inc()
+                self._fail(health, str(error))
+            except StoreUnavailable:
+                self._telemetry.job_source_answers.labels(name, "unsaved").inc()
+                self._fail(health, "the records cannot be written")
+            delay_s = min(BACKOFF_S * 2**failures, BACKOFF_S_MAX)
+            failures = min(failures + 1, 16)
+            await asyncio.sleep(delay_s * (0.5 + self._jitter() / 2))
+
+    def _fail(self, health: Health, problem: str) -> None:
+        if problem != health.problem:  # said once, however often it is tried
+            log.warning("a scheduler gives no answer", extra={"source": health.source.name, "error": problem})
+        health.problem = problem
+
+    async def _take(self, health: Health, snapshot: Snapshot) -> None:
+        """Write down what follows from an answer, and have the detection loop hear of it. Raises StoreUnavailable."""
+        snapshot = _named(snapshot)
+        source = health.source.name
+        told, reserved = await asyncio.to_thread(self._write, health, snapshot)
+        health.reserved = reserved
+        if snapshot.nodes is not None:
+            named = await asyncio.to_thread(NodeNames, [node.name for node in snapshot.nodes])
+            self._fleet.vouchers.use_scheduler(source, named)
+        for job in told.jobs:
+            self._watcher.observe_job(job)
+        self._watcher.observe_scheduler(SchedulerWord(source, snapshot.asked_s, told.speaks_for, self._patience_s))
+        health.heard_s, health.jobs = self._clock.monotonic_s(), len(told.speaks_for)
+        self._telemetry.job_source_answers.labels(source, "ok").inc()
+        for reason, count in {**snapshot.left_out, **told.left_out}.items():
+            if count:
+                self._telemetry.job_source_left_out.labels(source, reason).inc(count)
+
+    def _write(self, health: Health, snapshot: Snapshot) -> tuple[Reconciled, frozenset[str]]:
+        found: list[Reconciled] = []
+        names = NodeNames(self._fleet.names())
+        seen, scraped = self._seen()
+        reserved = health.reserved
+        if snapshot.nodes is not None:
+            there = (names.ours(node.name) for node in snapshot.nodes if node.maintenance)
+            reserved = frozenset(name for name in there if name is not None)
+        work = functools.partial(self._change, health, snapshot, seen, scraped, names, reserved, found)
+        if not work(self._store).empty:
+            # Computed again inside the transaction: what a launcher or person did meanwhile counts.
+            self._store.update(work)
+        return found[-1], reserved
+
+    def _change(
+        self,
+        health: Health,
+        snapshot: Snapshot,
+        seen: dict[str, Seen],
+        scraped: frozenset[str],
+        names: NodeNames,
+        reserved: frozenset[str],
+        found: list[Reconciled],
+        store: Store,
+    ) -> Change:
+        source, now_s = health.source.name, self._clock.now_s()
+        jobs = _jobs_concerned(store, {*seen, *(job.name for job in snapshot.jobs)})
+        known = Knowledge(jobs, seen, names, scraped, reserved)
+        told = reconcile(source, snapshot.jobs, known, health.restart_owner, now_s)
+        found.append(told)
+        nodes: tuple[Node, ...] = ()
+        if snapshot.nodes is not None:
+            nodes = standing(source, snapshot.nodes, {node.node: node for node in store.all(NODES)}, names, now_s)
+        entries = [_told_of_job(source, job, now_s) for job in told.jobs if _is_news(job, jobs.get(job.job))]
+        entries += [_told_of_node(source, node, now_s) for node in nodes]
+        return Change(jobs=told.jobs, nodes=nodes, audit=tuple(entries))
+
+    def _seen(self) -> tuple[dict[str, Seen], frozenset[str]]:
+        """Return the jobs that agents spoke of just now, and the nodes of which only Prometheus does."""
+        attempts: dict[str, int] = {}
+        nodes: dict[str, set[str]] = {}
+        scraped = set()
+        for voice in self._fleet.voices(self._clock.now_s() - SEEN_S):
+            if voice.agent_version in (SENDER, SENDER_UNPACED):
+                scraped.add(voice.node)
+            if voice.job is not None:
+                attempts.setdefault(voice.job, 0)
+                if not voice.ranks:
+                    nodes.setdefault(voice.job, set()).add(voice.node)
+            for rank in voice.ranks:
+                if rank.attempt > attempts.get(rank.job, -1):
+                    attempts[rank.job], nodes[rank.job] = rank.attempt, set()
+                if rank.attempt == attempts[rank.job]:
+                    nodes.setdefault(rank.job, set()).add(voice.node)
+        seen = {job: Seen(attempt, frozenset(nodes.get(job, ()))) for job, attempt in attempts.items()}
+        return seen, frozenset(scraped)
+
+
+def _named(snapshot: Snapshot) -> Snapshot:
+    """Return the answer without jobs whose names are none; they are counted as left out."""
+    jobs = tuple([job for job in snapshot.jobs if is_name(job.name)])
+    bad = len(snapshot.jobs) - len(jobs)
+    if not bad:
+        return snapshot
+    return replace(snapshot, jobs=jobs, left_out={**snapshot.left_out, "name": bad})
+
+
+def _jobs_concerned(store: Store, names: set[str]) -> dict[str, Job]:
+    """Return the jobs on record that are not over, and those of the names."""
+    found: dict[str, Job] = {}
+    cursor: str | None = None
+    while True:
+        page = store.page(JOBS, {"state": LIVE_STATES}, cursor, PAGE_LIMIT_MAX)
+        found.update({job.job: job for job in page.items})
+        cursor = page.next
+        if cursor is None:
+            break
+    for name in names - found.keys():
+        job = store.get(JOBS, name)
+        if job is not None:
+            found[name] = job
+    return found
+
+
+def _is_news(job: Job, before: Job | None) -> bool:
+    return before is None or (job.state, job.attempt, job.conflict) != (before.state, before.attempt, before.conflict)
+
+
+def _told_of_job(source: str, job: Job, now_s: float) -> AuditEntry:
+    # In the form that a launcher's word has, so that recordings find both.
+    detail = f"attempt {job.attempt} {job.state}, {len(job.ranks)} ranks"
+    more = "; ".join(filter(None, (f"{job.scheduled_as} {job.said}", job.conflict)))
+    return AuditEntry(time_s=now_s, who=source, verb="job", subject=job.job, detail=f"{detail}; {more}")
+
+
+def _told_of_node(source: str, node: Node, now_s: float) -> AuditEntry:
+    return AuditEntry(time_s=now_s, who=source, verb=node.state, subject=node.node, detail=node.reason)

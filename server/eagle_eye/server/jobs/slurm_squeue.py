@@ -1,0 +1,185 @@
+"""Slurm asked by its own commands, squeue and sinfo: one call for all jobs, one for all nodes. Runs processes.
+
+No shell, an environment without what would change the output, a limit on time and bytes. An answer that is not whole is
+none: a job that is missing in it would count as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from typing import NamedTuple
+
+from eagle_eye.server.jobs.settings import SlurmSettings
+from eagle_eye.server.jobs.slurm_answers import (
+    JOB_FIELDS,
+    NODE_FIELDS,
+    SEPARATOR,
+    jobs_of_json,
+    jobs_of_text,
+    nodes_of_text,
+)
+from eagle_eye.server.jobs.source import ScheduledNode, Snapshot, SourceFailed
+from eagle_eye.server.model.clock import Clock
+
+OUTPUT_BYTES_MAX = 256 << 20  # JSON of 20,000 jobs; columns take a hundredth of it
+ERROR_BYTES_MAX = 64 << 10
+READ_BYTES = 1 << 16
+END_S = 2.0  # from the order to end until a command is killed
+LISTS_STATES_SINCE = (23, 2)  # the version whose JSON has all words of a job's state
+MISSED_MAX = 3  # questions unanswered before the source counts as unheard
+KEPT_VARIABLES = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "LD_LIBRARY_PATH", "HOME", "USER", "TZ")
+
+JOBS_TEXT = ",".join(f"{field}:{SEPARATOR}" for field in JOB_FIELDS)
+NODES_TEXT = ",".join(f"{field}:{SEPARATOR}" for field in NODE_FIELDS)
+
+
+class Squeue:
+    """Slurm, by its commands."""
+
+    name = "slurm"
+
+    def __init__(self, settings: SlurmSettings, clock: Clock, environ: Mapping[str, str] | None = None) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._environ = _environment(os.environ if environ is None else environ, settings.conf)
+        self._json: bool | None = {"json": True, "text": False}.get(settings.format)
+
+    @property
+    def patience_s(self) -> float:
+        """Three questions, and the wait for an answer."""
+        return MISSED_MAX * self._settings.every_s + self._settings.timeout_s
+
+    async def snapshots(self, sooner: asyncio.Event) -> AsyncGenerator[Snapshot, None]:
+        """Yield what squeue says, every ``every_s`` or sooner, now and then with what sinfo says."""
+        nodes_asked_s = -self._settings.nodes_every_s
+        while True:
+            sooner.clear()
+            with_nodes = self._clock.monotonic_s() - nodes_asked_s >= self._settings.nodes_every_s
+            if with_nodes:
+                nodes_asked_s = self._clock.monotonic_s()
+            yield await self.ask(with_nodes=with_nodes)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(sooner.wait(), self._settings.every_s)
+
+    async def ask(self, *, with_nodes: bool) -> Snapshot:
+        """Return one answer. Raises SourceFailed."""
+        if self._json is None:
+            self._json = await self._version() >= LISTS_STATES_SINCE
+        left_out: Counter[str] = Counter()
+        asked_s = self._clock.now_s()
+        form = ["--json"] if self._json else ["--noheader", f"--Format={JOBS_TEXT}"]
+        said = await self._run(self._settings.squeue, "--all", "--states=all", *form)
+        read = jobs_of_json if self._json else jobs_of_text
+        jobs = await asyncio.to_thread(read, said, left_out)
+        nodes = await self._nodes(left_out) if with_nodes else None
+        return Snapshot(asked_s, jobs, nodes, dict(left_out))
+
+    async def _nodes(self, left_out: Counter[str]) -> tuple[ScheduledNode, ...]:
+        said = await self._run(self._settings.sinfo, "--all", "--Node", "--noheader", f"--Format={NODES_TEXT}")
+        return await asyncio.to_thread(nodes_of_text, said, left_out)
+
+    async def _version(self) -> tuple[int, int]:
+        said = (await self._run(self._settings.squeue, "--version")).decode("ascii", "replace")
+        found = re.search(r"(\d{2})\.(\d{1,2})", said)
+        if found is None:
+            raise SourceFailed("malformed", f"{self._settings.squeue} --version says {said[:80]!r}, no version")
+        return int(found[1]), int(found[2])
+
+    async def _run(self, command: str, *arguments: str) -> bytes:
+        """Return the command's output. Raises SourceFailed."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                command,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environ,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            remedy = "install Slurm's client commands, or set job_sources.slurm.squeue and sinfo to their paths"
+            raise SourceFailed("missing", f"{command} cannot be run: {why}; {remedy}") from None
+        output: _Output | None = None
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                output = await _whole_output(process)
+        except TimeoutError:
+            limit = f"{self._settings.timeout_s:g} s (job_sources.slurm.timeout_s)"
+            raise SourceFailed("timeout", f"{command} did not answer within {limit}") from None
+        finally:
+            if output is None:
+                await _end(process)
+        if output is None:
+            raise SourceFailed("oversized", f"{command} wrote more than {OUTPUT_BYTES_MAX} bytes")
+        if process.returncode:
+            said = output.error.decode("utf-8", "replace").strip().splitlines() or ["nothing on stderr"]
+            detail = "".join(char for char in said[-1][:300] if char.isprintable())
+            raise SourceFailed("refused", f"{command} ended with {process.returncode}: {detail}")
+        return output.text
+
+
+class _Output(NamedTuple):
+    text: bytes
+    error: bytes
+
+
+async def _whole_output(process: asyncio.subprocess.Process) -> _Output | None:
+    """Return what the process wrote until its end; None where that is too much."""
+    assert process.stdout is not None  # noqa: S101 - asked for above
+    assert process.stderr is not None  # noqa: S101 - likewise
+    complaints = asyncio.create_task(_beginning(process.stderr, ERROR_BYTES_MAX))
+    try:
+        parts: list[bytes] = []
+        size = 0
+        while part := await process.stdout.read(READ_BYTES):
+            size += len(part)
+            if size > OUTPUT_BYTES_MAX:
+                return None
+            parts.append(part)
+        error = await complaints
+        await process.wait()
+        return _Output(b"".join(parts), error)
+    finally:
+        complaints.cancel()
+        await asyncio.gather(complaints, return_exceptions=True)
+
+
+async def _beginning(stream: asyncio.StreamReader, most: int) -> bytes:
+    """Return what comes first of a stream, once all of it came."""
+    kept = b""
+    while part := await stream.read(READ_BYTES):
+        kept += part[: most - len(kept)]
+    return kept
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Leave neither the process behind, nor what it started, nor its pipes."""
+    for word in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, word)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_emptied(process), END_S)
+            return
+
+
+async def _emptied(process: asyncio.subprocess.Process) -> None:
+    """Return once nobody writes any more: a pipe that nobody empties is never closed."""
+    for stream in (process.stdout, process.stderr):
+        while stream is not None and await stream.read(READ_BYTES):
+            pass
+    await process.wait()
+
+
+def _environment(environ: Mapping[str, str], conf: str) -> dict[str, str]:
+    """Return what the commands may know: SQUEUE_* and SINFO_* would change what they print."""
+    kept = {name: environ[name] for name in KEPT_VARIABLES if name in environ}
+    conf_variable = {"SLURM_CONF": conf} if conf else {}
+    return {**kept, **conf_variable, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}

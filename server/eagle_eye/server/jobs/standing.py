@@ -1,0 +1,54 @@
+"""Nodes that a scheduler took out of service, or has put back. Pure.
+
+What an administrator drained in the scheduler is his: nothing of ours touches it, and it comes back on his word. What
+we had drained and somebody drained anew, for another reason, is his from then on. A node that is out by our word or a
+person's does not come back because the scheduler has it in service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from eagle_eye.server.engine import ledger
+from eagle_eye.server.engine.standing import is_ours
+from eagle_eye.server.jobs.source import ScheduledNode
+from eagle_eye.server.model.node_names import NodeNames
+from eagle_eye.server.model.records import Node
+
+OUR_REASONS = ("eagle-eye", "eagle_eye", "eagle eye")  # how the reasons begin that subscribers of ours give
+
+
+def standing(
+    source: str, nodes: Iterable[ScheduledNode], known: Mapping[str, Node], names: NodeNames, now_s: float
+) -> tuple[Node, ...]:
+    """Return the nodes whose standing has changed by the word of the scheduler named ``source``."""
+    changed = []
+    for said in nodes:
+        name = names.ours(said.name)
+        old = known.get(name) if name is not None else None
+        if old is None:
+            continue
+        new = _stands(source, said, old, now_s)
+        if new is not old:
+            changed.append(new)
+    return tuple(changed)
+
+
+def is_our_reason(reason: str) -> bool:
+    """Return whether the reason of a drain is one of ours."""
+    return reason.casefold().startswith(OUR_REASONS)
+
+
+def _stands(source: str, said: ScheduledNode, old: Node, now_s: float) -> Node:
+    theirs = old.by == source
+    if said.state == "in_service":
+        back = theirs and old.state != "in_service"
+        return ledger.stand(old, "in_service", f"in service in {source}", now_s, source) if back else old
+    if is_our_reason(said.reason):
+        return old
+    reason = said.reason or f"out of service in {source}"
+    if old.state == "in_service" or theirs:
+        return ledger.stand(old, said.state, reason, now_s, source)
+    if is_ours(old) and said.drained and said.reason:
+        return ledger.stand(old, said.state, reason, now_s, source)
+    return old

@@ -1,0 +1,175 @@
+"""The nodes that were ever heard of, over restarts: read back, written down, forgotten. Touches: store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from eagle_eye.server.history.history import History
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.remote_write.keeper import STREAM_PREFIX
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.records import AuditEntry, ForgottenNode, Incident, Node
+from eagle_eye.server.store.store import FORGOTTEN_NODES, NODES, PAGE_LIMIT_MAX, Change, Store
+
+FORGOTTEN_AT_ONCE_MAX = 100_000  # named in one request
+FORGOTTEN_IN_ONE = 200  # transaction: other writers wait for no more
+
+
+class Forgetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which nodes to forget: those of ``nodes``, [] for all, to which everything else that is said applies, too.
+
+    ``unheard_for_s``: nothing was heard of it for so long, by all that is known. ``introduced_by``: the remote-write
+    token that named it first. ``force``: whatever stands against it. ``dry_run``: say what would be.
+    """
+
+    nodes: Annotated[list[str], Meta(max_length=FORGOTTEN_AT_ONCE_MAX)] = []
+    unheard_for_s: Annotated[float, Meta(gt=0)] | None = None
+    introduced_by: str = ""
+    force: bool = False
+    dry_run: bool = False
+    reason: Annotated[str, Meta(max_length=1_000)] = ""
+
+
+class Kept(NamedTuple):
+    """A node that is not forgotten, and why: one stable word, and a sentence."""
+
+    node: str
+    reason: str
+    detail: str
+
+
+class Forgotten(NamedTuple):
+    """What became of a request to forget."""
+
+    forgotten: list[str]
+    kept: list[Kept]
+
+
+class KnownNodes:
+    """Which nodes there are. ``fresh_s``: a node that was heard within it is not forgotten."""
+
+    def __init__(self, store: Store, fleet: Fleet, clock: Clock, fresh_s: float) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._clock = clock
+        self._fresh_s = fresh_s
+
+    def recover(self, history: History) -> dict[str, float]:
+        """Have the fleet know who was ever heard of, before the first new frame; return when which were forgotten."""
+        forgotten_s = {one.node: one.forgotten_s for one in self._store.all(FORGOTTEN_NODES)}
+        streams = history.streams()
+        _retire(self._store, min((known.heard_s for known in streams), default=self._clock.now_s()))
+        heard_s: dict[str, float] = {}
+        by_agent: set[str] = set()
+        for known in streams:
+            if known.heard_s > forgotten_s.get(known.node, 0.0):
+                heard_s[known.node] = max(known.heard_s, heard_s.get(known.node, 0.0))
+                if not known.stream.startswith(STREAM_PREFIX):
+                    by_agent.add(known.node)
+        introduced_by = {node.node: node.introduced_by for node in self._store.all(NODES)}
+        for node in sorted(heard_s.keys() | introduced_by.keys()):
+            by = introduced_by.get(node, "")
+            unvouched = bool(by) or (node in heard_s and node not in by_agent)
+            self._fleet.know(node, heard_s.get(node), by if unvouched else None)
+        self.write_down(sorted(heard_s))
+        return forgotten_s
+
+    def write_down(self, names: Sequence[str]) -> None:
+        """Have a record of each node; those that have one keep it. Raises StoreUnavailable."""
+
+        def nodes(store: Store) -> Change:
+            now_s = self._clock.now_s()
+            return Change(
+                nodes=tuple(
+                    Node(
+                        node=name,
+                        state="in_service",
+                        reason="",
+                        updated_s=now_s,
+                        known_since_s=now_s,
+                        introduced_by=self._fleet.room.unvouched.token_of(name),
+                    )
+                    for name in store.missing(NODES, names)
+                )
+            )
+
+        self._store.update(nodes)
+
+    def forget(self, who: str, asked: Forgetting) -> Forgotten:
+        """Delete the records of nodes, a few at a time; ``Fleet.forget`` them after it. Raises StoreUnavailable."""
+        names = list(dict.fromkeys(asked.nodes)) or [node.node for node in self._store.all(NODES)]
+        done = Forgotten([], [])
+        for first in range(0, len(names), FORGOTTEN_IN_ONE):
+            part = names[first : first + FORGOTTEN_IN_ONE]
+            found = Forgotten([], [])
+
+            def change(store: Store, part: list[str] = part, found: Forgotten = found) -> Change:
+                accused = _accused(store.open_incidents())
+                for name in part:
+                    node = store.get(NODES, name)
+                    if node is not None and not self._is_asked_for(node, asked):
+                        continue
+                    kept = self._stands_against(name, node, accused)
+                    if kept is not None and (kept.reason == "not_found" or not asked.force):
+                        found.kept.append(kept)
+                    else:
+                        found.forgotten.append(name)
+                if asked.dry_run:
+                    return Change()
+                now_s = self._clock.now_s()
+                detail = f"{'forced: ' if asked.force else ''}{asked.reason}"[:4096]
+                return Change(
+                    forgotten_nodes=tuple(ForgottenNode(node=name, forgotten_s=now_s) for name in found.forgotten),
+                    audit=tuple(
+                        AuditEntry(time_s=now_s, who=who, verb="forget", subject=name, detail=detail)
+                        for name in found.forgotten
+                    ),
+                )
+
+            self._store.update(change)
+            done.forgotten.extend(found.forgotten)
+            done.kept.extend(found.kept)
+        return done
+
+    def _is_asked_for(self, node: Node, asked: Forgetting) -> bool:
+        if asked.introduced_by and node.introduced_by != asked.introduced_by:
+            return False
+        if asked.unheard_for_s is None:
+            return True
+        presence = self._fleet.presence(node.node)
+        heard_s = presence.received_s if presence is not None else node.known_since_s or 0.0
+        return self._clock.now_s() - heard_s >= asked.unheard_for_s
+
+    def _stands_against(self, name: str, node: Node | None, accused: dict[str, str]) -> Kept | None:
+        if node is None:
+            return Kept(name, "not_found", "no node is called that")
+        now_s = self._clock.now_s()
+        presence = self._fleet.presence(name)
+        if presence is not None and presence.is_fresh(now_s, self._fresh_s):
+            return Kept(
+                name, "heard", f"it was heard {max(now_s - presence.received_s, 0.0):.0f} s ago and would come back"
+            )
+        if node.state != "in_service":
+            return Kept(
+                name, "out_of_service", f"it is {node.state}, and would be in service if it came back: readmit it"
+            )
+        if name in accused:
+            return Kept(name, "open_incident", f"incident {accused[name]} is open: resolve it")
+        if node.check_id:
+            return Kept(name, "busy", f"its return waits for check {node.check_id}")
+        return None
+
+
+def _accused(incidents: Sequence[Incident]) -> dict[str, str]:
+    """Return the nodes that open incidents name, each with one of them."""
+    return {node: one.id for one in incidents for node in (*one.nodes, *([one.node] if one.node else []))}
+
+
+def _retire(store: Store, oldest_s: float) -> None:
+    """Delete what was kept of nodes that were forgotten before anything that the history still has."""
+    while store.retire(FORGOTTEN_NODES, "forgotten_s", oldest_s, PAGE_LIMIT_MAX) == PAGE_LIMIT_MAX:
+        pass

@@ -1,0 +1,109 @@
+"""Whether the server can judge. A blind server says so, and its heartbeat stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from eagle_eye.server.history.history import History
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.monitor.watching import Outlook, Watcher
+from eagle_eye.server.store.store import Store
+from eagle_eye.server.telemetry.counters import Telemetry
+
+PROBE_S = 2.0  # an answer is good for this long: whoever asks every millisecond must not wear out the disk
+LOOP_TICKS = 10.0  # ticks of silence after which the detection loop counts as stuck
+LOOP_FLOOR_S = 10.0
+
+
+class Readiness(NamedTuple):
+    """``checks`` maps storage, detection and agents to "ok" or to what is wrong; all must be ok to be ready.
+
+    Where schedulers are asked about jobs, ``job_sources`` is one more: without them nobody can tell a fault from an
+    end.
+
+    ``blind`` names detectors that could judge nothing, with the reason; a site may lack what one of them needs,
+    so they alone do not make the server unready. ``notes`` is what people have to look after before it does harm.
+    """
+
+    ready: bool
+    checks: Mapping[str, str]
+    blind: Mapping[str, str]
+    notes: Mapping[str, str]
+
+
+class Doctor:
+    """Judges the judge. ``check`` may be called from any thread. A note that is "" is not shown."""
+
+    def __init__(
+        self,
+        store: Store,
+        history: History,
+        watcher: Watcher,
+        outlook: Outlook,
+        fleet: Fleet,
+        telemetry: Telemetry,
+        clock: Clock,
+        tick_s: float,
+        fresh_s: float,
+        job_sources: Callable[[], str | None] = lambda: None,
+        notes: Mapping[str, Callable[[], str]] = MappingProxyType({}),
+    ) -> None:
+        self._store = store
+        self._history = history
+        self._watcher = watcher
+        self._outlook = outlook
+        self._fleet = fleet
+        self._telemetry = telemetry
+        self._clock = clock
+        self._loop_s = max(LOOP_TICKS * tick_s, LOOP_FLOOR_S)
+        self._fresh_s = fresh_s
+        self._job_sources = job_sources
+        self._notes = notes
+        self._storage = "ok"
+        self._probed_s: float | None = None
+        self._lock = threading.Lock()
+
+    def check(self) -> Readiness:
+        """Return whether the server can judge at the moment, and what is missing."""
+        checks = {"storage": self._check_storage(), "detection": self._check_loop(), "agents": self._check_agents()}
+        schedulers = self._job_sources()
+        if schedulers is not None:
+            checks["job_sources"] = schedulers
+        ready = all(said == "ok" for said in checks.values())
+        self._telemetry.ready.set(ready)
+        notes = {name: said for name, note in self._notes.items() if (said := note())}
+        return Readiness(ready, checks, self._outlook.blind(), notes)
+
+    def _check_storage(self) -> str:
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._probed_s is None or now_s - self._probed_s >= PROBE_S:
+                try:
+                    self._store.probe()
+                    self._storage = "ok"
+                except StoreUnavailable as error:
+                    self._storage = str(error)
+                self._probed_s = now_s
+            return self._history.problem() or self._storage
+
+    def _check_loop(self) -> str:
+        ticked_s = self._watcher.ticked_s()
+        if ticked_s is None:
+            return "the detection loop has not judged yet"
+        age_s = self._clock.monotonic_s() - ticked_s
+        return "ok" if age_s <= self._loop_s else f"the detection loop has not judged for {age_s:.0f} s"
+
+    def _check_agents(self) -> str:
+        newest_s = self._fleet.newest_s()
+        if newest_s is None:
+            return "no agent has sent anything yet"
+        age_s = self._clock.now_s() - newest_s
+        patience_s = self._fleet.patience_s(self._fresh_s)
+        if age_s < -patience_s:
+            return f"no agent was heard since the clock was set back by {-age_s:.0f} s or more"
+        return "ok" if age_s <= patience_s else f"no agent was heard for {age_s:.0f} s (ingest.fresh_s)"

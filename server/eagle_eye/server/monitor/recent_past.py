@@ -1,0 +1,65 @@
+"""The recent past at a start: what was received within detection's window, read back. Touches: history, fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from eagle_eye.schema.frame import BadFrame, Frame
+from eagle_eye.schema.rows import ROW_HEAD, outline_of_row, read_row, row_head
+from eagle_eye.server.engine.outlined import Row, RowGroup, groups_of
+from eagle_eye.server.history.history import History, Recorded, RecordedRow
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.outlines import Known, Outlines
+from eagle_eye.server.ingest.remote_write.keeper import is_ours, judged
+from eagle_eye.server.model.node_clocks import corrected
+
+ROWS_AT_ONCE = 2_048  # shown to the engine together: a large fleet's past has hundreds of thousands
+
+
+def recent_past(
+    history: History,
+    fleet: Fleet,
+    outlines: Outlines,
+    forgotten_s: Mapping[str, float],
+    since_s: float,
+    frames_max: int,
+) -> Iterator[tuple[Frame, float] | RowGroup]:
+    """Yield rows and the (corrected frame, received_s) since a moment, in order of receipt; the fleet hears each.
+
+    Nothing of a node up to when it was forgotten; ``outlines`` has those of the rows afterwards.
+    """
+    rows: list[Row] = []
+    for one in history.replay(since_s, frames_max):
+        known = outlines.recall(outline_of_row(one.raw)) if isinstance(one, RecordedRow) else None
+        row = _row(known, one) if known is not None and isinstance(one, RecordedRow) else None
+        if row is not None:
+            if row.received_s > forgotten_s.get(row.outlined.node, 0.0):
+                fleet.heard_row(row.outlined, row.time_s - one.offset_s, row.received_s)
+                rows.append(row)
+            if len(rows) >= ROWS_AT_ONCE:
+                yield from groups_of(rows)
+                rows = []
+            continue
+        frame = one.frame if isinstance(one, Recorded) else _frame(known, one)
+        if frame is not None and one.received_s > forgotten_s.get(frame.node, 0.0):
+            yield from groups_of(rows)  # what its node said before comes before it
+            rows = []
+            fleet.heard(frame, one.received_s, vouched=not is_ours(frame))
+            yield judged(corrected(frame, one.offset_s, one.received_s)), one.received_s
+    yield from groups_of(rows)
+
+
+def _row(known: Known, one: RecordedRow) -> Row | None:
+    """Return the row by the server's clock; None: it is read alone, as a frame."""
+    outlined = known.outlined
+    if outlined.layout is None or len(one.raw) != ROW_HEAD.size + outlined.size:
+        return None
+    return Row(outlined, row_head(one.raw).time_s + one.offset_s, one.received_s, one.raw[ROW_HEAD.size :])
+
+
+def _frame(known: Known | None, one: RecordedRow) -> Frame | None:
+    """Return the frame that the row stands for; None: it cannot be read (any more)."""
+    try:
+        return None if known is None else read_row(known.outlined.outline, one.raw).frame
+    except BadFrame:
+        return None

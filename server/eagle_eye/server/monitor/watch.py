@@ -1,0 +1,397 @@
+"""The detection loop: engine, policy and store brought together, on a clock. Writes to the store."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from eagle_eye.detectors.signs.learned_model import LearnedModel
+from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
+from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
+from eagle_eye.server.engine.gathering import Gathering
+from eagle_eye.server.engine.idle_faults import NO_JOB
+from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.outlined import RowGroup
+from eagle_eye.server.engine.policy import Weighing, weigh
+from eagle_eye.server.engine.recurrence import often_accused
+from eagle_eye.server.engine.repeated_ends import tells_of_an_exception
+from eagle_eye.server.engine.respond import Book, respond, situation_of
+from eagle_eye.server.engine.scheduler_word import SchedulerWord
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import Incident, Job
+from eagle_eye.server.monitor import closing
+from eagle_eye.server.monitor.announcing import Announcement, announcement, together
+from eagle_eye.server.monitor.settings import EvidenceSettings
+from eagle_eye.server.monitor.watch_intake import Intake
+from eagle_eye.server.monitor.watching import Course, IncidentCounts, Latest, Progress
+from eagle_eye.server.store.open_records import OpenRecords
+from eagle_eye.server.store.store import GPUS, INCIDENTS, JOBS, Change, Store
+from eagle_eye.server.telemetry.latencies import Latencies
+
+SLICE_S = 0.02  # how long a look at jobs may keep the event loop at a time
+REST_RATIO = 6.0  # after a look, of what judging took: of a core it takes a seventh, and agents get the rest
+REST_TICKS_MAX = 2.0  # but judging waits for no more than this
+GAP_TICKS = 4.0  # a pause of the loop longer than this many ticks was time in which nobody watched
+GAP_FLOOR_S = 2.0
+CHANGED_AT_ONCE = 128  # jobs whose changes are written in one transaction: other writers wait for no more
+HISTORY_FRESH_S = 60.0
+HISTORY_MAX = 1_000  # newest incidents in which recurrence is looked for
+CLOCK_STEP_S = 1.0  # wall against monotonic time, beyond which the wall clock was set
+TICKS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LATEST_INTERVALS, LATEST_FLOOR_S = 4.0, 30.0  # how long a newest value is one of now
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Feeds the engine and, every tick, turns its judgements into incidents, actions and events in the store.
+
+    The store is the only memory of incidents and actions: whatever people and subscribers changed there through the API
+    counts at the next tick, and a server that was killed goes on where it stopped.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        clock: Clock,
+        policy: PolicySettings,
+        public_url: str,
+        evidence: EvidenceSettings | None = None,
+    ) -> None:
+        """``evidence`` None: agents are asked for none."""
+        self._engine = engine
+        self._store = store
+        self._clock = clock
+        self._policy = policy
+        self._public_url = public_url
+        self._evidence = evidence
+        self._intake = Intake(engine)
+        self._judged: dict[str, Judgement] = {}
+        self._idle: Judgement | None = None  # of the nodes without a job
+        self._ask_schedulers: Callable[[], None] = lambda: None
+        self._count_fleet: Callable[[], int] = lambda: engine.node_count
+        self._fleet_size = 0  # in this look
+        self._history: list[Incident] = []
+        self._history_read_s = -HISTORY_FRESH_S
+        self._often_accused: frozenset[str] = frozenset()  # nodes that may be recurrent by that history...
+        self._lemon_jobs: set[str] = set()  # ...and the jobs that have them
+        self._records = OpenRecords(store)
+        self._kept_back = 0
+        self._escalations = 0
+        self.tick_seconds = Latencies(PROMETHEUS_PREFIX + "detection_seconds", "Duration of a look at jobs.", TICKS_S)
+        self._ticked_s: float | None = None
+        self._unusable_s: float | None = None  # since when the records cannot be used
+        self._ticked_wall_s = clock.now_s()
+
+    def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:  # noqa: ARG002 - applied already
+        """Take a durable frame."""
+        self._intake.observe(frame, received_s)
+
+    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
+        """Take durable rows of numbers."""
+        self._intake.observe_rows(groups)
+
+    def observe_job(self, job: Job) -> None:
+        """Take what a job's scheduler or launcher said."""
+        self._intake.observe_in_turn(functools.partial(self._engine.observe_job, job))
+
+    def observe_scheduler(self, word: SchedulerWord) -> None:
+        """Take when a scheduler was heard, and of which jobs."""
+        self._engine.observe_scheduler(word)
+
+    def call_schedulers(self, ask: Callable[[], None]) -> None:
+        """Call ``ask`` whenever a fault waits for a scheduler's word."""
+        self._ask_schedulers = ask
+
+    def count_fleet(self, count: Callable[[], int]) -> None:
+        """Have policy ask ``count`` for the size of the fleet, once in a look; without that, all nodes heard count."""
+        self._count_fleet = count
+
+    def use_model(self, model: LearnedModel | str) -> None:
+        """Judge by another learned model; a text says why there is none."""
+        self._engine.use_model(model)
+
+    def use_policy(self, policy: PolicySettings) -> None:
+        """Decide by these settings from the next tick on."""
+        self._policy = policy
+
+    def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
+        """Rebuild the windows from the jobs on record and the recent past's rows and (frame, received_s)."""
+        for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents tell of them once an hour
+            self._engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
+        for job in self._store.all(JOBS):
+            self._engine.observe_job(job)
+        for one in past:
+            if isinstance(one, RowGroup):
+                self._engine.observe_rows([one])
+            else:
+                self._engine.observe(*one)
+        self._engine.resume_watching(self._clock.now_s())
+
+    async def run(self) -> None:
+        """Judge every tick until cancelled."""
+        while True:
+            began_s = slice_s = self._clock.monotonic_s()
+            busy_s = 0.0
+            try:
+                for judging in self._looking(self._clock.now_s()):
+                    # Agents wait for their answers meanwhile.
+                    took_s = self._clock.monotonic_s() - slice_s
+                    if took_s >= SLICE_S:
+                        busy_s += took_s if judging else 0.0
+                        await asyncio.sleep(0)
+                        slice_s = self._clock.monotonic_s()
+                now_s = self._clock.monotonic_s()
+                busy_s += now_s - slice_s
+                self.tick_seconds.observe(now_s - began_s)
+                self._note_records(None)
+            except StoreUnavailable as error:
+                self._note_records(error)
+            tick_s = self._engine.settings.tick_s
+            await asyncio.sleep(min(max(tick_s, REST_RATIO * busy_s), REST_TICKS_MAX * tick_s))
+
+    def _note_records(self, error: StoreUnavailable | None) -> None:
+        """Say once that the records cannot be used, and once that they can again."""
+        if error is not None and self._unusable_s is None:
+            self._unusable_s = self._clock.monotonic_s()
+            log.error("nothing is judged while the records cannot be used; each tick tries again: %s", error)
+        elif error is None and self._unusable_s is not None:
+            lasted_s = self._clock.monotonic_s() - self._unusable_s
+            self._unusable_s = None
+            log.warning("it is judged again: the records could not be used for %.1f s", lasted_s)
+
+    def tick(self, now_s: float) -> None:
+        """Judge once and write down what follows."""
+        for _ in self._looking(now_s):
+            pass
+
+    def _looking(self, now_s: float) -> Iterator[bool]:
+        """Judge once and write down what follows, a part before each time this yields.
+
+        It yields False while it shows the engine what came, which takes as long in all however often: what waits for
+        longer is much at a time, and agents wait for that.
+        """
+        self._notice_gap(now_s)
+        self._read_history(now_s)
+        judgements: list[Judgement] = []
+        self._intake.hold()
+        try:
+            for _ in self._intake.taking_in():
+                yield False
+            for judgement in self._engine.judging(now_s, self._records.concern):
+                judgements.append(judgement)
+                yield True
+        finally:
+            self._intake.release()
+        self._judged = {judgement.job: judgement for judgement in judgements}
+        if any(judgement.awaiting for judgement in judgements):
+            self._ask_schedulers()
+        self._fleet_size = self._count_fleet()
+        self._records.refresh(self._since_s(now_s))
+        self._idle = self._records.idle(now_s)
+        self._lemon_jobs = {job for node in self._often_accused for job in self._engine.jobs_on(node)}
+        changed = [
+            judgement
+            for judgement in (*judgements, self._idle)
+            if (judgement.verdicts or judgement.job in self._lemon_jobs or self._records.concern(judgement.job))
+            and not self._announced(judgement).change.empty
+        ]
+        for first in range(0, len(changed), CHANGED_AT_ONCE):
+            self._write(changed[first : first + CHANGED_AT_ONCE], now_s)
+        self._ticked_s = self._clock.monotonic_s()
+        self._ticked_wall_s = self._clock.now_s()
+
+    def ticked_s(self) -> float | None:
+        """Return when the last tick ended, on the monotonic clock; None before the first."""
+        return self._ticked_s
+
+    def latest(self) -> Iterator[Latest]:
+        """Yield the newest value of each series of each job, while its node is heard.
+
+        After a restart, or once a job has ended, what was the newest for long is no value of now.
+        """
+        self._intake.take_in()
+        now_s = self._clock.now_s()
+        for track in self._engine.tracks():
+            since_s = now_s - max(LATEST_INTERVALS * track.interval_s, LATEST_FLOOR_S)
+            for metric, values in track.latest(since_s).items():
+                for (node, device), value in values.items():
+                    if value == value:
+                        yield Latest(metric, track.job, node, None if device < 0 else device, value)
+
+    def blind(self) -> dict[str, str]:
+        """Return the detectors that could judge none of the running jobs in the last tick, each with a reason."""
+        running = [j for j in self._judged.values() if j.state == "running"]
+        if not running:
+            return {}
+        everywhere = set.intersection(*(set(j.blind) for j in running))
+        return {name: running[0].blind[name] for name in sorted(everywhere)}
+
+    def incident_counts(self) -> IncidentCounts:
+        """Return how many events about incidents were kept back, and how many escalations there were."""
+        return IncidentCounts(self._kept_back, self._escalations)
+
+    def drops(self) -> dict[str, int]:
+        """Return how much the windows of the jobs in memory left out, by reason."""
+        return self._engine.drops()
+
+    def progress(self, job: str) -> Progress | None:
+        """Return how far the job has come, or None for a job that no agent speaks of."""
+        self._intake.take_in()
+        track = next((t for t in self._engine.tracks() if t.job == job), None)
+        if track is None:
+            return None
+        stepping = track.last_step is not None
+        return Progress(
+            track.last_step, track.advanced_s if stepping else None, track.pace_s, track.checkpoints.stand(track.nodes)
+        )
+
+    def courses(self) -> list[Course]:
+        """Return how far each job has come that was judged in the last tick."""
+        found = []
+        for track in self._engine.tracks():
+            judged = self._judged.get(track.job)
+            if judged is None or judged.attempt != track.attempt:
+                continue  # its state is not known before it was judged
+            stepping = track.last_step is not None
+            found.append(
+                Course(
+                    job=track.job,
+                    attempt=track.attempt,
+                    state=judged.state,
+                    declared=track.declared,
+                    started_s=track.started_s,
+                    first_step=track.first_step,
+                    step=track.last_step,
+                    progressed_s=track.advanced_s if stepping else None,
+                    step_s=track.pace_s,
+                    nodes=track.nodes,
+                    gpus=(len(track.ranks) if track.ranked else len(track.series)) or None,
+                    heard=judged.heard,
+                    metrics=track.metrics,
+                    restart_owner=judged.restart_owner,
+                    ends_s=judged.ends_s,
+                    owner=judged.owner,
+                )
+            )
+        return found
+
+    def policy(self) -> PolicySettings:
+        """Return the settings that are in force."""
+        return self._policy
+
+    def explain(self, incident: Incident) -> Weighing | None:
+        """Return what policy says of the incident by now; None when its attempt is not judged any more."""
+        judgement = self._idle if incident.job == NO_JOB else self._judged.get(incident.job)
+        if judgement is None or judgement.attempt != incident.attempt:
+            return None
+        self._records.refresh(self._since_s(judgement.now_s))
+        book = self._book(judgement)
+        situation = situation_of(judgement, book, self._policy, self._count_fleet(), judgement.blindness)
+        return weigh(incident, situation)
+
+    def _close(self, now_s: float) -> None:
+        """Close what will not come back. Not before the first tick: until then no job has been judged."""
+        if self._ticked_s is None:
+            return
+        work = functools.partial(closing.closed, policy=self._policy, judged={*self._judged, NO_JOB}, now_s=now_s)
+        if not work(self._store).empty:
+            self._store.update(work)
+
+    def _read_history(self, now_s: float) -> None:
+        """Read now and then what has happened in the past weeks: recurrence is no matter of seconds."""
+        if self._clock.monotonic_s() - self._history_read_s >= HISTORY_FRESH_S:
+            self._close(now_s)
+            self._history = self._store.page(INCIDENTS, {}, limit=HISTORY_MAX).items
+            self._often_accused = often_accused(self._history)
+            self._history_read_s = self._clock.monotonic_s()
+
+    def _notice_gap(self, now_s: float) -> None:
+        """Forgive the nodes the silence of a time in which we ourselves did not watch, or the clock was set."""
+        if self._ticked_s is None:
+            return
+        passed_s = self._clock.monotonic_s() - self._ticked_s
+        stepped_s = (self._clock.now_s() - self._ticked_wall_s) - passed_s
+        if stepped_s > CLOCK_STEP_S:  # set back, rows of before are the newest for a time, and nothing stands still
+            for track in self._engine.tracks():
+                track.set_clock_forward(stepped_s, self._ticked_wall_s)
+        if passed_s > max(GAP_TICKS * self._engine.settings.tick_s, GAP_FLOOR_S) or abs(stepped_s) > CLOCK_STEP_S:
+            said = {"unwatched_s": round(passed_s, 1), "clock_step_s": round(stepped_s, 1)}
+            log.warning("nothing was watched for a time, or the clock was set", extra=said)
+            self._engine.resume_watching(now_s)
+
+    def _since_s(self, now_s: float) -> float:
+        """Return since when actions count."""
+        return now_s - max(self._policy.window_s, self._policy.repeat_window_s)
+
+    def _write(self, judgements: Sequence[Judgement], now_s: float) -> None:
+        """Write down what follows from judgements, in one transaction."""
+        told: list[Announcement] = []
+
+        def work(_: Store) -> Change:
+            # Computed again inside the transaction: what a person or subscriber did meanwhile counts, and of one
+            # judgement what was asked for because of those before it.
+            told.clear()
+            self._records.refresh(self._since_s(now_s))
+            for judgement in judgements:
+                announced = self._announced(judgement)
+                self._records.note(announced.change)
+                told.append(announced)
+            return together([one.change for one in told])
+
+        try:
+            self._store.update(work)
+        except BaseException:
+            self._records.forget()
+            raise
+        self._kept_back += sum(one.kept_back for one in told)
+        self._escalations += sum(one.escalations for one in told)
+
+    def _announced(self, judgement: Judgement) -> Announcement:
+        """Return what follows from a judgement, by the records as they were read."""
+        book = self._book(judgement)
+        response = respond(
+            judgement,
+            book,
+            self._policy,
+            fleet_size=self._fleet_size,
+            blind=judgement.blindness,
+            new_id=lambda prefix: f"{prefix}_{secrets.token_hex(8)}",
+        )
+        return announcement(response, book, self._policy, self._public_url, judgement.now_s)
+
+    def _book(self, judgement: Judgement) -> Book:
+        records = self._records
+        mine, dismissed = records.incidents_of(judgement.job), records.dismissed_of(judgement.job)
+        actions = records.actions(mine, self._since_s(judgement.now_s))
+        named = [*(verdict.node for verdict in judgement.verdicts), *(incident.node for incident in mine)]
+        accused = {node for node in named if node is not None}
+        drained = {node for a in actions if a.kind == "drain_node" and a.job == judgement.job for node in a.exclude}
+        return Book(
+            incidents=[*mine, *dismissed],
+            actions=actions,
+            history=self._history if judgement.job in self._lemon_jobs else (),
+            earlier=records.latest_of(judgement.job) if tells_of_an_exception(judgement) else (),
+            gathering=self._gathering(mine),
+            standing={one.node: one for one in records.nodes(sorted(accused | drained)) if one.state != "in_service"},
+            neighbours={node: self._neighbours(node, judgement.job) for node in accused | drained},
+        )
+
+    def _neighbours(self, node: str, job: str) -> list[str]:
+        """Return the other jobs that run on the node."""
+        judged = (self._judged.get(other) for other in self._engine.jobs_on(node) if other != job)
+        return [other.job for other in judged if other is not None and other.state in RUNNING_STATES]
+
+    def _gathering(self, incidents: Iterable[Incident]) -> Gathering:
+        settings = self._evidence
+        if settings is None or not settings.ask:
+            return Gathering()
+        asked = self._records.evidence_of(incidents)
+        return Gathering(self._intake.gatherers, asked, settings.wait_s, settings.within_s, settings.nodes_max)

@@ -1,0 +1,231 @@
+"""What the server asks of the detection loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeVar
+
+from eagle_eye.detectors.signs.learned_model import LearnedModel
+from eagle_eye.schema.frame import Frame
+from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, Checkpoints
+from eagle_eye.server.engine.outlined import RowGroup
+from eagle_eye.server.engine.policy import Weighing
+from eagle_eye.server.engine.scheduler_word import SchedulerWord
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.model.records import Incident, Job
+from eagle_eye.server.telemetry.latencies import Latencies
+
+ResultT = TypeVar("ResultT")
+
+ANSWER_S = 10.0  # how long a thread waits for the event loop
+
+
+class Latest(NamedTuple):
+    """The newest value of one series; ``device`` is an index, a link's name, or None for a node row."""
+
+    metric: str
+    job: str
+    node: str
+    device: int | str | None
+    value: float
+
+
+class Progress(NamedTuple):
+    """How far a job has come; None: not observed."""
+
+    step: float | None
+    progressed_s: float | None  # when its last step was seen to finish
+    step_s: float | None  # what a step typically takes
+    checkpoints: Checkpoints = NOTHING_TOLD
+
+
+class Course(NamedTuple):
+    """How far the latest attempt of a job has come, and who takes part; None: not observed.
+
+    ``state`` is the scheduler's word, "running" where nobody ``declared`` the job. ``gpus`` counts device rows, of
+    ranks where those are known. ``heard`` of the nodes were heard lately; ``metrics`` are those that any of them sent
+    in this attempt. ``restart_owner`` is who restarts it, ``owner`` the user whose job it is, "" where nobody said.
+    """
+
+    job: str
+    attempt: int
+    state: str
+    declared: bool
+    started_s: float
+    first_step: float | None  # the first one that was seen to finish
+    step: float | None
+    progressed_s: float | None  # when its last step was seen to finish
+    step_s: float | None
+    nodes: tuple[str, ...]
+    gpus: int | None
+    heard: int = 0
+    metrics: frozenset[str] = frozenset()
+    restart_owner: str = ""
+    ends_s: float | None = None  # when its time limit ends it
+    owner: str = ""
+
+
+class IncidentCounts(NamedTuple):
+    """What the loop did about incidents since the start: events kept back because they came too often, escalations."""
+
+    events_kept_back: int
+    escalations: int
+
+
+class Watcher(Protocol):
+    """The detection loop: fed with frames and the schedulers' words, it judges on its own and writes to the store.
+
+    Every method but ``ticked_s`` is called on the event loop only (``recover`` before anything else runs), so
+    that it needs no locks; each must return at once.
+    """
+
+    def observe(self, frame: Frame, received_s: float, offset_s: float) -> None:
+        """Take a durable frame. Its times are corrected already, by ``offset_s``."""
+        ...
+
+    def observe_rows(self, groups: Sequence[RowGroup]) -> None:
+        """Take durable rows of numbers, their times corrected already."""
+        ...
+
+    def observe_job(self, job: Job) -> None:
+        """Take what a job's scheduler or launcher said."""
+        ...
+
+    def observe_scheduler(self, word: SchedulerWord) -> None:
+        """Take when a scheduler was heard, and of which jobs."""
+        ...
+
+    def call_schedulers(self, ask: Callable[[], None]) -> None:
+        """Call ``ask`` whenever a fault waits for a scheduler's word."""
+        ...
+
+    def count_fleet(self, count: Callable[[], int]) -> None:
+        """Have policy ask ``count`` for the size of the fleet."""
+        ...
+
+    def recover(self, past: Iterable[tuple[Frame, float] | RowGroup]) -> None:
+        """Rebuild what was known before a restart from the recent past's rows and (corrected frame, received_s)."""
+        ...
+
+    def use_model(self, model: LearnedModel | str) -> None:
+        """Judge by this model of healthy nodes from now on; a text says why there is none."""
+        ...
+
+    def use_policy(self, policy: PolicySettings) -> None:
+        """Decide by these settings from the next tick on."""
+        ...
+
+    async def run(self) -> None:
+        """Judge every tick until cancelled."""
+        ...
+
+    @property
+    def tick_seconds(self) -> Latencies:
+        """How long the looks at all jobs took."""
+        ...
+
+    def ticked_s(self) -> float | None:
+        """Return when the last tick ended, by the clock's ``monotonic_s``; None before the first."""
+        ...
+
+    def latest(self) -> Iterable[Latest]:
+        """Return the newest value of each series."""
+        ...
+
+    def blind(self) -> dict[str, str]:
+        """Return the detectors that could judge nothing in the last tick, each with its reason."""
+        ...
+
+    def drops(self) -> dict[str, int]:
+        """Return how much was left out of what detectors see, by reason, of jobs in memory."""
+        ...
+
+    def incident_counts(self) -> IncidentCounts:
+        """Return what was done about incidents since the start."""
+        ...
+
+    def progress(self, job: str) -> Progress | None:
+        """Return how far the job has come, or None for a job that no agent speaks of."""
+        ...
+
+    def courses(self) -> list[Course]:
+        """Return how far each job has come that was judged in the last tick."""
+        ...
+
+    def explain(self, incident: Incident) -> Weighing | None:
+        """Return what policy says of the incident by now, or None when its attempt is not judged any more."""
+        ...
+
+    def policy(self) -> PolicySettings:
+        """Return policy's settings that are in force."""
+        ...
+
+
+class Outlook:
+    """What the API and the metrics may ask of a Watcher, from any thread: the question is put on the event loop."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: int | None = None
+
+    def attach(self) -> None:
+        """Bind to the running loop; before this, questions are answered in the thread that asks."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def latest(self, series_max: int) -> tuple[list[Latest], bool]:
+        """Return at most ``series_max`` newest values, and whether there are more."""
+
+        def take() -> list[Latest]:
+            return list(islice(self._watcher.latest(), series_max + 1))
+
+        found = self._ask(take)
+        return found[:series_max], len(found) > series_max
+
+    def blind(self) -> dict[str, str]:
+        """Return the detectors that could judge nothing in the last tick, each with its reason."""
+        return self._ask(self._watcher.blind)
+
+    def drops(self) -> dict[str, int]:
+        """Return how much was left out of what detectors see, by reason, of jobs in memory."""
+        return self._ask(self._watcher.drops)
+
+    def incident_counts(self) -> IncidentCounts:
+        """Return what was done about incidents since the start."""
+        return self._ask(self._watcher.incident_counts)
+
+    def courses(self) -> list[Course]:
+        """Return how far each job has come that was judged in the last tick."""
+        return self._ask(self._watcher.courses)
+
+    def progress(self, job: str) -> Progress | None:
+        """Return how far the job has come, or None for a job that no agent speaks of."""
+        return self._ask(lambda: self._watcher.progress(job))
+
+    def explain(self, incident: Incident) -> Weighing | None:
+        """Return what policy says of the incident by now, or None when its attempt is not judged any more."""
+        return self._ask(lambda: self._watcher.explain(incident))
+
+    def policy(self) -> PolicySettings:
+        """Return policy's settings that are in force."""
+        return self._ask(self._watcher.policy)
+
+    def _ask(self, question: Callable[[], ResultT]) -> ResultT:
+        loop = self._loop
+        if loop is None or threading.get_ident() == self._thread:
+            return question()
+        answer: Future[ResultT] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # noqa: BLE001 - it is raised again where it was asked
+                answer.set_exception(error)
+
+        loop.call_soon_threadsafe(run)
+        return answer.result(ANSWER_S)

@@ -1,0 +1,184 @@
+"""Requests for evidence: handed to agents with their acknowledgements, and ended. Touches: the store, the bundles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import Refusal, StoreUnavailable
+from eagle_eye.server.model.records import Evidence, EvidenceState
+from eagle_eye.server.monitor.settings import EvidenceSettings
+from eagle_eye.server.requests.bundles import Bundles, Incoming
+from eagle_eye.server.store.store import EVIDENCE, PAGE_LIMIT_MAX, Change, Store
+
+READ_EVERY_S = 0.2  # how old the list of open requests may be, when records have changed since
+REQUESTS_PER_ANSWER_MAX = 4  # to one node; the next answer has the others
+SWEEP_S = 30.0
+DETAIL_CHARS_MAX = 1_000
+
+# What an agent may still answer: one that was late is welcome, one that was answered is not answered anew.
+OPEN_STATES: tuple[EvidenceState, ...] = ("asked", "expired")
+
+_log = logging.getLogger(__name__)
+
+
+class EvidenceRequests:
+    """What agents are to be asked, and what became of it. The store is the memory; open requests are kept at hand."""
+
+    def __init__(self, store: Store, bundles: Bundles, settings: EvidenceSettings, clock: Clock) -> None:
+        self.bundles = bundles
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._by_node: dict[str, list[Evidence]] = {}
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._changed.set()
+        self._read_s = float("-inf")
+        store.listen(self._changed.set)
+
+    def asks_anybody(self) -> bool:
+        """Return whether any node's agent may be asked something now."""
+        if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
+            self._read()
+        return bool(self._by_node)
+
+    def asked_of(self, node: str) -> list[dict[str, Any]]:
+        """Return what the node's agent is to be asked now, as the answer to its frames says it; called for each answer.
+
+        A request is repeated until its bundle is here or its time is over: an answer may be lost.
+        """
+        if not self.asks_anybody():
+            return []
+        known = self._by_node.get(node)
+        if not known:
+            return []
+        now_s = self._clock.now_s()
+        asked = [evidence for evidence in known if now_s < evidence.expires_s]
+        return [self._request(evidence) for evidence in asked[:REQUESTS_PER_ANSWER_MAX]]
+
+    def _request(self, evidence: Evidence) -> dict[str, Any]:
+        """Return the request as an agent gets it: an element of ``requests`` in the answer to its frames."""
+        return {
+            "id": evidence.id,
+            "kind": evidence.kind,
+            "deadline_s": evidence.within_seconds,
+            "job": evidence.job,
+            "attempt": evidence.attempt,
+            "bytes_max": self._settings.bundle_bytes_max,
+        }
+
+    def received(self, id_: str, incoming: Incoming) -> Evidence:
+        """Keep a bundle that has arrived, unless there is an answer already; return the record.
+
+        Raises StoreUnavailable, Refusal 404, OSError, NotGzip.
+        """
+        with self._lock:  # of two that arrive at once the first stays, and the record is that one's
+            record = self._store.get(EVIDENCE, id_)
+            if record is not None and record.state not in OPEN_STATES:
+                return record
+            kept = incoming.finish()
+            return self._end(id_, "received", bytes=kept.bytes, sha256=kept.sha256, detail="")
+
+    def failed(self, id_: str, detail: str) -> Evidence:
+        """Write down that there will be none; return the record. Raises StoreUnavailable, Refusal 404."""
+        with self._lock:
+            return self._end(id_, "failed", detail=detail[:DETAIL_CHARS_MAX])
+
+    async def run(self) -> None:
+        """Sweep now and then, until cancelled."""
+        await asyncio.to_thread(self.bundles.sweep_partial)
+        while True:
+            try:
+                await asyncio.to_thread(self.sweep)
+            except StoreUnavailable:
+                _log.warning("evidence is not swept: the records cannot be written")
+            await asyncio.sleep(SWEEP_S)
+
+    def sweep(self) -> None:
+        """End what nobody answered in time; delete the oldest bundles beyond the limits. Raises StoreUnavailable.
+
+        A bundle that cannot be deleted stays on record, and is tried again at the next sweep.
+        """
+        with self._lock:  # an answer that comes meanwhile finds its request as this leaves it
+            self._sweep()
+
+    def _sweep(self) -> None:
+        now_s = self._clock.now_s()
+        expired = tuple(
+            replace(evidence, state="expired", updated_s=now_s, detail="the node's agent did not answer in time")
+            for evidence in self._of_state("asked")
+            if now_s >= evidence.expires_s
+        )
+        for evidence in expired:  # one that came just before the server was killed
+            self._delete(evidence.id)
+        deleted = tuple(
+            replace(evidence, state="deleted", updated_s=now_s, detail=why)
+            for evidence, why in self._beyond_limits(self._of_state("received"), now_s)
+            if self._delete(evidence.id)
+        )
+        if expired or deleted:
+            self._store.commit(Change(evidence=(*expired, *deleted)))
+
+    def _delete(self, id_: str) -> bool:
+        """Delete a bundle, if it is there; return whether it is gone."""
+        try:
+            self.bundles.delete(id_)
+        except OSError as error:
+            _log.warning("a bundle cannot be deleted", extra={"evidence": id_, "error": str(error)})
+            return False
+        return True
+
+    def _beyond_limits(self, newest_first: Iterable[Evidence], now_s: float) -> Iterable[tuple[Evidence, str]]:
+        settings = self._settings
+        size = 0
+        for count, evidence in enumerate(newest_first, 1):
+            size += evidence.bytes
+            if now_s - evidence.created_s > settings.retention_s:
+                yield evidence, f"older than {settings.retention_s:.0f} s (evidence.retention_s)"
+            elif count > settings.bundles_max:
+                yield evidence, f"more than {settings.bundles_max} bundles were kept (evidence.bundles_max)"
+            elif size > settings.folder_bytes_max:
+                yield evidence, f"more than {settings.folder_bytes_max} bytes were kept (evidence.folder_bytes_max)"
+
+    def _of_state(self, state: EvidenceState) -> Iterable[Evidence]:
+        """Yield the records in a state, newest first."""
+        cursor: str | None = None
+        while True:
+            page = self._store.page(EVIDENCE, {"state": state}, cursor, PAGE_LIMIT_MAX)
+            yield from page.items
+            cursor = page.next
+            if cursor is None:
+                return
+
+    def _end(self, id_: str, state: EvidenceState, **fields: Any) -> Evidence:
+        def change(store: Store) -> Change:
+            record = store.get(EVIDENCE, id_)
+            if record is None:
+                raise Refusal(404, "not_found", f"no evidence {id_[:80]!r} was asked for")
+            if record.state not in OPEN_STATES:
+                return Change()
+            return Change(evidence=(replace(record, state=state, updated_s=self._clock.now_s(), **fields),))
+
+        self._store.update(change)
+        record = self._store.get(EVIDENCE, id_)
+        assert record is not None  # noqa: S101 - records are never deleted
+        return record
+
+    def _read(self) -> None:
+        self._changed.clear()
+        self._read_s = self._clock.monotonic_s()
+        by_node: dict[str, list[Evidence]] = {}
+        try:
+            for evidence in self._store.page(EVIDENCE, {"state": "asked"}, limit=PAGE_LIMIT_MAX).items:
+                by_node.setdefault(evidence.node, []).append(evidence)
+        except StoreUnavailable:
+            self._changed.set()  # frames are acknowledged all the same
+            return
+        self._by_node = by_node

@@ -1,0 +1,146 @@
+"""Asks idle nodes to look for silent corruption between jobs, within the site's budget. Writes the store.
+
+Beside the detection loop, as the accounts: the event loop only hands over what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from eagle_eye.server.engine.idle_checks import WEEK_S, Asked, IdleCheckSettings, due
+from eagle_eye.server.engine.idle_faults import FAULT, NO_JOB
+from eagle_eye.server.engine.maintenance import in_force
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import Node, NodeCheck
+from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.requests.node_checks import OPEN_STATES, SERVER, asked, offer_of, under_way
+from eagle_eye.server.store.store import NODE_CHECKS, NODES, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
+
+LOOK_S = 30.0
+REASON = "it has no job (idle_checks)"
+
+_log = logging.getLogger(__name__)
+
+
+class IdleChecks:
+    """Nothing is asked while the settings give no time for it. The store is the memory of what was asked."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        fleet: Fleet,
+        settings: IdleCheckSettings,
+        policy: Callable[[], PolicySettings],
+        courses: Callable[[], Iterable[Course]],
+    ) -> None:
+        """``policy()`` returns the settings in force; ``courses()`` the jobs that are watched, on the event loop."""
+        self._store = store
+        self._clock = clock
+        self._fleet = fleet
+        self._settings = settings
+        self._policy = policy
+        self._courses = courses
+        self._idle_since_s: dict[str, float] = {}
+        self._over: list[Asked] | None = None  # of the last week; None: not read yet
+        self._open: dict[str, Asked] = {}  # by the check's id
+
+    async def run(self) -> None:
+        """Look at the fleet every LOOK_S until cancelled."""
+        while self._settings.weekly_budget_s > 0:
+            await asyncio.sleep(LOOK_S)
+            busy = {node for c in self._courses() if c.state not in OVER_JOB_STATES for node in c.nodes}
+            try:
+                await asyncio.to_thread(self.look, busy)
+            except StoreUnavailable:
+                _log.warning("idle nodes are not checked: the records cannot be read or written")
+        await asyncio.Event().wait()
+
+    def look(self, busy: Iterable[str]) -> list[str]:
+        """Ask those idle nodes whose turn it is; return them. ``busy`` are the nodes of jobs that are not over.
+
+        Raises StoreUnavailable.
+        """
+        now_s = self._clock.now_s()
+        before = self._idle_since_s
+        self._idle_since_s = {node: min(before.get(node, now_s), now_s) for node in self._idle(frozenset(busy), now_s)}
+        asked_lately = [*self._read(now_s), *self._open.values()]
+        turns = due(self._idle_since_s, asked_lately, len(self._open), self._settings, now_s)
+        return [node for node in turns if self._ask(node, now_s)]
+
+    def _idle(self, busy: frozenset[str], now_s: float) -> list[str]:
+        """Return the nodes in service that work for nobody, by agents, launchers and schedulers, and can be asked."""
+        suspects = {one.node for one in self._store.open_incidents() if one.job == NO_JOB}
+        windows = self._policy().maintenance
+        return [
+            node.node
+            for node in self._store.all(NODES)
+            if node.node not in busy
+            and node.node not in suspects
+            and self._is_idle(node, now_s)
+            and in_force(windows, NO_JOB, (node.node,), now_s) is None
+        ]
+
+    def _is_idle(self, node: Node, now_s: float) -> bool:
+        heard = self._fleet.last(node.node)
+        if node.state != "in_service" or heard is None or heard.job or heard.ranks:
+            return False
+        return offer_of(self._fleet, node.node, now_s).state == "ready"
+
+    def _read(self, now_s: float) -> list[Asked]:
+        """Return what was asked in the last week and is over; what is open still is kept apart."""
+        over = self._over
+        if over is None:
+            over = []
+            for check in self._of_the_week(now_s):
+                self._sort(check, over)
+        for id_ in list(self._open):
+            known = self._store.get(NODE_CHECKS, id_)
+            if known is not None and known.state not in OPEN_STATES:
+                del self._open[id_]
+                self._sort(known, over)
+        self._over = [one for one in over if now_s - one.time_s < WEEK_S]
+        return self._over
+
+    def _sort(self, check: NodeCheck, over: list[Asked]) -> None:
+        if check.state in OPEN_STATES:
+            self._open[check.id] = Asked(check.node, check.created_s)
+        else:
+            over.append(Asked(check.node, check.created_s, begun=check.began_s is not None))
+
+    def _of_the_week(self, now_s: float) -> Iterable[NodeCheck]:
+        cursor: str | None = None
+        while True:
+            page = self._store.page(NODE_CHECKS, {}, cursor, PAGE_LIMIT_MAX)
+            for check in page.items:
+                if now_s - check.created_s >= WEEK_S:
+                    return
+                if check.purpose == "idle":
+                    yield check
+            cursor = page.next
+            if cursor is None:
+                return
+
+    def _ask(self, node: str, now_s: float) -> bool:
+        """Ask the node, unless somebody has taken it out, or looks at it, meanwhile; return whether it was asked."""
+        made: list[NodeCheck] = []
+
+        def change(store: Store) -> Change:
+            made.clear()
+            record = store.get(NODES, node)
+            if record is None or record.state != "in_service" or under_way(store, node) is not None:
+                return Change()
+            heard = self._fleet.last(node)
+            interval_s = heard.interval_s if heard is not None else 0.0
+            check_s = self._settings.check_s
+            made.append(asked(node, "idle", FAULT, SERVER, REASON, interval_s, now_s, sdc_s=check_s))
+            return Change(node_checks=(made[0],))
+
+        self._store.update(change)
+        self._open.update((check.id, Asked(node, now_s)) for check in made)
+        return bool(made)

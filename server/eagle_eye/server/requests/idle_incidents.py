@@ -1,0 +1,38 @@
+"""Incidents of nodes without a job: made, kept up and ended beside the detection loop, by the same rules."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from eagle_eye.detectors.types import Verdict
+from eagle_eye.server.engine.idle_faults import NO_JOB
+from eagle_eye.server.engine.incidents import fold
+from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.respond import Book, Response
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.model.records import Incident
+from eagle_eye.server.monitor.announcing import announcement
+from eagle_eye.server.store.store import Change
+
+
+def claimed(
+    known: Sequence[Incident], verdict: Verdict, policy: PolicySettings, public_url: str, now_s: float
+) -> Change:
+    """Return the change that makes an incident of the claim, or adds it to one of ``known``, and tells of it."""
+    return _folded(known, (verdict,), policy, public_url, now_s)
+
+
+def over(incident: Incident, policy: PolicySettings, public_url: str, now_s: float) -> Change:
+    """Return the change that ends an incident of which it is known that it is over, and tells of it."""
+    return _folded([replace(incident, seen_s=0.0)], (), policy, public_url, now_s)
+
+
+def _folded(
+    known: Sequence[Incident], verdicts: tuple[Verdict, ...], policy: PolicySettings, public_url: str, now_s: float
+) -> Change:
+    judgement = Judgement(job=NO_JOB, attempt=0, now_s=now_s, verdicts=verdicts)
+    folded = fold(known, judgement, {}, policy, lambda: f"inc_{secrets.token_hex(8)}")
+    return announcement(Response(tuple(folded), ()), Book(known, ()), policy, public_url, now_s).change

@@ -1,0 +1,182 @@
+"""Nodes that show fewer GPUs or NVLinks than they had, or than their like: found without any event, by inventory.
+
+Touches: the store. Beside the detection loop, as the accounts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from eagle_eye.detectors.types import Verdict
+from eagle_eye.server.accounts.gpus import Stock, stock
+from eagle_eye.server.engine.idle_faults import FEWER, INVENTORY, NO_JOB, fewer_gpus, gpus_missing, nvlinks_down
+from eagle_eye.server.engine.incidents import OPEN_STATES
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.account_records import Gpu
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import Incident
+from eagle_eye.server.requests.idle_incidents import claimed, over
+from eagle_eye.server.store.store import GPUS, INCIDENTS, NODES, Change, Store
+
+LOOK_S = 300.0  # of 100,000 GPUs a look takes a third of a second
+SETTLED_S = 300.0  # so long it must have been so: a driver that has just been loaded opens GPU after GPU
+HEARD_S = 60.0  # an agent that was silent for longer may show fewer GPUs, and more again, unseen
+COLLECTOR = "nvml"
+LIKE_MIN = 4  # nodes with the same model...
+LIKE_RATIO = 0.75  # ...of which so many show as many GPUs: then fewer are worth a word
+EARLIER_MAX = 50  # newest incidents of a node that are looked at
+
+_log = logging.getLogger(__name__)
+
+
+class _Claim(NamedTuple):
+    """What stands against a node; ``marks`` is what its evidence says, by which it is known again."""
+
+    verdict: Verdict
+    marks: frozenset[object]
+
+
+class MissingGpus:
+    """Every look compares what nodes tell of with what they told before; incidents are the only memory."""
+
+    def __init__(
+        self, store: Store, clock: Clock, fleet: Fleet, policy: Callable[[], PolicySettings], public_url: str
+    ) -> None:
+        """``policy()`` returns the settings that are in force."""
+        self._store = store
+        self._clock = clock
+        self._fleet = fleet
+        self._policy = policy
+        self._public_url = public_url
+        self._since_s: dict[tuple[str, frozenset[object]], float] = {}  # by node and what is missing
+
+    async def run(self) -> None:
+        """Look every LOOK_S until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.to_thread(self.look)
+            except StoreUnavailable:
+                _log.warning("missing GPUs are not looked for: the records cannot be read or written")
+
+    def look(self) -> None:
+        """Open incidents of nodes that lack GPUs, end those whose GPUs are back. Raises StoreUnavailable."""
+        now_s = self._clock.now_s()
+        stocks = _stocks(self._store.all(GPUS))
+        claims = _claims(stocks)
+        before, self._since_s = self._since_s, {}
+        for node, claim in claims.items():
+            key = (node, claim.marks)
+            since_s = self._since_s[key] = before.get(key, now_s)
+            if now_s - since_s >= SETTLED_S and self._is_seen(node, now_s):
+                self._store.update(functools.partial(self._opened, claim=claim, now_s=now_s))
+        for incident in self._store.open_incidents():
+            if _is_ours(incident) and incident.node in stocks:
+                still = claims.get(incident.node)
+                if still is None or still.verdict.fault != incident.fault:
+                    self._store.update(functools.partial(self._ended, id_=incident.id, now_s=now_s))
+
+    def _is_seen(self, node: str, now_s: float) -> bool:
+        """Whether the node's agent is there, and all that its driver answers."""
+        heard = self._fleet.last(node)
+        if heard is None or heard.farewell or now_s - heard.received_s > max(HEARD_S, 3.0 * heard.interval_s):
+            return False
+        return heard.collectors.get(COLLECTOR) == "ok"
+
+    def _opened(self, store: Store, claim: _Claim, now_s: float) -> Change:
+        """Return the incident; none for a node that is out, nor for what is known or was accepted by a person."""
+        (name,) = claim.verdict.nodes
+        node = store.get(NODES, name)
+        if node is None or node.state != "in_service":
+            return Change()
+        earlier = store.page(INCIDENTS, {"node": name}, limit=EARLIER_MAX).items
+        if any(i.state in OPEN_STATES and (i.fault == claim.verdict.fault or i.job == NO_JOB) for i in earlier):
+            return Change()
+        accepted = {
+            item.value if item.device is not None else claim.verdict.fault
+            for i in earlier
+            if _is_ours(i) and (i.state == "false" or node.updated_s >= i.since_s)  # it was put back as it was
+            for item in i.evidence
+        }
+        if claim.marks <= accepted:
+            return Change()
+        return claimed((), claim.verdict, self._policy(), self._public_url, now_s)
+
+    def _ended(self, store: Store, id_: str, now_s: float) -> Change:
+        incident = store.get(INCIDENTS, id_)
+        if incident is None or incident.state not in OPEN_STATES:
+            return Change()
+        return over(incident, self._policy(), self._public_url, now_s)
+
+
+def _is_ours(incident: Incident) -> bool:
+    return incident.job == NO_JOB and incident.detectors == [INVENTORY]
+
+
+def _stocks(gpus: Iterable[Gpu]) -> dict[str, Stock]:
+    """Return what each node has, of those of which that is known as a whole."""
+    by_node: dict[str, list[Gpu]] = collections.defaultdict(list)
+    for gpu in gpus:
+        by_node[gpu.node].append(gpu)
+    found = {node: stock(own) for node, own in by_node.items()}
+    return {node: one for node, one in found.items() if one is not None}
+
+
+def _claims(stocks: Mapping[str, Stock]) -> dict[str, _Claim]:
+    """Return what stands against nodes: what they had goes before what others have."""
+    usual = _usual(stocks)
+    found: dict[str, _Claim] = {}
+    for node, (told, missing) in stocks.items():
+        seen_s = max(gpu.seen_s for gpu in told)
+        model = _model(told)
+        if missing:
+            named = {gpu.uuid: gpu.device for gpu in missing}
+            verdict = gpus_missing(node, named, len(told), max(gpu.seen_s for gpu in missing))
+            found[node] = _Claim(verdict, frozenset(named))
+        elif len(told) < usual.get(model, 0):
+            verdict = fewer_gpus(node, model, len(told), usual[model], seen_s)
+            found[node] = _Claim(verdict, frozenset({FEWER}))
+        elif (unlinked := _links_down(node, told, seen_s)) is not None:
+            found[node] = unlinked
+    return found
+
+
+def _links_down(node: str, told: Sequence[Gpu], seen_s: float) -> _Claim | None:
+    """Return that GPUs lack NVLinks, of which each should have as many up as any of the node's has or, here, had.
+
+    No documented number takes its place: of a board whose links are not used (virtual machines) none is up. Nothing is
+    said of GPUs of several models, nor where one does not say it.
+    """
+    due = max((gpu.nvlinks_most for gpu in told), default=0)
+    links = {gpu.device: gpu.nvlinks for gpu in told if gpu.nvlinks is not None}
+    up = {device: count for device, count in sorted(links.items()) if count < due}
+    if len(links) < len(told) or not _model(told) or not up:
+        return None
+    alike = len(up) == len(told) and len(set(up.values())) == 1
+    return _Claim(nvlinks_down(node, up, due, alike, seen_s), frozenset(float(count) for count in up.values()))
+
+
+def _usual(stocks: Mapping[str, Stock]) -> dict[str, int]:
+    """Return how many GPUs nearly all nodes with a model have, where that can be said."""
+    counts: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    for told, missing in stocks.values():
+        counts[_model(told)][len(told) + len(missing)] += 1
+    found = {}
+    for model, count in counts.items():
+        number, nodes = count.most_common(1)[0]
+        if model and count.total() >= LIKE_MIN and nodes >= LIKE_RATIO * count.total():
+            found[model] = number
+    return found
+
+
+def _model(told: Iterable[Gpu]) -> str:
+    """Return what all of a node's GPUs are, "" where they differ or nobody said."""
+    models = {gpu.model for gpu in told}
+    return models.pop() if len(models) == 1 else ""

@@ -1,0 +1,361 @@
+"""Active checks of nodes: asked of agents with their acknowledgements, begun once, ended, and what follows from them.
+
+Touches: the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from eagle_eye.server.accounts.gpus import compared
+from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.engine import idle_faults, ledger
+from eagle_eye.server.engine.check_suites import suite, unproven
+from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.standing import Offer
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.account_records import Comparison, Gpu
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import Refusal, StoreUnavailable
+from eagle_eye.server.model.records import (
+    AuditEntry,
+    CheckOutcome,
+    Node,
+    NodeCheck,
+    NodeCheckPurpose,
+    NodeCheckState,
+    OutboundEvent,
+)
+from eagle_eye.server.monitor.announcing import together
+from eagle_eye.server.requests.idle_incidents import claimed
+from eagle_eye.server.store.store import GPU_CHECKS, GPUS, NODE_CHECKS, NODES, PAGE_LIMIT_MAX, Change, Store
+
+COLLECTOR = "node_check"  # by which an agent says in its frames that it makes checks
+KIND = "node_check"  # of a request in the answer to frames
+READ_EVERY_S = 0.2  # how old the list of open requests may be, when records have changed since
+SWEEP_S = 5.0
+ASKED_S = 60.0  # for an agent to take it up; it hears of it with its next frames,
+ASKED_INTERVALS = 3.0  # however rare these are
+LATE_S = 120.0  # beyond the check's own deadline, for what was begun to end and to be told
+HEARD_S = 30.0  # an agent that was silent for longer cannot be asked now
+REPORTS_KEPT = 20  # of each node; of older checks only what came of them is kept
+DETAIL_CHARS_MAX = 1_000
+OPEN_STATES: tuple[NodeCheckState, ...] = ("asked", "running")
+SERVER = "server"
+RESTARTED = "the agent was restarted while it made the check: it, or the node under load, had died"
+
+Verdict = Literal["healthy", "sick", "cannot_tell"]
+
+_log = logging.getLogger(__name__)
+
+
+def offer_of(fleet: Fleet, node: str, now_s: float) -> Offer:
+    """Return whether the node's agent can be asked for a check now, by its last word."""
+    heard = fleet.last(node)
+    said = heard.collectors.get(COLLECTOR, "") if heard is not None else ""
+    if heard is None or not said:
+        return Offer("none", "no agent of it makes checks (node_check_command in the agent's configuration)")
+    if heard.farewell:
+        return Offer("unable", "its agent has stopped")
+    silent_s = now_s - heard.received_s
+    if silent_s > max(HEARD_S, ASKED_INTERVALS * heard.interval_s):
+        return Offer("unable", f"its agent was not heard for {silent_s:.0f} s")
+    return Offer("ready") if said == "ok" else Offer("unable", f"its agent says: {said}")
+
+
+def asked(
+    node: str,
+    purpose: NodeCheckPurpose,
+    fault: str,
+    asked_by: str,
+    reason: str,
+    interval_s: float,
+    now_s: float,
+    sdc_s: float = 0.0,
+) -> NodeCheck:
+    """Return a new request for a check that rules ``fault`` out; ``interval_s`` is that of the node's frames.
+
+    With ``sdc_s`` silent corruption is looked for, for so long.
+    """
+    wanted = suite(fault, sdc_s)
+    return NodeCheck(
+        id=f"chk_{secrets.token_hex(16)}",
+        node=node,
+        purpose=purpose,
+        fault=fault,
+        state="asked",
+        asked_by=asked_by,
+        reason=reason,
+        checks=list(wanted.checks),
+        deadline_seconds=wanted.deadline_s,
+        gemm_seconds=wanted.gemm_s,
+        sdc_seconds=wanted.sdc_s,
+        created_s=now_s,
+        updated_s=now_s,
+        expires_s=now_s + max(ASKED_S, ASKED_INTERVALS * interval_s),
+    )
+
+
+class NodeChecks:
+    """What agents are to be asked, and what became of it. The store is the memory; open requests are kept at hand."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        policy: Callable[[], PolicySettings],
+        count: Callable[[NodeCheckState], None],
+        public_url: str,
+    ) -> None:
+        """``policy()`` returns the settings that are in force; ``count`` gets what each check comes to."""
+        self._store = store
+        self._clock = clock
+        self._policy = policy
+        self._public_url = public_url
+        self._count = count
+        self._by_node: dict[str, list[NodeCheck]] = {}
+        self._changed = threading.Event()
+        self._changed.set()
+        self._read_s = float("-inf")
+        store.listen(self._changed.set)
+
+    def asks_anybody(self) -> bool:
+        """Return whether any node's agent may be asked something now."""
+        if self._changed.is_set() and self._clock.monotonic_s() - self._read_s >= READ_EVERY_S:
+            self._read()
+        return bool(self._by_node)
+
+    def asked_of(self, node: str) -> list[dict[str, Any]]:
+        """Return what the node's agent is to be asked now, as the answer to its frames says it; called for each answer.
+
+        A request is repeated until it is answered: an answer to frames may be lost, and an agent that was restarted
+        in the middle of a check is to say so.
+        """
+        if not self.asks_anybody():
+            return []
+        open_checks = self._by_node.get(node)
+        if not open_checks:
+            return []
+        now_s = self._clock.now_s()
+        return [_request(check) for check in open_checks if now_s < check.expires_s][:1]
+
+    def begun(self, id_: str, run: str) -> NodeCheck:
+        """Write down that the agent begins, by its own mark of this run; return the record.
+
+        Raises Refusal 409 for another run than the one that began, and for what is over: a check is made once. Another
+        run ends the check: the agent that began it has died, and so, it may be, has the node.
+        """
+
+        def change(store: Store) -> Change:
+            check = find(store, id_)
+            now_s = self._clock.now_s()
+            if check.state == "running" and check.run != run:
+                return self._end(store, check, "cannot_tell", RESTARTED, ())
+            if check.state != "asked" or now_s >= check.expires_s:
+                return Change()
+            expires_s = now_s + check.deadline_seconds + LATE_S
+            new = replace(check, state="running", run=run, began_s=now_s, updated_s=now_s, expires_s=expires_s)
+            return Change(node_checks=(new,))
+
+        self._counted(self._store.update(change))
+        check = find(self._store, id_)
+        if check.state != "running" or check.run != run:
+            raise Refusal(409, "not_open", f"check {id_} is {check.state}, and over; a check is made once")
+        return check
+
+    def ended(self, id_: str, verdict: Verdict, detail: str, outcomes: Sequence[CheckOutcome] = ()) -> NodeCheck:
+        """Write down what came of a check, and have its node return if it waited for this; return the record.
+
+        What was answered before stays as it is.
+        """
+
+        def change(store: Store) -> Change:
+            check = find(store, id_)
+            return self._end(store, check, verdict, detail, outcomes) if check.state in OPEN_STATES else Change()
+
+        self._counted(self._store.update(change))
+        return find(self._store, id_)
+
+    def _counted(self, change: Change) -> None:
+        if change.node_checks and change.node_checks[0].state not in OPEN_STATES:
+            self._count(change.node_checks[0].state)
+
+    async def run(self) -> None:
+        """Sweep now and then, until cancelled."""
+        while True:
+            try:
+                await asyncio.to_thread(self.sweep)
+            except StoreUnavailable:
+                _log.warning("node checks are not swept: the records cannot be written")
+            await asyncio.sleep(SWEEP_S)
+
+    def sweep(self) -> None:
+        """End what nobody answered in time: it cannot be told. Raises StoreUnavailable."""
+        now_s = self._clock.now_s()
+        for state in OPEN_STATES:
+            for check in self._of_state(state):
+                if now_s >= check.expires_s:
+                    self.ended(check.id, "cannot_tell", _unanswered(check))
+
+    def _end(
+        self, store: Store, check: NodeCheck, verdict: Verdict, detail: str, outcomes: Sequence[CheckOutcome]
+    ) -> Change:
+        now_s = self._clock.now_s()
+        doubt = unproven(check.fault, outcomes, check.sdc_seconds) if verdict == "healthy" else ""
+        state, said = ("cannot_tell", doubt) if doubt else (verdict, detail)
+        new = replace(check, state=state, detail=said[:DETAIL_CHARS_MAX], outcomes=list(outcomes), updated_s=now_s)
+        # Of what a fleet does each day by itself only what was found is kept whole, and in the trail.
+        routine = check.purpose == "idle" and state != "sick"
+        kept = replace(new, outcomes=[replace(one, values=[]) for one in outcomes]) if routine else new
+        told = AuditEntry(
+            time_s=now_s, who=SERVER, verb=f"check {state}", subject=check.node, detail=f"{check.id}: {said}"
+        )
+        nodes, events, audit = self._returned(store, new, now_s)
+        ended = Change(
+            nodes=nodes,
+            events=events,
+            audit=() if routine else (replace(told, detail=told.detail[:4096]), *audit),
+            node_checks=(kept, *_shortened(store, kept)),
+        )
+        return together([ended, self._compared(store, new, now_s)])
+
+    def _compared(self, store: Store, check: NodeCheck, now_s: float) -> Change:
+        """Return what a check for silent corruption adds to its GPUs' records, and the incident that it makes.
+
+        A GPU is the node's by the inventory: a report can write nothing into another node's GPUs.
+        """
+        if not any(idle_faults.figures(outcome, idle_faults.OPERATIONS) for outcome in check.outcomes):
+            return Change()
+        gpus = {gpu.uuid: gpu for gpu in store.page(GPUS, {"node": check.node}, limit=PAGE_LIMIT_MAX).items}
+        results = [compared(store.get(GPU_CHECKS, one.uuid), one.uuid, one.result) for one in _results(check, gpus)]
+        seats = {uuid: gpu.device for uuid, gpu in gpus.items()}
+        onset_s = check.began_s or check.created_s
+        verdict = idle_faults.found(check.node, check.outcomes, seats, check.id, onset_s)
+        of_gpus = Change(gpu_checks=tuple(results))
+        if verdict is None:
+            return of_gpus
+        known = [one for one in store.open_incidents() if one.job == idle_faults.NO_JOB and one.node == check.node]
+        policy = self._policy()
+        told = claimed(known, verdict, policy, self._public_url, now_s)
+        node = store.get(NODES, check.node)
+        suspect = Change()
+        if node is not None and node.state != "in_service":
+            reason = f"{verdict.fault}: {check.id}"
+            suspect = Change(nodes=(ledger.take_out(node, verdict.fault, reason, node.state, now_s),))
+        return together([of_gpus, told, suspect])
+
+    def _returned(
+        self, store: Store, check: NodeCheck, now_s: float
+    ) -> tuple[tuple[Node, ...], tuple[OutboundEvent, ...], tuple[AuditEntry, ...]]:
+        node = store.get(NODES, check.node)
+        if node is None or node.check_id != check.id:
+            return (), (), ()  # a look, or somebody has changed the node's standing since
+        if check.state != "healthy":
+            return (replace(node, check_id=""),), (), ()
+        reason = check.reason or f"{check.asked_by}: passed {check.id}"
+        back = ledger.readmit(node, reason, check.asked_by, now_s, self._policy().watch_s)
+        entry = AuditEntry(
+            time_s=now_s,
+            who=check.asked_by,
+            verb="readmit",
+            subject=node.node,
+            detail=f"{reason} (after {check.id})"[:4096],
+        )
+        return (back,), (outbound.node_readmitted(back, now_s),), (entry,)
+
+    def _of_state(self, state: NodeCheckState) -> Iterable[NodeCheck]:
+        cursor: str | None = None
+        while True:
+            page = self._store.page(NODE_CHECKS, {"state": state}, cursor, PAGE_LIMIT_MAX)
+            yield from page.items
+            cursor = page.next
+            if cursor is None:
+                return
+
+    def _read(self) -> None:
+        self._changed.clear()
+        self._read_s = self._clock.monotonic_s()
+        by_node: dict[str, list[NodeCheck]] = {}
+        try:
+            for state in OPEN_STATES:
+                for check in self._store.page(NODE_CHECKS, {"state": state}, limit=PAGE_LIMIT_MAX).items:
+                    by_node.setdefault(check.node, []).append(check)
+        except StoreUnavailable:
+            self._changed.set()  # frames are acknowledged all the same
+            return
+        self._by_node = by_node
+
+
+def _request(check: NodeCheck) -> dict[str, Any]:
+    """Return the request as an agent gets it: an element of ``requests`` in the answer to its frames."""
+    return {
+        "id": check.id,
+        "kind": KIND,
+        "deadline_s": check.deadline_seconds,
+        "checks": check.checks,
+        "gemm_s": check.gemm_seconds,
+        **({"sdc_s": check.sdc_seconds} if check.sdc_seconds else {}),
+    }
+
+
+def find(store: Store, id_: str) -> NodeCheck:
+    """Return the check. Raises Refusal 404."""
+    check = store.get(NODE_CHECKS, id_)
+    if check is None:
+        raise Refusal(
+            404, "not_found", f"no check {id_[:80]!r} was asked for; GET /api/v1/nodes/NODE/checks lists them"
+        )
+    return check
+
+
+def under_way(store: Store, node: str) -> NodeCheck | None:
+    """Return the node's check that is asked for or runs; there is one at most."""
+    for state in OPEN_STATES:
+        items = store.page(NODE_CHECKS, {"node": node, "state": state}, limit=1).items
+        if items:
+            return items[0]
+    return None
+
+
+class _Result(NamedTuple):
+    uuid: str
+    result: Comparison
+
+
+def _results(check: NodeCheck, gpus: Mapping[str, Gpu]) -> Iterator[_Result]:
+    """Yield what the check found of each of the node's GPUs by itself."""
+    for outcome in check.outcomes:
+        if outcome.name != idle_faults.OWN_RESULTS:
+            continue
+        seconds, wrong = (
+            {figure.device: figure.value or 0.0 for figure in idle_faults.figures(outcome, name)}
+            for name in (idle_faults.SECONDS, idle_faults.WRONG)
+        )
+        for figure in idle_faults.figures(outcome, idle_faults.OPERATIONS):
+            uuid = figure.device
+            if uuid in gpus and uuid in wrong and figure.value:
+                result = Comparison(
+                    check.id, check.node, check.updated_s, seconds.get(uuid, 0.0), figure.value, wrong[uuid]
+                )
+                yield _Result(uuid, result)
+
+
+def _unanswered(check: NodeCheck) -> str:
+    if check.state == "asked":
+        return "the node's agent did not take it up in time"
+    return "it was begun and nothing came of it in time: the agent, or the node under load, may have died"
+
+
+def _shortened(store: Store, newest: NodeCheck) -> tuple[NodeCheck, ...]:
+    """Return the node's check whose report is to go now that one more is kept."""
+    kept = [
+        c for c in store.page(NODE_CHECKS, {"node": newest.node}, limit=REPORTS_KEPT + 2).items if c.id != newest.id
+    ]
+    return tuple(replace(check, outcomes=[]) for check in kept[REPORTS_KEPT - 1 :] if check.outcomes)

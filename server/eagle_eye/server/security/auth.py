@@ -1,0 +1,238 @@
+"""Who may do what: bearer tokens, kept as hashes, with scopes."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from eagle_eye.schema.names import RULE, is_name
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.records import Scope, Token
+from eagle_eye.server.store.store import TOKENS, Store
+
+TOKEN_PREFIX = "ee_"  # noqa: S105 - lets secret scanners find a leaked token
+TOKEN_CHARS_MAX = 256
+LOCAL = "local"
+CERTIFICATE_NAMES = "certificate_names"  # in an ASGI scope's state
+
+JOIN_LIFETIME_S_MAX = 30 * 86_400.0  # what enrols a fleet is on every host of it: it must not last
+
+# Each scope includes those of a lower rank; those of rank 0 stand beside them and see nothing.
+_RANK: Mapping[str, int] = MappingProxyType(
+    {"agent": 0, "remote_write": 0, "join": 0, "read": 1, "operate": 2, "admin": 3}
+)
+_CHALLENGE: Mapping[str, str] = MappingProxyType({"WWW-Authenticate": "Bearer"})
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_WILDCARDS = frozenset("*?[")
+_NO_STATE: Mapping[str, Any] = MappingProxyType({})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Credentials(NamedTuple):
+    """What a request says about its sender."""
+
+    method: str
+    authorization: str
+    host: str
+    origin: str
+    certificate_names: frozenset[str] = frozenset()  # by which the client's certificate knows it
+
+    @classmethod
+    def of(cls, method: str, headers: Mapping[str, str], state: Mapping[str, Any] = _NO_STATE) -> Credentials:
+        """Return the credentials in a request's headers, names in lower case, and in its connection's state."""
+        names = state.get(CERTIFICATE_NAMES, frozenset())
+        return cls(method, headers.get("authorization", ""), headers.get("host", ""), headers.get("origin", ""), names)
+
+
+class Principal(NamedTuple):
+    """Who is asking: a token's id or "local"; ``node`` binds an agent's token."""
+
+    who: str
+    scope: Scope
+    node: str | None = None
+    certificate_names: frozenset[str] = frozenset()
+
+
+class Writer(NamedTuple):
+    """Who writes by remote write: patterns of the nodes that it may speak for, and how many new ones it may name.
+
+    ``nodes_max`` None: as many as ``remote_write.token_nodes_max`` says. ``vouches``: for every node that it names.
+    """
+
+    patterns: Sequence[str]
+    nodes_max: int | None = None
+    vouches: bool = False
+
+    def may_speak_for(self, node: str) -> bool:
+        """Return whether the node matches a pattern."""
+        return any(fnmatch.fnmatchcase(node, pattern) for pattern in self.patterns)
+
+    def vouches_for(self, node: str) -> bool:
+        """Return whether that the node is named here says that it exists: by an administrator, or in full."""
+        return self.vouches or (node in self.patterns and not _WILDCARDS.intersection(node))
+
+
+class Tokens:
+    """Authenticates by the store's tokens; a revoked one is refused from the next request on.
+
+    As long as no token was ever made and only this machine can reach the server, everything is allowed.
+    ``certified``: an agent needs a certificate that names its node, too.
+    """
+
+    def __init__(self, store: Store, clock: Clock, loopback: bool, *, certified: bool = False) -> None:
+        self._store = store
+        self._clock = clock
+        self._loopback = loopback
+        self._certified = certified
+
+    def authenticate(self, credentials: Credentials) -> Principal:
+        """Return who it is. Raises Refusal 401, or 403 for a web page that misuses a browser on this machine."""
+        kind, _, text = credentials.authorization.partition(" ")
+        if not text:
+            if self._loopback and not self._store.any_token():
+                _check_browser(credentials)
+                return Principal(LOCAL, "admin")
+            raise Refusal(401, "no_token", "a token is needed: Authorization: Bearer ee_...", _CHALLENGE)
+        if kind.lower() != "bearer" or len(text) > TOKEN_CHARS_MAX:
+            raise Refusal(401, "token", "Authorization must be: Bearer ee_...", _CHALLENGE)
+        digest = sha256(text.strip())
+        token = self._store.token_by_sha256(digest)
+        # One answer for unknown, revoked and expired: the sender learns nothing about which tokens exist.
+        if (
+            token is None
+            or not hmac.compare_digest(token.sha256, digest)
+            or token.revoked
+            or (token.expires_s is not None and token.expires_s <= self._clock.now_s())
+        ):
+            raise Refusal(401, "token", "the token is unknown, revoked or expired; make another one", _CHALLENGE)
+        principal = Principal(token.id, token.scope, token.node, credentials.certificate_names)
+        if token.scope == "agent":
+            self._check_certificate(principal, token.node or "")
+        return principal
+
+    def authorise(self, principal: Principal, needed: Scope) -> None:
+        """Return if the principal's scope includes ``needed``. Raises Refusal 403."""
+        if _RANK[principal.scope] < _RANK[needed]:
+            raise Refusal(403, "scope", f"the token has scope {principal.scope}; this needs {needed}")
+
+    def authorise_frames(self, principal: Principal, node: str) -> None:
+        """Return if the principal may send the node's frames: its own agent or an administrator.
+
+        Raises Refusal 403.
+        """
+        if principal.scope == "admin":
+            return
+        if principal.scope != "agent":
+            raise Refusal(403, "scope", f"the token has scope {principal.scope}; frames need agent")
+        if principal.node != node:
+            raise Refusal(403, "node", f"the token is bound to node {principal.node!r}; it cannot speak for {node!r}")
+
+    def authorise_remote_write(self, principal: Principal) -> Writer:
+        """Return what the principal may write by remote write. Raises Refusal 403."""
+        if principal.scope == "admin":
+            return Writer(("*",), vouches=True)
+        token = self._store.get(TOKENS, principal.who)
+        if principal.scope != "remote_write" or token is None:
+            raise Refusal(403, "scope", f"the token has scope {principal.scope}; remote write needs remote_write")
+        return Writer(token.nodes, token.nodes_max)
+
+    def authorise_enrolment(self, principal: Principal, node: str) -> Token | None:
+        """Return the join token that may buy the node's token; None for an administrator, who may for any.
+
+        Raises Refusal 403, and 409 where no token is needed at all: the first would shut out everybody else.
+        """
+        if principal.who == LOCAL:
+            raise Refusal(409, "open", "this server asks for no tokens; agents on this machine need none")
+        if principal.scope == "admin":
+            return None
+        join = self._store.get(TOKENS, principal.who)
+        if principal.scope != "join" or join is None:
+            raise Refusal(403, "scope", f"the token has scope {principal.scope}; enrolling needs join")
+        self._check_certificate(principal, node)
+        if join.nodes and not any(fnmatch.fnmatchcase(node, pattern) for pattern in join.nodes):
+            raise Refusal(403, "node", f"the token enrols {', '.join(join.nodes)}; {node!r} is none of them")
+        return join
+
+    def _check_certificate(self, principal: Principal, node: str) -> None:
+        if self._certified and node not in principal.certificate_names:
+            shown = ", ".join(sorted(principal.certificate_names))[:200] or "none"
+            raise Refusal(
+                403,
+                "certificate",
+                f"node {node!r} needs a client certificate with that common name or DNS name; shown: {shown}",
+            )
+
+
+def sha256(text: str) -> str:
+    """Return the hash under which a token is kept. Tokens are long and random, so a fast hash is enough."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def mint(
+    scope: Scope,
+    node: str | None,
+    now_s: float,
+    lifetime_s: float | None,
+    nodes: Sequence[str] = (),
+    *,
+    replaces: bool = False,
+    nodes_max: int | None = None,
+) -> tuple[str, Token]:
+    """Return a new token's text, which is known to nobody else, and its record.
+
+    Raises ValueError when an agent's token names no node or a bad one, or another one names a node; when a join token
+    does not end soon, or another one says what only a join or remote-write token may.
+    """
+    if scope == "agent" and not node:
+        raise ValueError("an agent's token is bound to its node: --node NAME")
+    if node and not is_name(node):
+        raise ValueError(f"--node: {node[:80]!a} is no name: {RULE}")
+    if scope != "agent" and node:
+        raise ValueError(f"only an agent's token is bound to a node; scope is {scope}")
+    if scope == "join" and (lifetime_s is None or lifetime_s > JOIN_LIFETIME_S_MAX):
+        raise ValueError(f"a join token ends within {JOIN_LIFETIME_S_MAX / 86_400:.0f} days: --expires-days N")
+    if scope == "remote_write" and not nodes:
+        raise ValueError("a remote-write token says for which nodes it speaks: --nodes GLOB ('*' for any)")
+    if (scope not in ("join", "remote_write") and nodes) or (scope != "join" and replaces):
+        raise ValueError(f"only join and remote-write tokens say for which nodes they are; scope is {scope}")
+    if nodes_max is not None and (scope != "remote_write" or nodes_max < 0):
+        raise ValueError(f"--nodes-max: expected 0 or more, of a remote-write token; got {nodes_max}, scope {scope}")
+    text = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    expires_s = None if lifetime_s is None else now_s + lifetime_s
+    token = Token(
+        id=f"tok-{secrets.token_hex(6)}",
+        sha256=sha256(text),
+        scope=scope,
+        node=node,
+        created_s=now_s,
+        expires_s=expires_s,
+        nodes=list(nodes),
+        replaces=replaces,
+        nodes_max=nodes_max,
+    )
+    return text, token
+
+
+def _check_browser(credentials: Credentials) -> None:
+    """Refuse what a foreign web page makes a browser on this machine send; without tokens nothing else would."""
+    try:
+        host = urlsplit(f"//{credentials.host}").hostname
+        origin = urlsplit(credentials.origin).hostname if credentials.origin else host
+    except ValueError:
+        host = origin = None
+    if host not in _LOCAL_NAMES:
+        raise Refusal(
+            403,
+            "host",
+            f"host {credentials.host[:80]!r} is not this machine; without tokens only localhost is served:"
+            " make one with eagle-eye tokens create",
+        )
+    if credentials.method not in _SAFE_METHODS and origin not in _LOCAL_NAMES:
+        raise Refusal(403, "origin", "a web page of another origin may change nothing here")

@@ -1,0 +1,138 @@
+"""How often a token and a client's address may ask. Who asks more is told when to come back, counted and named."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+import threading
+from collections.abc import Callable
+
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.security.auth import LOCAL, Principal
+from eagle_eye.server.security.settings import LimitSettings
+
+KEYS_MAX = 65_536  # tokens or addresses remembered, about 10 MB; beyond it those longest not heard of begin anew
+ROUNDING_S = 1e-6  # what a sum of many intervals may be off, with seconds since the machine's start
+SAID_EVERY_S = 10.0  # the log names one of those who ask too often in this time: it must not become a flood itself
+V6_HOST_BYTES = 8  # an IPv6 host has a whole /64: its addresses count as one
+
+_log = logging.getLogger(__name__)
+
+
+class Rates:
+    """The generic cell rate algorithm: for each key the moment at which all of its requests were paid for."""
+
+    def __init__(self, keys_max: int = KEYS_MAX) -> None:
+        self._paid_s: dict[str, float] = {}  # the longest unused first
+        self._keys_max = keys_max
+        self._lock = threading.Lock()
+
+    def take(self, key: str, per_s: float, burst: int, now_s: float) -> float:
+        """Count one request; return 0.0, or after how many seconds there is room for it: then it does not count."""
+        with self._lock:
+            paid_s = max(self._paid_s.pop(key, now_s), now_s)
+            wait_s = paid_s - now_s - (burst - 1) / per_s
+            admitted = wait_s <= ROUNDING_S
+            self._paid_s[key] = paid_s + 1.0 / per_s if admitted else paid_s
+            if len(self._paid_s) > self._keys_max:
+                del self._paid_s[next(iter(self._paid_s))]
+        return 0.0 if admitted else wait_s
+
+    def is_spent(self, key: str, per_s: float, burst: int, now_s: float) -> bool:
+        """Return whether there is no room for one more request; nothing is counted."""
+        with self._lock:
+            paid_s = self._paid_s.get(key, now_s)
+        return paid_s - now_s - (burst - 1) / per_s > ROUNDING_S
+
+
+class Limits:
+    """Refuses who asks too often; ``counted("token" | "address")`` is called for each. Safe on any thread."""
+
+    def __init__(self, settings: LimitSettings, clock: Clock, counted: Callable[[str], None]) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._counted = counted
+        self._tokens = Rates()
+        self._addresses = Rates()
+        self._writers = Rates()
+        self._bad = Rates()
+        self._said_s = -math.inf
+
+    def use(self, settings: LimitSettings) -> None:
+        """Judge by these settings from now on."""
+        self.settings = settings
+
+    def check_token(self, principal: Principal) -> None:
+        """Return if the token may ask now. A fleet shares its join token, which its hosts' addresses limit.
+
+        Raises Refusal 429.
+        """
+        settings = self.settings
+        if principal.scope == "agent":
+            per_s, burst, key = settings.agent_requests_per_s, settings.agent_burst, "limits.agent_requests_per_s"
+        elif principal.who == LOCAL or principal.scope == "join":
+            return
+        else:
+            per_s, burst, key = settings.token_requests_per_s, settings.token_burst, "limits.token_requests_per_s"
+        wait_s = self._tokens.take(principal.who, per_s, burst, self._clock.monotonic_s())
+        if wait_s > 0.0:
+            raise self._refusal("token", principal.who, per_s, key, wait_s)
+
+    def check_frames(self, principal: Principal) -> None:
+        """Return if the sender of frames may send them now; whoever may send any node's speaks for many.
+
+        Raises Refusal 429.
+        """
+        if principal.scope == "agent":
+            self.check_token(principal)
+
+    def check_address(self, address: str) -> None:
+        """Return if somebody at this address may ask now. Raises Refusal 429."""
+        settings = self.settings
+        per_s = settings.address_requests_per_s
+        wait_s = self._addresses.take(host_of(address), per_s, settings.address_burst, self._clock.monotonic_s())
+        if wait_s > 0.0:
+            raise self._refusal("address", address, per_s, "limits.address_requests_per_s", wait_s)
+
+    def check_remote_write(self, principal: Principal) -> None:
+        """Return if the token may write samples now. Raises Refusal 503: Prometheus drops what is answered 429."""
+        settings = self.settings
+        per_s, burst = settings.remote_write_requests_per_s, settings.remote_write_burst
+        if principal.who == LOCAL:
+            return
+        wait_s = self._writers.take(principal.who, per_s, burst, self._clock.monotonic_s())
+        if wait_s > 0.0:
+            raise self._refusal("token", principal.who, per_s, "limits.remote_write_requests_per_s", wait_s, 503)
+
+    def count_bad(self, address: str) -> bool:
+        """Count a request that nobody could read, or of nobody who is known; return whether they come too often."""
+        settings, now_s = self.settings, self._clock.monotonic_s()
+        return self._bad.take(host_of(address), settings.bad_requests_per_s, settings.bad_burst, now_s) > 0.0
+
+    def is_bad(self, address: str) -> bool:
+        """Return whether too many such requests came from there just now."""
+        settings, now_s = self.settings, self._clock.monotonic_s()
+        return self._bad.is_spent(host_of(address), settings.bad_requests_per_s, settings.bad_burst, now_s)
+
+    def _refusal(self, kind: str, who: str, per_s: float, key: str, wait_s: float, status: int = 429) -> Refusal:
+        self._counted(kind)
+        now_s = self._clock.monotonic_s()
+        if now_s - self._said_s >= SAID_EVERY_S:
+            self._said_s = now_s
+            said = {"by": kind, "who": who, "limit_per_s": per_s}
+            _log.warning("requests come too often and are refused", extra=said)
+        detail = f"{kind} {who} asks more than {per_s:g} times a second; wait, ask less often, or raise {key}"
+        return Refusal(status, "rate", detail, {"Retry-After": str(math.ceil(wait_s))})
+
+
+def host_of(address: str) -> str:
+    """Return whose an address is: itself, of IPv6 its /64, of an IPv4 address in IPv6's form that address."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(parsed.ipv4_mapped) if parsed.ipv4_mapped else parsed.packed[:V6_HOST_BYTES].hex()

@@ -1,0 +1,70 @@
+"""Who sends frames, remembered from request to request: a fleet's agents say it ten thousand times a second.
+
+What is remembered is forgotten as soon as any token changes: at once when this server changed it, within
+``LOOK_EVERY_S`` when ``eagle-eye tokens`` did.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import msgspec
+
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.security.auth import Credentials, Principal, Tokens
+from eagle_eye.server.store.store import TOKENS, Store
+
+LOOK_EVERY_S = 0.2
+KEPT_MAX = 65_536
+
+
+class Pass(msgspec.Struct, frozen=True, gc=False):
+    """What was found out about somebody; it holds while no token changes, until ``expires_s`` (Unix seconds)."""
+
+    principal: Principal
+    expires_s: float
+    version: int
+
+
+class Principals:
+    """Authenticates as ``Tokens`` does. On the event loop."""
+
+    def __init__(self, tokens: Tokens, store: Store, clock: Clock) -> None:
+        self._tokens = tokens
+        self._store = store
+        self._clock = clock
+        self._known: dict[Credentials, Pass] = {}
+        self._version = -1
+        self._looked_s = -math.inf
+        self._changed = threading.Event()
+        store.listen(self._changed.set)
+
+    def authenticate(self, credentials: Credentials, held: Pass | None = None) -> Pass:
+        """Return who it is; ``held`` is what a connection was given for the same credentials before.
+
+        Raises Refusal 401 or 403.
+        """
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s >= LOOK_EVERY_S or self._changed.is_set():
+            self._look(now_s)
+        known = held
+        if known is None or known.version != self._version:
+            known = self._known.get(credentials)
+        if known is not None and (known.expires_s == math.inf or self._clock.now_s() < known.expires_s):
+            return known
+        principal = self._tokens.authenticate(credentials)
+        token = self._store.get(TOKENS, principal.who)
+        expires_s = math.inf if token is None or token.expires_s is None else token.expires_s
+        if len(self._known) >= KEPT_MAX:
+            self._known.clear()
+        known = self._known[credentials] = Pass(principal, expires_s, self._version)
+        return known
+
+    def _look(self, now_s: float) -> None:
+        self._changed.clear()
+        self._looked_s = now_s
+        version = self._store.tokens_version()
+        if version != self._version:
+            self._version = version
+            self._known.clear()

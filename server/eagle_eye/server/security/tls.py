@@ -1,0 +1,182 @@
+"""TLS from files that may change while the server runs. Touches: the certificate's files.
+
+Connections that are open keep what they began with; each new one gets the newest usable files. A client's certificate
+does not replace its token: it is a second thing that an agent must have, and it must name the same node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import ssl
+from pathlib import Path
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.server.config import ServerConfig, is_loopback
+from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.security.auth import CERTIFICATE_NAMES
+from eagle_eye.server.security.certificate_dates import Validity, first_to_end
+from eagle_eye.server.security.settings import TlsSettings
+
+POLL_S = 10.0  # how often a running server looks whether the files changed
+DAY_S = 86_400.0
+# The end of a certificate is told of so long before, and of one that lives short, in the last third of its life:
+# renewal is due then, and has failed.
+WARN_S = 14 * DAY_S
+WARN_SHARE = 1 / 3
+
+_log = logging.getLogger(__name__)
+
+
+class Certificates:
+    """The files as contexts. ``context`` is the one to listen with; it hands each handshake to the newest.
+
+    ``current`` is whether the newest files are in use, ``validity`` from when until when the certificate in use is
+    good, None where its file does not say so. Raises ConfigurationError when the files are of no use.
+    """
+
+    def __init__(self, settings: TlsSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._warned_s = -math.inf
+        self._files = [
+            Path(name) for name in (settings.certificate_file, settings.key_file, settings.client_ca_file) if name
+        ]
+        self._seen = self._look()
+        self._newest = read(settings)
+        self._problem = ""
+        self.validity = _validity(settings)
+        self.context = read(settings)
+        self.context.sni_callback = self._hand_over
+
+    @property
+    def current(self) -> bool:
+        """Whether the newest files are in use."""
+        return not self._problem
+
+    def ending(self) -> str:
+        """Return that the certificate in use has ended or is soon to end, "" where neither is so."""
+        if self.validity is None:
+            return ""
+        begins_s, ends_s = self.validity
+        left_s = ends_s - self._clock.now_s()
+        if left_s >= min(WARN_S, WARN_SHARE * (ends_s - begins_s)):
+            return ""
+        when = f"in {left_s / DAY_S:.1f} days" if left_s > 0 else "ago: nobody who checks it connects any more"
+        file = self._settings.certificate_file
+        return f"the certificate in {file}, or one of its chain, ends {rfc3339(ends_s)}, {when}; put a new one there"
+
+    def poll(self) -> None:
+        """Read the files again if they changed; those that are of no use change nothing and are said in the log.
+
+        So is once a day that the certificate in use is soon to end.
+        """
+        self._read_changed()
+        ending, now_s = self.ending(), self._clock.monotonic_s()
+        if ending and now_s - self._warned_s >= DAY_S:
+            self._warned_s = now_s
+            _log.warning("the server's certificate has to be renewed", extra={"why": ending})
+
+    def _read_changed(self) -> None:
+        seen = self._look()
+        if seen == self._seen and not self._problem:
+            return
+        try:
+            self._newest = read(self._settings)
+        except ConfigurationError as error:
+            # Tried again at each poll: a certificate may be there before its key.
+            if str(error) != self._problem:
+                self._problem = str(error)
+                _log.error("the changed certificate is not used, the one before stays", extra={"error": str(error)})
+            return
+        self._seen, self._problem = seen, ""
+        self.validity, self._warned_s = _validity(self._settings), -math.inf
+        _log.info("the certificate was read", extra={"certificate_file": self._settings.certificate_file})
+
+    async def follow(self, poll_s: float = POLL_S) -> None:
+        """Poll until cancelled."""
+        while True:
+            await asyncio.sleep(poll_s)
+            await asyncio.to_thread(self.poll)
+
+    def _hand_over(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._newest
+
+    def _look(self) -> tuple[object, ...]:
+        return tuple(_identity(path) for path in self._files)
+
+
+class PeerProtocol(H11Protocol):
+    """Tells the application by which names the client's certificate knows it, in ``scope["state"]``."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection whose handshake is over."""
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, CERTIFICATE_NAMES: names(transport.get_extra_info("peercert"))}
+
+
+def plain_text(config: ServerConfig) -> str:
+    """Return what is wrong with an address without TLS; "" where no other machine reaches it or a proxy adds TLS."""
+    if config.tls.certificate_file or is_loopback(config.listen) or config.public_url.startswith("https://"):
+        return ""
+    return (
+        f"{config.listen} can be reached from other machines and has no TLS: who is on the way reads tokens and can use"
+        " them; set tls.certificate_file, or public_url to the https:// address of the proxy that adds it"
+    )
+
+
+def read(settings: TlsSettings) -> ssl.SSLContext:
+    """Return a context of the files as they are now. Raises ConfigurationError naming the key and the file."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    # A resumed session would bring a client back whose certificate is no longer accepted.
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET
+    try:
+        # Without a password given OpenSSL would ask for it on the terminal.
+        context.load_cert_chain(settings.certificate_file, settings.key_file or None, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        raise _unusable("certificate_file", settings.certificate_file, error) from None
+    if settings.client_ca_file:
+        try:
+            context.load_verify_locations(settings.client_ca_file)
+        except (OSError, ValueError) as error:
+            raise _unusable("client_ca_file", settings.client_ca_file, error) from None
+        everybody = settings.client_certificates == "all"
+        context.verify_mode = ssl.CERT_REQUIRED if everybody else ssl.CERT_OPTIONAL
+    return context
+
+
+def names(certificate: dict[str, Any] | None) -> frozenset[str]:
+    """Return the common name and DNS names of what getpeercert() returned; nothing for no certificate."""
+    if not certificate:
+        return frozenset()
+    common = {value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"}
+    return frozenset(common | {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"})
+
+
+def _validity(settings: TlsSettings) -> Validity | None:
+    try:
+        return first_to_end(Path(settings.certificate_file).read_text(encoding="latin-1"))
+    except OSError:  # it was there a moment ago; the next poll sees what came of it
+        return None
+
+
+def _unusable(key: str, file: str, error: Exception) -> ConfigurationError:
+    why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    remedy = "expected PEM with the chain and, there or in tls.key_file, its key" if key == "certificate_file" else ""
+    return ConfigurationError(f"tls.{key}: {file} cannot be used: {why}; {remedy or 'expected certificates in PEM'}")
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

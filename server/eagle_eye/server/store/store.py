@@ -1,0 +1,323 @@
+"""What the server knows and must not lose, behind one small protocol: records, and changes in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from eagle_eye.server.model.account_records import Attempt, DriverError, Gpu, GpuChecks, Membership, Ticket
+from eagle_eye.server.model.records import (
+    Action,
+    AuditEntry,
+    Delivery,
+    Evidence,
+    ForgottenNode,
+    Incident,
+    Job,
+    Node,
+    NodeCheck,
+    OutboundEvent,
+    Subscription,
+    SubscriptionHealth,
+    Token,
+)
+from eagle_eye.server.model.scraped_devices import LastCodes
+
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+Filters = Mapping[str, str | Sequence[str]]  # by name; of several values of a column any one
+
+PAGE_LIMIT_MAX = 1_000
+# States in which an incident still concerns the detection loop.
+OPEN_INCIDENT_STATES = ("suspected", "confirmed", "acting", "recovered")
+
+# States of a job that has come to its end.
+OVER_JOB_STATES = ("cancelled", "preempted", "timeout", "failed", "finished")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[RecordT]):
+    """One kind of record: its table, the field that identifies it, and the fields that lists are filtered by.
+
+    ``lists`` maps a filter's name to the path of a list that must contain the value; "$.ranks[*].node" looks
+    into the list's objects. Of several lists of one name it is enough that one does. ``time`` is the field that lists
+    since a moment go by, "" for none.
+    """
+
+    name: str
+    record: type[RecordT]
+    key: str
+    columns: tuple[str, ...]
+    lists: tuple[tuple[str, str], ...] = ()
+    time: str = ""
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The names that a list of this kind may be filtered by."""
+        return (*self.columns, *dict.fromkeys(name for name, _ in self.lists))
+
+
+INCIDENTS = Kind("incidents", Incident, "id", ("job", "state", "fault"), (("node", "$.nodes"),), "detected_s")
+ACTIONS = Kind("actions", Action, "id", ("incident_id", "job", "kind", "state", "created_s"), (("node", "$.exclude"),))
+NODES = Kind("nodes", Node, "node", ("state",))
+JOBS = Kind("jobs", Job, "job", ("state",), (("node", "$.ranks[*].node"), ("node", "$.nodes")))
+SUBSCRIPTIONS = Kind("subscriptions", Subscription, "id", ("active",))
+SUBSCRIPTION_HEALTH = Kind("subscription_health", SubscriptionHealth, "subscription_id", ())
+DELIVERIES = Kind(
+    "deliveries",
+    Delivery,
+    "id",
+    ("subscription_id", "event_id", "type", "state", "group", "sequence", "due_s", "expires_s", "created_s"),
+)
+TOKENS = Kind("tokens", Token, "id", ("sha256", "node"))
+EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
+EVIDENCE = Kind("evidence", Evidence, "id", ("incident_id", "job", "node", "state"))
+NODE_CHECKS = Kind("node_checks", NodeCheck, "id", ("node", "state", "created_s"))
+ATTEMPTS = Kind("attempts", Attempt, "id", ("job", "run", "end", "started_s"))
+MEMBERSHIPS = Kind("memberships", Membership, "id", ("job", "started_s"))
+GPUS = Kind("gpus", Gpu, "uuid", ("node", "seen_s", "moved"), (("seat", "$.moves[*].node"),))
+GPU_CHECKS = Kind("gpu_checks", GpuChecks, "uuid", ("last_s",))
+DRIVER_ERRORS = Kind("driver_errors", DriverError, "id", ("node", "uuid", "last_s"))
+TICKETS = Kind("tickets", Ticket, "id", ("node", "opened_s"))
+LAST_CODES = Kind("last_codes", LastCodes, "node", ())
+FORGOTTEN_NODES = Kind("forgotten_nodes", ForgottenNode, "node", ("forgotten_s",))
+
+KINDS = (
+    INCIDENTS,
+    ACTIONS,
+    NODES,
+    JOBS,
+    SUBSCRIPTIONS,
+    DELIVERIES,
+    TOKENS,
+    EVENTS,
+    EVIDENCE,
+    NODE_CHECKS,
+    SUBSCRIPTION_HEALTH,
+    ATTEMPTS,
+    MEMBERSHIPS,
+    GPUS,
+    GPU_CHECKS,
+    DRIVER_ERRORS,
+    TICKETS,
+    LAST_CODES,
+    FORGOTTEN_NODES,
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Records to write in one transaction; each replaces the one with its id.
+
+    Every event gets its ``sequence`` and, for every active subscription that wants it, a delivery, in the same
+    transaction. An event whose id is known already is ignored: committing twice announces once.
+    ``forgotten_nodes`` are deleted, and so are their ``last_codes``.
+    """
+
+    incidents: tuple[Incident, ...] = ()
+    actions: tuple[Action, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    events: tuple[OutboundEvent, ...] = ()
+    audit: tuple[AuditEntry, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
+    tokens: tuple[Token, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    node_checks: tuple[NodeCheck, ...] = ()
+    subscription_health: tuple[SubscriptionHealth, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    memberships: tuple[Membership, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    gpu_checks: tuple[GpuChecks, ...] = ()
+    driver_errors: tuple[DriverError, ...] = ()
+    tickets: tuple[Ticket, ...] = ()
+    last_codes: tuple[LastCodes, ...] = ()
+    forgotten_nodes: tuple[ForgottenNode, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not any(getattr(self, name) for name in self.__dataclass_fields__)
+
+
+class Page(NamedTuple, Generic[RecordT]):
+    """Records, newest first, and the cursor of the page after them; None on the last page."""
+
+    items: list[RecordT]
+    next: str | None
+
+
+class Changed(NamedTuple):
+    """One record that changed: its kind's name and its key; ``sequence`` grows from change to change."""
+
+    sequence: int
+    kind: str
+    key: str
+
+
+class Backlog(NamedTuple):
+    """What waits for one subscription: how many deliveries, and when the event of the oldest was."""
+
+    subscription_id: str
+    pending: int
+    oldest_s: float
+
+
+class Due(NamedTuple):
+    """A delivery that is due and first of its group; ``urgent``: it, or one that waits behind it, is an action's."""
+
+    delivery: Delivery
+    urgent: bool
+
+
+class Upcoming(NamedTuple):
+    """Of one subscription's deliveries that are first of their group: whether one is due, and when the next will be.
+
+    ``next_s`` is after now; None where all are due.
+    """
+
+    due: bool
+    next_s: float | None
+
+
+class Store(Protocol):
+    """Durable records. Every method may be called from any thread and raises StoreUnavailable when the disk fails."""
+
+    def commit(self, change: Change) -> None:
+        """Make the whole change durable, or nothing of it."""
+        ...
+
+    def update(self, work: Callable[[Store], Change]) -> Change:
+        """Commit what ``work`` returns, with no other commit between its reads and the write; return it.
+
+        Whoever reads a record in order to change it goes through here: between a plain read and a commit
+        somebody else may have changed the record, and would lose the change.
+        """
+        ...
+
+    def get(self, kind: Kind[RecordT], key: str) -> RecordT | None:
+        """Return the record, or None if there is none of that id."""
+        ...
+
+    def missing(self, kind: Kind[RecordT], keys: Sequence[str]) -> list[str]:
+        """Return those of the keys that no record has."""
+        ...
+
+    def page(
+        self,
+        kind: Kind[RecordT],
+        filters: Filters,
+        cursor: str | None = None,
+        limit: int = 100,
+        search: str = "",
+        since_s: float | None = None,
+    ) -> Page[RecordT]:
+        """Return the newest records that match, at most ``limit``; the next page through its cursor.
+
+        ``search`` is a part of the key, whatever its case; ``since_s`` is the least of their
+        kind's ``time``. Raises BadCursor for a cursor that no page gave.
+        """
+        ...
+
+    def all(self, kind: Kind[RecordT]) -> list[RecordT]:
+        """Return all records of a kind, oldest first; for the small kinds."""
+        ...
+
+    def open_incidents(self) -> list[Incident]:
+        """Return the incidents in state suspected, confirmed, acting or recovered, oldest first."""
+        ...
+
+    def actions_since(self, since_s: float) -> list[Action]:
+        """Return the actions created at ``since_s`` or later, oldest first."""
+        ...
+
+    def actions_of(self, incident_id: str) -> list[Action]:
+        """Return an incident's actions, oldest first."""
+        ...
+
+    def due_deliveries(self, subscription_id: str, now_s: float, limit: int) -> list[Due]:
+        """Return the pending deliveries that are due and first of their group: urgent ones first, then oldest first."""
+        ...
+
+    def upcoming(self, now_s: float) -> dict[str, Upcoming]:
+        """Return for each subscription with pending deliveries whether any is due, and when the next will be."""
+        ...
+
+    def subscription_deliveries(self, subscription_id: str) -> list[Delivery]:
+        """Return a subscription's pending deliveries, oldest first."""
+        ...
+
+    def expired_deliveries(self, now_s: float, limit: int) -> list[Delivery]:
+        """Return pending deliveries whose event is stale."""
+        ...
+
+    def failed_deliveries(self, subscription_id: str, since_s: float, now_s: float, limit: int) -> list[Delivery]:
+        """Return a subscription's failed deliveries of events since ``since_s`` that are not stale, oldest first."""
+        ...
+
+    def backlog(self) -> list[Backlog]:
+        """Return how much waits for each subscription for which something does."""
+        ...
+
+    def told(self, subscription_id: str, group: str) -> bool:
+        """Return whether an event of this group, an incident's id, went to the subscription."""
+        ...
+
+    def token_by_sha256(self, sha256: str) -> Token | None:
+        """Return the token with this hash, also when it is revoked or has expired."""
+        ...
+
+    def any_token(self) -> bool:
+        """Return whether a token was ever made; revoked and expired ones count."""
+        ...
+
+    def tokens_version(self) -> int:
+        """Return a number that grows with every change of any token, whoever makes it."""
+        ...
+
+    def changes_since(self, sequence: int, limit: int) -> list[Changed]:
+        """Return what changed after ``sequence``, oldest first."""
+        ...
+
+    def change_range(self) -> tuple[int, int]:
+        """Return the sequences of the oldest change kept and of the newest; (0, 0) when nothing ever changed."""
+        ...
+
+    def audit(
+        self,
+        cursor: str | None = None,
+        limit: int = 100,
+        subject: str | Sequence[str] | None = None,
+        who: str | None = None,
+        verb: str | None = None,
+        since_s: float | None = None,
+    ) -> Page[AuditEntry]:
+        """Return the audit trail, newest first; what is given must match, one of several subjects."""
+        ...
+
+    def count(self, kind: Kind[RecordT]) -> int:
+        """Return how many records of a kind there are."""
+        ...
+
+    def retire(self, kind: Kind[RecordT], column: str, before_s: float, limit: int) -> int:
+        """Delete at most ``limit`` records of a kind whose time in ``column`` is older; return how many."""
+        ...
+
+    def prune(self, now_s: float, retention_s: float) -> int:
+        """Delete settled events older than ``retention_s``, old heartbeats and changes; return how many events."""
+        ...
+
+    def probe(self) -> None:
+        """Return if a transaction can be written. Raises StoreUnavailable."""
+        ...
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after each commit, in the thread that committed; it must not block."""
+        ...
+
+    def close(self) -> None:
+        """Release the files."""
+        ...

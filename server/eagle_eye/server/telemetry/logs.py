@@ -1,0 +1,125 @@
+"""What the server logs: each event one line, as JSON or for people, and never a secret. Touches: stderr.
+
+Modules log through the standard library: constant text, what it is about in ``extra``. structlog turns every record of
+the process into lines here, those of uvicorn and asyncio, warnings and uncaught errors too.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+from types import TracebackType
+from typing import Any, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from eagle_eye.schema.configuration import SECRET_FIELDS
+from eagle_eye.server.telemetry.settings import LogSettings
+
+VALUE_CHARS_MAX = 16_384  # of one value: a traceback fits
+MASK = "********"
+# One line for each request or attempt would bury the lines that matter, and theirs hold URLs and headers.
+QUIET = ("httpx", "httpcore", "asyncio", "uvicorn.error", "uvicorn.access")
+_SECRET_KEYS = SECRET_FIELDS | {"authorization", "password"}
+_SECRETS = re.compile(
+    r"\bee_[A-Za-z0-9_-]{16,}"  # tokens
+    r"|\bwhsec_[A-Za-z0-9+/_-]{8,}=*"  # webhooks' secrets
+    r"|(?<=://)[^\s/@]+(?=@)"  # the user and password of a URL
+    r"|(?i:(?<=bearer )|(?<=basic ))[A-Za-z0-9._~+/=-]{8,}"
+)
+# What follows a URL's host may be a credential: many receivers of webhooks know their senders by the path alone.
+_URL_REST = re.compile(r"(https?://[^\s/?#\"'<>]+)[/?#][^\s\"'<>]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+_log = logging.getLogger(__name__)
+
+
+def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Have the whole process log to ``stream`` (stderr) from now on."""
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_formatter(settings.format, colors=stream.isatty()))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    set_level(settings.level)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _on_uncaught
+    sys.unraisablehook = lambda told: _uncaught(told.exc_value, str(told.object))
+    threading.excepthook = lambda told: _uncaught(told.exc_value, told.thread.name if told.thread else "")
+
+
+def set_level(level: str) -> None:
+    """Log from this level on: debug, info, warning or error."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def redacted(text: str) -> str:
+    """Return the text without tokens, webhooks' secrets, and what a URL says beside scheme and host."""
+    return _URL_REST.sub(rf"\1/{MASK}", _SECRETS.sub(MASK, text))
+
+
+def _formatter(kind: str, *, colors: bool) -> logging.Formatter:
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        _without_secrets,
+    ]
+    if kind == "json":
+        shared.append(structlog.processors.JSONRenderer(serializer=_as_json))
+    else:
+        plain = structlog.dev.plain_traceback  # the richer ones show local variables, and with them secrets
+        shared += [
+            _without_breaks,
+            structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, sort_keys=False, exception_formatter=plain),
+        ]
+    return structlog.stdlib.ProcessorFormatter(processors=shared)
+
+
+def _without_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    return {key: MASK if key.lower() in _SECRET_KEYS else _safe(value) for key, value in event.items()}
+
+
+def _safe(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    # Whatever else it is becomes text first: inside a list or an object a secret would be overlooked.
+    text = redacted(value if isinstance(value, str) else repr(value))
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}... ({len(text)} characters)"
+
+
+def _without_breaks(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Keep what comes from outside from ending a line and beginning one of its own; tracebacks are moved in."""
+    for key, value in event.items():
+        if key == "exception":
+            event[key] = "\n".join(f"  {_escaped(line)}" for line in str(value).split("\n"))
+        elif isinstance(value, str):
+            event[key] = _escaped(value)
+    return event
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _as_json(event: EventDict, **_options: Any) -> str:
+    return msgspec.json.encode(event).decode()
+
+
+def _on_uncaught(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        return
+    _uncaught(error, "main")
+
+
+def _uncaught(error: BaseException | None, where: str) -> None:
+    _log.critical("an error was caught by nobody", exc_info=error, extra={"where": where})

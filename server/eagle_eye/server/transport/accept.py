@@ -1,0 +1,135 @@
+"""Connections accepted by ourselves, so that one that may not stay costs no handshake, no task and no buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+import uvicorn
+
+from eagle_eye.server.transport.connections import ClientConnection, Connections
+from eagle_eye.server.transport.http_protocol import GuardedProtocol
+
+ROUND = 1_024  # connections let in or refused before others on the loop have their turn: a fleet comes all at once
+HANDSHAKE_S, GOODBYE_S = 10.0, 5.0  # how long TLS may take to begin and to end
+REST_S = 1.0  # after the system had no room for a connection
+
+_log = logging.getLogger(__name__)
+
+
+class Acceptor:
+    """Lets in from ``listening`` whom ``connections`` admit; ``protocol(client)`` begins a connection. On the loop."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        connections: Connections,
+        protocol: Callable[[ClientConnection], asyncio.Protocol],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self._listening = listening
+        self._connections = connections
+        self._protocol = protocol
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._rest: asyncio.TimerHandle | None = None
+        self._entering: set[asyncio.Task[None]] = set()
+        listening.setblocking(False)
+
+    def open(self) -> None:
+        """Let in from now on."""
+        self._rest = None
+        self._loop.add_reader(self._listening.fileno(), self._look)
+
+    def close(self) -> None:
+        """Let nobody in any more; who is in stays."""
+        if self._rest is not None:
+            self._rest.cancel()
+        self._loop.remove_reader(self._listening.fileno())
+
+    def _look(self) -> None:
+        for _ in range(ROUND):
+            try:
+                connection, address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:  # no files or no memory are left: those who are in may leave some
+                _log.error("no connection can be accepted for a moment", extra={"error": str(error)})
+                self.close()
+                self._rest = self._loop.call_later(REST_S, self.open)
+                return
+            client = self._connections.admit(address[0])
+            if client is None:
+                connection.close()
+                continue
+            task = self._loop.create_task(self._let_in(_Connected(connection, client)))
+            self._entering.add(task)
+            task.add_done_callback(self._entering.discard)
+
+    async def _let_in(self, connected: _Connected) -> None:
+        limits = (
+            {} if self._context is None else {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
+        )
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._protocol(connected.client), connected, ssl=self._context, **limits
+            )
+        except OSError:  # the handshake failed, or took too long: ssl.SSLError and TimeoutError are such
+            connected.client.bad()
+            connected.close()
+
+
+class _Connected(socket.socket):
+    """A connection that was let in; its end is counted whoever closes it."""
+
+    def __init__(self, connection: socket.socket, client: ClientConnection) -> None:
+        family, kind, proto = connection.family, connection.type, connection.proto
+        super().__init__(family, kind, proto, fileno=connection.detach())
+        self.setblocking(False)
+        self.client = client
+
+    def close(self) -> None:
+        """Close it."""
+        self.client.end()
+        super().close()
+
+    def detach(self) -> int:
+        """Return its file, which uvloop closes by itself when the connection ends."""
+        self.client.end()
+        return super().detach()
+
+
+class AcceptingServer(uvicorn.Server):
+    """uvicorn's server, with connections that an ``Acceptor`` lets in."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, connections: Connections) -> None:
+        super().__init__(config)
+        self._listening = listening
+        self._connections = connections
+        self._acceptor: Acceptor | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Begin to serve."""
+        await super().startup(sockets=[])
+        if self.started:
+            self._acceptor = Acceptor(self._listening, self._connections, self._begun, self.config.ssl)
+            self._acceptor.open()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Let nobody in any more, and end what is under way."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        self._listening.close()
+        await super().shutdown(sockets=[])
+
+    def _begun(self, client: ClientConnection) -> asyncio.Protocol:
+        kind = self.config.http_protocol_class
+        assert issubclass(kind, GuardedProtocol)  # noqa: S101 - connection_options says so
+        protocol = kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol.client = client
+        return protocol

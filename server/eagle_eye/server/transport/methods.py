@@ -1,0 +1,50 @@
+"""Which methods a path of the API takes (RFC 9110): its routes' own, HEAD wherever GET is one, and OPTIONS."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.routing import Match
+
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.transport.raw_http import ASGIMessage, Send
+
+_ROUTED = ("DELETE", "GET", "PATCH", "POST", "PUT")
+
+
+def of_route(api: FastAPI, scope: MutableMapping[str, Any]) -> list[str]:
+    """Return the methods that the request's path takes, empty where nothing is."""
+    return [
+        method
+        for method in _ROUTED
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in api.routes)
+    ]
+
+
+def allow(methods: Collection[str]) -> Mapping[str, str]:
+    """Return the header that names them, with those that need no route."""
+    more = {"OPTIONS", "HEAD"} if "GET" in methods else {"OPTIONS"}
+    return {"Allow": ", ".join(sorted({*methods} | more))}
+
+
+def refusal(method: str, methods: Collection[str]) -> Refusal:
+    """Return the refusal of a method that is none of them."""
+    named = allow(methods)
+    return Refusal(405, "method", f"{method[:20]} does not apply here; this takes {named['Allow']}", named)
+
+
+def headless(send: Send) -> Send:
+    """Return what sends an answer's head and ends it where its body begins, also one of an endless stream."""
+    ended = False
+
+    async def send_head(message: ASGIMessage) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.start":
+            await send(message)
+        elif not ended:
+            ended = True
+            await send({"type": "http.response.body", "body": b""})
+
+    return send_head

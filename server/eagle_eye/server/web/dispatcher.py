@@ -1,0 +1,178 @@
+"""The outermost layer: telemetry goes straight to its takers, the page is served, all else is the API's."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from eagle_eye.schema.problem import CONTENT_TYPE
+from eagle_eye.server.api.description import OPEN
+from eagle_eye.server.api.services import Services
+from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
+from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
+from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
+from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.reload import Reload
+from eagle_eye.server.security.principals import Principals
+from eagle_eye.server.transport import methods
+from eagle_eye.server.transport.connection_metrics import ConnectionCollector
+from eagle_eye.server.transport.connections import Connections
+from eagle_eye.server.transport.http_protocol import CLIENT, Client, is_bad
+from eagle_eye.server.transport.path_names import routed
+from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, Taker, answer
+from eagle_eye.server.web.frame_protocol import Heads
+from eagle_eye.server.web.frame_protocol import Taker as FrameTaker
+from eagle_eye.server.web.page_files import content_security_policy, read_page
+
+_SECURITY = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+# A browser that was here once over TLS does not come back without, for a year.
+_HSTS = (b"strict-transport-security", b"max-age=31536000")
+# Whoever watches the process must hear of it when others ask too much, too.
+_UNLIMITED = frozenset({"/healthz", "/readyz"})
+# Whoever gets an answer here has shown nothing.
+_OPEN = OPEN | {"/openapi.json"}
+
+
+class Dispatcher:
+    """The server as an ASGI application."""
+
+    def __init__(
+        self, api: FastAPI, ingest: Ingest, remote_write: RemoteWrite, services: Services, reload: Reload
+    ) -> None:
+        self.api = api
+        self.services = services
+        self.reload = reload
+        self._files = read_page()
+        policy = (b"content-security-policy", content_security_policy(self._files["/"].content))
+        self._headers = (policy, *_SECURITY) if services.certificates is None else (policy, *_SECURITY, _HSTS)
+        config = services.config.ingest
+        self.taker = FrameTaker(
+            ingest.rows,
+            Principals(services.tokens, services.store, services.clock),
+            services.limits.check_frames,
+            services.telemetry,
+            services.clock,
+            config.body_bytes_max,
+            config.body_timeout_s,
+            Heads(),
+            lambda: services.limits.settings.head_timeout_s,
+            lambda reason: services.telemetry.connections_closed.labels(reason).inc(),
+        )
+        counted = services.telemetry.connections_refused
+        self.connections = Connections(services.limits, services.clock, lambda reason: counted.labels(reason).inc())
+        services.telemetry.registry.register(ConnectionCollector(self.connections))
+        self._takers: dict[str, Taker] = {PATH: ingest, WRITE_PATH: remote_write}
+
+    async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        """Answer one connection's event."""
+        if scope["type"] != "http":
+            await self.api(scope, receive, send)
+            return
+        path = scope["path"]
+        taker = self._takers.get(path)
+        unjudged = path in self._files or path in _OPEN or scope["method"] == "OPTIONS"
+        send = _watched(scope, send, unjudged=unjudged, telemetry=taker is not None)
+        if taker is not None and scope["method"] != "OPTIONS":
+            await taker(scope, receive, send)
+            return
+        try:
+            if path not in _UNLIMITED and scope["client"] is not None:
+                self.services.limits.check_address(scope["client"][0])
+        except Refusal as refusal:
+            client: Client | None = scope.get("state", {}).get(CLIENT)
+            await self._refuse(refusal, _closing(send) if client is not None and client.bad() else send)
+            return
+        if path in self._files and scope["method"] in ("GET", "HEAD"):
+            await self._page(scope, send)
+            return
+        if scope["method"] == "OPTIONS" and (found := self._methods(scope)):
+            await answer(self._secured(send), 204, "", b"", methods.allow(found))
+        elif path in self._files:
+            await self._refuse(methods.refusal(scope["method"], ["GET"]), send)
+        else:
+            await self._call_api(scope, receive, send)
+
+    def _methods(self, scope: ASGIMessage) -> list[str]:
+        """Return the methods that the request's path takes, but for HEAD and OPTIONS; empty where nothing is."""
+        if scope["path"] in self._takers:
+            return ["POST"]
+        return ["GET"] if scope["path"] in self._files else methods.of_route(self.api, routed(scope))
+
+    async def _call_api(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        scope = routed(scope)
+        if scope["method"] == "HEAD" and "GET" in methods.of_route(self.api, scope):
+            scope, send = {**scope, "method": "GET"}, methods.headless(send)
+        answered = False
+
+        async def noted(message: ASGIMessage) -> None:
+            nonlocal answered
+            await send(message)
+            answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self.api(scope, receive, self._secured(noted))
+        except Exception:
+            if not answered:
+                raise
+            # It was answered with 500, counted and logged where it was caught first; starlette raises it again. The
+            # connection is as good as before, and uvicorn would close it under its client's next request.
+
+    def stop(self) -> None:
+        """Let the readers of /api/v1/events go; may be called from any thread or a signal handler."""
+        self.services.stopping.set()
+        self.services.signal.notify()
+
+    async def _page(self, scope: ASGIMessage, send: Send) -> None:
+        file = self._files[scope["path"]]
+        known = any(name == b"if-none-match" and value == file.etag for name, value in scope["headers"])
+        content = b"" if known or scope["method"] == "HEAD" else file.content
+        headers = [(b"etag", file.etag), (b"cache-control", b"no-cache"), *self._headers]
+        if not known:
+            headers += [(b"content-type", file.content_type), (b"content-length", str(len(file.content)).encode())]
+        await send({"type": "http.response.start", "status": 304 if known else 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _refuse(self, refusal: Refusal, send: Send) -> None:
+        self.services.telemetry.refused.labels(refusal.reason).inc()
+        await answer(self._secured(send), refusal.status, CONTENT_TYPE, refusal.document(), refusal.headers)
+
+    def _secured(self, send: Send) -> Send:
+        async def secured(message: ASGIMessage) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._headers]
+            await send(message)
+
+        return secured
+
+
+def _watched(scope: ASGIMessage, send: Send, *, unjudged: bool, telemetry: bool) -> Send:
+    """Return what sends an answer and takes note of what it says about the connection's client."""
+    client: Client | None = scope.get("state", {}).get(CLIENT)
+    if client is None or unjudged:
+        return send
+
+    async def watched(message: ASGIMessage) -> None:
+        last = False
+        if message["type"] == "http.response.start":
+            if message["status"] < 400:
+                client.proven()
+            else:
+                last = telemetry and is_bad(message["status"]) and client.bad()
+        await (_closing(send) if last else send)(message)
+
+    return watched
+
+
+def _closing(send: Send) -> Send:
+    """Return what sends an answer that is the connection's last."""
+
+    async def closing(message: ASGIMessage) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        await send(message)
+
+    return closing
