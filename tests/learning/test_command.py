@@ -217,27 +217,18 @@ class TestRunningServer:
 
 
 def test_a_server_uses_the_model_and_keeps_it_when_the_file_turns_bad(tiny: Path) -> None:
-    from eagle_eye.server.app import keep_model
-    from eagle_eye.server.config import ServerConfig
+    from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
     from eagle_eye.server.telemetry.counters import Telemetry
 
-    class Watcher:
-        def __init__(self) -> None:
-            self.used: list[LearnedModel | str] = []
-
-        def use_model(self, model: LearnedModel | str) -> None:
-            self.used.append(model)
-
-    class Services:
-        config = ServerConfig(detection=DetectionSettings(model=str(tiny)))
-        telemetry = Telemetry()
-        watcher = Watcher()
+    used: list[LearnedModel | str] = []
+    telemetry = Telemetry()
 
     async def story() -> None:
-        task = asyncio.create_task(keep_model(Services(), poll_s=0.01))  # type: ignore[arg-type]
-        await until(lambda: bool(Services.watcher.used))
+        file = ModelFile(tiny, telemetry.model_errors.inc)
+        task = asyncio.create_task(keep_current(file, used.append, poll_s=0.01))
+        await until(lambda: bool(used))
         await asyncio.to_thread(tiny.write_bytes, b"broken")
-        await until(lambda: b"eagle_eye_model_errors_total 1.0" in Services.telemetry.text())
+        await until(lambda: b"eagle_eye_model_errors_total 1.0" in telemetry.text())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -249,4 +240,4 @@ def test_a_server_uses_the_model_and_keeps_it_when_the_file_turns_bad(tiny: Path
         pytest.fail("it did not happen within 20 s")
 
     asyncio.run(story())
-    assert [type(used) for used in Services.watcher.used] == [LearnedModel]
+    assert [type(one) for one in used] == [LearnedModel]

@@ -114,8 +114,8 @@ def test_a_bundle_is_downloaded_by_click(hung: Running, page: Page) -> None:
         state="received", within_seconds=3.0, asked_by="server", created_s=now_s, updated_s=now_s, expires_s=now_s,
         bytes=6,
     )  # fmt: skip
-    services.desk.bundles.path("ev_1").parent.mkdir(parents=True, exist_ok=True)
-    services.desk.bundles.path("ev_1").write_bytes(b"bundle")
+    services.evidence_requests.bundles.path("ev_1").parent.mkdir(parents=True, exist_ok=True)
+    services.evidence_requests.bundles.path("ev_1").write_bytes(b"bundle")
     services.store.commit(Change(evidence=(bundle,)))
     opened(page, hung, found.id)
     with page.expect_download() as downloading:

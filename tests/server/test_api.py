@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server.app import beat
 from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.monitor.heartbeat import Heartbeat
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, action, body, event, frame, incident, running, subscription
 
@@ -399,12 +399,13 @@ def test_a_scrape_shows_whether_the_server_can_judge_by_now(tmp_path: Path) -> N
 
 def test_heartbeats_stop_while_the_server_cannot_judge(server: Running) -> None:
     services = server.front.services
-    beat(services, 60.0)
+    heartbeat = Heartbeat(services.store, services.doctor, services.clock, 60.0, services.config.public_url)
+    heartbeat.beat()
     commit(server, subscriptions=(subscription(url="http://127.0.0.1:1/", types=["eagle_eye.heartbeat"]),))
-    beat(services, 60.0)
+    heartbeat.beat()
     assert services.store.all(EVENTS) == []
     server.send(body(frame()))
-    beat(services, 60.0)
+    heartbeat.beat()
     (sent,) = services.store.all(EVENTS)
     assert (sent.type, sent.expires_s) == ("eagle_eye.heartbeat", NOW + 60)
 

@@ -274,13 +274,13 @@ def test_an_incident_without_nodes_asks_those_of_its_job(server: Running) -> Non
 
 
 class Office:
-    """A desk over a real store and folder, without a server."""
+    """Requests over a real store and folder, without a server."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.clock = FakeClock()
         self.store = SqliteStore(folder / "records.db")
         self.bundles = Bundles(folder / "evidence")
-        self.desk = EvidenceRequests(self.store, self.bundles, EvidenceSettings(**settings), self.clock)
+        self.evidence_requests = EvidenceRequests(self.store, self.bundles, EvidenceSettings(**settings), self.clock)
 
     def keep(self, id_: str, size: int, created_s: float = NOW) -> None:
         self.store.commit(Change(evidence=(evidence(id_, created_s=created_s),)))

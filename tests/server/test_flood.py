@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from eagle_eye.server.security.limits import Limits
 from eagle_eye.server.security.settings import LimitSettings
 from eagle_eye.server.transport import http_protocol as guarded_protocol
-from eagle_eye.server.transport.connections import ClientConnection, Connections
+from eagle_eye.server.transport.connections import Connection, Connections
 from tests.server.builders import FakeClock, Running, body, frame, running
 
 BAD = "127.0.0.2"
@@ -231,7 +231,7 @@ def test_nonsense_after_an_answer_that_came_early_ends_the_connection_and_is_no_
 def test_whatever_comes_and_goes_the_count_is_right(visits: list[tuple[str, bool, bool]]) -> None:
     limits = Limits(LimitSettings(connections=6, address_connections=2), FakeClock(), lambda _: None)
     connections = Connections(limits, FakeClock(), lambda _: None)
-    here: list[ClientConnection] = []
+    here: list[Connection] = []
     strangers = 0
     for address, proves, leaves in visits:
         client = connections.admit(address)

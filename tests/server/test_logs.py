@@ -148,7 +148,7 @@ def test_a_whole_session_logs_none_of_its_secrets(
         used = [credential, *(text for text, _ in tokens.values()), *session(server, tokens["admin"][0], hook)]
         for _ in range(10):
             server.client.get("/api/v1/nodes", headers={"authorization": f"Bearer {tokens['read'][0]}"})
-        server.front.reload.ask()
+        server.front.reload()
         with socket.create_connection(("127.0.0.1", server.client.base_url.port or 0)) as raw:
             raw.sendall(f"nonsense\r\nauthorization: Bearer {used[1]}\r\n\r\n".encode())
             raw.recv(1 << 16)

@@ -51,7 +51,7 @@ def reload(server: Running, file: File) -> None:
     """Ask for a reload and wait until it is over: the reading of one more has begun."""
     for _ in range(2):
         reads = file.reads
-        server.front.reload.ask()
+        server.front.reload()
         eventually(lambda: file.reads > reads)  # noqa: B023 - it is called at once
 
 

@@ -22,10 +22,11 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import CONTENT_TYPE
 from eagle_eye.server.app import create_app
 from eagle_eye.server.command import refuse_open_door
+from eagle_eye.server.config import plain_text
 from eagle_eye.server.security import auth
 from eagle_eye.server.security.certificate_dates import first_to_end
 from eagle_eye.server.security.settings import TlsSettings
-from eagle_eye.server.security.tls import Certificates, names, plain_text
+from eagle_eye.server.security.tls import Certificates, names
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, body, frame, running, settings

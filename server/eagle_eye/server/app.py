@@ -45,7 +45,7 @@ from eagle_eye.server.api import (
     subscriptions,
 )
 from eagle_eye.server.api.services import Services
-from eagle_eye.server.config import ServerConfig, is_loopback
+from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
 from eagle_eye.server.delivery.alert_refresh import AlertRefresh
 from eagle_eye.server.delivery.delivery_metrics import DeliveryCollector
 from eagle_eye.server.delivery.notifiers.formats import formats
@@ -90,7 +90,7 @@ from eagle_eye.server.requests.missing_gpus import MissingGpus
 from eagle_eye.server.requests.node_checks import NodeChecks
 from eagle_eye.server.security.auth import Tokens
 from eagle_eye.server.security.limits import Limits
-from eagle_eye.server.security.tls import Certificates, plain_text
+from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
 from eagle_eye.server.site_files.topology import Places, read_places, read_topology
@@ -172,7 +172,7 @@ def create_app(
 
     parts.history.journal.outlines.listen(outlines.take_used, outlines.forget)
     services.fleet.when_forgotten(outlines.expel)
-    return Dispatcher(api, _frames(services, outlines), _remote_write(services), services, reload)
+    return Dispatcher(api, _frames(services, outlines), _remote_write(services), services, reload.ask)
 
 
 def _build(

@@ -28,7 +28,6 @@ from eagle_eye.server.app import create_app
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.jobs import trial
-from eagle_eye.server.security.tls import plain_text
 from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.store.data_folder import Hold, held
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
@@ -107,7 +106,7 @@ def refuse_open_door(config: ServerConfig) -> None:
     store = SqliteStore(Path(config.data_dir) / RECORDS_FILE)
     try:
         if store.any_token():
-            if without := plain_text(config):
+            if without := configuration.plain_text(config):
                 logging.getLogger(__name__).warning("the server's address has no TLS", extra={"why": without})
             return
     finally:
@@ -140,7 +139,7 @@ def serve(config: ServerConfig, bound: socket.socket, reread: Callable[[], Serve
     dispatcher = create_app(config, reread=lambda: on_port(reread(), port))
     hold.note(config.listen, (RECORDS_FILE, HISTORY_FILE))
     server = _Server(dispatcher, bound, ServiceManager(os.environ), config.public_url)
-    signal.signal(signal.SIGHUP, lambda *_: dispatcher.reload.ask())
+    signal.signal(signal.SIGHUP, lambda *_: dispatcher.reload())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves
     # and raises the signal again once it has stopped, which _Server.run takes for what it is.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -98,3 +98,13 @@ def is_loopback(listen: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def plain_text(config: ServerConfig) -> str:
+    """Return what is wrong with an address without TLS; "" where no other machine reaches it or a proxy adds TLS."""
+    if config.tls.certificate_file or is_loopback(config.listen) or config.public_url.startswith("https://"):
+        return ""
+    return (
+        f"{config.listen} can be reached from other machines and has no TLS: who is on the way reads tokens and can use"
+        " them; set tls.certificate_file, or public_url to the https:// address of the proxy that adds it"
+    )

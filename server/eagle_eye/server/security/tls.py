@@ -16,7 +16,6 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.config import ServerConfig, is_loopback
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
@@ -118,16 +117,6 @@ class PeerProtocol(H11Protocol):
         """Begin a connection whose handshake is over."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, CERTIFICATE_NAMES: names(transport.get_extra_info("peercert"))}
-
-
-def plain_text(config: ServerConfig) -> str:
-    """Return what is wrong with an address without TLS; "" where no other machine reaches it or a proxy adds TLS."""
-    if config.tls.certificate_file or is_loopback(config.listen) or config.public_url.startswith("https://"):
-        return ""
-    return (
-        f"{config.listen} can be reached from other machines and has no TLS: who is on the way reads tokens and can use"
-        " them; set tls.certificate_file, or public_url to the https:// address of the proxy that adds it"
-    )
 
 
 def read(settings: TlsSettings) -> ssl.SSLContext:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from eagle_eye.server.transport.connections import ClientConnection, Connections
+from eagle_eye.server.transport.connections import Connection, Connections
 from eagle_eye.server.transport.http_protocol import GuardedProtocol
 
 ROUND = 1_024  # connections let in or refused before others on the loop have their turn: a fleet comes all at once
@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """Lets in from ``listening`` whom ``connections`` admit; ``protocol(client)`` begins a connection. On the loop."""
+    """Lets in from ``listening`` whom ``connections`` admit; ``protocol(counted)`` begins a connection. On the loop."""
 
     def __init__(
         self,
         listening: socket.socket,
         connections: Connections,
-        protocol: Callable[[ClientConnection], asyncio.Protocol],
+        protocol: Callable[[Connection], asyncio.Protocol],
         context: ssl.SSLContext | None,
     ) -> None:
         self._listening = listening
@@ -63,11 +63,11 @@ class Acceptor:
                 self.close()
                 self._rest = self._loop.call_later(REST_S, self.open)
                 return
-            client = self._connections.admit(address[0])
-            if client is None:
+            counted = self._connections.admit(address[0])
+            if counted is None:
                 connection.close()
                 continue
-            task = self._loop.create_task(self._let_in(_Connected(connection, client)))
+            task = self._loop.create_task(self._let_in(_Connected(connection, counted)))
             self._entering.add(task)
             task.add_done_callback(self._entering.discard)
 
@@ -77,30 +77,30 @@ class Acceptor:
         )
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self._protocol(connected.client), connected, ssl=self._context, **limits
+                lambda: self._protocol(connected.counted), connected, ssl=self._context, **limits
             )
         except OSError:  # the handshake failed, or took too long: ssl.SSLError and TimeoutError are such
-            connected.client.bad()
+            connected.counted.bad()
             connected.close()
 
 
 class _Connected(socket.socket):
     """A connection that was let in; its end is counted whoever closes it."""
 
-    def __init__(self, connection: socket.socket, client: ClientConnection) -> None:
+    def __init__(self, connection: socket.socket, counted: Connection) -> None:
         family, kind, proto = connection.family, connection.type, connection.proto
         super().__init__(family, kind, proto, fileno=connection.detach())
         self.setblocking(False)
-        self.client = client
+        self.counted = counted
 
     def close(self) -> None:
         """Close it."""
-        self.client.end()
+        self.counted.end()
         super().close()
 
     def detach(self) -> int:
         """Return its file, which uvloop closes by itself when the connection ends."""
-        self.client.end()
+        self.counted.end()
         return super().detach()
 
 
@@ -127,9 +127,9 @@ class AcceptingServer(uvicorn.Server):
         self._listening.close()
         await super().shutdown(sockets=[])
 
-    def _begun(self, client: ClientConnection) -> asyncio.Protocol:
+    def _begun(self, counted: Connection) -> asyncio.Protocol:
         kind = self.config.http_protocol_class
         assert issubclass(kind, GuardedProtocol)  # noqa: S101 - connection_options says so
         protocol = kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        protocol.client = client
+        protocol.counted = counted
         return protocol

@@ -37,7 +37,7 @@ class Connections:
         """How many connections have shown nothing yet."""
         return self._unauthenticated.total()
 
-    def admit(self, address: str) -> ClientConnection | None:
+    def admit(self, address: str) -> Connection | None:
         """Count a connection from the address in; return None where it may not stay."""
         host, limits = host_of(address), self._limits.settings
         most = max(min(limits.connections, _files_max() - FILES_KEPT), 1)
@@ -50,7 +50,7 @@ class Connections:
         else:
             self.count += 1
             self._unauthenticated[host] += 1
-            return ClientConnection(self, address, host)
+            return Connection(self, address, host)
         if not self._unauthenticated[host]:
             del self._unauthenticated[host]
         self._refused(why)
@@ -71,7 +71,7 @@ class Connections:
             del self._unauthenticated[host]
 
 
-class ClientConnection:
+class Connection:
     """One connection from its acceptance to its end."""
 
     def __init__(self, connections: Connections, address: str, host: str) -> None:

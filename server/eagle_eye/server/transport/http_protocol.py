@@ -14,7 +14,7 @@ from eagle_eye.server.security.limits import SAID_EVERY_S
 from eagle_eye.server.security.tls import PeerProtocol
 
 STALL_S = 60.0  # how long a client may leave an answer unread
-CLIENT = "client"  # in an ASGI scope's state
+CONNECTION = "connection"  # in an ASGI scope's state
 # Of a body whose request is answered already: it is read on and thrown away. A client that writes all of it before it
 # reads would lose the answer if the connection were closed with bytes unread (RFC 9112, section 9.6).
 UNREAD_BYTES_MAX, UNREAD_S = 32 << 20, 10.0
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 _log.addFilter(Seldom())
 
 
-class Client(Protocol):
+class CountedConnection(Protocol):
     """A connection as ``connections.py`` counts it."""
 
     def proven(self) -> None:
@@ -62,8 +62,8 @@ class Client(Protocol):
         ...
 
 
-class UncountedClient:
-    """The client of a connection that nobody counts."""
+class UncountedConnection:
+    """A connection that nobody counts."""
 
     def proven(self) -> None:
         """Do nothing."""
@@ -84,7 +84,7 @@ class GuardedProtocol(PeerProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.logger = _log
-        self.client: Client = UncountedClient()
+        self.counted: CountedConnection = UncountedConnection()
         self.is_unauthenticated = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -94,12 +94,12 @@ class GuardedProtocol(PeerProtocol):
     def prove(self) -> None:
         """Take note that somebody who may ask has asked."""
         self.is_unauthenticated = False
-        self.client.proven()
+        self.counted.proven()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin; the first head has its time from here on."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, CLIENT: self.client}
+        self.app_state = {**self.app_state, CONNECTION: self.counted}
         self.await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -148,7 +148,7 @@ class GuardedProtocol(PeerProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request."""
         self.closed("malformed")
-        self.client.bad()
+        self.counted.bad()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:  # in the middle of an answer nothing can be said
@@ -176,7 +176,7 @@ class GuardedProtocol(PeerProtocol):
     def _overdue(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
-            self.client.bad()
+            self.counted.bad()
             self.transport.write(_OVERDUE)
             self.turn_away("slow_head")
 

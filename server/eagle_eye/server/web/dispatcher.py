@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE
@@ -11,12 +13,11 @@ from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.reload import Reload
 from eagle_eye.server.security.principals import Principals
 from eagle_eye.server.transport import methods
 from eagle_eye.server.transport.connection_metrics import ConnectionCollector
 from eagle_eye.server.transport.connections import Connections
-from eagle_eye.server.transport.http_protocol import CLIENT, Client, is_bad
+from eagle_eye.server.transport.http_protocol import CONNECTION, CountedConnection, is_bad
 from eagle_eye.server.transport.path_names import routed
 from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, Taker, answer
 from eagle_eye.server.web.frame_protocol import Heads
@@ -38,10 +39,15 @@ _OPEN = OPEN | {"/openapi.json"}
 
 
 class Dispatcher:
-    """The server as an ASGI application."""
+    """The server as an ASGI application. ``reload()`` has the configuration read again, from any thread."""
 
     def __init__(
-        self, api: FastAPI, ingest: Ingest, remote_write: RemoteWrite, services: Services, reload: Reload
+        self,
+        api: FastAPI,
+        ingest: Ingest,
+        remote_write: RemoteWrite,
+        services: Services,
+        reload: Callable[[], None],
     ) -> None:
         self.api = api
         self.services = services
@@ -83,8 +89,8 @@ class Dispatcher:
             if path not in _UNLIMITED and scope["client"] is not None:
                 self.services.limits.check_address(scope["client"][0])
         except Refusal as refusal:
-            client: Client | None = scope.get("state", {}).get(CLIENT)
-            await self._refuse(refusal, _closing(send) if client is not None and client.bad() else send)
+            counted: CountedConnection | None = scope.get("state", {}).get(CONNECTION)
+            await self._refuse(refusal, _closing(send) if counted is not None and counted.bad() else send)
             return
         if path in self._files and scope["method"] in ("GET", "HEAD"):
             await self._page(scope, send)
@@ -151,17 +157,17 @@ class Dispatcher:
 
 def _watched(scope: ASGIMessage, send: Send, *, unjudged: bool, telemetry: bool) -> Send:
     """Return what sends an answer and takes note of what it says about the connection's client."""
-    client: Client | None = scope.get("state", {}).get(CLIENT)
-    if client is None or unjudged:
+    counted: CountedConnection | None = scope.get("state", {}).get(CONNECTION)
+    if counted is None or unjudged:
         return send
 
     async def watched(message: ASGIMessage) -> None:
         last = False
         if message["type"] == "http.response.start":
             if message["status"] < 400:
-                client.proven()
+                counted.proven()
             else:
-                last = telemetry and is_bad(message["status"]) and client.bad()
+                last = telemetry and is_bad(message["status"]) and counted.bad()
         await (_closing(send) if last else send)(message)
 
     return watched

@@ -246,7 +246,7 @@ class FrameProtocol(GuardedProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        last = is_bad(status) and self.client.bad()
+        last = is_bad(status) and self.counted.bad()
         if last:
             headers = {**headers, "Connection": "close"}
         self.transport.write(_head(status, self.server_state.default_headers, headers, PROBLEM_TYPE, body))

@@ -1,8 +1,8 @@
 """The sender: segments of the history to the store, in a process of its own.
 
 ``python -m eagle_eye.server.history.remote_store.sender DATA`` reads an Order from standard input, brings every
-segment that was not sent yet, in the order in which they were written, and says on standard output, a
-JSON line each, how it goes. It changes nothing in the history. Beside the server it shares a core with nobody who waits for it.
+segment that was not sent yet, in the order in which they were written, and says on standard output, a JSON line each,
+how it goes. It changes nothing in the history. Beside the server it shares a core with nobody who waits for it.
 
 At least once: a moment is kept as sent when the store has answered for all of it. One that is sent again holds the same
 samples, which a Prometheus takes as it took them before.

@@ -2,7 +2,8 @@
 
 ``python -m eagle_eye.server.history.segments.compactor JOURNAL FOLDER THROUGH`` writes what no segment holds yet,
 up to chunk THROUGH, shard by shard, and says on standard output, a JSON line each, what is on the disk. It
-changes nothing in the journal: the server does, line by line. Beside the server it shares a core with nobody who waits for it.
+changes nothing in the journal: the server does, line by line. Beside the server it shares a core with nobody who waits
+for it.
 """
 
 from __future__ import annotations
