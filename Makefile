@@ -20,7 +20,7 @@ APT = DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get --quiet -o DPkg::Lock::T
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SOURCES := schema agent server detectors orchestrators cli demo simulator learning checks checkpoint planning
 
-.PHONY: help venv demo test test-full test-again test-gpu test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images dashboards docs dist clean
+.PHONY: help venv demo test test-full test-again test-gpu test-kubernetes test-newcomer test-grafana-schema check check-page check-dashboards format images picture dashboards docs dist clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -109,6 +109,9 @@ docs: venv .venv-docs/.ready  ## the documentation as a site: build/site/index.h
 	$(BIN)/python -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r packaging/site/requirements.lock
 	@touch $@
+
+picture: venv  ## draws the packages and their imports into docs/assets; needs Graphviz
+	$(BIN)/python packaging/site/package_graph.py
 
 dashboards: venv  ## writes the Grafana dashboards anew from their source
 	$(BIN)/python -m dashboards.grafana.source

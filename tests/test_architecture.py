@@ -1,4 +1,4 @@
-"""The map agrees with the land: rooms, import weight, documented names."""
+"""Folders say what they are for, imports stay light, and every name is documented."""
 
 from __future__ import annotations
 
@@ -27,55 +27,15 @@ from eagle_eye.server.security.settings import LimitSettings, TlsSettings
 from eagle_eye.server.telemetry.settings import LogSettings
 
 ROOT = Path(__file__).parent.parent
-ROOMS = (
+PORTIONS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
     *("checkpoint", "planning"),
 )
-FOLDERS = (*ROOMS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "release", "dashboards")
-
-
-def modules() -> dict[str, set[str]]:
-    """Return each room's module paths below its package."""
-    return {
-        room: {str(path.relative_to(ROOT / room / "eagle_eye" / room)) for path in (ROOT / room).rglob("*.py")}
-        for room in ROOMS
-    }
-
-
-def mapped(touches: str = "") -> dict[str, set[str]]:
-    """Return the module paths that ARCHITECTURE.md lists, by room; ``touches``: those with this in the last column."""
-    found: dict[str, set[str]] = {room: set() for room in ROOMS}
-    room = ""
-    for line in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines():
-        if title := re.match(r"\| \*\*(\w+)", line):
-            room = title[1]
-        elif line.startswith("| `") and room and touches in ("", line.split("|")[3].strip()):
-            found[room].update(re.findall(r"`([\w/]+\.py)`", line.split("|")[1]))
-    return found
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_map_names_every_module_and_no_other(room: str) -> None:
-    assert mapped()[room] == modules()[room]
-
-
-def test_what_the_map_calls_pure_touches_nothing() -> None:
-    touching = {
-        "fcntl", "glob", "logging", "multiprocessing", "os", "random", "secrets", "select", "selectors",
-        "shutil", "socket", "sqlite3", "subprocess", "tempfile", "time", "psutil",
-    }  # fmt: skip
-    found = {}
-    for room in ROOMS:
-        for module in mapped("pure")[room]:
-            path = ROOT / room / "eagle_eye" / room / module
-            imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
-            if imported & touching:
-                found[module] = imported & touching
-    assert found == {}
+FOLDERS = (*PORTIONS, "server/eagle_eye/server/engine", "benchmarks", "tests", "packaging", "release", "dashboards")
 
 
 def test_the_namespace_package_stays_one() -> None:
-    assert [str(path) for room in ROOMS for path in (ROOT / room / "eagle_eye").glob("__init__.py")] == []
+    assert [str(path) for portion in PORTIONS for path in (ROOT / portion / "eagle_eye").glob("__init__.py")] == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

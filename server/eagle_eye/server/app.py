@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -45,6 +44,7 @@ from eagle_eye.server.api import (
     subscriptions,
 )
 from eagle_eye.server.api.services import Services
+from eagle_eye.server.background import keep_running
 from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
 from eagle_eye.server.delivery.alert_refresh import AlertRefresh
 from eagle_eye.server.delivery.delivery_metrics import DeliveryCollector
@@ -101,11 +101,7 @@ from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import HostCollector
 from eagle_eye.server.web.dispatcher import Dispatcher
 
-RESTART_S = 1.0  # a background task that failed starts again after this
-
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
-
-_log = logging.getLogger(__name__)
 
 
 class _Parts(NamedTuple):
@@ -276,8 +272,12 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
         services.signal.attach()
         services.outlook.attach()
         services.remote_store.start()
+
+        def failed(part: str) -> None:
+            services.telemetry.failures.labels(part).inc()
+
         tasks = [
-            asyncio.create_task(_kept_running(services, name, work), name=name)
+            asyncio.create_task(keep_running(name, work, failed), name=name)
             for name, work in (
                 ("detection", services.watcher.run),
                 ("outbox", parts.outbox.run),
@@ -412,13 +412,3 @@ async def _follow_certificates(services: Services) -> None:
     if services.certificates is not None:
         await services.certificates.follow()
     await asyncio.Event().wait()
-
-
-async def _kept_running(services: Services, name: str, work: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        try:
-            await work()
-        except Exception:  # noqa: BLE001 - a bug must not end detection or delivery for ever
-            _log.exception("a part of the server failed and starts again", extra={"part": name})
-            services.telemetry.failures.labels(name).inc()
-        await asyncio.sleep(RESTART_S)
