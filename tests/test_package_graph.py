@@ -62,9 +62,10 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     ).prepare()  # raises CycleError, which names the circle
 
 
-def test_no_package_of_the_server_imports_itself_by_a_detour() -> None:
+@pytest.mark.parametrize("portion", ["agent", "server"])
+def test_no_package_imports_itself_by_a_detour(portion: str) -> None:
     below: dict[str, set[str]] = {}
-    for package, other in drawing().server_packages(imports()):
+    for package, other in drawing().packages_of(imports(), portion):
         below.setdefault(package, set()).add(other)
     graphlib.TopologicalSorter(below).prepare()
 

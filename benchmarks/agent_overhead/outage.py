@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.agent.clock import SystemClock
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import BYTES_MAX, Spool
-from eagle_eye.agent.uplink import Destination, Uplink
+from eagle_eye.agent.loop.clock import SystemClock
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.spool import BYTES_MAX, Spool
+from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope, names
 

@@ -37,6 +37,15 @@ def server_packages(graph: grimp.ImportGraph) -> Edges:
     return {(a, b) for a, b in ours if a != b}
 
 
+def packages_of(graph: grimp.ImportGraph, portion: str) -> Edges:
+    """Return which of a portion's folders and files imports which."""
+    inside = f"eagle_eye.{portion}."
+    ours = [
+        (a.split(".")[2], b.split(".")[2]) for a, b in _imports(graph) if a.startswith(inside) and b.startswith(inside)
+    ]
+    return {(a, b) for a, b in ours if a != b}
+
+
 def import_graph() -> grimp.ImportGraph:
     """Return the imports of everything that is installed of ours."""
     return grimp.build_graph(*(f"eagle_eye.{portion}" for portion in PORTIONS), cache_dir=None)

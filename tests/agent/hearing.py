@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from eagle_eye.agent.hook_message import HookMessage
+from eagle_eye.agent.training_hook.message import HookMessage
 from tests.agent.fakes import Listener
 
 

@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.collectors.processes import LOOK_S, SETTLE_WITH_GPUS_S, ProcessesCollector
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.placement.ends import Ended
-from eagle_eye.agent.training_processes import TrainingProcesses
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.ends import Ended
+from eagle_eye.agent.processes.training_processes import TrainingProcesses
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, decode_frame, encode_frame
 from tests.agent.fakes import FakeClock
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagle_eye.agent import doctor, host_checks
-from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.host_checks import Finding
-from eagle_eye.agent.tick import CollectorStanding
+from eagle_eye.agent.health import doctor, host_checks
+from eagle_eye.agent.health.host_checks import Finding
+from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.loop.tick import CollectorStanding
 from tests.agent.test_loop import Scripted, failing, node_row
 from tests.agent.test_uplink import Server
 
 DOCTOR = """
 import argparse, sys
-from eagle_eye.agent.doctor import configure, run
+from eagle_eye.agent.health.doctor import configure, run
 parser = argparse.ArgumentParser()
 configure(parser)
 sys.exit(run(parser.parse_args()))

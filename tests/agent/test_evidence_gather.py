@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence import gather as gathering
 from eagle_eye.agent.evidence.bug_report import BugReport
 from eagle_eye.agent.evidence.bundle import Manifest
@@ -25,8 +24,9 @@ from eagle_eye.agent.evidence.kernel_log import KernelLog
 from eagle_eye.agent.evidence.process_states import ProcessStates
 from eagle_eye.agent.evidence.scene import Scene, Source, Task
 from eagle_eye.agent.evidence.stacks import Stacks
-from eagle_eye.agent.evidence.tool import find
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.external_tool import find
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from tests.agent.fakes import script, until
 from tests.agent.test_evidence_bundle import unpacked
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.clock import SystemClock
-from eagle_eye.agent.collector import CollectFailed
-from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence import requests as taking
 from eagle_eye.agent.evidence.bundle import FORMAT
 from eagle_eye.agent.evidence.gather import EVIDENCE, HANGING_MAX, Gatherer
 from eagle_eye.agent.evidence.requests import REMEMBERED_MAX, WAITING_MAX, EvidenceRequests
 from eagle_eye.agent.evidence.scene import Scene, Task
 from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE, Place, Upload
+from eagle_eye.agent.loop.clock import SystemClock
+from eagle_eye.agent.loop.collector import CollectFailed
+from eagle_eye.agent.loop.drops import Drops
 from tests.agent.fakes import FakeClock, until
 from tests.agent.test_evidence_bundle import unpacked
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from eagle_eye.agent.collector import Observed
-from eagle_eye.agent.drops import OTHER_REASONS, REASONS_MAX, Drops
-from eagle_eye.agent.exposition import OWN, RENDER_EVERY_S, STALE_S_MIN, Delivery, Exposition
-from eagle_eye.agent.tick import CollectorStanding, Tick
+from eagle_eye.agent.exposition.text import OWN, RENDER_EVERY_S, STALE_S_MIN, Delivery, Exposition
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.drops import OTHER_REASONS, REASONS_MAX, Drops
+from eagle_eye.agent.loop.tick import CollectorStanding, Tick
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Kind, Scope
 from tests.agent.fakes import REPOSITORY, FakeClock

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.assembly import Assembly
-from eagle_eye.agent.clock import Wake
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.loop import Loop
-from eagle_eye.agent.training_processes import TrainingProcesses
+from eagle_eye.agent.loop.clock import Wake
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.loop import Loop
+from eagle_eye.agent.processes.training_processes import TrainingProcesses
 from tests.agent.fakes import FakeClock
 
 WARM_FRAMES = 200

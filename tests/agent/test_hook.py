@@ -14,8 +14,8 @@ import pytest
 
 from eagle_eye.agent import hook
 from eagle_eye.agent.hook import Training, attach
-from eagle_eye.agent.hook_message import EVENTS_PER_MESSAGE_MAX, HookMessage
-from eagle_eye.agent.hook_sender import SENDS_PER_EVENT, Identity, collective_sequences
+from eagle_eye.agent.training_hook.message import EVENTS_PER_MESSAGE_MAX, HookMessage
+from eagle_eye.agent.training_hook.sender import SENDS_PER_EVENT, Identity, collective_sequences
 from tests.agent.fakes import Listener, script, until
 
 QUIET_S = 3600.0  # a heartbeat that never comes during a test

@@ -9,10 +9,10 @@ import pytest
 
 from eagle_eye.agent import hook
 from eagle_eye.agent.hook import Training, attach
-from eagle_eye.agent.hook_cuda import MARKS_PER_STEP_MAX, STEPS_PENDING_MAX, DeviceTimer
-from eagle_eye.agent.hook_message import Totals
-from eagle_eye.agent.hook_scalars import VALUES_PENDING_MAX
-from eagle_eye.agent.hook_share import Share
+from eagle_eye.agent.training_hook.cuda_events import MARKS_PER_STEP_MAX, STEPS_PENDING_MAX, DeviceTimer
+from eagle_eye.agent.training_hook.message import Totals
+from eagle_eye.agent.training_hook.sampling_share import Share
+from eagle_eye.agent.training_hook.scalars import VALUES_PENDING_MAX
 from tests.agent.fake_cuda import FakeCuda, FakeDataParallel, FakeTorch, FakeValue
 from tests.agent.fakes import Listener
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from eagle_eye.agent.hook_message import HOOK_EVENTS, MESSAGE_BYTES_MAX, Totals
+from eagle_eye.agent.training_hook.message import HOOK_EVENTS, MESSAGE_BYTES_MAX, Totals
 from tests.agent.fakes import REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "hook.md").read_text(encoding="utf-8")
@@ -21,6 +21,6 @@ def test_the_page_has_every_event_and_the_limit() -> None:
 
 
 def test_the_page_has_every_reason_for_dropping_a_message() -> None:
-    source = (REPOSITORY / "agent/eagle_eye/agent/hook_message.py").read_text(encoding="utf-8")
+    source = (REPOSITORY / "agent/eagle_eye/agent/training_hook/message.py").read_text(encoding="utf-8")
     for reason in re.findall(r'BadMessage\(\s*"(\w+)"', source):
         assert f"`{reason}`" in TEXT, reason

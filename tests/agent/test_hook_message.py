@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.hook_message import (
+from eagle_eye.agent.training_hook.message import (
     MESSAGE_BYTES_MAX,
     BadMessage,
     HookEvent,

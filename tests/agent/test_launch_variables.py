@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.hook_sender import Identity
-from eagle_eye.agent.launch_variables import ATTEMPTS, JOBS, RANK_SOURCES, Place, job, place
-from eagle_eye.agent.placement.environment import Refused, identity, may_name_a_rank, variables
+from eagle_eye.agent.processes.environment import Refused, identity, may_name_a_rank, variables
+from eagle_eye.agent.training_hook.launch_variables import ATTEMPTS, JOBS, RANK_SOURCES, Place, job, place
+from eagle_eye.agent.training_hook.sender import Identity
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
 NAMES = sorted({name for source in RANK_SOURCES for name in source[:3] if name} | {*JOBS, *ATTEMPTS})
@@ -77,8 +77,14 @@ def test_none_is_torchrun_s_word_for_no_name_and_nobody_else_s() -> None:
 def test_the_names_bring_nothing_into_a_training_process() -> None:
     script = (
         "import sys, typing, collections.abc; before = set(sys.modules)\n"
-        "import eagle_eye.agent.launch_variables\n"
+        "import eagle_eye.agent.training_hook.launch_variables\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["__future__", "eagle_eye", "eagle_eye.agent", "eagle_eye.agent.launch_variables"]
+    assert done.stdout.split() == [
+        "__future__",
+        "eagle_eye",
+        "eagle_eye.agent",
+        "eagle_eye.agent.training_hook",
+        "eagle_eye.agent.training_hook.launch_variables",
+    ]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.collectors.mounts import (
     ANSWER_S,
     ASK_EVERY_S,
@@ -22,6 +21,7 @@ from eagle_eye.agent.collectors.mounts import (
     MountsCollector,
     network_mounts,
 )
+from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from tests.agent.fakes import FakeClock, until
 
 LINE = "36 25 0:{n} / {path} rw,relatime shared:1 - {kind} {source} rw,vers=4.2,addr=10.0.0.1\n"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.nccl.process_environment import PROCESSES_MAX, Environments, root_of
-from eagle_eye.agent.placement.process_files import ENVIRON_BYTES_MAX, ProcessFiles
+from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
 from tests.agent.nccl_fakes import FakeProc, process
 
 OWN = os.geteuid()

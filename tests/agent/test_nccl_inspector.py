@@ -13,8 +13,8 @@ from eagle_eye.agent.collectors.nccl_inspector import (
     METRICS_EVERY_S,
     NcclInspectorCollector,
 )
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.metrics import BY_NAME
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import HOST, FakeProc, inspector_line, process, published

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.collector import CollectFailed
 from eagle_eye.agent.config import read
-from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.requests import EvidenceRequests
+from eagle_eye.agent.loop.collector import CollectFailed
+from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.node_check import child
 from eagle_eye.agent.node_check.child import OUTPUT_BYTES_MAX, Ran
 from eagle_eye.agent.node_check.requests import MEMORY_BYTES_MIN, WAITING_MAX, NodeChecks
 from eagle_eye.agent.node_check.room import memory_limit_bytes
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from eagle_eye.schema.configuration import ConfigurationError
 from tests.agent.fakes import REPOSITORY, until
 from tests.agent.test_evidence_requests import Desk

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.node_token import ENROL_EVERY_S, NodeToken
-from eagle_eye.agent.server_connection import Trust
+from eagle_eye.agent.transport.node_token import ENROL_EVERY_S, NodeToken
+from eagle_eye.agent.transport.server_connection import Trust
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.agent.fakes import FakeClock

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.hook_sender import Identity
-from eagle_eye.agent.placement import environment
-from eagle_eye.agent.placement.cgroup import Cgroup, parse
-from eagle_eye.agent.placement.choice import Candidate, choose
-from eagle_eye.agent.placement.environment import Refused, identity, launch, may_name_a_rank, variables
-from eagle_eye.agent.placement.process_files import is_launcher
+from eagle_eye.agent.processes import environment
+from eagle_eye.agent.processes.cgroup import Cgroup, parse
+from eagle_eye.agent.processes.choice import Candidate, choose
+from eagle_eye.agent.processes.environment import Refused, identity, launch, may_name_a_rank, variables
+from eagle_eye.agent.processes.process_files import is_launcher
+from eagle_eye.agent.training_hook.sender import Identity
 from tests.agent.fakes import REPOSITORY
 
 

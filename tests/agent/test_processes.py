@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.collectors.processes import (
     LOOK_S,
     MAPS_S_MAX,
     SETTLE_S,
     SETTLE_WITH_GPUS_S,
 )
-from eagle_eye.agent.placement.process_files import ProcessFiles
-from eagle_eye.agent.placement.rank_work import FAMILY_MAX
-from eagle_eye.agent.placement.ranks import Ranks
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.processes.process_files import ProcessFiles
+from eagle_eye.agent.processes.rank_work import FAMILY_MAX
+from eagle_eye.agent.processes.ranks import Ranks
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from eagle_eye.schema.events import Event
 from tests.agent.fakes import FakeClock
 from tests.agent.process_tree import Node, ProcessTree, rank

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collector import Unsupported
 from eagle_eye.agent.collectors.processes import LOOK_COST_RATIO, LOOK_S, LOOK_S_MAX, ProcessesCollector
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.placement.census import AGAIN
-from eagle_eye.agent.training_processes import TrainingProcesses
+from eagle_eye.agent.loop.collector import Unsupported
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.census import AGAIN
+from eagle_eye.agent.processes.training_processes import TrainingProcesses
 from tests.agent.fakes import FakeClock
 from tests.agent.process_tree import Node, ProcessTree, rank
 

@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.hook_message import HookEvent, HookMessage, Totals
-from eagle_eye.agent.rank_process import MESSAGES_PER_SECOND_MAX, RankProcess, means
+from eagle_eye.agent.processes.rank_process import MESSAGES_PER_SECOND_MAX, RankProcess, means
+from eagle_eye.agent.training_hook.message import HookEvent, HookMessage, Totals
 from tests.agent.fakes import message
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collector import Observed
-from eagle_eye.agent.service_manager import STATUS_CHARS_MAX, STATUS_EVERY_S, ServiceManager, status_of
-from eagle_eye.agent.tick import CollectorStanding, Tick
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.service_manager import STATUS_CHARS_MAX, STATUS_EVERY_S, ServiceManager, status_of
+from eagle_eye.agent.loop.tick import CollectorStanding, Tick
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.test_loop import Scripted, Station, node_row
 

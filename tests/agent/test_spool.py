@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent import spool as spool_module
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import STREAM_FRAMES_MAX, Spool, SpoolTaken
-from eagle_eye.agent.spool_file import Kept, opening, read, record
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport import spool as spool_module
+from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool, SpoolTaken
+from eagle_eye.agent.transport.spool_file import Kept, opening, read, record
 from tests.agent.fakes import script, until
 
 
@@ -123,7 +123,7 @@ def test_while_the_server_answers_soon_the_file_stays_small_and_nothing_is_synce
 ) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    monkeypatch.setattr("eagle_eye.agent.spool_disk.SYNC_S", 0.02)
+    monkeypatch.setattr("eagle_eye.agent.transport.spool_disk.SYNC_S", 0.02)
     for _ in range(50):
         put(spool, 1, size=1000)
         batch = spool.newest(10, 1 << 20)
@@ -192,7 +192,7 @@ def test_a_server_that_falls_silent_delays_the_loop_once_and_the_disk_has_the_fr
 def test_what_waits_longer_than_a_second_is_synced(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    monkeypatch.setattr("eagle_eye.agent.spool_disk.SYNC_S", 0.05)
+    monkeypatch.setattr("eagle_eye.agent.transport.spool_disk.SYNC_S", 0.05)
     put(spool, 20)
     until(lambda: len(synced) == 2)  # the file and the folder's entry of it: one group for all
 
@@ -303,8 +303,8 @@ def test_an_answer_about_a_stream_that_left_the_memory_is_remembered(spool: Spoo
 
 WRITER = """
     import sys, pathlib
-    from eagle_eye.agent.drops import Drops
-    from eagle_eye.agent.spool import Spool
+    from eagle_eye.agent.loop.drops import Drops
+    from eagle_eye.agent.transport.spool import Spool
     spool = Spool(pathlib.Path(sys.argv[1]), "n1", Drops())
     while True:
         made = []

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent import spool as spool_module
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import STREAM_FRAMES_MAX, WRITE_WAIT_S, Spool
-from eagle_eye.agent.spool_disk import ASIDE
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport import spool as spool_module
+from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, WRITE_WAIT_S, Spool
+from eagle_eye.agent.transport.spool_disk import ASIDE
 from tests.agent.fakes import until
 from tests.agent.test_spool import drained, newest, put
 
@@ -26,7 +26,7 @@ THAW_S = 20.0  # when a file system is thawed that a killed test left frozen
 
 @pytest.fixture(autouse=True)
 def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.agent.spool_disk.RETRY_S", 0.05)
+    monkeypatch.setattr("eagle_eye.agent.transport.spool_disk.RETRY_S", 0.05)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_a_sync_that_fails_is_counted_and_ends_nothing(
     def broken(_descriptor: int) -> None:
         raise OSError("Input/output error")
 
-    monkeypatch.setattr("eagle_eye.agent.spool_disk.SYNC_S", 0.01)
+    monkeypatch.setattr("eagle_eye.agent.transport.spool_disk.SYNC_S", 0.01)
     monkeypatch.setattr(os, "fsync", broken)
     spool = Spool(tmp_path, "n1", drops)
     put(spool, 1)

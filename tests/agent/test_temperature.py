@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collector import CollectFailed, Unsupported
 from eagle_eye.agent.collectors.temperature import READ_EVERY_S, TemperatureCollector
+from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
 from tests.agent.fakes import FakeClock
 
 

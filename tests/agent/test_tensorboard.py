@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.collector import Unsupported
 from eagle_eye.agent.collectors.tensorboard import LOOK_S, TensorBoardCollector, event_files
-from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.loop.collector import Unsupported
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.event_file import ENTER_BYTES, TORN_READS_MAX, EventFile
 from eagle_eye.agent.training_logs.reading import Reading, Writer
 from eagle_eye.agent.training_logs.tensorboard_events import (
@@ -27,7 +28,6 @@ from eagle_eye.agent.training_logs.tensorboard_events import (
     read_records,
 )
 from eagle_eye.agent.training_logs.tensorboard_tags import TAGS, reading
-from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
 from tests.agent.fakes import FakeClock

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.collectors.training_log import NOTHING_KNOWN_BYTES
+from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.training_logs.followed_log import UNKNOWN_BYTES, UNKNOWN_EVERY
 from eagle_eye.agent.training_logs.followed_logs import ACTIVE_S, FILES_MAX, LINES_MAX, LINGER_S, LOOK_S
 from tests.agent.fakes import REPOSITORY, FakeClock

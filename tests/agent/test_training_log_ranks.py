@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
 from eagle_eye.agent.training_logs.ended_by_error import SETTLED_S, EndedByError
 from eagle_eye.agent.training_logs.line_prefixes import Line
 from eagle_eye.agent.training_logs.rank_course import ARRIVAL_S_MIN, RankCourse
 from eagle_eye.agent.training_logs.rank_courses import LINGER_S, RankCourses
 from eagle_eye.agent.training_logs.reading import Reading, Writer
-from eagle_eye.agent.training_processes import TrainingProcess
 
 
 def process(rank: int, size: int = 16, job: str = "j", attempt: int = 0, local: int | None = None) -> TrainingProcess:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.clock import SystemClock
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import Spool
-from eagle_eye.agent.uplink import SPREAD_S_MAX, Destination, Uplink, spread_of
+from eagle_eye.agent.loop.clock import SystemClock
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.spool import Spool
+from eagle_eye.agent.transport.uplink import SPREAD_S_MAX, Destination, Uplink, spread_of
 from eagle_eye.schema.frame import Frame, encode_frame
 from tests.agent.fakes import until
 from tests.agent.test_uplink import Server

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.clock import SystemClock
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import Spool
-from eagle_eye.agent.uplink import Destination, Uplink
+from eagle_eye.agent.loop.clock import SystemClock
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.spool import Spool
+from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, decode_frame, decode_request, encode_frame
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
 from eagle_eye.schema.rows import (

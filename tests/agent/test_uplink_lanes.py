@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent import uplink as uplink_module
-from eagle_eye.agent.clock import SystemClock
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import STREAM_FRAMES_MAX, Spool
-from eagle_eye.agent.uplink import Destination, Uplink
+from eagle_eye.agent.loop.clock import SystemClock
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport import uplink as uplink_module
+from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool
+from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.frame import Frame
 from tests.agent.fakes import REPOSITORY, FakeClock, script, until
 from tests.agent.test_uplink import Agent, Reply, Server, frame, problem
@@ -202,10 +202,10 @@ def test_nothing_old_comes_after_the_goodbye(behind: Behind, server: Server, mon
 
 APPENDER = """
     import sys, pathlib
-    from eagle_eye.agent.clock import SystemClock
-    from eagle_eye.agent.drops import Drops
-    from eagle_eye.agent.spool import Spool
-    from eagle_eye.agent.uplink import Destination, Uplink
+    from eagle_eye.agent.loop.clock import SystemClock
+    from eagle_eye.agent.loop.drops import Drops
+    from eagle_eye.agent.transport.spool import Spool
+    from eagle_eye.agent.transport.uplink import Destination, Uplink
     from tests.agent.test_uplink import frame
     spool = Spool(pathlib.Path(sys.argv[2]), "n1", Drops())
     uplink = Uplink(Destination(sys.argv[1], backoff_s_max=0.2), spool, Drops(), SystemClock())

@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from eagle_eye.agent.clock import SystemClock, Wake
-from eagle_eye.agent.clock_base import ClockBase
-from eagle_eye.agent.collector import Observed
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.loop import Loop
-from eagle_eye.agent.runner import Runner
-from eagle_eye.agent.spool import Spool
-from eagle_eye.agent.uplink import Destination, Uplink
+from eagle_eye.agent.loop.clock import SystemClock, Wake
+from eagle_eye.agent.loop.clock_base import ClockBase
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.loop import Loop
+from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.transport.spool import Spool
+from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema import frame as whole
 from eagle_eye.schema import rows
 from eagle_eye.schema.events import Event

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collector import CollectFailed, Observed
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
+from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.checks import clock, runner
 from eagle_eye.checks.catalogue import CHECKS
 from eagle_eye.checks.check import Asked, Check, Host, Outcome, Result, could_not_check, not_here, passed, sick

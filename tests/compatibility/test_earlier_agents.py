@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import Spool
-from eagle_eye.agent.spool_disk import ASIDE, EARLIER
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.spool import Spool
+from eagle_eye.agent.transport.spool_disk import ASIDE, EARLIER
 from eagle_eye.schema.frame import decode_request, read_frame
 from tests.compatibility import recording
 from tests.server.builders import FakeClock, running

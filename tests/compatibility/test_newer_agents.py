@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.spool import Spool
-from eagle_eye.agent.uplink import Destination, Uplink
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.spool import Spool
+from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema import metrics
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, encode_frame, encode_request, values_of
@@ -126,7 +126,7 @@ def test_the_agent_keeps_its_frames_for_the_day_the_server_is_upgraded(
     agent: tuple[Uplink, Spool, Drops], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uplink, spool, drops = agent
-    monkeypatch.setattr("eagle_eye.agent.uplink.WIRE_VERSION", 2)
+    monkeypatch.setattr("eagle_eye.agent.transport.uplink.WIRE_VERSION", 2)
     for _ in range(3):
         spool.append(of_version(2))
     assert [uplink.live.send_once() for _ in range(3)] == [60.0] * 3

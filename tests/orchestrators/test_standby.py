@@ -254,7 +254,7 @@ assert seen_by_all.loaded_in != os.getpid()
 from torch._C._distributed_c10d import _dump_fr_trace_json
 import torch
 assert "torch._dynamo" in sys.modules, "the first step of any optimizer imports it, which takes as long as a restart"
-from eagle_eye.agent.hook_sender import Identity, collective_sequences
+from eagle_eye.agent.training_hook.sender import Identity, collective_sequences
 for _ in range(1 + dist.get_rank()):  # as a rank that its peers wait for would be behind
     work = dist.all_reduce(torch.ones(1), async_op=True)
 assert b"all_reduce" in _dump_fr_trace_json(), "without the flight recorder nobody can tell which rank a hang waits for"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.torchft.processes import ended, lighthouse
-from eagle_eye.agent.hook_message import MESSAGE_BYTES_MAX, HookMessage, decode
+from eagle_eye.agent.training_hook.message import MESSAGE_BYTES_MAX, HookMessage, decode
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
 from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse

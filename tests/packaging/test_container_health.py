@@ -14,12 +14,12 @@ from types import ModuleType
 
 import pytest
 
-from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.exposition import Exposition
-from eagle_eye.agent.metrics_server import MetricsServer
-from eagle_eye.agent.tick import Tick
+from eagle_eye.agent.exposition.server import MetricsServer
+from eagle_eye.agent.exposition.text import Exposition
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.tick import Tick
 from tests.agent.fakes import FakeClock
 
 FILE = Path(__file__).parents[2] / "packaging/container/health.py"

@@ -18,7 +18,7 @@ import httpx
 import pytest
 import yaml
 
-from eagle_eye.agent.hook_message import encode
+from eagle_eye.agent.training_hook.message import encode
 from tests.agent.fakes import message, until
 from tests.loopback import free_port
 from tests.orchestrators.kubernetes.rights import MANIFEST

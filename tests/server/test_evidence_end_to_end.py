@@ -15,13 +15,13 @@ import httpx
 import msgspec
 import pytest
 
-from eagle_eye.agent.clock import SystemClock as AgentClock
-from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import EVIDENCE, Gatherer, standard_sources
 from eagle_eye.agent.evidence.requests import EvidenceRequests
 from eagle_eye.agent.evidence.upload import Place, Upload
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.loop.clock import SystemClock as AgentClock
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.clock import SystemClock
-from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.upload import Place, Upload
+from eagle_eye.agent.loop.clock import SystemClock
+from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.node_check.requests import PATH, NodeChecks
 from eagle_eye.cli.main import main
 from tests.agent.fakes import until

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eagle_eye.agent.clock import Clock, Waitable
-from eagle_eye.agent.collector import CollectFailed, Collector, Observed, Unsupported
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
 from eagle_eye.agent.collectors.dcgm_exporter import DcgmExporterCollector
 from eagle_eye.agent.collectors.fabric import FabricCollector
@@ -31,9 +29,11 @@ from eagle_eye.agent.config import (
     log_patterns,
     tensorboard_patterns,
 )
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.runner import Runner
-from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.loop.clock import Clock, Waitable
+from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed, Unsupported
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
 
 PLACES_CHECKED_S = 0.1  # one look at a host cannot wait until the driver knows its GPUs
 FIND_S = 15.0  # a process without GPU and hook counts as a rank once it has lasted ten seconds

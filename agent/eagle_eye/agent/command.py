@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle_eye.agent.assembly import Assembly, check_runners, found_processes
-from eagle_eye.agent.clock import SystemClock, Wake
-from eagle_eye.agent.clock_base import ClockBase
-from eagle_eye.agent.collector import CollectFailed, Collector, Observed
 from eagle_eye.agent.config import AgentConfiguration, read, spool_folder, token_path, trust
-from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.bundle import BundleStuck
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import (
@@ -33,27 +29,31 @@ from eagle_eye.agent.evidence.gather import (
 )
 from eagle_eye.agent.evidence.requests import EvidenceRequests
 from eagle_eye.agent.evidence.upload import Place, Upload
-from eagle_eye.agent.exposition import Delivery, Exposition
+from eagle_eye.agent.exposition.server import MetricsServer
+from eagle_eye.agent.exposition.text import Delivery, Exposition
+from eagle_eye.agent.health.host_verdict import EXIT_CODES, judge, lines
 from eagle_eye.agent.heap import share_heap
-from eagle_eye.agent.host_verdict import EXIT_CODES, judge, lines
-from eagle_eye.agent.loop import Loop, Sink, agent_version, boot_id
-from eagle_eye.agent.metrics_server import MetricsServer
+from eagle_eye.agent.loop.clock import SystemClock, Wake
+from eagle_eye.agent.loop.clock_base import ClockBase
+from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.loop import Loop, Sink, agent_version, boot_id
+from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.service_manager import ServiceManager
+from eagle_eye.agent.loop.tick import Tick
 from eagle_eye.agent.node_check.child import run as run_child
 from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
 from eagle_eye.agent.node_check.requests import NodeChecks
-from eagle_eye.agent.node_token import NodeToken
 from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
 from eagle_eye.agent.printing import Nowhere, Printer
-from eagle_eye.agent.runner import Runner
-from eagle_eye.agent.service_manager import ServiceManager
-from eagle_eye.agent.spool import Spool, SpoolTaken
-from eagle_eye.agent.tick import Tick
-from eagle_eye.agent.training_processes import TrainingProcesses
-from eagle_eye.agent.uplink import Destination, Uplink
+from eagle_eye.agent.processes.training_processes import TrainingProcesses
+from eagle_eye.agent.transport.node_token import NodeToken
+from eagle_eye.agent.transport.spool import Spool, SpoolTaken
+from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.configuration import ConfigurationError
 
 if TYPE_CHECKING:  # needs a package that is not installed everywhere
-    from eagle_eye.agent.nvrx_health import Health, NvrxHealth
+    from eagle_eye.agent.health.nvrx_health import Health, NvrxHealth
 
 FLUSH_S = 1.0  # how long a stopping agent tries to send its last frames
 FLUSH_ONCE_S = 5.0
@@ -289,7 +289,7 @@ def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
 
 def _answer_nvrx(configuration: AgentConfiguration, drops: Drops) -> NvrxHealth:
     """Answer NVRx with what ``--once --check`` says, each time in a child that reads the kernel's log from the boot."""
-    from eagle_eye.agent.nvrx_health import VERDICT_S_MAX, NvrxHealth, health_of
+    from eagle_eye.agent.health.nvrx_health import VERDICT_S_MAX, NvrxHealth, health_of
 
     command = [sys.executable, "-m", "eagle_eye.cli.main", "agent", "--once", "--check"]
     command += ["--node", configuration.node, "--spool", str(spool_folder(configuration, os.environ))]

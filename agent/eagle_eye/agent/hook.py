@@ -26,12 +26,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from eagle_eye.agent.hook_message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX
-from eagle_eye.agent.hook_sender import Identity, Sender, State, collective_sequences, hook_socket
-from eagle_eye.agent.hook_tally import Tally
-from eagle_eye.agent.hook_timer import StepParts, StepTimer
-from eagle_eye.agent.hook_torch import Watch
 from eagle_eye.agent.redact import redact
+from eagle_eye.agent.training_hook.message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX
+from eagle_eye.agent.training_hook.sender import Identity, Sender, State, collective_sequences, hook_socket
+from eagle_eye.agent.training_hook.tally import Tally
+from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
+from eagle_eye.agent.training_hook.torch_module import Watch
 
 SEND_EVERY_S = 0.1  # what is new is sent at most so often: frames are a second apart
 TRACEBACK_CHARS_READ_MAX = 16_384

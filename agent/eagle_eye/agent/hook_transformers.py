@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from eagle_eye.agent.hook_callback import Report, never_raises, tokens_in
-from eagle_eye.agent.hook_torch import Inert
+from eagle_eye.agent.training_hook.torch_module import Inert
 
 
 class TransformersReport:

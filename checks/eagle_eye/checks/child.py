@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
-from eagle_eye.agent.evidence import tool
+from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks.check import State, printable
 
 LINES_BYTES_MAX = 8 << 20  # what NVML tells of 16 GPUs twice a second for a minute

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from eagle_eye.agent.collector import CollectFailed, Unsupported
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
+from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
 from eagle_eye.checks import devices
 from eagle_eye.checks.check import Asked, Check, Result, could_not_check, passed, sick
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from eagle_eye.agent.evidence import tool
+from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks import corruption, gpus, runner
 from eagle_eye.checks.catalogue import CHECKS, SDC
 from eagle_eye.checks.check import Check, Host, Outcome, Site, printable

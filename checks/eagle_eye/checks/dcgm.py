@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from eagle_eye.agent.evidence import tool
+from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks.check import (
     NO_GPU,
     Asked,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from eagle_eye.agent.evidence import tool
+from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks import devices
 from eagle_eye.checks.check import (
     Asked,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from eagle_eye.agent.evidence import tool
+from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks import devices
 from eagle_eye.checks.check import (
     NO_GPU,

@@ -51,7 +51,7 @@ class Command(NamedTuple):
 COMMANDS: tuple[Command, ...] = (
     Command("server", "eagle_eye.server.command", "take frames, find faults, tell subscribers", "server"),
     Command("agent", "eagle_eye.agent.command", "watch this host and send what it sees", "agent"),
-    Command("doctor", "eagle_eye.agent.doctor", "what works on this host, what doesn't", "agent"),
+    Command("doctor", "eagle_eye.agent.health.doctor", "what works on this host, what doesn't", "agent"),
     Command("launch", "eagle_eye.orchestrators.launch.command", "run a job that is restarted", "orchestrators"),
     Command("orchestrate", "eagle_eye.orchestrators.orchestrate.command", "have site tools act", "orchestrators"),
     Command("demo", "eagle_eye.demo.command", "show the closed loop on this host", "server,orchestrators,checkpoint"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
-from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.detectors.types import Blind, Happening
 from eagle_eye.schema.events import Event
 from eagle_eye.server.engine.detectors import build_detectors

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eagle_eye.agent.collector import CollectFailed, Observed
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.prometheus_text import Sample, samples
+from eagle_eye.agent.exposition.reader import Sample, samples
+from eagle_eye.agent.loop.collector import CollectFailed, Observed
+from eagle_eye.agent.loop.drops import Drops
 
 ASK_EVERY_S = 10.0  # the exporter itself asks DCGM every 30 s by default
 ANSWER_S = 3.0  # from connecting to the last byte

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.ethtool import Ask, EthtoolStatistics, link_statistics
-from eagle_eye.agent.ports import PORTS_MAX, Attributes, Failure, Port, Ports, Role
+from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.network.ethtool import Ask, EthtoolStatistics, link_statistics
+from eagle_eye.agent.network.ports import PORTS_MAX, Attributes, Failure, Port, Ports, Role
 from eagle_eye.schema.names import is_name
 
 FILE_NAME = "ports.json"

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_eye.agent.collector import Observed
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.foreign_file import NotTheirs, open_file, shown
+from eagle_eye.agent.files.foreign import NotTheirs, open_file, shown
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.dump_files import Asked, Stamp, dump_paths, request_dumps, stamp_of
 from eagle_eye.agent.nccl.flight_dump import DUMP_BYTES_MAX, FlightDump, read
 from eagle_eye.agent.nccl.process_environment import Environments, root_of
-from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.flight_recorder import BadDump
 
 FRESH_S = 60.0  # a dump that was there before the agent is news if it is not older

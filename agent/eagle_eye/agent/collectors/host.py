@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle_eye.agent.bounded_file import content
-from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 
 FILE_BYTES_MAX = 4 << 20  # of one file: /proc/net/dev with 30,000 interfaces, /proc/stat with thousands of CPUs
 NAMES_MAX = 4_096  # disks and interfaces that are told apart; what comes after is left out

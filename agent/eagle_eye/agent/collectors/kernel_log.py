@@ -13,10 +13,8 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.host_error_lines import LASTING, STACK_FRAMES_MAX, TASK_BLOCKED, stack_frame
-from eagle_eye.agent.kernel_messages import (
+from eagle_eye.agent.kernel.host_error_lines import LASTING, STACK_FRAMES_MAX, TASK_BLOCKED, stack_frame
+from eagle_eye.agent.kernel.messages import (
     TEXT_CHARS_MAX,
     Message,
     Record,
@@ -25,9 +23,11 @@ from eagle_eye.agent.kernel_messages import (
     record,
     whole_machine_check,
 )
-from eagle_eye.agent.kernel_news import LinkChanges, News, Repeats
-from eagle_eye.agent.link_names import LinkNames
-from eagle_eye.agent.panic_dumps import panics
+from eagle_eye.agent.kernel.news import LinkChanges, News, Repeats
+from eagle_eye.agent.kernel.panic_dumps import panics
+from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.network.link_names import LinkNames
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import TIME_S_MAX
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pynvml
 
-from eagle_eye.agent.collector import Observed
+from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.nvml.bus import Bus
 from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
 from eagle_eye.agent.nvml.connection import Connection

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.placement import rank_work
-from eagle_eye.agent.placement.census import Census, Member
-from eagle_eye.agent.placement.choice import Candidate, ancestors, choose
-from eagle_eye.agent.placement.ends import Ended, Ends, Watcher
-from eagle_eye.agent.placement.node_names import conflicts, node_names
-from eagle_eye.agent.placement.process_files import ProcessFiles
-from eagle_eye.agent.placement.ranks import Ranks
-from eagle_eye.agent.placement.visible_devices import Gpus, gpus, listed_device, named_device
-from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes import rank_work
+from eagle_eye.agent.processes.census import Census, Member
+from eagle_eye.agent.processes.choice import Candidate, ancestors, choose
+from eagle_eye.agent.processes.ends import Ended, Ends, Watcher
+from eagle_eye.agent.processes.node_names import conflicts, node_names
+from eagle_eye.agent.processes.process_files import ProcessFiles
+from eagle_eye.agent.processes.ranks import Ranks
+from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.processes.visible_devices import Gpus, gpus, listed_device, named_device
 
 LOOK_S = 5.0  # between looks at all processes; in between only ends are noticed
 LOOK_S_MAX = 60.0

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle_eye.agent.bounded_file import content
-from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 
 READ_EVERY_S = 10.0  # heat moves slowly, and an ACPI zone may cost milliseconds in the firmware
 SENSORS_MAX = 256  # four sockets of 60 cores

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from eagle_eye.agent.collector import Observed, Unsupported
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.foreign_file import Identity, NotTheirs, shown
+from eagle_eye.agent.files.foreign import Identity, NotTheirs, shown
+from eagle_eye.agent.loop.collector import Observed, Unsupported
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.attribution import Missing, Origin, writer_of
 from eagle_eye.agent.training_logs.event_file import EventFile
 from eagle_eye.agent.training_logs.line_prefixes import Line
@@ -19,7 +20,6 @@ from eagle_eye.agent.training_logs.rank_courses import RankCourses
 from eagle_eye.agent.training_logs.tensorboard_events import Scalar
 from eagle_eye.agent.training_logs.tensorboard_tags import reading
 from eagle_eye.agent.training_logs.trouble import Trouble
-from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
 
 FILES_MAX = 32  # newest first: a run writes one a rank at most, older ones are of earlier attempts
 RECORDS_MAX = 1_000  # of all files in one collection, at 10 microseconds each; the rest waits

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from eagle_eye.agent.collector import Observed
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.process_exit import is_running
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.process_exit import is_running
+from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.attribution import Missing, writer_of
 from eagle_eye.agent.training_logs.ended_by_error import EndedByError
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Said
@@ -18,7 +19,6 @@ from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.agent.training_logs.rank_courses import RankCourses
 from eagle_eye.agent.training_logs.reading import Framework, Quiet, Reading, Writer
 from eagle_eye.agent.training_logs.trouble import Trouble
-from eagle_eye.agent.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.events import Event
 
 EVENTS_MAX = 256  # told in one collection

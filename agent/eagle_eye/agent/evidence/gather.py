@@ -22,8 +22,8 @@ from eagle_eye.agent.evidence.process_states import ProcessStates
 from eagle_eye.agent.evidence.scene import Scene, Source, Task
 from eagle_eye.agent.evidence.stacks import Stacks
 from eagle_eye.agent.evidence.suspects import suspects
-from eagle_eye.agent.evidence.tool import NICENESS
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.external_tool import NICENESS
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 
 EVIDENCE, BUG_REPORT = "evidence", "bug_report"
 DEADLINES_S = {EVIDENCE: 5.0, BUG_REPORT: 600.0}  # where nobody says; a bug report takes minutes on a healthy host

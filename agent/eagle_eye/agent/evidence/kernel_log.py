@@ -10,7 +10,7 @@ from pathlib import Path
 
 from eagle_eye.agent.collectors.kernel_log import RECORD_BYTES_MAX, open_log
 from eagle_eye.agent.evidence.scene import Scene, Task
-from eagle_eye.agent.kernel_messages import record
+from eagle_eye.agent.kernel.messages import record
 from eagle_eye.agent.redact import redact
 
 LOG_BYTES_MAX = 1 << 20  # the newest; distributions' rings hold 256 KiB to 1 MiB

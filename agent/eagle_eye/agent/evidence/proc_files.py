@@ -6,9 +6,9 @@ import errno
 import os
 from pathlib import Path
 
-from eagle_eye.agent.bounded_file import content
-from eagle_eye.agent.foreign_file import NotTheirs, follow, open_file
-from eagle_eye.agent.placement.process_files import ENVIRON_BYTES_MAX, ProcessFiles
+from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.files.foreign import NotTheirs, follow, open_file
+from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
 
 READ_BYTES = 1 << 16
 

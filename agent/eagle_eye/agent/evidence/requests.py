@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from eagle_eye.agent.collector import CollectFailed, Observed
-from eagle_eye.agent.drops import Drops
 from eagle_eye.agent.evidence.bundle import BUNDLE_BYTES_MAX, BundleStuck
 from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, HANGING_MAX, CannotGather, Gatherer
 from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.loop.collector import CollectFailed, Observed
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 
 REQUESTS_MAX = 16  # read in one answer
 WAITING_MAX = 4  # of each kind; the server asks again with its next answer

@@ -15,8 +15,8 @@ from functools import partial
 from eagle_eye.agent.evidence.proc_files import why
 from eagle_eye.agent.evidence.scene import Scene, Task
 from eagle_eye.agent.evidence.suspects import Suspect
-from eagle_eye.agent.evidence.tool import find, run
 from eagle_eye.agent.evidence.worker_server import NoWorkerServer, ask
+from eagle_eye.agent.external_tool import find, run
 from eagle_eye.agent.redact import redact
 
 STACK_BYTES_MAX = 4 << 20

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eagle_eye.agent.clock import Clock
-from eagle_eye.agent.server_connection import SYSTEMS, Trust, connect, path_on
+from eagle_eye.agent.loop.clock import Clock
+from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
 
 PATH = "/api/v1/evidence"
 BUNDLE_TYPE = "application/gzip"

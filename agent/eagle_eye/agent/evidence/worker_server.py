@@ -14,7 +14,7 @@ import struct
 from eagle_eye.agent.evidence.proc_files import environment, open_inside
 from eagle_eye.agent.evidence.scene import Scene
 from eagle_eye.agent.evidence.suspects import Suspect
-from eagle_eye.agent.foreign_file import NotTheirs
+from eagle_eye.agent.files.foreign import NotTheirs
 
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 ANSWER_S_MAX = 2.0  # it answers in a tenth of a second, a stopped process never

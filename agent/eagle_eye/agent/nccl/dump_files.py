@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.foreign_file import OWN_ROOT, NotTheirs, open_pipe, shown, stat_of
+from eagle_eye.agent.files.foreign import OWN_ROOT, NotTheirs, open_pipe, shown, stat_of
+from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 
 POLL_S = 0.1  # the recorder's thread looks at its pipe every second
 OLD_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - PyTorch before 2.7 writes there

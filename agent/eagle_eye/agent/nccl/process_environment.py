@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_eye.agent.foreign_file import OWN_ROOT
-from eagle_eye.agent.placement.process_files import ENVIRON_BYTES_MAX, ProcessFiles
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.files.foreign import OWN_ROOT
+from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 
 VALUE_BYTES_MAX = 4_096  # PATH_MAX: a longer one is no path
 PROCESSES_MAX = 64  # ranks of one node; nodes have 8 or 16 GPUs

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from eagle_eye.agent.collector import CollectFailed, Observed
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.evidence import tool
+from eagle_eye.agent import external_tool as tool
 from eagle_eye.agent.evidence.requests import ANSWER_KEY, NODE_CHECK, REQUESTS_MAX, Send
+from eagle_eye.agent.loop.collector import CollectFailed, Observed
+from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.node_check import child
 from eagle_eye.agent.node_check.child import Ran
 from eagle_eye.agent.node_check.room import memory_limit_bytes
-from eagle_eye.agent.training_processes import TrainingProcess
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 
 PATH = "/api/v1/node-checks"
 CONTENT_TYPE = "application/json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from eagle_eye.agent.bounded_file import content
+from eagle_eye.agent.files.bounded import content
 
 LINES_BYTES_MAX = 1 << 14
 NUMBER_BYTES_MAX = 64

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pynvml
 
-from eagle_eye.agent.collector import CollectFailed, Unsupported
+from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
 from eagle_eye.agent.nvml.bus import Bus
 from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.library import Library

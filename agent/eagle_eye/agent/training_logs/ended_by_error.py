@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from eagle_eye.agent.hook_message import TEXT_BYTES_MAX
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from eagle_eye.agent.redact import redact
+from eagle_eye.agent.training_hook.message import TEXT_BYTES_MAX
 from eagle_eye.agent.training_logs.rank_courses import Key, key
 from eagle_eye.agent.training_logs.traceback_lines import HEADER
-from eagle_eye.agent.training_processes import TrainingProcess
 from eagle_eye.schema.events import Event
 
 CHAINED_S = 1.0  # an exception raised while another is handled stands right behind it in the log

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.foreign_file import Identity, open_file
+from eagle_eye.agent.files.foreign import Identity, open_file
+from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.training_logs.tensorboard_events import Damaged, Scalar, next_record, read_records
 
 ENTER_BYTES = 1 << 14  # of the end of a file that was there before us: some hundred scalars

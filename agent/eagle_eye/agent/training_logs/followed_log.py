@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.growing_file import Tail
+from eagle_eye.agent.files.growing import Tail
+from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from eagle_eye.agent.training_logs.attribution import Origin
 from eagle_eye.agent.training_logs.container_lines import ContainerLines
 from eagle_eye.agent.training_logs.frameworks import LogParser
@@ -15,7 +16,6 @@ from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.reading import Framework, Quiet, Reading
 from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
-from eagle_eye.agent.training_processes import TrainingProcess
 
 UNKNOWN_BYTES = 1 << 20  # without a line of any framework: the log is hardly one...
 UNKNOWN_EVERY = 8  # ...and only so rarely looked through for all of them

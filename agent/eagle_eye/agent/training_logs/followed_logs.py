@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_eye.agent.drops import Drops
-from eagle_eye.agent.foreign_file import Identity, NotTheirs, open_file, shown
-from eagle_eye.agent.growing_file import Tail
+from eagle_eye.agent.files.foreign import Identity, NotTheirs, open_file, shown
+from eagle_eye.agent.files.growing import Tail
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from eagle_eye.agent.training_logs.attribution import Origin
 from eagle_eye.agent.training_logs.followed_log import FollowedLog, Program, Said
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
 from eagle_eye.agent.training_logs.log_finder import FoundLog, Output, Pattern, outputs, scheduler_task
 from eagle_eye.agent.training_logs.reading import Framework
-from eagle_eye.agent.training_processes import TrainingProcess
 
 FILES_MAX = 64  # eight ranks with two outputs each, four times over
 READ_BYTES_MAX = 1 << 20  # of one log in one collection: five thousand lines

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from eagle_eye.agent.drops import Drops
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.training_processes import TrainingProcess
 from eagle_eye.agent.training_logs.rank_course import RankCourse
-from eagle_eye.agent.training_processes import TrainingProcess
 
 LINGER_S = 10.0  # so long after a process was last seen its last lines are still taken
 

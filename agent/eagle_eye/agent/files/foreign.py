@@ -1,0 +1,178 @@
+"""Opening files that somebody else has named: a training process, or whoever may write to a folder. Touches: files.
+
+An agent of root reads where a user's process says. It goes there part by part and inside one root folder, as the
+process itself would: no link leads out of a container, and none of /proc leads anywhere. What it finds must be a
+regular file (opening a device can have effects, opening a pipe may wait for ever), or a pipe where one is to be
+written to, and the process's own user must own it. Where no process names the file but a folder that configuration
+names, a link counts only if root owns it, or the user whose file it leads to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from eagle_eye.agent.files.bounded import content
+
+LINKS_MAX = 40  # symbolic links on the way to one file: the kernel's own limit
+PARTS_MAX = 256  # of one path
+SHOWN_CHARS_MAX = 200  # of a path in a message
+FDINFO_BYTES_MAX = 4_096  # the kernel writes about 100
+OWN_ROOT = Path("/")
+
+Identity = tuple[int, int]  # device and inode: one file under whatever name
+
+_KINDS = {stat.S_IFREG: "regular file", stat.S_IFIFO: "named pipe"}
+_O_PATH = os.O_PATH | os.O_CLOEXEC
+
+
+class NotTheirs(OSError):
+    """A file that is not what it should be, or that another user owns; the text names it."""
+
+
+def shown(path: Path | str) -> str:
+    """Return a path as messages have it: what is not printable escaped, and never longer than they can bear."""
+    text = str(path)[:SHOWN_CHARS_MAX]
+    return text if text.isprintable() else ascii(text)
+
+
+def follow(path: Path, root: Path = OWN_ROOT) -> tuple[int, set[int]]:
+    """Return a descriptor of what is at ``path``, which cannot be read (O_PATH), and who owns the links on the way.
+
+    ``path`` lies below ``root``, the folder that whoever named it sees as /. Raises OSError, NotTheirs.
+    """
+    if "\0" in str(path) or not path.is_relative_to(root):
+        raise NotTheirs(f"{shown(path)}: expected a path below {root}")
+    way = [os.open(root, _O_PATH)]
+    parts = list(path.relative_to(root).parts)[::-1]
+    owners: set[int] = set()
+    links = 0
+    try:
+        while parts:
+            if len(way) + len(parts) > PARTS_MAX or links > LINKS_MAX:
+                raise NotTheirs(f"{shown(path)}: more than {PARTS_MAX} parts or {LINKS_MAX} symbolic links")
+            target = _step(way, parts.pop(), owners)
+            if target is not None:
+                links += 1
+                parts += target.split("/")[::-1]
+                if target.startswith("/"):
+                    _close(way, 1)
+        return way.pop(), owners
+    finally:
+        _close(way, 0)
+
+
+def stat_of(path: Path, root: Path = OWN_ROOT) -> os.stat_result:
+    """Return the state of what is at ``path``, which is not opened. Raises OSError, NotTheirs as ``follow`` does."""
+    named, _ = follow(path, root)
+    try:
+        return os.fstat(named)
+    finally:
+        os.close(named)
+
+
+def open_file(path: Path, root: Path = OWN_ROOT, user: int | None = None, *, identity: Identity | None = None) -> int:
+    """Return a descriptor to read the regular file at ``path`` below ``root``.
+
+    With ``user`` it must belong to that user; without, every link on the way to root, to this agent's user or to the
+    file's owner. With ``identity`` it must be that file. Raises OSError, NotTheirs.
+    """
+    return _open(path, root, user, stat.S_IFREG, os.O_RDONLY, identity)
+
+
+def open_pipe(path: Path, root: Path = OWN_ROOT, user: int | None = None) -> int:
+    """Return a descriptor to write to a named pipe without waiting; whose it must be is as for ``open_file``.
+
+    Raises NotTheirs, OSError: with ENXIO where nobody reads it.
+    """
+    return _open(path, root, user, stat.S_IFIFO, os.O_WRONLY, None)
+
+
+def open_output(link: Path, user: int, *, identity: Identity | None = None) -> int:
+    """Return a descriptor to read the regular file that a process of ``user`` has open: /proc/<pid>/fd/<number>.
+
+    The file must belong to the user, or the process have it open for writing: that a descriptor points to a file does
+    not mean that its process may read it. Raises OSError, NotTheirs.
+    """
+    named = os.open(link, _O_PATH)
+    try:
+        found = os.fstat(named)
+        if found.st_uid != user and not _is_written(link, named):
+            raise NotTheirs(_of_another(link, found, user))
+        return _reopened(named, found, link, stat.S_IFREG, os.O_RDONLY, identity)
+    finally:
+        os.close(named)
+
+
+def _open(path: Path, root: Path, user: int | None, kind: int, mode: int, identity: Identity | None) -> int:
+    named, owners = follow(path, root)
+    try:
+        found = os.fstat(named)
+        if user is not None and found.st_uid != user:
+            raise NotTheirs(_of_another(path, found, user))
+        strangers = owners - {0, os.geteuid(), found.st_uid} if user is None else set()
+        if strangers:
+            raise NotTheirs(
+                f"{shown(path)}: a link on the way belongs to user {min(strangers)}, the file to user {found.st_uid};"
+                " name the file without that link"
+            )
+        return _reopened(named, found, path, kind, mode, identity)
+    finally:
+        os.close(named)
+
+
+def _of_another(path: Path, found: os.stat_result, user: int) -> str:
+    return f"{shown(path)}: belongs to user {found.st_uid}, the process to user {user}"
+
+
+def _reopened(named: int, found: os.stat_result, path: Path, kind: int, mode: int, identity: Identity | None) -> int:
+    if stat.S_IFMT(found.st_mode) != kind:
+        raise NotTheirs(f"{shown(path)}: not a {_KINDS[kind]}")
+    if identity not in (None, (found.st_dev, found.st_ino)):
+        raise OSError(errno.ESTALE, "exchanged while it was opened", str(path))
+    return os.open(f"/proc/self/fd/{named}", mode | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def _step(way: list[int], part: str, owners: set[int]) -> str | None:
+    """Go one part of a path further; return where a symbolic link leads, which is not followed. Raises OSError."""
+    if part == "..":
+        _close(way, max(1, len(way) - 1))
+    elif part not in ("", "."):
+        here = os.open(part, _O_PATH | os.O_NOFOLLOW, dir_fd=way[-1])
+        found = os.fstat(here)
+        if stat.S_ISLNK(found.st_mode):
+            owners.add(found.st_uid)
+            try:
+                return os.readlink("", dir_fd=here)
+            finally:
+                os.close(here)
+        way.append(here)
+    return None
+
+
+def _close(way: list[int], keep: int) -> None:
+    while len(way) > keep:
+        os.close(way.pop())
+
+
+def _is_written(link: Path, named: int) -> bool:
+    """Whether the process has this very file open for writing; False also where the kernel does not say (before 5.14).
+
+    The kernel's word is of one descriptor at one moment: mode and file cannot be exchanged between two looks.
+    """
+    theirs, ours = _fdinfo(link.parent.parent / "fdinfo" / link.name), _fdinfo(Path(f"/proc/self/fdinfo/{named}"))
+    flags = theirs.get(b"flags", b"")
+    if b"ino" not in theirs or any(theirs.get(key) != ours.get(key) for key in (b"ino", b"mnt_id")):
+        return False
+    opened = int(flags, 8) if flags.isdigit() else os.O_PATH
+    return not opened & os.O_PATH and opened & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
+
+
+def _fdinfo(path: Path) -> dict[bytes, bytes]:
+    try:
+        lines = content(str(path), FDINFO_BYTES_MAX).split(b"\n")
+    except OSError:
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(b":") for line in lines)}

@@ -1,0 +1,122 @@
+"""The command ``eagle-eye doctor``: what works on this host, what doesn't, what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
+from eagle_eye.agent.collectors.fabric import FabricCollector
+from eagle_eye.agent.collectors.host import HostCollector
+from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
+from eagle_eye.agent.collectors.mounts import ANSWER_S, MountsCollector
+from eagle_eye.agent.collectors.nvml import NvmlCollector
+from eagle_eye.agent.collectors.temperature import TemperatureCollector
+from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder, token_path
+from eagle_eye.agent.health import host_checks
+from eagle_eye.agent.health.host_checks import Finding, State
+from eagle_eye.agent.loop.collector import Collector
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.tick import CollectorStanding
+from eagle_eye.agent.processes.node_names import conflicts, node_names
+
+COLLECT_S = 20.0  # for all collectors together: a driver that nobody keeps loaded needs seconds for each GPU
+
+_COLOURS: Mapping[State, str] = {"ok": "32", "note": "0", "unsupported": "2", "failed": "31"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.description = "Says what works on this host, what doesn't, and what to do about it. Changes nothing."
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file")
+    parser.add_argument("--server", metavar="URL", help="where frames go")
+    parser.add_argument("--node", metavar="NAME", help="this node's name (the host's name)")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the node's token")
+    parser.add_argument("--json", action="store_true", help="findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine the host and tell; return 1 when something is to be done. Raises ConfigurationError."""
+    logging.getLogger("eagle_eye.agent").setLevel(logging.CRITICAL)  # what collectors log, the table says
+    flags = {"server": args.server, "node": args.node, "token_file": args.token_file}
+    configuration = read(args.config, os.environ, flags)
+    host = socket.gethostname()
+    named = node_names(configuration.node, host, "", os.environ, pod="KUBERNETES_SERVICE_HOST" in os.environ)
+    findings = examine(configuration, _collectors(), conflicts(named), os.environ)
+    if args.json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=2, ensure_ascii=False))
+    else:
+        table(findings, sys.stdout, colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    return 1 if any(finding.state == "failed" for finding in findings) else 0
+
+
+def examine(
+    configuration: AgentConfiguration,
+    collectors: Sequence[Collector],
+    name_conflicts: Iterable[str],
+    environ: Mapping[str, str],
+) -> list[Finding]:
+    """Return all findings. The collectors are asked once, each in a thread of its own, and closed."""
+    return [
+        *host_checks.collectors(standings(collectors)),
+        *host_checks.gpu_driver(),
+        *host_checks.hook_socket(hook_socket_path(configuration)),
+        *host_checks.spool(spool_folder(configuration, environ), configuration.spool_bytes_max),
+        *host_checks.server(configuration, token_path(configuration, environ)),
+        *host_checks.names(name_conflicts),
+        *host_checks.permissions(),
+        *host_checks.programs(),
+    ]
+
+
+def standings(collectors: Sequence[Collector], within_s: float = COLLECT_S) -> list[CollectorStanding]:
+    """Return how each collector fares when it is asked once; all have ``within_s`` together."""
+    runners = [Runner(collector, Drops(), time.monotonic) for collector in collectors]
+    for runner in runners:
+        runner.ask(time.time())
+    deadline_s = time.monotonic() + within_s
+    for runner in runners:
+        runner.answer(deadline_s - time.monotonic())
+    for runner in runners:
+        runner.close()
+    return [runner.standing() for runner in runners]
+
+
+def table(findings: Sequence[Finding], out: TextIO, *, colours: bool) -> None:
+    """Write the findings as aligned lines, what to do below each, and how many there are."""
+    width = max((len(finding.subject) for finding in findings), default=0)
+    for finding in findings:
+        state = f"{finding.state:<11}"
+        if colours:
+            state = f"\033[{_COLOURS[finding.state]}m{state}\033[0m"
+        out.write(f"{state} {finding.subject:<{width}}  {_one_line(finding.detail)}\n")
+        if finding.remedy:
+            out.write(f"{'':<11} {'':<{width}}  -> {_one_line(finding.remedy)}\n")
+    failed = sum(finding.state == "failed" for finding in findings)
+    out.write(f"{failed} to be done\n" if failed else "nothing to be done\n")
+
+
+def _collectors() -> list[Collector]:
+    """Return the collectors that only read: the hook's socket and the places reached in logs are the agent's."""
+    return [
+        HostCollector(),
+        NvmlCollector(),
+        FabricCollector(),
+        KernelLogCollector(Drops()),
+        MountsCollector(patience_s=2 * ANSWER_S),
+        ClockOffsetCollector(),
+        TemperatureCollector(),
+    ]
+
+
+def _one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -1,0 +1,87 @@
+"""The wall clock held against one that is never set: when it steps, frames and events are dated by the clock of now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from eagle_eye.agent.loop.clock import Clock
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import Frame
+
+STEP_S = 0.25  # what differs by less is how long reading two clocks takes
+READ_S_MAX = 0.05  # a reading that took longer says little: another
+READS_MAX = 5
+EVENTS_S = 30.0  # how long after a step events may come that were dated before it
+SLACK_S = 2.0
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class ClockBase:
+    """The wall clock minus the time since boot: the same until the clock is set. Used from every thread.
+
+    ``boot_id`` is this boot's: of another boot's frames nothing is known.
+    """
+
+    def __init__(self, clock: Clock, boot_id: str) -> None:
+        self.boot_id = boot_id
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._base_s = self._before_s = clock.now_s() - clock.since_boot_s()
+        self._right_s = clock.since_boot_s()  # since boot: the clock was as before then...
+        self._set_s = float("-inf")  # ...and was seen to be set then, as below
+        self._was_right_s = self._right_s
+
+    def read(self) -> float:
+        """Return the base by now; one that differs by little is the same."""
+        with self._lock:
+            for _ in range(READS_MAX):
+                begin_s = self._clock.since_boot_s()
+                base_s = self._clock.now_s() - begin_s
+                if self._clock.since_boot_s() - begin_s <= READ_S_MAX:
+                    break
+            else:
+                return self._base_s
+            if abs(base_s - self._base_s) > STEP_S:
+                _log.warning("the clock was set by %+.1f s; what waits is dated anew", base_s - self._base_s)
+                self._before_s, self._was_right_s = self._base_s, self._right_s
+                self._base_s, self._set_s = base_s, begin_s
+            self._right_s = begin_s
+            return self._base_s
+
+    def dated(self, frame: Frame) -> Frame:
+        """Return a frame as the clock of now would have dated it: what is sent together is of one clock."""
+        base_s = self.read()
+        if frame.base_s == base_s:
+            return frame
+        by_s = 0.0
+        if frame.base_s is not None and frame.boot_id == self.boot_id and abs(base_s - frame.base_s) > STEP_S:
+            by_s = base_s - frame.base_s
+        return msgspec.structs.replace(
+            frame,
+            time_s=max(frame.time_s + by_s, 1e-3),
+            events=[_moved(event, by_s) for event in frame.events],
+            clock_base_s=base_s,
+        )
+
+    def events(self, events: Sequence[Event]) -> list[Event]:
+        """Return events that were seen just now, those that were dated before the clock was set as it dates now."""
+        base_s, now_s = self.read(), self._clock.since_boot_s()
+        if now_s - self._set_s > EVENTS_S:
+            return list(events)
+        return [self._event(event, base_s, now_s) for event in events]
+
+    def _event(self, event: Event, base_s: float, now_s: float) -> Event:
+        since_s = self._was_right_s - SLACK_S
+        if since_s <= event.time_s - base_s <= now_s + SLACK_S:
+            return event
+        dated_before = since_s - EVENTS_S <= event.time_s - self._before_s <= self._set_s + SLACK_S
+        return _moved(event, base_s - self._before_s) if dated_before else event
+
+
+def _moved(event: Event, by_s: float) -> Event:
+    return msgspec.structs.replace(event, time_s=max(event.time_s + by_s, 1e-3)) if by_s else event

@@ -1,0 +1,281 @@
+"""The agent's only loop: at each tick ask every collector, make a frame, hand it on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+from eagle_eye.agent.loop.clock import Clock, Wake
+from eagle_eye.agent.loop.clock_base import ClockBase
+from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.runner import Runner
+from eagle_eye.agent.loop.service_manager import ServiceManager
+from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import (
+    EVENTS_MAX,
+    FRAME_BYTES_MAX,
+    KEYS_MAX,
+    RANKS_MAX,
+    TEXT_CHARS_MAX,
+    WIRE_VERSION,
+    Block,
+    Frame,
+    Rank,
+    block,
+    encode_frame,
+)
+from eagle_eye.schema.metrics import Scope
+
+ANSWER_RATIO = 0.8  # collectors have this share of the interval to answer
+ANSWER_S_MAX = 5.0
+ANSWER_ONCE_S = 15.0  # a single frame may wait: a driver that nobody keeps loaded needs seconds for each GPU
+URGENT_EVERY_S = 0.1  # ranks die in groups: what follows the first waits so long for company
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class Sink(Protocol):
+    """Takes frames."""
+
+    def append(self, make: Callable[[str, int], bytes]) -> int | None:
+        """Take the frame that ``make(stream, sequence)`` encodes."""
+        ...
+
+
+class Loop:
+    """Makes a frame at each multiple of the interval, and one at once when something ended.
+
+    Ticks follow the wall clock's multiples but are waited for on the monotonic clock; a jump of the one or a stop
+    of the process costs the ticks missed and no burst. ``happened`` returns ranks and events without rows, for
+    frames outside the ticks. ``wake`` is set by whoever has such news, and by ``stop``. ``shown`` gets each tick after
+    its frame was handed on; it must not block. ``handed_on(urgent)`` is told of each frame. ``service`` hears that the
+    loop lives from the loop itself alone: one that hangs is silent.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        job: str,
+        interval_s: float,
+        runners: Sequence[Runner],
+        happened: Callable[[], Observed],
+        sink: Sink,
+        drops: Drops,
+        clock: Clock,
+        wake: Wake,
+        handed_on: Callable[[bool], None] = lambda _urgent: None,
+        shown: Callable[[Tick], None] = lambda _tick: None,
+        service: ServiceManager | None = None,
+        base: ClockBase | None = None,
+    ) -> None:
+        """``base`` None: one of its own."""
+        self._base = base or ClockBase(clock, boot_id())
+        self._node = node
+        self._job = job
+        self._interval_s = interval_s
+        self._answer_s = min(ANSWER_S_MAX, ANSWER_RATIO * interval_s)
+        self._runners = runners
+        self._happened = happened
+        self._sink = sink
+        self._drops = drops
+        self._clock = clock
+        self._wake = wake
+        self._handed_on = handed_on
+        self._shown = shown
+        self._service = service or ServiceManager({})
+        self._frames = 0
+        self._version = agent_version()
+        self._stop_reason = ""
+        self._events = [Event(clock.now_s(), "agent_start", attributes={"version": self._version})]
+        self._tick_s = clock.monotonic_s()
+
+    def stop(self, reason: str) -> None:
+        """End the loop after one last frame; may be called from a signal handler."""
+        self._stop_reason = reason
+        self._wake.set()
+
+    def run(self) -> None:
+        """Tick until stopped."""
+        self._take_first_sample(self._answer_s)
+        while not self._stop_reason:
+            self._wait_for_tick()
+            if not self._stop_reason:
+                self._tick(self._answer_s)
+        self._service.stopping(self._stop_reason)
+        self._events.append(Event(self._clock.now_s(), "agent_stop", attributes={"reason": self._stop_reason}))
+        self._emit_happened()
+
+    def run_once(self) -> None:
+        """Make one frame, at the first tick that leaves rates something to be taken over."""
+        self._take_first_sample(ANSWER_ONCE_S)
+        begin_s = self._clock.monotonic_s()
+        self._wait_for_tick()
+        if self._clock.monotonic_s() - begin_s < 0.5 * self._interval_s:
+            self._wait_for_tick()
+        self._tick(ANSWER_ONCE_S)
+
+    def _take_first_sample(self, answer_s: float) -> None:
+        """Give rates something to start from; what already happened goes into the first frame."""
+        self._ask()
+        self._events += self._gather(answer_s).events
+
+    def _wait_for_tick(self) -> None:
+        due_s = self._clock.monotonic_s() + self._until_tick_s()
+        urgent_s = 0.0
+        while not self._stop_reason:
+            self._service.alive()
+            now_s = self._clock.monotonic_s()
+            if now_s >= due_s:
+                return
+            if not self._clock.wait(self._wake, min(due_s - now_s, self._service.every_s)) or self._stop_reason:
+                continue
+            self._wake.clear()
+            now_s = self._clock.monotonic_s()
+            if now_s < urgent_s:
+                self._clock.wait(threading.Event(), min(urgent_s, due_s) - now_s)
+            if self._clock.monotonic_s() < due_s:
+                self._emit_happened()
+                urgent_s = self._clock.monotonic_s() + URGENT_EVERY_S
+
+    def _until_tick_s(self) -> float:
+        """Return the seconds to the next multiple of the interval; one that is as good as now is skipped."""
+        rest_s = self._interval_s - self._clock.now_s() % self._interval_s
+        return rest_s if rest_s > 0.1 * self._interval_s else rest_s + self._interval_s
+
+    def _tick(self, answer_s: float) -> None:
+        self._ask()
+        now_s, base_s = self._clock.now_s(), self._base.read()
+        # The tick's own time, a multiple of the interval, unless the clock has jumped away from it.
+        multiple_s = round(now_s / self._interval_s) * self._interval_s
+        time_s = multiple_s if abs(now_s - multiple_s) < 0.25 * self._interval_s else now_s
+        seen = self._gather(answer_s)
+        monotonic_s = self._clock.monotonic_s()
+        elapsed_s, self._tick_s = monotonic_s - self._tick_s, monotonic_s
+        usual = abs(elapsed_s - self._interval_s) < 0.5 * self._interval_s
+        interval_s = self._interval_s if usual else elapsed_s
+        seen.events[:] = self._base.events(seen.events)
+        events = tuple(self._events + seen.events)
+        self._emit(time_s, base_s, interval_s, seen, urgent=False)
+        # From a list: a tuple grown from a generator ends in a pool of 2,000 from which CPython does not take the next.
+        collectors = tuple([runner.standing() for runner in self._runners])
+        tick = Tick(time_s, interval_s, seen, events, collectors, self._frames)
+        self._shown(tick)
+        self._service.ticked(tick)
+
+    def _ask(self) -> None:
+        now_s = self._clock.now_s()
+        for runner in self._runners:
+            runner.ask(now_s)
+
+    def _gather(self, answer_s: float) -> Observed:
+        deadline_s = self._clock.monotonic_s() + answer_s
+        everything = Observed()
+        for runner in self._runners:
+            seen = runner.answer(deadline_s - self._clock.monotonic_s())
+            for device, row in seen.devices.items():
+                everything.devices.setdefault(device, {}).update(row)
+            everything.node.update(seen.node)
+            everything.links.update(seen.links)
+            everything.events.extend(seen.events)
+            everything.ranks.extend(seen.ranks)
+        return everything
+
+    def _emit_happened(self) -> None:
+        """Hand on ranks and events without rows; the rows' interval goes on."""
+        since_tick_s = self._clock.monotonic_s() - self._tick_s
+        seen = self._happened()
+        now_s, base_s = self._clock.now_s(), self._base.read()
+        seen.events[:] = self._base.events(seen.events)
+        self._emit(now_s, base_s, since_tick_s, seen, urgent=True)
+
+    def _emit(self, time_s: float, base_s: float, interval_s: float, seen: Observed, *, urgent: bool) -> None:
+        interval_s = max(interval_s, 1e-3)
+        events, ranks = self._events + seen.events, seen.ranks
+        self._drops.count("events_over_limit", len(events) - EVENTS_MAX)
+        self._drops.count("ranks_over_limit", len(ranks) - RANKS_MAX)
+        self._events = []
+        blocks = list(self._blocks(seen))
+
+        def make(stream: str, sequence: int) -> bytes:
+            said = (interval_s, ranks[:RANKS_MAX], blocks, events[:EVENTS_MAX])
+            return self._encode(stream, sequence, time_s, base_s, *said)
+
+        self._sink.append(make)
+        self._frames += 1
+        self._handed_on(urgent)
+
+    def _blocks(self, seen: Observed) -> Sequence[Block]:
+        blocks = []
+        devices = {key: row for key, row in seen.devices.items() if 0 <= key < KEYS_MAX}
+        if devices:
+            blocks.append(block(Scope.DEVICE, devices))
+        if seen.node:
+            blocks.append(block(Scope.NODE, {-1: seen.node}))
+        if seen.links:
+            blocks.append(block(Scope.LINK, seen.links))
+        return blocks
+
+    def _encode(
+        self,
+        stream: str,
+        sequence: int,
+        time_s: float,
+        base_s: float,
+        interval_s: float,
+        ranks: Sequence[Rank],
+        blocks: Sequence[Block],
+        events: Sequence[Event],
+    ) -> bytes:
+        events_kept = len(events)
+        while True:
+            raw = encode_frame(
+                Frame(
+                    version=WIRE_VERSION,
+                    node=self._node,
+                    boot_id=self._base.boot_id,
+                    stream=stream,
+                    sequence=sequence,
+                    time_s=time_s,
+                    interval_s=interval_s,
+                    agent_version=self._version,
+                    job=self._job or _only_job(ranks),
+                    ranks=list(ranks),
+                    blocks=list(blocks),
+                    events=list(events[:events_kept]),
+                    collectors={runner.collector.name: runner.state[:TEXT_CHARS_MAX] for runner in self._runners},
+                    dropped=self._drops.snapshot(),
+                    clock_base_s=base_s,
+                )
+            )
+            if len(raw) <= FRAME_BYTES_MAX or not events_kept:
+                return raw
+            self._drops.count("events_oversized", events_kept - events_kept // 2)
+            events_kept //= 2
+
+
+def _only_job(ranks: Sequence[Rank]) -> str | None:
+    jobs = {rank.job for rank in ranks}
+    return jobs.pop() if len(jobs) == 1 else None
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot; one of our own where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return str(uuid.uuid4())
+
+
+def agent_version() -> str:
+    """Return the installed version."""
+    try:
+        return metadata.version("eagle-eye")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,115 @@
+"""Runs one collector in a thread of its own, so that a driver that never answers costs one collector, not the agent."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable
+
+from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed, Unsupported
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.tick import CollectorStanding
+from eagle_eye.schema.events import Event
+
+_AGES = re.compile(r"for \d+ s\b")
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class Runner:
+    """One collector, its thread and its state.
+
+    ``state`` is what ``Frame.collectors`` says: "ok", "unsupported: why" (it is not asked again) or
+    "failed: why" (it is). ``duration_s`` is how long the last collection took, ``failures`` counts the intervals for
+    which the collector gave no answer, or not all that it should see.
+    """
+
+    def __init__(self, collector: Collector, drops: Drops, monotonic_s: Callable[[], float]) -> None:
+        self.collector = collector
+        self.state = "failed: not asked yet"
+        self.duration_s = 0.0
+        self.failures = 0
+        self._drops = drops
+        self._monotonic_s = monotonic_s
+        self._asked_s = 0.0
+        self._said = ""
+        self._busy = False
+        self._supported = True
+        self._late_events: list[Event] = []
+        self._questions: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Observed | Exception, float]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"collect-{collector.name}", daemon=True)
+        self._thread.start()
+
+    def ask(self, now_s: float) -> None:
+        """Have the collector collect, unless it still owes an answer or is unsupported."""
+        if self._busy and not self._answers.empty():
+            late, self.duration_s = self._answers.get()  # it came after its interval's frame had gone
+            self._busy = False
+            if isinstance(late, Observed):
+                self._late_events = late.events  # rows are of their moment, events say theirs
+            self._drops.count(f"collector_late_{self.collector.name}")
+        if self._supported and not self._busy:
+            self._busy = True
+            self._asked_s = self._monotonic_s()
+            self._questions.put(now_s)
+
+    def answer(self, timeout_s: float) -> Observed:
+        """Return what was collected; empty when there was nothing, or nothing within ``timeout_s``."""
+        if not self._busy:
+            return Observed()
+        try:
+            answer, self.duration_s = self._answers.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            self._set(f"failed: no answer for {self._monotonic_s() - self._asked_s:.0f} s", "no answer")
+            return Observed()
+        self._busy = False
+        if isinstance(answer, Observed):
+            answer.events[:0] = self._late_events
+            self._late_events = []
+            self._set(f"failed: {answer.problem}" if answer.problem else "ok")
+            return answer
+        if isinstance(answer, Unsupported):
+            self._supported = False
+            self._set(f"unsupported: {answer}")
+        else:
+            self._set(f"failed: {answer if isinstance(answer, CollectFailed) else repr(answer)}")
+        return Observed()
+
+    def standing(self) -> CollectorStanding:
+        """Return how the collector fares now."""
+        return CollectorStanding(self.collector.name, self.state, self.duration_s, self.failures)
+
+    def close(self) -> None:
+        """End the thread and the collector, unless it still hangs in a call."""
+        if not self._busy:
+            self._questions.put(None)
+            self._thread.join(timeout=1.0)
+            self.collector.close()
+
+    def _set(self, state: str, said: str = "") -> None:
+        self.state = state
+        if state.startswith("failed"):
+            self.failures += 1
+        said = said or _AGES.sub("", state)  # a text that grows with the time is logged once
+        if said != self._said:
+            self._said = said
+            level = logging.INFO if state == "ok" or not self._supported else logging.WARNING
+            _log.log(level, "collector %s: %s", self.collector.name, state)
+
+    def _run(self) -> None:
+        while True:
+            now_s = self._questions.get()
+            if now_s is None:
+                return
+            begin_s = self._monotonic_s()
+            answer = self._collect(now_s)
+            self._answers.put((answer, self._monotonic_s() - begin_s))
+
+    def _collect(self, now_s: float) -> Observed | Exception:
+        try:
+            return self.collector.collect(now_s)
+        except Exception as error:  # noqa: BLE001 - one collector's failure is its own state, not the agent's end
+            return error

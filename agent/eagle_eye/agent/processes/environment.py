@@ -1,0 +1,103 @@
+"""A process's environment, as the kernel keeps it from its start, read as who it is in which job.
+
+The variables and their order are the hook's (``launch_variables``), so that both say the same of one process. What only
+an observer needs comes on top: names for jobs that the hook would call "default". The text is any user's: what is not
+what it should be refuses the whole process, since a guess would put one job's numbers into another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from eagle_eye.agent.processes.cycle_info import job_of
+from eagle_eye.agent.training_hook.launch_variables import ATTEMPTS, DIGITS_MAX, JOBS, RANK_SOURCES, is_number
+from eagle_eye.agent.training_hook.launch_variables import job as job_named
+from eagle_eye.agent.training_hook.message import DEVICES_MAX, RANKS_MAX
+from eagle_eye.agent.training_hook.sender import Identity
+from eagle_eye.schema.names import NAME_CHARS_MAX
+
+VALUE_BYTES_MAX = 8_192  # the UUIDs of 112 MIG instances take 4,700
+_NUMBERS = tuple(
+    dict.fromkeys([*(name for item in RANK_SOURCES for name in (item.rank, item.size, item.local) if name), *ATTEMPTS])
+)
+_NAMES = (*JOBS, "EAGLE_EYE_ROLE", "ROLE_NAME")
+# What a launcher changes for each process that it starts, and what a rank leaves as it is for its own children.
+_LAUNCH = (*_NUMBERS, *JOBS, "GROUP_RANK", "SLURM_STEP_ID")
+_OTHERS = (
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
+    *("SLURMD_NODENAME", "NODE_NAME", "EAGLE_EYE_NODE", "NVRX_CURRENT_CYCLE_INFO"),
+)
+_WANTED = tuple(dict.fromkeys((*_LAUNCH, *_NAMES, *_OTHERS)))
+_MARKS = (b"RANK=", b"SLURM_PROCID=", b"JOB_COMPLETION_INDEX=")  # without any of them there is no rank
+
+
+class Refused(ValueError):
+    """An environment that names a rank and may not be believed; the text says which variable and why."""
+
+
+def may_name_a_rank(environ: bytes) -> bool:
+    """Whether the environment is worth a closer look; most of a host's are not."""
+    return any(mark in environ for mark in _MARKS)
+
+
+def variables(environ: bytes) -> dict[str, str]:
+    """Return the variables that matter from ``/proc/<pid>/environ``; of two of one name the first, as in Python.
+
+    What is no UTF-8 stays as surrogates, which no name may hold. Raises Refused for a value beyond the limit.
+    """
+    found: dict[str, str] = {}
+    environ = b"\0" + environ
+    for name in _WANTED:  # searched for, not split: a megabyte may hold half a million of others
+        at = environ.find(b"\0%s=" % name.encode())
+        if at < 0:
+            continue
+        begin = at + len(name) + 2
+        end = environ.find(b"\0", begin)
+        value = environ[begin : end if end >= 0 else len(environ)]
+        if len(value) > VALUE_BYTES_MAX:
+            raise Refused(f"{name} has {len(value)} bytes; at most {VALUE_BYTES_MAX} are read")
+        found[name] = value.decode("utf-8", "surrogateescape")
+    return found
+
+
+def launch(found: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what tells a launcher's own process from those that it starts: equal for a rank and its children."""
+    return tuple(found.get(name, "") for name in _LAUNCH)
+
+
+def identity(found: Mapping[str, str], slurm_job: str = "") -> Identity | None:
+    """Return who the process is; None where its environment names no rank.
+
+    ``slurm_job`` is the job of the process's cgroup: where the environment names no job, it counts before the name in
+    NVRx's cycle file, and both before the hook's "default". Raises Refused.
+    """
+    if not any(found.get(item.rank) and (found.get(item.size) or not item.sized) for item in RANK_SOURCES):
+        return None
+    for name in _NUMBERS:
+        _check_number(name, found.get(name, ""))
+    environ = dict(found)
+    if not job_named(found):
+        environ["EAGLE_EYE_JOB"] = slurm_job or job_of(found.get("NVRX_CURRENT_CYCLE_INFO", ""))
+    if found.get("ROLE_NAME", "default") != "default":  # torchrun's role, where the job gave it a name
+        environ["EAGLE_EYE_ROLE"] = found.get("EAGLE_EYE_ROLE") or found["ROLE_NAME"]
+    for name in _NAMES:
+        _check_name(name, environ.get(name, ""))
+    return _checked(Identity.of(environ))
+
+
+def _checked(who: Identity) -> Identity:
+    if not (who.rank < who.world_size <= RANKS_MAX and who.attempt < RANKS_MAX):
+        raise Refused(f"rank {who.rank} of {who.world_size}, attempt {who.attempt}: at most {RANKS_MAX} are known")
+    if who.local_rank >= DEVICES_MAX:
+        raise Refused(f"local rank {who.local_rank}: at most {DEVICES_MAX} on one node are known")
+    return who
+
+
+def _check_number(name: str, text: str) -> None:
+    if text and not is_number(text):
+        raise Refused(f"{name} is {text[:80]!r}; expected a number of at most {DIGITS_MAX} digits")
+
+
+def _check_name(name: str, text: str) -> None:
+    if len(text) > NAME_CHARS_MAX or not text.isprintable():
+        raise Refused(f"{name} is {text[:80]!r}; expected at most {NAME_CHARS_MAX} printable characters")

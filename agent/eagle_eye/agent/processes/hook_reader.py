@@ -1,0 +1,285 @@
+"""Listens to the training processes of this node and to their ends.
+
+Touches: the hook's socket and its folder, pidfds, /proc, one thread. Whoever can write to the socket may
+claim to be a rank, so everything is bounded; the kernel vouches for the sender's process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.processes.process_exit import exit_code, is_running, open_pidfd
+from eagle_eye.agent.processes.rank_process import RankProcess
+from eagle_eye.agent.training_hook.message import MESSAGE_BYTES_MAX, BadMessage, HookMessage, decode
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.frame import RANKS_MAX
+
+RECEIVE_BUFFER_BYTES = 4 << 20
+DATAGRAMS_PER_ROUND_MAX = 2_048
+DATAGRAMS_PER_SECOND_MAX = 20_000
+EVENTS_QUEUED_MAX = 4_096
+EXITED_REMEMBERED = 4_096
+ROUND_S = 0.25  # the reader looks up at least so often, which is how it knows its own pauses
+PAUSE_S = 1.0  # a gap between rounds beyond which we were stopped, and silence means nothing
+UNSEEN_S_MAX = 600.0  # a process outside our process namespace is forgotten after such a silence
+
+_CREDENTIALS = struct.Struct("=iII")
+
+
+class SocketTaken(OSError):
+    """Another process listens on the hook's socket."""
+
+
+class HookReader:
+    """The training processes of this node as their hooks report them."""
+
+    def __init__(
+        self,
+        path: Path,
+        drops: Drops,
+        wake: Callable[[], None],
+        devices_by_uuid: Mapping[str, int],
+        monotonic_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Bind the socket and start to listen.
+
+        ``wake`` is called when something happened that should not wait for the end of the interval.
+        Raises OSError when the socket cannot be had, SocketTaken when somebody else has it.
+        """
+        self.lock = threading.Lock()  # held while reading or changing what follows
+        self.processes: dict[int | bytes, RankProcess] = {}
+        self.departed: list[RankProcess] = []  # not yet named in a frame for the last time
+        self.unreported: list[RankProcess] = []  # ended, with steps that no row has shown yet
+        self.events: list[Event] = []
+        self._path = path
+        self._drops = drops
+        self._wake = wake
+        self._devices_by_uuid = devices_by_uuid
+        self._monotonic_s = monotonic_s
+        self._now_s = now_s
+        self._exited: dict[bytes, None] = {}  # in the order of their ends
+        self._looked_s = 0.0
+        self._drained_s = monotonic_s()
+        self._second_s = self._drained_s
+        self._second_datagrams = 0
+        self._socket = _bind(path)
+        self._stop, self._stopped = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._stop, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="hook-reader", daemon=True)
+        self._thread.start()
+
+    @property
+    def drained_s(self) -> float:
+        """When the socket was last seen empty: until then, and no later, silence is known to be silence."""
+        return self._drained_s
+
+    def close(self) -> None:
+        """Stop listening and remove the socket."""
+        os.write(self._stopped, b"x")
+        self._thread.join()
+        self._selector.close()
+        self._socket.close()
+        for descriptor in (self._stop, self._stopped):
+            os.close(descriptor)
+        for process in self.processes.values():
+            if process.pidfd is not None:
+                os.close(process.pidfd)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def _run(self) -> None:
+        while True:
+            ready = [key for key, _ in self._selector.select(timeout=ROUND_S)]
+            if any(key.fd == self._stop for key in ready):
+                return
+            with self.lock:
+                self._drain()
+                # After the socket: what a process said before it ended is already in there.
+                for key in ready:
+                    if isinstance(key.data, RankProcess):
+                        self._end(key.data)
+                self._look_after_all()
+            if self._second_datagrams >= DATAGRAMS_PER_SECOND_MAX:
+                self._drops.count("hook_flood_pauses")
+                time.sleep(0.05)
+
+    def _drain(self) -> None:
+        for _ in range(DATAGRAMS_PER_ROUND_MAX):
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(
+                    MESSAGE_BYTES_MAX + 1, socket.CMSG_SPACE(_CREDENTIALS.size)
+                )
+            except BlockingIOError:
+                self._note_empty()
+                return
+            self._receive(data, _sender_pid(ancillary))
+
+    def _note_empty(self) -> None:
+        now_s = self._monotonic_s()
+        away_s = now_s - self._drained_s
+        if away_s > PAUSE_S:
+            # We did not listen, and a full queue turns messages away: nobody was silent because of that.
+            for process in self.processes.values():
+                process.heard_s = min(now_s, process.heard_s + away_s)
+        self._drained_s = now_s
+
+    def _receive(self, data: bytes, pid: int) -> None:
+        now_s = self._monotonic_s()
+        if now_s - self._second_s >= 1.0:
+            self._second_s = now_s
+            self._second_datagrams = 0
+        self._second_datagrams += 1
+        known = self.processes.get(pid) if pid else None
+        if known is not None and known.flooding(now_s):
+            self._drops.count("hook_flood")
+            return
+        try:
+            message = decode(data)
+        except BadMessage as error:
+            self._drops.count(f"hook_{error.reason}")
+            return
+        self._drops.count("hook_unknown_event", message.unknown_events)
+        self._take(message, pid, now_s)
+
+    def _take(self, message: HookMessage, pid: int, now_s: float) -> None:
+        if message.process in self._exited:
+            self._drops.count("hook_after_exit")
+            return
+        key: int | bytes = pid or message.process
+        process = self.processes.get(key)
+        if process is None or process.message.process != message.process:
+            if process is None and len(self.processes) >= RANKS_MAX:
+                self._drops.count("ranks_over_limit")
+                return
+            process = self._meet(message, pid, now_s, process)
+            self.processes[key] = process
+        elif message.number <= process.message.number:
+            return  # overtaken by a newer one, which holds all that this one says
+        else:
+            self._count_hook_trouble(process.message, message)
+        events = process.accept(message, now_s, self._now_s())
+        for event in events:
+            self._queue(event)
+        if any(event.kind == "training_error" for event in events):
+            self._wake()
+        if message.goodbye and not pid:
+            self._end(process)
+
+    def _meet(self, message: HookMessage, pid: int, now_s: float, before: RankProcess | None) -> RankProcess:
+        device = self._devices_by_uuid.get(message.gpu, message.device)
+        process = RankProcess(message, pid, device, now_s)
+        if before is not None:  # the same process attached anew
+            process.pidfd = before.pidfd
+            if process.pidfd is not None:
+                self._selector.modify(process.pidfd, selectors.EVENT_READ, process)
+            return process
+        if not pid:
+            self._drops.count("exit_unwatched")  # another process namespace: we shall not see its end
+            return process
+        with contextlib.suppress(ProcessLookupError):  # already gone: the next round sees it
+            process.pidfd = open_pidfd(pid)
+            if process.pidfd is not None:
+                self._selector.register(process.pidfd, selectors.EVENT_READ, process)
+        return process  # without a descriptor it is polled
+
+    def _look_after_all(self) -> None:
+        now_s = self._monotonic_s()
+        if now_s - self._looked_s >= ROUND_S:
+            self._looked_s = now_s
+            for process in [item for item in self.processes.values() if item.pidfd is None]:
+                self._look_after(process)
+
+    def _look_after(self, process: RankProcess) -> None:
+        """Find the end of a process that no descriptor announces."""
+        if process.pid:
+            if not is_running(process.pid):
+                self._end(process)
+        elif self._monotonic_s() - process.heard_s > UNSEEN_S_MAX:
+            self._drops.count("ranks_forgotten")
+            self.processes.pop(process.message.process, None)
+
+    def _end(self, process: RankProcess) -> None:
+        key: int | bytes = process.pid or process.message.process
+        if self.processes.get(key) is not process:
+            return
+        del self.processes[key]
+        message = process.message
+        self._exited[message.process] = None
+        if len(self._exited) > EXITED_REMEMBERED:
+            del self._exited[next(iter(self._exited))]
+        code = exit_code(process.pid, process.pidfd) if process.pid else None
+        if process.pidfd is not None:
+            self._selector.unregister(process.pidfd)
+            os.close(process.pidfd)
+            process.pidfd = None
+        for ended in (self.departed, self.unreported):
+            ended.append(process)
+            self._drops.count("ranks_over_limit", len(ended) - RANKS_MAX)
+            del ended[:-RANKS_MAX]
+        attributes = {"exit_code": code, "pid": process.pid, "goodbye": process.goodbye, **process.who()}
+        self._queue(Event(self._now_s(), "process_exit", process.device, attributes))
+        self._wake()
+
+    def _queue(self, event: Event) -> None:
+        self.events.append(event)
+        if len(self.events) > EVENTS_QUEUED_MAX:
+            del self.events[0]
+            self._drops.count("events_over_limit")
+
+    def _count_hook_trouble(self, before: HookMessage, after: HookMessage) -> None:
+        self._drops.count("hook_failures", after.failures - before.failures)
+        self._drops.count("hook_unread_values", after.unread - before.unread)
+        self._drops.count("hook_unsent", after.unsent - before.unsent)
+
+
+def _bind(path: Path) -> socket.socket:
+    """Return the listening socket at ``path``, where any user's training may write to it."""
+    folder = path.parent
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    owner = folder.stat().st_uid
+    if owner not in (0, os.geteuid()):
+        raise PermissionError(f"{folder} belongs to user {owner}; the hook's socket needs a folder of our own")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        _remove_stale(path)
+        listener.bind(str(path))
+        path.chmod(0o666)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:  # its owner is gone
+            path.unlink()
+        else:
+            raise SocketTaken(f"another process listens on {path}")
+
+
+def _sender_pid(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """Return the sender's process id as the kernel says it; 0: a process that we cannot see."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
+            return max(0, int(_CREDENTIALS.unpack_from(data)[0]))
+    return 0

@@ -1,0 +1,123 @@
+"""Adds up what each step hands over into the totals that travel."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from eagle_eye.agent.training_hook.message import Totals
+from eagle_eye.agent.training_hook.scalars import DeviceScalars, scalar
+
+_STEPS = Totals._fields.index("steps")
+_TIMED = Totals._fields.index("timed_steps")
+_COMPUTE = Totals._fields.index("compute_steps")
+_DATA_WAIT = Totals._fields.index("data_wait_steps")
+_COLLECTIVE = Totals._fields.index("collective_steps")
+_TOKENS = Totals._fields.index("token_steps")
+_WORK = Totals._fields.index("work_steps")
+_LOSS = Totals._fields.index("losses")
+_GRAD_NORM = Totals._fields.index("grad_norms")
+_LOCAL_GRAD_NORM = Totals._fields.index("local_grad_norms")
+
+
+class Tally:
+    """The totals of one process since it attached, in ``sums`` in the order of ``Totals``.
+
+    A value that makes no sense is told to ``failed``, one that cannot be read without waiting for its device
+    is counted in ``unread``; the step stands all the same.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self.sums = [0.0] * len(Totals._fields)
+        self.unread = 0
+        self._failed = failed
+        self._device_values: DeviceScalars | None = None
+
+    def step(self, step_s: float | None, tokens: Any) -> None:
+        """A step ended; it took ``step_s`` (None: not observed)."""
+        sums = self.sums
+        sums[_STEPS] += 1.0
+        if step_s is None:
+            return
+        sums[_TIMED] += 1.0
+        sums[_TIMED + 1] += step_s
+        if tokens is not None and (number := self._amount(tokens)) is not None:
+            sums[_TOKENS] += 1.0
+            sums[_TOKENS + 1] += step_s
+            sums[_TOKENS + 2] += number
+
+    def parts(self, compute_s: Any, data_wait_s: Any, collective_s: Any) -> None:
+        """Add a step's parts in seconds; None: not observed."""
+        for index, value in ((_COMPUTE, compute_s), (_DATA_WAIT, data_wait_s), (_COLLECTIVE, collective_s)):
+            if value is not None:
+                self._add(index, value)
+
+    def values(self, loss: Any, grad_norm: Any, local_grad_norm: Any, work_units: Any, *, looking: bool) -> bool:
+        """Add a step's values; None: not observed. Return False where a loss or norm is not finite.
+
+        ``looking``: in this step there is time to copy values from a GPU; they count in a later step.
+        """
+        sound = loss is None or self._number(_LOSS, loss, looking=looking)
+        if local_grad_norm is not None and sound:
+            # The gradient of a broken loss is broken on every rank and says nothing about where it came from.
+            sound = self._number(_LOCAL_GRAD_NORM, local_grad_norm, looking=looking)
+        if grad_norm is not None:
+            sound = self._number(_GRAD_NORM, grad_norm, looking=looking) and sound
+        if work_units is not None:
+            self._add(_WORK, work_units)
+        return self.arrived() and sound
+
+    def arrived(self) -> bool:
+        """Add the values that have meanwhile come from a GPU; return False where one is not finite."""
+        sound = True
+        if self._device_values is not None:
+            for index, number in self._device_values.read():
+                sound = self._number(index, number, looking=False) and sound
+        return sound
+
+    def _add(self, index: int, value: Any) -> None:
+        """Add to a (count, sum) pair; what is not finite is not observed."""
+        if (number := self._amount(value)) is not None:
+            self.sums[index] += 1.0
+            self.sums[index + 1] += number
+
+    def _amount(self, value: Any) -> float | None:
+        try:
+            number = scalar(value)
+        except Exception as error:  # noqa: BLE001 - a value of a kind that we don't know; the step counts all the same
+            self._failed(error)
+            return None
+        if number is None:
+            self.unread += 1
+        elif not (isfinite(number) and number >= 0.0):
+            self._failed(ValueError(f"{number!r} is no amount: expected a finite number from 0"))
+            return None
+        return number
+
+    def _number(self, index: int, value: Any, *, looking: bool) -> bool:
+        """Add to a (count, sum, odd) triple, where a value that is not finite is news of its own: return False."""
+        try:
+            number = scalar(value)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+            return True
+        if number is None:
+            if looking and not self._read_later(index, value):
+                self.unread += 1
+        elif isfinite(number):
+            self.sums[index] += 1.0
+            self.sums[index + 1] += number
+        else:
+            self.sums[index + 2] += 1.0
+            return False
+        return True
+
+    def _read_later(self, index: int, value: Any) -> bool:
+        """Have a value on a GPU read when it has arrived; return whether it will be."""
+        if self._device_values is None:
+            if not getattr(value, "is_cuda", False):
+                return False
+            self._device_values = DeviceScalars(sys.modules["torch"], self._failed)
+        return self._device_values.keep(index, value)

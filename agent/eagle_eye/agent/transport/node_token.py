@@ -1,0 +1,159 @@
+"""This node's token: read from its file, and bought with the fleet's join token where there is none that counts.
+
+Touches: the two files, one short HTTP connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from eagle_eye.agent.transport.server_connection import Trust, connect, path_on
+
+PATH = "/api/v1/enrol"
+TOKEN_CHARS_MAX = 256  # what the server takes
+ANSWER_BYTES_MAX = 1 << 16
+ENROL_EVERY_S = 60.0  # a fleet whose join token has expired must not storm its server
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class NodeToken:
+    """``file`` None: no token at all. ``join_file`` None: the file is somebody else's to fill.
+
+    Every trouble is logged once and leaves the agent with the token that it had: frames wait in the spool.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        node: str,
+        file: Path | None,
+        join_file: Path | None,
+        trust: Trust,
+        timeout_s: float,
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self._server = server
+        self._node = node
+        self._file = file
+        self._join_file = join_file
+        self._trust = trust
+        self._timeout_s = timeout_s
+        self._monotonic_s = monotonic_s
+        self._enrolled_s: float | None = None
+        self._said = ""
+        self._text = ""
+        self._lock = threading.Lock()  # each lane of the uplink asks
+
+    def text(self) -> str:
+        """Return the token, got at the first call if the file lacks one; empty: there is none."""
+        with self._lock:
+            if not self._text:
+                self._text = self._read(self._file) or self._enrol()
+            return self._text
+
+    def refused(self) -> bool:
+        """The server refused the token. Return whether there is another one to try."""
+        with self._lock:
+            old = self._text
+            new = self._read(self._file)
+            if not new or new == old:
+                new = self._enrol()
+            if new:
+                self._text = new
+            return bool(new) and new != old
+
+    def _enrol(self) -> str:
+        """Return a token from the server, kept in the file first; empty: not now."""
+        now_s = self._monotonic_s()
+        if self._file is None or self._join_file is None:
+            return ""
+        if self._enrolled_s is not None and now_s - self._enrolled_s < ENROL_EVERY_S:
+            return ""
+        self._enrolled_s = now_s
+        join = self._read(self._join_file)
+        if not join:
+            return ""
+        try:
+            text = self._bought(join, self._file)
+        except (OSError, http.client.HTTPException) as error:
+            self._say(f"node {self._node} cannot be enrolled: {type(error).__name__}: {error}")
+            return ""
+        if text:
+            self._said = ""
+            _log.info("node %s is enrolled; its token is in %s", self._node, self._file)
+        return text
+
+    def _bought(self, join: str, file: Path) -> str:
+        """Return a token that is in the file already; empty: the server gave none. Raises OSError, HTTPException."""
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Before the server is asked: it gives a node's token once, and one that cannot be kept is lost.
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)  # readable by its owner alone
+        try:
+            text = self._ask(join)
+            if text:
+                os.write(descriptor, f"{text}\n".encode("ascii"))
+                os.fsync(descriptor)
+                Path(name).replace(file)
+        finally:
+            os.close(descriptor)
+            Path(name).unlink(missing_ok=True)
+        return text
+
+    def _ask(self, join: str) -> str:
+        connection = connect(self._server, self._trust, self._timeout_s, self._timeout_s)
+        with contextlib.closing(connection):
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {join}"}
+            body = json.dumps({"node": self._node})
+            connection.request("POST", path_on(self._server, PATH), body=body, headers=headers)
+            answer = connection.getresponse()
+            content = answer.read(ANSWER_BYTES_MAX)
+        try:
+            fields = json.loads(content)
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            fields = {}
+        text = fields.get("token")
+        if answer.status == 201 and isinstance(text, str) and _is_token(text):
+            return text
+        detail = str(fields.get("detail", ""))[:300]
+        self._say(f"node {self._node} cannot be enrolled: the server answered {answer.status}: {detail}".rstrip(": "))
+        return ""
+
+    def _read(self, file: Path | None) -> str:
+        """Return the file's token; empty where it has none. A token file that is still to be made is no trouble."""
+        if file is None:
+            return ""
+        try:
+            with file.open(encoding="ascii") as lines:
+                text = lines.read(TOKEN_CHARS_MAX + 2).strip()
+        except FileNotFoundError:
+            if file != self._file or self._join_file is None:
+                self._say(f"token file {file} does not exist")
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            self._say(f"token file {file} cannot be read: {type(error).__name__}")
+            return ""
+        if text and not _is_token(text):
+            self._say(f"token file {file} holds no token: expected one line of at most {TOKEN_CHARS_MAX} characters")
+            return ""
+        return text
+
+    def _say(self, text: str) -> None:
+        """Log a trouble once."""
+        if text != self._said:
+            self._said = text
+            _log.warning("%s", text)
+
+
+def _is_token(text: str) -> bool:
+    return 0 < len(text) <= TOKEN_CHARS_MAX and text.isascii() and text.isprintable() and " " not in text

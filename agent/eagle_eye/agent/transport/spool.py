@@ -1,0 +1,297 @@
+"""Keeps frames until the server has them: in memory, and on disk in one file a stream; bounded, oldest first out.
+
+A frame outlives this process (SIGKILL) once ``append`` has returned: the server has it, or the disk. It outlives the
+machine (a power cut) a second later, when the file has been synced. What the server takes at once is not written at
+all: as long as it answers, the disk has nothing to do. Nothing here waits for the disk for long: what touches it is
+``spool_disk.py``, in a thread of its own. While it is full, read-only, broken or hangs, frames wait in memory and are
+written when it works again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.spool_disk import Disk, SpoolTaken
+from eagle_eye.agent.transport.spool_file import Kept
+from eagle_eye.agent.transport.spool_stream import Batch, Stream, record_bytes
+
+BYTES_MAX = 512 << 20
+MEMORY_BYTES_MAX = 32 << 20  # what may wait for a disk that does not work: an hour of a node with eight GPUs
+STREAM_FRAMES_MAX = 64  # about a minute: few enough to go before live frames, enough to make few files of an outage
+STREAM_BYTES_MAX = 1 << 20  # what one request carries easily
+STREAM_SHARE = 8  # no stream takes more than this part of the spool: streams are dropped whole
+STREAMS_MAX = 4_096  # files: an agent that is restarted over and over makes many small ones
+# How long a new frame waits for a server that took the one before within this time; then the disk gets it.
+ANSWER_WAIT_S = 0.05
+WRITE_WAIT_S = 0.25  # how long the agent's loop waits for a disk that hangs, once
+LOAD_WAIT_S = 5.0  # how long the sender of old frames waits for the disk
+OPEN_WAIT_S = 5.0  # how long the agent's start waits for the disk
+CLOSE_WAIT_S = 2.0
+SAY_EVERY_S = 60.0  # a full spool drops each minute anew: one line for all of it
+
+__all__ = ["BYTES_MAX", "Batch", "Spool", "SpoolTaken"]
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class Spool:
+    """A queue of encoded frames in streams; used from every thread, appended to from one.
+
+    Frames are appended to the *live* stream. When too many of them wait, because the server is away, a new stream
+    begins: the one before is *recent*, those before that are the *backlog*. So the newest frames can be sent before
+    older ones although those of one stream are always sent in order. Each start of the agent begins a new stream, and
+    sequences count from 1 in it: none is ever used twice, also not after a power cut took the newest frames.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        drops: Drops,
+        bytes_max: int = BYTES_MAX,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Open or make the spool. Raises SpoolTaken; any other trouble with the disk leads to memory.
+
+        Frames that wait there under another node's name are dropped, counted as ``spool_other_node``: a server
+        takes them only from that node, and would never acknowledge them.
+        """
+        self._node = node
+        self._drops = drops
+        self._bytes_max = bytes_max
+        self._stream_bytes_max = min(STREAM_BYTES_MAX, bytes_max // STREAM_SHARE)
+        self._monotonic_s = monotonic_s
+        self._now_s = now_s
+        self._backlog: deque[Stream] = deque()
+        self._recent: Stream | None = None
+        self._live = Stream(str(uuid.uuid4()), node)
+        self._streams: dict[str, Stream] = {self._live.name: self._live}
+        self._bytes = self._live.bytes
+        self._stalled = False
+        self._prompt = False  # whether the server took the newest frame within ANSWER_WAIT_S
+        self._appended_s = 0.0
+        self._tell: Callable[[], None] = lambda: None
+        self._dropped = _Dropped()
+        self._said_s = monotonic_s() - SAY_EVERY_S
+        self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
+        self._disk = Disk(folder, node, drops, self._lock, monotonic_s, self._adopt, self._lose)
+        with self._lock:
+            self._disk.start(OPEN_WAIT_S)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether new frames wait in memory alone because the disk fails or hangs."""
+        return self._stalled or self._disk.failing
+
+    def append(self, make: Callable[[str, int], bytes]) -> int | None:
+        """Keep the frame that ``make(stream, sequence)`` returns; return its sequence, None if it was dropped.
+
+        When a bound is reached the oldest frames go, counted as ``spool_full``.
+        """
+        with self._lock:
+            if len(self._live.frames) >= STREAM_FRAMES_MAX or (
+                self._live.frames and self._live.bytes >= self._stream_bytes_max
+            ):
+                self._rotate()
+            live = self._live
+            frame = make(live.name, live.last + 1)
+            before = live.bytes
+            if not live.frames:
+                live.begin_anew()
+            self._bytes += live.bytes - before
+            if not self._make_room(record_bytes(frame)):
+                self._drops.count("spool_full")
+                return None
+            sequence = live.last + 1
+            live.add(Kept(sequence, self._now_s(), frame))
+            self._bytes += record_bytes(frame)
+            self._appended_s = self._monotonic_s()
+            if self._prompt:
+                self._tell()
+                self._prompt = self._answered.wait_for(lambda: live.acknowledged >= sequence, ANSWER_WAIT_S)
+            if not self._prompt:
+                self._disk.write(live)
+                self._await_disk(live, sequence)
+            return sequence
+
+    @property
+    def node(self) -> str:
+        """Whose frames wait here."""
+        return self._node
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called for each frame that is to be sent before ``append`` returns; it must return at once."""
+        self._tell = tell
+
+    def has_new(self) -> bool:
+        """Whether there are frames that ``newest`` returns."""
+        return self._recent is not None or bool(self._live.frames)
+
+    def newest(self, frames_max: int, bytes_max: int) -> Batch | None:
+        """Return what is to be sent at once: of the recent stream while it has any, then of the live one."""
+        with self._lock:
+            return (self._recent or self._live).batch(frames_max, bytes_max)
+
+    def backlog(self, frames_max: int, bytes_max: int) -> Batch | None:
+        """Return the oldest frames of the backlog; None when there are none, or the disk does not give them now."""
+        with self._lock:
+            while self._backlog:
+                oldest = self._backlog[0]
+                if oldest.loaded and not oldest.frames:
+                    self._remove(oldest)
+                elif oldest.loaded:
+                    return oldest.batch(frames_max, bytes_max)
+                elif not self._disk.load(oldest, LOAD_WAIT_S):
+                    return None
+            return None
+
+    def has_backlog(self) -> bool:
+        """Whether there are frames that ``newest`` does not return."""
+        return bool(self._backlog)
+
+    def acknowledge(self, stream: str, sequence: int) -> None:
+        """Forget every frame of a stream up to and with ``sequence``: the server has it, or nobody wants it."""
+        with self._lock:
+            known = self._streams.get(stream)
+            if known is None:  # dropped meanwhile
+                return
+            known.forget(sequence)
+            if known is self._live and known.acknowledged == known.last:
+                self._prompt = self._monotonic_s() - self._appended_s < ANSWER_WAIT_S
+                self._answered.notify_all()
+                if self._prompt:  # nothing will be written over what the file has, which the server has too
+                    self._disk.forget_file(known)
+            if known is not self._live and known.acknowledged >= known.last:
+                self._remove(known)
+
+    def waiting(self) -> int:
+        """Return how many frames wait."""
+        with self._lock:
+            return sum(stream.waiting for stream in self._streams.values())
+
+    def waiting_bytes(self) -> int:
+        """Return how much room the waiting frames take, on disk or in memory."""
+        with self._lock:
+            return self._bytes - (0 if self._live.frames else self._live.bytes)
+
+    def close(self) -> None:
+        """Write what is not yet on disk and let go of the folder; what waits is sent after the next start."""
+        with self._lock:
+            self._say_dropped()
+            if not self._live.frames:
+                self._remove(self._live)
+        self._disk.close(CLOSE_WAIT_S)
+
+    # All below is called with the lock held.
+
+    def _rotate(self) -> None:
+        """Begin a new live stream; the one before is recent, what was recent is backlog."""
+        if self._recent is not None:
+            self._backlog.append(self._recent)
+            self._disk.unload(self._recent)
+        self._recent = self._live
+        self._live = Stream(str(uuid.uuid4()), self._node)
+        self._take(self._live)
+
+    def _take(self, stream: Stream) -> None:
+        self._streams[stream.name] = stream
+        self._bytes += stream.bytes
+
+    def _remove(self, stream: Stream) -> None:
+        if stream is self._recent:
+            self._recent = None
+        elif stream is not self._live:
+            self._backlog.remove(stream)  # nearly always the first
+        del self._streams[stream.name]
+        self._bytes -= stream.bytes
+        self._disk.remove(stream)
+
+    def _adopt(self, found: list[Stream]) -> None:
+        """Take over what an earlier agent left, oldest first; the last has its frames in memory."""
+        for stream in found:
+            self._take(stream)
+        if found and self._live.last == 0:
+            self._recent = found.pop()
+        for stream in found:
+            stream.unload()
+        self._backlog.extendleft(reversed(found))
+        self._make_room(0)
+
+    def _lose(self, stream: Stream) -> None:
+        self._drops.count("spool_damaged", stream.waiting)
+        self._remove(stream)
+
+    def _make_room(self, size: int) -> bool:
+        """Drop the oldest streams until ``size`` more bytes have room; return whether they have."""
+        while self._bytes + size > self._bytes_max or len(self._streams) > STREAMS_MAX:
+            oldest = self._backlog[0] if self._backlog else self._recent
+            if oldest is None:
+                return False
+            self._drop(oldest)
+        while self._disk.unwritten_bytes() + size > MEMORY_BYTES_MAX:
+            oldest = self._disk.oldest_unwritten()
+            if oldest is None or oldest is self._live:
+                break
+            self._drop(oldest)
+        return True
+
+    def _drop(self, stream: Stream) -> None:
+        self._drops.count("spool_full", stream.waiting)
+        self._dropped.add(stream)
+        self._remove(stream)
+        if self._monotonic_s() - self._said_s >= SAY_EVERY_S:
+            self._say_dropped()
+
+    def _say_dropped(self) -> None:
+        if self._dropped.frames:
+            self._said_s = self._monotonic_s()
+            _log.warning(
+                "the spool is full (%d bytes, %d of what the disk did not take): the oldest are dropped, %s",
+                self._bytes_max,
+                min(self._bytes_max, MEMORY_BYTES_MAX),
+                self._dropped,
+            )
+            self._dropped = _Dropped()
+
+    def _await_disk(self, stream: Stream, sequence: int) -> None:
+        """Wait until a frame is on disk: for a disk that hangs only once, for one that fails not at all."""
+        if self._stalled and self._disk.is_prompt(WRITE_WAIT_S):
+            self._stalled = False
+            _log.info("the spool's disk answers again")
+        if not self._stalled and not self._disk.wait_written(stream, sequence, WRITE_WAIT_S):
+            self._stalled = True
+            self._drops.count("spool_stalled")
+            _log.warning("the spool's disk has not answered for %g s: frames wait in memory", WRITE_WAIT_S)
+
+
+class _Dropped:
+    """How much was dropped since that was last said."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self._bytes = 0
+        self._first_s = self._last_s = 0.0
+
+    def add(self, stream: Stream) -> None:
+        if not self.frames:
+            self._first_s = stream.first_s
+        self._last_s = stream.last_s
+        self.frames += stream.waiting
+        self._bytes += stream.bytes
+
+    def __str__(self) -> str:
+        return f"{self.frames} frames, {self._bytes} bytes, of {_utc(self._first_s)} to {_utc(self._last_s)}"
+
+
+def _utc(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,369 @@
+"""The spool's disk: one thread that alone touches the folder, so that a disk that hangs hangs nobody else.
+
+It works from the state of the streams, not from a queue of orders: what the server has by the time the disk is ready is
+not written at all, and a disk that hangs for a day leaves nothing behind but the frames that wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.spool_file import Contents, Kept, NoSpoolFile, SpoolFile, read
+from eagle_eye.agent.transport.spool_stream import Stream, left_behind
+
+SYNC_S = 1.0  # how much of the past a power cut may take
+RETRY_S = 10.0  # how long a disk that failed is left alone
+SUFFIX = ".frames"
+ASIDE = "no-spool-file"  # what a file is called that bears our suffix and is none of ours: one is kept, the newest
+EARLIER = "spool.sqlite"  # what agents kept frames in before there was a file a stream
+
+_log = logging.getLogger("eagle_eye.agent")
+
+Work = Callable[[], Callable[[], None]]  # done without the lock; what it returns is done with the lock
+
+
+class SpoolTaken(OSError):
+    """Another agent uses the folder."""
+
+
+class Disk:
+    """Writes, syncs, reads and removes the streams' files.
+
+    Every method but ``close`` is called with ``lock`` held. So are ``adopt``, with what an earlier agent left, oldest
+    first and the last with its frames in memory, and ``lost``, with a stream that cannot be read back.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        drops: Drops,
+        lock: threading.Lock,
+        monotonic_s: Callable[[], float],
+        adopt: Callable[[list[Stream]], None],
+        lost: Callable[[Stream], None],
+    ) -> None:
+        self._folder = folder
+        self._node = node
+        self._drops = drops
+        self._lock = lock
+        self._monotonic_s = monotonic_s
+        self._adopt = adopt
+        self._lost = lost
+        self._work = threading.Condition(lock)
+        self._done = threading.Condition(lock)
+        self._unwritten: dict[Stream, None] = {}  # oldest first
+        self._unsynced: dict[Stream, None] = {}
+        self._removed: list[SpoolFile] = []
+        self._wanted: Stream | None = None
+        self._held: int | None = None
+        self._next_number = 1
+        self._starting = True
+        self._closing = False
+        self._busy = True
+        self._took_s = 0.0
+        self._retry_at_s = 0.0
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the disk could not be used at the last try."""
+        return self._problem is not None
+
+    def start(self, wait_s: float) -> None:
+        """Begin; wait until the folder is open, has failed to open, or ``wait_s`` are over. Raises SpoolTaken."""
+        self._thread.start()
+        self._done.wait_for(lambda: self._held is not None or self.failing, wait_s)
+        self._starting = False
+        if isinstance(self._problem, SpoolTaken):
+            self._closing = True
+            self._work.notify()
+            raise self._problem
+
+    def write(self, stream: Stream) -> None:
+        """Have what is new of a stream written."""
+        self._unwritten[stream] = None
+        self._work.notify()
+
+    def wait_written(self, stream: Stream, sequence: int, timeout_s: float) -> bool:
+        """Return whether within a time the disk has a frame, or need not, or has said that it cannot."""
+        return self._done.wait_for(
+            lambda: max(stream.written, stream.acknowledged) >= sequence or self.failing, timeout_s
+        )
+
+    def load(self, stream: Stream, timeout_s: float) -> bool:
+        """Return whether within a time a stream was read back into the memory, or given up."""
+        self._wanted = stream
+        self._work.notify()
+        return self._done.wait_for(lambda: self._wanted is not stream, timeout_s)
+
+    def unload(self, stream: Stream) -> None:
+        """Let a stream's frames leave the memory, and its file be closed, once they are safe on disk."""
+        stream.keep = False
+        if stream not in self._unwritten:
+            stream.unload()
+            self._sync_later(stream)
+
+    def remove(self, stream: Stream) -> None:
+        """Forget a stream and its file."""
+        self._unwritten.pop(stream, None)
+        if self._wanted is stream:
+            self._wanted = None
+        self.forget_file(stream)
+
+    def forget_file(self, stream: Stream) -> None:
+        """Remove a stream's file; if it is written again it gets another."""
+        self._unsynced.pop(stream, None)
+        file, stream.file = stream.file, None
+        if file is not None:
+            self._removed.append(file)
+            self._work.notify()
+
+    def unwritten_bytes(self) -> int:
+        """Return how much waits for the disk, at most."""
+        return sum(stream.bytes for stream in self._unwritten)
+
+    def oldest_unwritten(self) -> Stream | None:
+        """Return the oldest stream of which something waits for the disk."""
+        return next(iter(self._unwritten), None)
+
+    def is_prompt(self, within_s: float) -> bool:
+        """Whether the disk is at rest and its last work took less than a time."""
+        return not self._busy and self._took_s < within_s
+
+    def close(self, wait_s: float) -> None:
+        """Write and sync what waits and let go of the folder, within a time; a disk that hangs keeps its thread."""
+        with self._lock:
+            self._closing = True
+            self._work.notify()
+        self._thread.join(wait_s)
+
+    # The thread: what is to be done now, most urgent first
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._busy = False
+                while (work := self._next()) is None and not self._closing:
+                    self._work.wait(self._until_due_s())
+                if work is None:
+                    break
+                self._busy = True
+                begin_s = self._monotonic_s()
+            try:
+                note = work()
+            except Exception as error:  # noqa: BLE001 - this thread must not end; a disk's errors are OSError
+                note = partial(self._failed, error)
+            with self._lock:
+                self._took_s = self._monotonic_s() - begin_s
+                note()
+                self._done.notify_all()
+        if self._held is not None:
+            os.close(self._held)
+
+    def _next(self) -> Work | None:
+        now_s = self._monotonic_s()
+        if self.failing and (self._closing or now_s < self._retry_at_s):
+            return self._next_reading()
+        if self._held is None:
+            return None if self._closing else self._open
+        return self._next_writing() or self._next_removal() or self._next_reading() or self._next_sync(now_s)
+
+    def _next_writing(self) -> Work | None:
+        for stream in tuple(self._unwritten):
+            frames = stream.unwritten()
+            if frames:
+                if stream.file is None:
+                    path = self._folder / f"{self._next_number:010d}{SUFFIX}"
+                    stream.file = SpoolFile(path, self._node, stream.name)
+                    self._next_number += 1
+                anew = len(frames) == len(stream.frames)  # the server has all that the file holds
+                return partial(self._write, stream, stream.file, frames, anew)
+            self._settle(stream)
+        return None
+
+    def _next_removal(self) -> Work | None:
+        return partial(self._remove, self._removed.pop()) if self._removed else None
+
+    def _next_reading(self) -> Work | None:
+        stream = self._wanted
+        if stream is None or stream.file is None:
+            return None
+        return partial(self._load, stream, stream.file)
+
+    def _next_sync(self, now_s: float) -> Work | None:
+        for stream in tuple(self._unsynced):
+            if not stream.waiting or stream.file is None:
+                del self._unsynced[stream]
+            elif self._closing or now_s >= stream.unsynced_since_s + SYNC_S:
+                return partial(self._sync, stream, stream.file)
+        return None
+
+    def _until_due_s(self) -> float | None:
+        now_s = self._monotonic_s()
+        if self.failing or self._held is None:
+            return max(0.0, self._retry_at_s - now_s)
+        due_s = (stream.unsynced_since_s + SYNC_S for stream in self._unsynced)
+        return max(0.0, min(due_s) - now_s) if self._unsynced else None
+
+    # The thread: touching the disk, without the lock; what follows from it, with the lock
+
+    def _open(self) -> Callable[[], None]:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = _hold(self._folder / "lock")
+        try:
+            found = self._scan()
+        except OSError:
+            os.close(held)
+            raise
+        return partial(self._opened, held, found)
+
+    def _opened(self, held: int, found: list[Stream]) -> None:
+        self._held = held
+        self._well()
+        self._adopt(found)
+
+    def _write(self, stream: Stream, file: SpoolFile, frames: Sequence[Kept], anew: bool) -> Callable[[], None]:
+        file.write(frames, anew=anew)
+        return partial(self._wrote, stream, frames[-1].sequence, anew)
+
+    def _wrote(self, stream: Stream, sequence: int, anew: bool) -> None:
+        self._well()
+        stream.written = sequence
+        if stream.file is None:  # removed meanwhile
+            return
+        if anew:
+            self._unsynced.pop(stream, None)
+        self._sync_later(stream)
+        if stream.written == stream.last:
+            self._settle(stream)
+
+    def _settle(self, stream: Stream) -> None:
+        """Note that nothing of a stream waits for the disk."""
+        stream.written = stream.last
+        self._unwritten.pop(stream, None)
+        if not stream.keep:
+            stream.unload()
+
+    def _sync(self, stream: Stream, file: SpoolFile) -> Callable[[], None]:
+        file.sync()
+        if not stream.keep:
+            file.close()
+        return partial(self._synced, stream)
+
+    def _synced(self, stream: Stream) -> None:
+        self._well()
+        self._unsynced.pop(stream, None)
+
+    def _sync_later(self, stream: Stream) -> None:
+        if stream not in self._unsynced:
+            self._unsynced[stream] = None
+            stream.unsynced_since_s = self._monotonic_s()
+
+    def _load(self, stream: Stream, file: SpoolFile) -> Callable[[], None]:
+        try:
+            contents = read(file.path)
+        except (OSError, NoSpoolFile) as error:
+            _log.warning("spool file %s cannot be read back: %s", file.path, error)
+            contents = None
+        return partial(self._loaded, stream, contents)
+
+    def _loaded(self, stream: Stream, contents: Contents | None) -> None:
+        if self._wanted is not stream:
+            return
+        self._wanted = None
+        if contents is None or contents.stream != stream.name:
+            self._lost(stream)
+            return
+        expected = stream.waiting
+        stream.load(contents.frames)
+        self._drops.count("spool_damaged", expected - stream.waiting)
+
+    def _remove(self, file: SpoolFile) -> Callable[[], None]:
+        file.close()
+        with contextlib.suppress(OSError):  # what stays is sent again after the next start: known to the server
+            file.path.unlink()
+        return lambda: None
+
+    def _well(self) -> None:
+        if self._problem is not None:
+            self._problem = None
+            _log.info("spool %s can be used again", self._folder)
+
+    def _failed(self, error: Exception) -> None:
+        self._retry_at_s = self._monotonic_s() + RETRY_S
+        told = self._starting and isinstance(error, SpoolTaken)  # to whoever starts
+        if self._problem is None and not told:
+            self._drops.count("spool_in_memory")
+            details = None if isinstance(error, OSError) else error  # a traceback where it is a mistake of ours
+            text = "spool %s cannot be used, frames wait in memory until it can: %s"
+            _log.warning(text, self._folder, error, exc_info=details)
+        self._problem = error
+
+    # The thread: what an earlier agent left
+
+    def _scan(self) -> list[Stream]:
+        """Return the streams that wait in the folder, oldest first; only the last keeps its frames in memory."""
+        found: dict[str, Stream] = {}
+        newest: Stream | None = None
+        earlier = self._folder / EARLIER
+        if earlier.exists():
+            self._drops.count("spool_earlier_format")
+            _log.warning("%s is of an earlier agent and is set aside as %s: its frames are not sent", earlier, ASIDE)
+            earlier.replace(earlier.with_name(ASIDE))
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            contents = self._read_left(path, found)
+            if contents is None:
+                continue
+            if newest is not None:
+                newest.unload()
+            newest = left_behind(contents.stream, self._node, contents.frames, SpoolFile(path, self._node, ""))
+            found[newest.name] = newest
+        return list(found.values())
+
+    def _read_left(self, path: Path, found: dict[str, Stream]) -> Contents | None:
+        """Return what a file holds that is still to be sent; None where there is nothing, and the file is gone."""
+        if path.stem.isdecimal():
+            self._next_number = max(self._next_number, int(path.stem) + 1)
+        try:
+            contents = read(path)
+        except NoSpoolFile as error:
+            self._drops.count("spool_damaged")
+            _log.warning("%s is no spool file and is set aside as %s: %s", path, ASIDE, error)
+            path.replace(path.with_name(ASIDE))
+            return None
+        if contents.torn_bytes:
+            self._drops.count("spool_torn")
+            _log.info("%s ends in the midst of a frame: the agent was killed while it wrote", path)
+        if contents.damaged_bytes:
+            self._drops.count("spool_damaged")
+            _log.warning("%s is damaged: its last %d bytes are lost", path, contents.damaged_bytes)
+        if contents.node != self._node:
+            self._drops.count("spool_other_node", len(contents.frames))
+        elif contents.frames and contents.stream not in found:
+            return contents
+        path.unlink()
+        return None
+
+
+def _hold(lock: Path) -> int:
+    """Return a descriptor that holds the folder for as long as it is open."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise SpoolTaken(f"{lock.parent} is in use by another agent") from None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

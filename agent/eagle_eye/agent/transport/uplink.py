@@ -1,0 +1,333 @@
+"""Sends the spool's frames to the server and forgets what the server has: live frames at once, old ones between them.
+
+Touches: two HTTP connections, two threads. ``docs/wire.md`` is the protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from eagle_eye.agent.loop.clock import Clock
+from eagle_eye.agent.loop.clock_base import ClockBase
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.transport.connection import Answer, BadAnswer, Connection
+from eagle_eye.agent.transport.node_token import NodeToken
+from eagle_eye.agent.transport.request_writer import RequestWriter
+from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
+from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Batch, Spool
+from eagle_eye.schema.frame import WIRE_VERSION, Frame, version_of
+
+PATH = "/api/v1/frames"
+BYTES_PER_REQUEST = 4 << 20
+BACKOFF_S_MIN = 0.1
+RETRY_AFTER_S_MAX = 300.0
+VERSION_RETRY_S = 60.0  # while the server does not read our version of the wire: until somebody upgrades it
+UNKNOWN_SAID_MAX = 256  # different things that are said to be unknown to the server
+SAY_EVERY_S = 60.0  # a server that refuses each frame is said so once for all of them
+IDLE_S = 60.0
+SPREAD_S_MAX = 10.0  # whatever a server asks for
+
+# Old frames can wait: a server that has come back has the live frames of a whole fleet to take first.
+BACKLOG_BACKOFF_S_MIN = 1.0
+BACKLOG_BACKOFF_S_MAX = 300.0
+BACKLOG_EVERY_S = 1.0  # a request, one stream, a second: an hour of frames in a minute, about half a MB/s
+BACKLOG_REST = 3.0  # of the time that the last request took: the slower the server, the longer it is left alone
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where frames go. ``token_file`` None: no token. Times in seconds."""
+
+    server: str
+    token_file: Path | None = None
+    trust: Trust = SYSTEMS
+    connect_s: float = 2.0
+    answer_s: float = 5.0
+    backoff_s_max: float = 5.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a lane waits between requests, in seconds.
+
+    After a failure ``backoff_s_min``, doubling to the maximum. After a success about ``every_s``, and ``rest`` times as
+    long as the request took.
+    """
+
+    backoff_s_min: float
+    backoff_s_max: float
+    every_s: float = 0.0
+    rest: float = 0.0
+
+
+class Lane:
+    """Sends what one part of the spool has, in order and at least once, over a connection of its own."""
+
+    def __init__(
+        self,
+        take: Callable[[int, int], Batch | None],
+        acknowledge: Callable[[str, int], None],
+        destination: Destination,
+        token: NodeToken,
+        pace: Pace,
+        drops: Drops,
+        clock: Clock,
+        jitter: Callable[[], float],
+        answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
+        dated: Callable[[Frame], Frame] = lambda frame: frame,
+    ) -> None:
+        self._take = take
+        self._acknowledge = acknowledge
+        self._server = destination.server
+        self._token = token
+        self._pace = pace
+        self._drops = drops
+        self._clock = clock
+        self._jitter = jitter
+        self._answered = answered
+        self._connection = Connection(
+            partial(connect, destination.server, destination.trust, destination.connect_s, destination.answer_s),
+            destination.server,
+            path_on(destination.server, PATH),
+        )
+        self._writer = RequestWriter(clock.monotonic_s, dated)
+        self._failures = 0
+        self._frames_max = STREAM_FRAMES_MAX
+        self._said = ""
+        self._said_unknown: set[str] = set()
+        self._said_drop_s = clock.monotonic_s() - SAY_EVERY_S
+        self.delivered = 0
+        self.is_well: bool | None = None  # whether the server took what was sent last; None: nothing was sent
+
+    def send_once(self) -> float | None:
+        """Send one batch; return how many seconds to wait before the next, None when there was nothing to send."""
+        batch = self._take(self._frames_max, BYTES_PER_REQUEST)
+        if batch is None:
+            self._frames_max = STREAM_FRAMES_MAX
+            return None
+        begin_s = self._clock.monotonic_s()
+        written = self._writer.write([frame for _, frame in batch.frames], self._clock.now_s())
+        try:
+            answer = self._connection.post(written.body, self._token.text(), written.content_type, written.encoding)
+        except (OSError, BadAnswer) as error:
+            self._say(f"server {self._server} cannot be reached: {type(error).__name__}: {error}")
+            return self.backoff_s()
+        if self._writer.answered(answer.status, answer.reason):
+            return 0.0
+        wait_s = self._judge(answer, batch)
+        return wait_s or self._rest_s(self._clock.monotonic_s() - begin_s)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def backoff_s(self) -> float:
+        """Return the wait after a failure: doubling, bounded, and anywhere between half and whole: a fleet spreads."""
+        self.is_well = False
+        self._failures += 1
+        whole_s = min(self._pace.backoff_s_max, self._pace.backoff_s_min * 2.0 ** min(self._failures - 1, 30))
+        return whole_s * (0.5 + 0.5 * self._jitter())
+
+    def _rest_s(self, took_s: float) -> float:
+        return max(self._pace.every_s * (0.5 + self._jitter()), self._pace.rest * took_s)
+
+    def _judge(self, answer: Answer, batch: Batch) -> float:
+        first, last = batch.frames[0][0], batch.frames[-1][0]
+        if answer.status == 200 and answer.watermark is not None and answer.watermark >= first:
+            self._say("")
+            self.is_well = True
+            self._failures = 0
+            self._frames_max = STREAM_FRAMES_MAX
+            acknowledged = min(answer.watermark, last)  # no server can have what was not sent
+            self.delivered += sum(1 for sequence, _ in batch.frames if sequence <= acknowledged)
+            self._acknowledge(batch.stream, acknowledged)
+            self._note_unknown(answer.fields.get("unknown"))
+            self._answered(answer.fields)
+            return 0.0
+        detail = answer.detail or ("it acknowledged nothing" if answer.status == 200 else "")
+        said = f"server answered {answer.status} {answer.reason}: {detail}".rstrip(": ")
+        if answer.reason == "version" and version_of(batch.frames[0][1]) == WIRE_VERSION:
+            self._say(said)
+            self.is_well = False
+            return VERSION_RETRY_S * (0.5 + 0.5 * self._jitter())
+        if answer.status in (400, 413, 422):
+            if len(batch.frames) > 1:
+                self._frames_max = 1  # find the one that the server does not want
+            else:
+                self._drops.count(f"rejected_{answer.reason or answer.status}")
+                self._say_dropped(first, said)
+                self._acknowledge(batch.stream, first)
+            return 0.0
+        self._say(said)
+        if answer.status in (401, 403) and self._token.refused():
+            return 0.0
+        backoff_s = self.backoff_s()
+        if answer.retry_after_s is not None and answer.status in (429, 503):
+            # A whole fleet is told the same: spread over half as long again.
+            asked_s = min(answer.retry_after_s, RETRY_AFTER_S_MAX) * (1.0 + 0.5 * self._jitter())
+            return max(asked_s, backoff_s)
+        return backoff_s
+
+    def _note_unknown(self, names: object) -> None:
+        """Count what an older server left out of the frames that it took, and log each thing once."""
+        if not isinstance(names, list):
+            return
+        self._drops.count("unknown_to_server", len(names))
+        for name in names:
+            if isinstance(name, str) and name not in self._said_unknown and len(self._said_unknown) < UNKNOWN_SAID_MAX:
+                self._said_unknown.add(name)
+                _log.warning("server %s is older than this agent and leaves out: %r", self._server, name[:300])
+
+    def _say_dropped(self, sequence: int, said: str) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._said_drop_s >= SAY_EVERY_S:
+            self._said_drop_s = now_s
+            _log.warning("frame %d is dropped, others for %g s are only counted: %s", sequence, SAY_EVERY_S, said)
+
+    def _say(self, text: str) -> None:
+        """Log a change of state once; empty: all is well."""
+        if text != self._said:
+            self._said = text
+            if text:
+                _log.warning("%s", text)
+            else:
+                _log.info("server %s takes frames", self._server)
+
+
+class Uplink:
+    """Delivers at least once; never gives up and never hurries a server that is in trouble.
+
+    Two lanes: the live one sends the newest frames as soon as they are there; the backlog is sent oldest first, at a
+    bounded pace and only while the live lane is well, so that an hour of old frames delays no new one.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        spool: Spool,
+        drops: Drops,
+        clock: Clock,
+        jitter: Callable[[], float] = random.random,
+        token: NodeToken | None = None,
+        answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
+        base: ClockBase | None = None,
+    ) -> None:
+        """``token`` None: what the destination's file holds. ``answered`` gets what the server says to live frames.
+
+        Frames are sent as dated by ``base``; None: as they are.
+        """
+        self._spool = spool
+        self._clock = clock
+        token = token or NodeToken(
+            destination.server, "", destination.token_file, None, destination.trust, 0.0, clock.monotonic_s
+        )
+        live = Pace(BACKOFF_S_MIN, destination.backoff_s_max)
+        backlog = Pace(BACKLOG_BACKOFF_S_MIN, BACKLOG_BACKOFF_S_MAX, BACKLOG_EVERY_S, BACKLOG_REST)
+
+        def heard(fields: Mapping[str, object]) -> None:
+            self._spread_s = spread_of(fields)
+            answered(fields)
+
+        dated: Callable[[Frame], Frame] = (lambda frame: frame) if base is None else base.dated
+        common = (spool.acknowledge, destination, token)
+        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, dated)
+        self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, dated=dated)
+        self._news = threading.Event()
+        spool.listen(self._news.set)
+        self._hurry = threading.Event()  # set while something waits that is urgent
+        self._turn = zlib.crc32(spool.node.encode()) / (1 << 32)  # of this node, among all that tick at the same moment
+        self._spread_s = 0.0  # over how long the server wants its agents to spread what they send
+        self._behind = threading.Event()  # set while there is backlog and the live lane is well
+        self._stopping = threading.Event()
+        self._stop_s: float | None = None
+        self._threads = (
+            threading.Thread(target=self._run_live, name="uplink", daemon=True),
+            threading.Thread(target=self._run_backlog, name="uplink-backlog", daemon=True),
+        )
+
+    @property
+    def delivered(self) -> int:
+        """How many frames the server has acknowledged."""
+        return self.live.delivered + self.backlog.delivered
+
+    @property
+    def is_well(self) -> bool | None:
+        """Whether the server takes live frames; None while nobody has tried."""
+        return self.live.is_well
+
+    def start(self) -> None:
+        """Begin to send."""
+        for thread in self._threads:
+            thread.start()
+
+    def notify(self, urgent: bool = False) -> None:
+        """Say that the spool has something new; what is urgent does not wait for this node's turn."""
+        if self._spool.has_new():  # else it was delivered before it was told of
+            if urgent:
+                self._hurry.set()
+            self._news.set()
+
+    def stop(self, flush_s: float) -> None:
+        """Send the newest frames for at most ``flush_s`` and end; what is left stays in the spool.
+
+        The backlog is not flushed: nothing may come after the agent's goodbye.
+        """
+        self._stop_s = self._clock.monotonic_s() + flush_s
+        for event in (self._stopping, self._behind, self._hurry, self._news):
+            event.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=max(0.0, self._stop_s - self._clock.monotonic_s()) + 0.1)
+        for lane, thread in zip((self.live, self.backlog), self._threads, strict=True):
+            if not thread.is_alive():  # else it still waits for an answer: the process's end closes the connection
+                lane.close()
+
+    def _run_live(self) -> None:
+        while True:
+            self._news.clear()
+            wait_s = self._send(self.live)
+            if self.live.is_well and self._spool.has_backlog():
+                self._behind.set()
+            if self._stop_s is not None and (
+                wait_s is None or self._clock.monotonic_s() + (wait_s or 0.0) >= self._stop_s
+            ):
+                return
+            if wait_s is None:
+                if self._clock.wait(self._news, IDLE_S) and self._spread_s > 0.0:
+                    self._clock.wait(self._hurry, self._turn * self._spread_s)
+                self._hurry.clear()
+            elif wait_s > 0.0:
+                self._clock.wait(self._stopping, wait_s)
+
+    def _run_backlog(self) -> None:
+        while not self._stopping.is_set():
+            if not self._clock.wait(self._behind, IDLE_S) or self._stopping.is_set():
+                continue
+            wait_s = self._send(self.backlog) if self.live.is_well else None
+            if wait_s is None:
+                self._behind.clear()  # until the live lane sees that there is more, and is well
+                self.backlog.close()
+            elif wait_s > 0.0:
+                self._clock.wait(self._stopping, wait_s)
+
+    def _send(self, lane: Lane) -> float | None:
+        try:
+            return lane.send_once()
+        except Exception:  # noqa: BLE001 - the threads that speak for the node must not end
+            _log.exception("sending failed in a way that is a mistake of ours; trying again")
+            return lane.backoff_s()
+
+
+def spread_of(fields: Mapping[str, object]) -> float:
+    """Return over how many seconds the server wants agents to spread what they send; 0.0 where it says nothing."""
+    asked = fields.get("spread_seconds")
+    return min(max(float(asked), 0.0), SPREAD_S_MAX) if isinstance(asked, (int, float)) else 0.0
