@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.nccl import flight_dump as limits
 from eagle_eye.agent.nccl.flight_dump import UNFINISHED_MAX, FlightDump, read
-from eagle_eye.detectors.flight_recorder import analyse
+from eagle_eye.detectors.progress.flight_recorder import analyse
 from eagle_eye.schema.flight_recorder import BadDump
 from eagle_eye.server.requests.flight_recorder import read_dump
 from tests.agent.nccl_fakes import flight_dump, flight_entry

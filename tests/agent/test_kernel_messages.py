@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.kernel.messages import Message, bus_address, message, panic, record, whole_machine_check
 from eagle_eye.agent.kernel.news import BRING_UP_S, CHANGES_MAX, FOLD_S, KEYS_MAX, LinkChanges, News, Repeats
-from eagle_eye.detectors.host_errors import CORRECTED, UNCORRECTED
+from eagle_eye.detectors.hardware.host_errors import CORRECTED, UNCORRECTED
 from eagle_eye.detectors.signs.gpu_errors import BURST_S
 from eagle_eye.detectors.signs.memory_kills import RANK_NEAR_S
 from eagle_eye.detectors.signs.xids import recovery_of, sxid_severity

@@ -15,7 +15,7 @@ from eagle_eye.agent.collectors.processes import SETTLE_S, ProcessesCollector
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.ends import Ends, exits_are_told
 from eagle_eye.agent.processes.training_processes import TrainingProcesses
-from eagle_eye.detectors.process_exit import ProcessExit
+from eagle_eye.detectors.progress.process_exit import ProcessExit
 from eagle_eye.detectors.types import Happening, Verdict
 from eagle_eye.schema.events import Event
 from tests.agent.fakes import REPOSITORY, FakeClock, Listener, script, until

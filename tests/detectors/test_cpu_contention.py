@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.cpu_contention import CpuContention
+from eagle_eye.detectors.slowness.cpu_contention import CpuContention
 from eagle_eye.detectors.types import Blind
 from tests.detectors.slow_stories import (
     SICK_ROWS,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.detectors.device_errors import DeviceErrors
-from eagle_eye.detectors.early_signs import EarlySigns
+from eagle_eye.detectors.hardware.device_errors import DeviceErrors
+from eagle_eye.detectors.hardware.early_signs import EarlySigns
 from eagle_eye.detectors.signs.gpu_errors import gpu_errors
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.signs.xids import BY_CODE, LAST_CODE, is_fatal

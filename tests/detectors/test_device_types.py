@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from eagle_eye.detectors.device_types import DEVICE_TYPES, DeviceType, Figure, device_type
-from eagle_eye.detectors.nvlink_degraded import NvlinkDegraded
-from eagle_eye.detectors.power_throttle import PowerThrottle
+from eagle_eye.detectors.hardware.nvlink_degraded import NvlinkDegraded
 from eagle_eye.detectors.signs.documented import (
     BRAKING_FROM_C,
     MEMORY_LIMIT_C,
@@ -19,7 +18,8 @@ from eagle_eye.detectors.signs.documented import (
     memory_limits_c,
     nvlink_bytes_per_second,
 )
-from eagle_eye.detectors.thermal_throttle import ThermalThrottle
+from eagle_eye.detectors.slowness.power_throttle import PowerThrottle
+from eagle_eye.detectors.slowness.thermal_throttle import ThermalThrottle
 from eagle_eye.detectors.types import Window
 from eagle_eye.schema.metrics import Scope, names
 from tests.detectors.slow_stories import hot, job, one, without

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.early_signs import EarlySigns
+from eagle_eye.detectors.hardware.early_signs import EarlySigns
 from eagle_eye.detectors.types import Verdict
 from tests.detectors.windows import NOW_S, Story
 

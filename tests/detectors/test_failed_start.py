@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.failed_start import FailedStart
+from eagle_eye.detectors.progress.failed_start import FailedStart
 from eagle_eye.detectors.types import Verdict
 from tests.detectors.windows import NOW_S, Story
 

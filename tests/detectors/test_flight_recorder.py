@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.detectors.flight_recorder import Finding, analyse
+from eagle_eye.detectors.progress.flight_recorder import Finding, analyse
 from eagle_eye.detectors.signs.flight_record import Group, Operation, Recording
 from eagle_eye.detectors.signs.wait_graph import strong_components
 from eagle_eye.detectors.types import Blind

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.gpu_hang import GpuHang
-from eagle_eye.detectors.gpu_lost import GpuLost
-from eagle_eye.detectors.gpu_memory import GpuMemory
-from eagle_eye.detectors.nvswitch import NvSwitch
+from eagle_eye.detectors.hardware.gpu_hang import GpuHang
+from eagle_eye.detectors.hardware.gpu_lost import GpuLost
+from eagle_eye.detectors.hardware.gpu_memory import GpuMemory
+from eagle_eye.detectors.hardware.nvswitch import NvSwitch
 from eagle_eye.detectors.signs.gpu_errors import gpu_errors
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.signs.xids import BY_CODE, XIDS, code_of, recovery_of, sxid_severity

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Hang
+from eagle_eye.detectors.progress.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Hang
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.types import Happening, Pause, Verdict

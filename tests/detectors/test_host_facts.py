@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.gpu_hang import GpuHang
-from eagle_eye.detectors.gpu_memory import GpuMemory
-from eagle_eye.detectors.host_errors import HostErrors
-from eagle_eye.detectors.out_of_memory import OutOfMemory
-from eagle_eye.detectors.process_exit import ProcessExit
-from eagle_eye.detectors.process_gone import ProcessGone
+from eagle_eye.detectors.hardware.gpu_hang import GpuHang
+from eagle_eye.detectors.hardware.gpu_memory import GpuMemory
+from eagle_eye.detectors.hardware.host_errors import HostErrors
+from eagle_eye.detectors.hardware.out_of_memory import OutOfMemory
+from eagle_eye.detectors.progress.process_exit import ProcessExit
+from eagle_eye.detectors.progress.process_gone import ProcessGone
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.types import Blind, Happening, Verdict, Window
 from tests.detectors.windows import NOW_S, Story

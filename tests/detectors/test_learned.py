@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.learned import NO_MODEL, Learned
+from eagle_eye.detectors.learned.model_anomaly import NO_MODEL, Learned
 from eagle_eye.detectors.signs.learned_features import Metric, View, look, oddest_of_each
 from eagle_eye.detectors.types import Blind, Verdict, Window
 from tests.detectors.tiny_model import METRICS, tiny_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.loss_course import LossCourse
+from eagle_eye.detectors.numbers.loss_course import LossCourse
 from eagle_eye.detectors.types import Blind, Curve, Floats
 from tests.detectors.courses import LENGTH, curve, first_said, learning, norms, window
 from tests.detectors.windows import NOW_S, Story

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.loss_not_finite import LossNotFinite
+from eagle_eye.detectors.numbers.loss_not_finite import LossNotFinite
 from eagle_eye.detectors.types import Blind, Floats, Verdict
 from tests.detectors.courses import learning
 from tests.detectors.windows import Story

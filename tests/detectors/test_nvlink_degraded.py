@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.nvlink_degraded import NvlinkDegraded, _spare
+from eagle_eye.detectors.hardware.nvlink_degraded import NvlinkDegraded, _spare
 from eagle_eye.detectors.types import Blind, Happening
 from tests.detectors.slow_stories import (
     SICK_ROWS,

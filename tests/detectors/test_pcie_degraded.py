@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.pcie_degraded import PcieDegraded
+from eagle_eye.detectors.hardware.pcie_degraded import PcieDegraded
 from eagle_eye.detectors.types import Blind
 from tests.detectors.slow_stories import (
     LONG_ROWS,

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.power_throttle import PowerThrottle
+from eagle_eye.detectors.slowness.power_throttle import PowerThrottle
 from eagle_eye.detectors.types import Blind
 from tests.detectors.slow_stories import (
     LONG_ROWS,

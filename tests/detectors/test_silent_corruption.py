@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.silent_corruption import SilentCorruption
+from eagle_eye.detectors.numbers.silent_corruption import SilentCorruption
 from eagle_eye.detectors.types import Blind, Verdict
 from tests.detectors.windows import Story
 

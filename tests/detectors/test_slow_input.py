@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.slow_input import SlowInput
+from eagle_eye.detectors.slowness.slow_input import SlowInput
 from eagle_eye.detectors.types import Blind, Verdict
 from tests.detectors.windows import Story
 

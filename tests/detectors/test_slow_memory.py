@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.slow_memory import SlowMemory
+from eagle_eye.detectors.slowness.slow_memory import SlowMemory
 from eagle_eye.detectors.types import Blind
 from tests.detectors.slow_stories import SICK_ROWS, job, one, without
 from tests.detectors.windows import Story

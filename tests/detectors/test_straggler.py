@@ -10,7 +10,7 @@ import pytest
 
 from eagle_eye.detectors.signs.even_work import even_work
 from eagle_eye.detectors.signs.step_noise import MEMORY_UNKNOWN, memory
-from eagle_eye.detectors.straggler import (
+from eagle_eye.detectors.slowness.straggler import (
     CONFIDENCE_EARLY,
     CONFIDENCE_LONE,
     CONFIDENCE_RIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.detectors.throughput_drop import ThroughputDrop
+from eagle_eye.detectors.slowness.throughput_drop import ThroughputDrop
 from eagle_eye.detectors.types import Blind, Curve, Floats
 from tests.detectors.courses import LENGTH, curve, first_said, paces, window
 from tests.detectors.windows import NOW_S, Story

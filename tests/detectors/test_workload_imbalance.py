@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from eagle_eye.detectors.slowness.workload_imbalance import WorkloadImbalance
 from eagle_eye.detectors.types import Blind, Verdict
-from eagle_eye.detectors.workload_imbalance import WorkloadImbalance
 from tests.detectors.windows import Story
 
 DETECTOR = WorkloadImbalance()

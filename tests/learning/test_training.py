@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from eagle_eye.detectors.learned import Learned
+from eagle_eye.detectors.learned.model_anomaly import Learned
 from eagle_eye.detectors.signs.learned_model import LearnedModel, forward, isolation
 from eagle_eye.learning import autoencoder, covariance, forest
 from eagle_eye.learning.calibration import TooShort, independence, lasting, peaks, poisson_at_most, tail

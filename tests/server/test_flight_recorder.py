@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.detectors.flight_recorder import analyse
+from eagle_eye.detectors.progress.flight_recorder import analyse
 from eagle_eye.schema import flight_recorder as dump_format
 from eagle_eye.server.requests import flight_recorder
 from eagle_eye.server.requests.flight_recorder import BadDump, decode, rank_in_name, read_dump, read_folder

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.detectors.flight_recorder import analyse
+from eagle_eye.detectors.progress.flight_recorder import analyse
 from eagle_eye.detectors.types import Blind
 from eagle_eye.server.requests.flight_recorder import read_folder
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.detectors.flight_recorder import Finding, Wait, analyse
+from eagle_eye.detectors.progress.flight_recorder import Finding, Wait, analyse
 from eagle_eye.detectors.types import Blind
 from eagle_eye.server.requests.flight_recorder import Folder, read_folder
 

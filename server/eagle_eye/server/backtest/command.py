@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from eagle_eye.detectors.learned import NO_MODEL
+from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema import configuration
 from eagle_eye.server.backtest.run import Backtest, VerdictLine

@@ -9,7 +9,7 @@ from itertools import chain
 
 import msgspec
 
-from eagle_eye.detectors.learned import NO_MODEL
+from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.action import ActionKind, EvidenceItem
 from eagle_eye.server.backtest.trace import Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from eagle_eye.detectors.failed_start import UNREACHED
+from eagle_eye.detectors.progress.failed_start import UNREACHED
 from eagle_eye.detectors.types import Curve, Pause, Verdict
 from eagle_eye.server.engine.pauses import PauseLog
 

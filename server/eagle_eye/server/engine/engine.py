@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from eagle_eye.detectors.learned import NO_MODEL
+from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.detectors.types import Happening, Verdict, Window
 from eagle_eye.schema.frame import Frame, Rank

@@ -1,0 +1,1 @@
+"""Files that others write or name, opened and read within bounds."""

@@ -1,0 +1,1 @@
+"""What NCCL and its tools leave: flight-recorder dumps, Inspector lines, RAS replies."""

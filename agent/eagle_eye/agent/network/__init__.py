@@ -1,0 +1,1 @@
+"""The node's network ports and the names of its links."""

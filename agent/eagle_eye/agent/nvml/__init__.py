@@ -1,0 +1,1 @@
+"""NVIDIA's management library: one connection, guarded against calls that never return."""

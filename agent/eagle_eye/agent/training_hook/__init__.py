@@ -1,0 +1,1 @@
+"""What runs within the training process: steps timed, state sent, never waiting."""

@@ -1,0 +1,1 @@
+"""Numbers that are wrong: losses that diverge, parameters that differ."""

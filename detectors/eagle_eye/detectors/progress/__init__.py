@@ -1,0 +1,1 @@
+"""Jobs that stand still or end: hangs, crashes, nodes that fall silent."""

@@ -1,0 +1,1 @@
+"""What several detectors look for: pace, peers, counters, topology."""

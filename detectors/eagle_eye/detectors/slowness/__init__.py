@@ -1,0 +1,1 @@
+"""Jobs that are slower than they were, and the node that makes them so."""
