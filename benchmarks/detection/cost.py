@@ -9,7 +9,7 @@ Eagle Eye's detectors look less often than every second, the mean shows it. Then
 smaller fleets, and ``eagle-eye backtest`` on a simulated trace of 32 nodes against real time.
 
 The largest fleet is measured as many jobs, too: rows of numbers taken in as the server does (``Engine.observe_rows``),
-and ``Watch.tick`` over a real store, which is the engine's pass and what is written because of it. Healthy first; then
+and ``DetectionLoop.tick`` over a real store, the engine's pass and what is written because of it. Healthy first; then
 every job hangs in the same moment, as when what they share fails, until each has its incident.
 
     python -m benchmarks.detection.cost --out benchmarks/results/cost.json
@@ -44,7 +44,7 @@ from eagle_eye.server.backtest.run import Backtest
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.store.sqlite_store import RECORDS_FILE, SqliteStore
 
 START_S = 1_780_000_000.0
@@ -193,7 +193,7 @@ def jobs_cost(nodes: int, gpus: int, nodes_a_job: int, warm: int, passes: int) -
     with tempfile.TemporaryDirectory() as folder:
         store, clock = SqliteStore(Path(folder) / RECORDS_FILE), _Clock()
         engine = Engine(DetectionSettings(), watching_since_s=START_S)
-        watch = Watch(engine, store, clock, PolicySettings(), "http://localhost")
+        watch = DetectionLoop(engine, store, clock, PolicySettings(), "http://localhost")
         taken: list[float] = []
         ticked: list[float] = []
         for line in range(warm + passes + HUNG_S):

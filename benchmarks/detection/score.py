@@ -20,7 +20,7 @@ import msgspec
 
 from benchmarks.detection.baselines.protocol import Accusation, once_each
 from eagle_eye.server.backtest.run import VerdictLine
-from eagle_eye.server.backtest.score import DAY_S, DISRUPTIVE, GRACE_S, Scorecard, Tally, poisson_upper
+from eagle_eye.server.backtest.score import DAY_S, DISRUPTIVE, GRACE_S, Scorecard, ScoreCounts, poisson_upper
 from eagle_eye.server.backtest.trace import Label
 
 NAMEABLE = ("exclude", "restart")
@@ -47,8 +47,8 @@ class Outcome(msgspec.Struct, kw_only=True):
 class NodeScore:
     """The node score of one detector over many traces."""
 
-    overall: Tally = field(default_factory=Tally)
-    faults: dict[str, Tally] = field(default_factory=dict)
+    overall: ScoreCounts = field(default_factory=ScoreCounts)
+    faults: dict[str, ScoreCounts] = field(default_factory=dict)
     node_days: float = 0.0
 
     def add(self, labels: Sequence[Label], claims: Sequence[Accusation], nodes: int, seconds: float) -> None:
@@ -62,7 +62,7 @@ class NodeScore:
             within = [c for c in claims if label.start <= c.time_s <= label.end + GRACE_S]
             named = {c.node: c for c in within if c.node in label.nodes}
             right.update(named.values())
-            for tally in (self.overall, self.faults.setdefault(label.fault, Tally())):
+            for tally in (self.overall, self.faults.setdefault(label.fault, ScoreCounts())):
                 tally.labelled += 1
                 tally.claims += len(within)
                 tally.named += len(named)

@@ -32,7 +32,7 @@ from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.segments.facts import RAW_FOLDER, Sealed
 from eagle_eye.server.history.segments.levels import HOURS, LEVELS, MINUTES, Level, LevelFacts
 from eagle_eye.server.history.segments.processes import environment
-from eagle_eye.server.history.segments.tasks import Answer, Downsample
+from eagle_eye.server.history.segments.tasks import Downsample, TaskResult
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import SystemClock
 from eagle_eye.simulator.load.fleet import Fleet, Load
@@ -201,7 +201,7 @@ def _downsample(program: _Program, segments: list[str], spent: dict[str, list[fl
         tasks = [Downsample(_facts(level, shard), tuple(names)) for shard, names in by_shard.items()]
         said = b"".join(msgspec.json.encode(task) + b"\n" for task in tasks)
         cpu_s, lines = program.run("worker", str(program.folder), said=said)
-        answers = [msgspec.json.decode(line, type=Answer) for line in lines]
+        answers = [msgspec.json.decode(line, type=TaskResult) for line in lines]
         assert all(one.outcome == "done" for one in answers), answers
         spent[level.name].append(cpu_s - start_s)
         by_shard = {one.level_facts.shard: [one.level_facts.name] for one in answers if one.level_facts is not None}

@@ -25,7 +25,7 @@ from benchmarks.history.__main__ import encoded_frames, samples_of, submit
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.segments import worker
-from eagle_eye.server.history.segments.tasks import Answer, Merge, Task
+from eagle_eye.server.history.segments.tasks import Merge, Task, TaskResult
 from eagle_eye.server.history.segments.upkeep import Upkeep
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import SystemClock
@@ -88,7 +88,7 @@ def _kept_up(
     """Return the CPU seconds of each kind of work, and the bytes of each level, with segments so long."""
     spent_s: dict[str, float] = defaultdict(float)
 
-    def perform(task: Task) -> Answer:
+    def perform(task: Task) -> TaskResult:
         begin_s = time.process_time()
         answer = worker.perform(folder / "history", task)
         assert answer.outcome == "done", answer.reason

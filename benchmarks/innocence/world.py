@@ -13,11 +13,11 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.engine.scheduler_word import SchedulerWord
+from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.jobs.reconcile import agreed_state
 from eagle_eye.server.model.records import Job
-from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.store.sqlite_store import SqliteStore
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, JOBS, NODES, Change
 
@@ -157,7 +157,7 @@ class World:
                 scheduled_as=f"slurm:{name}", updated_s=now_s,
             )  # fmt: skip
             self._record(told)
-        self.watch.observe_scheduler(SchedulerWord("slurm", now_s, frozenset(self.scheduler)))
+        self.watch.observe_scheduler(SchedulerReports("slurm", now_s, frozenset(self.scheduler)))
 
     def happens(self, node: str, kind: str, **attributes: Any) -> None:
         """An event that the node's next frame carries."""
@@ -223,9 +223,9 @@ class World:
         """Return the nodes that are not in service: state and on whose word."""
         return {n.node: (n.state, n.by) for n in self.store.all(NODES) if n.state != "in_service"}
 
-    def _watch(self) -> Watch:
+    def _watch(self) -> DetectionLoop:
         engine = Engine(self.pace.settings, watching_since_s=self.clocks.now_s())
-        return Watch(engine, self.store, self.clocks, PolicySettings(mode="act"), "http://eagle-eye:8470")
+        return DetectionLoop(engine, self.store, self.clocks, PolicySettings(mode="act"), "http://eagle-eye:8470")
 
     def _record(self, job: Job) -> None:
         self.store.commit(Change(jobs=(job,)))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.transport.connection import ANSWER_BYTES_MAX, LINE_BYTES_MAX, LINES_MAX, BadAnswer, Connection
+from eagle_eye.agent.transport.connection import ANSWER_BYTES_MAX, LINE_BYTES_MAX, LINES_MAX, BadAnswer, FrameConnection
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 BODY = b'{"accepted":1,"duplicates":0,"watermark":7}'
@@ -39,21 +39,21 @@ def opened() -> Iterator[list[Opened]]:
 
 
 @pytest.fixture
-def connection(opened: list[Opened]) -> Callable[..., Connection]:
-    def make(*answers: bytes, end: bool = False) -> Connection:
+def connection(opened: list[Opened]) -> Callable[..., FrameConnection]:
+    def make(*answers: bytes, end: bool = False) -> FrameConnection:
         waiting = list(answers)
 
         def connect() -> Opened:
             opened.append(Opened(waiting.pop(0), end=end))
             return opened[-1]
 
-        return Connection(cast("Callable[[], object]", connect), "https://[::1]:8470/eye", "/eye/api/v1/frames")  # type: ignore[arg-type]
+        return FrameConnection(cast("Callable[[], object]", connect), "https://[::1]:8470/eye", "/eye/api/v1/frames")  # type: ignore[arg-type]
 
     return make
 
 
 def test_a_request_is_one_piece_and_says_what_it_is(
-    connection: Callable[..., Connection], opened: list[Opened]
+    connection: Callable[..., FrameConnection], opened: list[Opened]
 ) -> None:
     connection(OK + b"content-length: 2\r\n\r\n{}").post(b"frames", "secret", "application/x-frames", "deflate")
     assert opened[0].server.recv(1 << 16) == (
@@ -77,7 +77,7 @@ def test_a_request_is_one_piece_and_says_what_it_is(
     ],
 )
 def test_an_answer_is_read_whole_and_the_connection_kept_if_it_can_be(
-    connection: Callable[..., Connection], opened: list[Opened], rest: bytes, kept: bool
+    connection: Callable[..., FrameConnection], opened: list[Opened], rest: bytes, kept: bool
 ) -> None:
     asked = connection(OK + rest, OK + rest)
     assert asked.post(b"", "", "text/plain").watermark == 7
@@ -87,17 +87,17 @@ def test_an_answer_is_read_whole_and_the_connection_kept_if_it_can_be(
     assert len(opened) == (1 if kept else 2)
 
 
-def test_an_answer_without_a_length_ends_with_the_connection(connection: Callable[..., Connection]) -> None:
+def test_an_answer_without_a_length_ends_with_the_connection(connection: Callable[..., FrameConnection]) -> None:
     assert connection(OK + b"\r\n" + BODY, end=True).post(b"", "", "text/plain").watermark == 7
 
 
-def test_interim_answers_are_passed_over(connection: Callable[..., Connection]) -> None:
+def test_interim_answers_are_passed_over(connection: Callable[..., FrameConnection]) -> None:
     answer = b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"content-length: 43\r\n\r\n" + BODY
     assert connection(answer).post(b"", "", "text/plain").watermark == 7
 
 
 def test_a_connection_that_the_server_had_closed_is_opened_again(
-    connection: Callable[..., Connection], opened: list[Opened]
+    connection: Callable[..., FrameConnection], opened: list[Opened]
 ) -> None:
     answer = OK + b"content-length: 43\r\n\r\n" + BODY
     asked = connection(answer, answer)
@@ -106,7 +106,9 @@ def test_a_connection_that_the_server_had_closed_is_opened_again(
     assert asked.post(b"", "", "text/plain").watermark == 7
 
 
-def test_a_new_connection_that_is_closed_without_an_answer_is_an_error(connection: Callable[..., Connection]) -> None:
+def test_a_new_connection_that_is_closed_without_an_answer_is_an_error(
+    connection: Callable[..., FrameConnection],
+) -> None:
     with pytest.raises(ConnectionResetError, match="without an answer"):
         connection(b"", end=True).post(b"", "", "text/plain")
 
@@ -120,7 +122,7 @@ def test_a_new_connection_that_is_closed_without_an_answer_is_an_error(connectio
         pytest.param(OK + b"transfer-encoding: chunked\r\n\r\nlong\r\n", id="a chunk of no length"),
     ],
 )
-def test_what_is_no_answer_is_an_error_that_says_so(connection: Callable[..., Connection], answer: bytes) -> None:
+def test_what_is_no_answer_is_an_error_that_says_so(connection: Callable[..., FrameConnection], answer: bytes) -> None:
     with pytest.raises(BadAnswer):
         connection(answer).post(b"", "", "text/plain")
 
@@ -134,7 +136,7 @@ def test_what_is_no_answer_is_an_error_that_says_so(connection: Callable[..., Co
     ],
 )
 def test_of_an_endless_answer_the_beginning_is_read(
-    connection: Callable[..., Connection], opened: list[Opened], head: bytes
+    connection: Callable[..., FrameConnection], opened: list[Opened], head: bytes
 ) -> None:
     asked = connection(OK + head + b" " * (ANSWER_BYTES_MAX + 1000), OK + b"content-length: 43\r\n\r\n" + BODY)
     assert asked.post(b"", "", "text/plain").watermark is None
@@ -142,7 +144,7 @@ def test_of_an_endless_answer_the_beginning_is_read(
     assert len(opened) == 2
 
 
-def test_an_answer_that_stops_in_the_midst_times_out(connection: Callable[..., Connection]) -> None:
+def test_an_answer_that_stops_in_the_midst_times_out(connection: Callable[..., FrameConnection]) -> None:
     with pytest.raises(TimeoutError):
         connection(OK + b"content-length: 43\r\n\r\n" + BODY[:20]).post(b"", "", "text/plain")
 
@@ -155,7 +157,7 @@ pieces = st.sampled_from(
 @given(answer=st.binary(max_size=200) | st.lists(pieces | st.binary(max_size=20), max_size=8).map(b"".join))
 def test_any_answer_is_read_or_refused(answer: bytes) -> None:
     opened = Opened(answer)
-    asked = Connection(cast("Callable[[], object]", lambda: opened), "http://127.0.0.1:1", "/")  # type: ignore[arg-type]
+    asked = FrameConnection(cast("Callable[[], object]", lambda: opened), "http://127.0.0.1:1", "/")  # type: ignore[arg-type]
     try:
         asked.post(b"", "", "text/plain")
     except (OSError, BadAnswer):

@@ -16,7 +16,7 @@ import pytest
 
 from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.agent.health import doctor, host_checks
-from eagle_eye.agent.health.host_checks import Finding
+from eagle_eye.agent.health.host_checks import HostFinding
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.loop.tick import CollectorStanding
 from tests.agent.test_loop import Scripted, failing, node_row
@@ -38,11 +38,11 @@ def server() -> Iterator[Server]:
     made.close()
 
 
-def states(findings: Iterator[Finding]) -> dict[str, str]:
+def states(findings: Iterator[HostFinding]) -> dict[str, str]:
     return {finding.subject: finding.state for finding in findings}
 
 
-def one(findings: Iterator[Finding]) -> Finding:
+def one(findings: Iterator[HostFinding]) -> HostFinding:
     (finding,) = findings
     return finding
 
@@ -58,7 +58,7 @@ def test_a_collector_s_reason_comes_with_what_to_do_about_it() -> None:
             ]
         )
     )
-    assert found[0] == Finding("collector host", "ok", "answered within 4 ms")
+    assert found[0] == HostFinding("collector host", "ok", "answered within 4 ms")
     assert (found[1].state, found[1].detail) == ("failed", "nvmlInit: Driver Not Loaded")
     assert "nvidia-smi" in found[1].remedy
     assert (found[2].state, found[2].remedy) == ("unsupported", "")
@@ -95,7 +95,7 @@ class Machine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def has(self, on_the_bus: int, in_the_driver: int, version: str) -> Finding:
+    def has(self, on_the_bus: int, in_the_driver: int, version: str) -> HostFinding:
         for number in range(on_the_bus):
             device = self.sys / f"bus/pci/devices/0000:{number:02x}:00.0"
             self.write(device / "vendor", "0x10de\n")
@@ -253,7 +253,7 @@ def test_names_that_differ_are_to_be_done() -> None:
 
 
 def test_the_table_is_aligned_plain_and_says_how_much_is_to_be_done() -> None:
-    findings = [Finding("a", "ok", "fine"), Finding("longer", "failed", "two\nlines", "do this")]
+    findings = [HostFinding("a", "ok", "fine"), HostFinding("longer", "failed", "two\nlines", "do this")]
     out = io.StringIO()
     doctor.table(findings, out, colours=False)
     assert out.getvalue() == (

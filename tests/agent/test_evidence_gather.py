@@ -22,7 +22,7 @@ from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, CannotGather, Gatherer, gather_now
 from eagle_eye.agent.evidence.kernel_log import KernelLog
 from eagle_eye.agent.evidence.process_states import ProcessStates
-from eagle_eye.agent.evidence.scene import Scene, Source, Task
+from eagle_eye.agent.evidence.scene import EvidenceSource, Scene, Task
 from eagle_eye.agent.evidence.stacks import Stacks
 from eagle_eye.agent.external_tool import find
 from eagle_eye.agent.loop.drops import Drops
@@ -57,7 +57,7 @@ def stop(process: TrainingProcess) -> None:
 
 
 def gather(
-    sources: Sequence[Source], *processes: TrainingProcess, within_s: float = 10.0, **more: object
+    sources: Sequence[EvidenceSource], *processes: TrainingProcess, within_s: float = 10.0, **more: object
 ) -> tuple[Manifest, dict[str, bytes]]:
     gatherer = Gatherer("n1", "0", {EVIDENCE: sources})
     told, content = gatherer.gather(EVIDENCE, processes, within_s, **more)  # type: ignore[arg-type]

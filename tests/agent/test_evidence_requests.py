@@ -18,7 +18,7 @@ from eagle_eye.agent.evidence.bundle import FORMAT
 from eagle_eye.agent.evidence.gather import EVIDENCE, HANGING_MAX, Gatherer
 from eagle_eye.agent.evidence.requests import REMEMBERED_MAX, WAITING_MAX, EvidenceRequests
 from eagle_eye.agent.evidence.scene import Scene, Task
-from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE, Place, Upload
+from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE, Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.collector import CollectFailed
 from eagle_eye.agent.loop.drops import Drops
@@ -224,8 +224,8 @@ class Server:
         self.http.daemon_threads = True
         threading.Thread(target=lambda: self.http.serve_forever(0.01), daemon=True).start()
 
-    def place(self, prefix: str = "") -> Place:
-        return Place(f"http://127.0.0.1:{self.http.server_port}{prefix}", lambda: "ee_token")
+    def place(self, prefix: str = "") -> UploadTarget:
+        return UploadTarget(f"http://127.0.0.1:{self.http.server_port}{prefix}", lambda: "ee_token")
 
 
 @pytest.fixture
@@ -236,7 +236,9 @@ def server() -> Iterator[Server]:
     made.http.server_close()
 
 
-def send(place: Place, content: bytes = b"bundle", within_s: float = 60.0, clock: FakeClock | None = None) -> str:
+def send(
+    place: UploadTarget, content: bytes = b"bundle", within_s: float = 60.0, clock: FakeClock | None = None
+) -> str:
     return Upload(place, clock or FakeClock(), lambda: 0.5).send(
         "ev_1", content, BUNDLE_TYPE, within_s, threading.Event()
     )
@@ -282,5 +284,7 @@ def test_a_server_that_is_not_there_is_an_answer_too(server: Server) -> None:
 def test_a_stopping_agent_gives_up_at_once() -> None:
     stop = threading.Event()
     stop.set()
-    problem = Upload(Place("http://127.0.0.1:9", lambda: ""), SystemClock()).send("ev_1", b"", BUNDLE_TYPE, 60.0, stop)
+    problem = Upload(UploadTarget("http://127.0.0.1:9", lambda: ""), SystemClock()).send(
+        "ev_1", b"", BUNDLE_TYPE, 60.0, stop
+    )
     assert "cannot be reached" in problem

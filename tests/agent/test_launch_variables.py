@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.processes.environment import Refused, identity, may_name_a_rank, variables
-from eagle_eye.agent.training_hook.launch_variables import ATTEMPTS, JOBS, RANK_SOURCES, Place, job, place
+from eagle_eye.agent.training_hook.launch_variables import ATTEMPTS, JOBS, RANK_SOURCES, RankPlace, job, place
 from eagle_eye.agent.training_hook.sender import Identity
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
@@ -21,30 +21,30 @@ VALUES = st.one_of(
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, Place(None, None, None)),
-        ({"WORLD_SIZE": "4", "LOCAL_RANK": "1"}, Place(None, 4, 1)),
-        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"} | SLURM, Place(5, 8, 1)),
-        (SLURM, Place(1, 2, 0)),
+        ({}, RankPlace(None, None, None)),
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "1"}, RankPlace(None, 4, 1)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"} | SLURM, RankPlace(5, 8, 1)),
+        (SLURM, RankPlace(1, 2, 0)),
         (
             {"OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "3"} | SLURM,
-            Place(9, 16, 3),
+            RankPlace(9, 16, 3),
         ),
         (
             {"MV2_COMM_WORLD_RANK": "9", "MV2_COMM_WORLD_SIZE": "16", "MV2_COMM_WORLD_LOCAL_RANK": "3"} | SLURM,
-            Place(9, 16, 3),
+            RankPlace(9, 16, 3),
         ),
-        ({"PMI_RANK": "9", "PMI_SIZE": "16", "MPI_LOCALRANKID": "3"} | SLURM, Place(9, 16, 3)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"} | SLURM, Place(1, 2, 0)),  # srun --mpi=pmi2
-        ({"PMIX_RANK": "1"} | SLURM, Place(1, 2, 0)),  # srun --mpi=pmix
-        ({"PMIX_RANK": "7", "OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16"}, Place(9, 16, None)),
-        ({"PMIX_RANK": "3"}, Place(3, None, None)),
-        ({"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4"}, Place(3, 4, None)),
-        ({"JOB_COMPLETION_INDEX": "3"}, Place(None, None, None)),
-        ({"RANK": "", "OMPI_COMM_WORLD_RANK": "-1", **SLURM}, Place(1, 2, 0)),
-        ({"RANK": "٣"}, Place(None, None, None)),
+        ({"PMI_RANK": "9", "PMI_SIZE": "16", "MPI_LOCALRANKID": "3"} | SLURM, RankPlace(9, 16, 3)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"} | SLURM, RankPlace(1, 2, 0)),  # srun --mpi=pmi2
+        ({"PMIX_RANK": "1"} | SLURM, RankPlace(1, 2, 0)),  # srun --mpi=pmix
+        ({"PMIX_RANK": "7", "OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_SIZE": "16"}, RankPlace(9, 16, None)),
+        ({"PMIX_RANK": "3"}, RankPlace(3, None, None)),
+        ({"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4"}, RankPlace(3, 4, None)),
+        ({"JOB_COMPLETION_INDEX": "3"}, RankPlace(None, None, None)),
+        ({"RANK": "", "OMPI_COMM_WORLD_RANK": "-1", **SLURM}, RankPlace(1, 2, 0)),
+        ({"RANK": "٣"}, RankPlace(None, None, None)),
     ],
 )
-def test_the_first_that_numbers_the_process_counts(environ: dict[str, str], expected: Place) -> None:
+def test_the_first_that_numbers_the_process_counts(environ: dict[str, str], expected: RankPlace) -> None:
     assert place(environ) == expected
 
 

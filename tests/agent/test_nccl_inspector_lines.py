@@ -12,15 +12,15 @@ from eagle_eye.agent.nccl.inspector_lines import (
     COMMUNICATORS_MAX,
     IDLE_INTERVALS_MAX,
     KINDS_MAX,
-    Tally,
+    CollectiveTotals,
     parse,
 )
 from eagle_eye.agent.nccl.inspector_metrics import bus_bandwidth
 from tests.agent.nccl_fakes import inspector_line
 
 
-def tally(*lines: bytes) -> Tally:
-    found = Tally()
+def tally(*lines: bytes) -> CollectiveTotals:
+    found = CollectiveTotals()
     found.add(parse(b"".join(lines))[0])
     return found
 
@@ -80,7 +80,7 @@ def test_traces_other_records_and_blank_lines_are_passed_over() -> None:
     )
     lines, malformed = parse(f"{exchange}\n\n{stats}\n".encode() + traced)
     assert malformed == 0
-    found = Tally()
+    found = CollectiveTotals()
     assert found.add(lines) == 1
     assert found.row()["nccl_completed_sequence"] == 8.0
 
@@ -103,7 +103,7 @@ def test_one_bad_line_costs_itself_only() -> None:
 )
 def test_numbers_out_of_range_are_not_taken(changes: dict[str, Any]) -> None:
     lines, malformed = parse(inspector_line(3, **changes))
-    found = Tally()
+    found = CollectiveTotals()
     assert (malformed, found.add(lines), found.beyond, found.row()) == (0, 0, 1, {})
 
 
@@ -113,7 +113,7 @@ def test_values_of_another_type_make_a_line_malformed(changes: dict[str, Any]) -
 
 
 def test_what_a_process_can_make_the_agent_remember_is_bounded() -> None:
-    found = Tally()
+    found = CollectiveTotals()
     for number in range(2 * COMMUNICATORS_MAX):
         found.add(
             parse(inspector_line(1, f"K{number % (2 * KINDS_MAX)}", id=f"0x{number % (2 * COMMUNICATORS_MAX)}"))[0]
@@ -160,7 +160,7 @@ def test_the_widest_communicators_bandwidth_is_read_from_a_metrics_file() -> Non
 def test_any_bytes_are_survived(raw: bytes) -> None:
     lines, malformed = parse(raw)
     assert len(lines) + malformed <= raw.count(b"\n") + 1
-    found = Tally()
+    found = CollectiveTotals()
     found.add(lines)
     assert all(math.isfinite(value) for value in found.row().values())
     bus_bandwidth(raw.decode("utf-8", errors="replace"))
@@ -175,7 +175,7 @@ def test_any_values_give_a_finite_row(cases: list[tuple[object, ...]]) -> None:
         inspector_line(0, "ReduceScatter", coll_sn=a, n_ranks=b, coll_exec_time_us=c, coll_busbw_gbs=d)
         for a, b, c, d in cases
     )
-    found = Tally()
+    found = CollectiveTotals()
     found.add(parse(raw)[0])
     assert all(math.isfinite(value) and value >= 0 for value in found.row().values())
 

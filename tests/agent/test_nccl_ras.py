@@ -17,7 +17,7 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.nccl import ras_client
 from eagle_eye.agent.nccl.process_environment import Environments
 from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, NoAnswer, TooLong, ask
-from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, Member, Reply, Trouble
+from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, Member, RasProblem, Reply
 from eagle_eye.agent.processes.training_processes import TrainingProcess
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, process, published
@@ -254,7 +254,7 @@ def test_answers_that_are_costly_to_read_are_asked_for_less_often(node: Node) ->
 
 
 def test_what_is_wrong_is_said_until_it_is_asked_again(node: Node) -> None:
-    node.answer = reply(troubles=(Trouble("DEAD", "considered dead", "0xa", 1, THERE, 1000),))
+    node.answer = reply(troubles=(RasProblem("DEAD", "considered dead", "0xa", 1, THERE, 1000),))
     agent = node.agent(process(0))
     said = "NCCL RAS: DEAD: rank 1 on 10.0.0.2, process 1000"
     assert agent.collect(5.0).problem == said

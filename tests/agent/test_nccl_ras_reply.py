@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.nccl import ras_reply
-from eagle_eye.agent.nccl.ras_reply import TEXT_CHARS_MAX, TROUBLES_MAX, BadReply, Reply, Trouble, parse
+from eagle_eye.agent.nccl.ras_reply import TEXT_CHARS_MAX, TROUBLES_MAX, BadReply, RasProblem, Reply, parse
 from tests.agent.spoiled import spoiled
 
 DATA = Path(__file__).parent / "data/nccl"
@@ -67,7 +67,7 @@ def test_the_problem_names_ranks_that_are_gone_and_no_mismatch() -> None:
 
 
 def test_a_long_list_is_cut_in_the_problem() -> None:
-    reply = Reply("x", troubles=tuple(Trouble("DEAD", "x", rank=n, host="h", pid=n) for n in range(50)))
+    reply = Reply("x", troubles=tuple(RasProblem("DEAD", "x", rank=n, host="h", pid=n) for n in range(50)))
     assert reply.problem().endswith("and 46 more")
 
 
@@ -80,7 +80,9 @@ def test_a_rank_that_does_not_run_has_no_count() -> None:
 def test_text_is_read_where_there_is_no_json() -> None:
     reply = parse((DATA / "ras_verbose.txt").read_bytes())
     assert (reply.nccl_version, reply.communicators) == ("2.27.3", ())
-    assert Trouble("DEAD", "Process 1000 on node 10.0.0.2 managing GPU 0", "", None, "10.0.0.2", 1000) in reply.troubles
+    assert (
+        RasProblem("DEAD", "Process 1000 on node 10.0.0.2 managing GPU 0", "", None, "10.0.0.2", 1000) in reply.troubles
+    )
     assert ("00000000000000a1", 3, "10.0.0.2", 1001) in [
         (trouble.communicator, trouble.rank, trouble.host, trouble.pid)
         for trouble in reply.troubles

@@ -13,7 +13,7 @@ import pytest
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport import spool as spool_module
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool, SpoolTaken
-from eagle_eye.agent.transport.spool_file import Kept, opening, read, record
+from eagle_eye.agent.transport.spool_file import SpooledFrame, opening, read, record
 from tests.agent.fakes import script, until
 
 
@@ -343,8 +343,8 @@ def test_what_was_appended_survives_a_kill(tmp_path: Path, drops: Drops, server:
 
 
 def test_a_frame_that_a_kill_cut_off_is_counted_and_costs_no_other(tmp_path: Path, drops: Drops) -> None:
-    whole = opening("n1", "s1") + record(Kept(1, 1.0, b"one"))
-    (tmp_path / "0000000001.frames").write_bytes(whole + record(Kept(2, 2.0, b"two"))[:-1])
+    whole = opening("n1", "s1") + record(SpooledFrame(1, 1.0, b"one"))
+    (tmp_path / "0000000001.frames").write_bytes(whole + record(SpooledFrame(2, 2.0, b"two"))[:-1])
     spool = Spool(tmp_path, "n1", drops)
     assert drained(spool) == [("s1", [1])]
     assert drops.snapshot() == {"spool_torn": 1}

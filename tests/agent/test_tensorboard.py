@@ -18,7 +18,7 @@ from eagle_eye.agent.loop.collector import Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.event_file import ENTER_BYTES, TORN_READS_MAX, EventFile
-from eagle_eye.agent.training_logs.reading import Reading, Writer
+from eagle_eye.agent.training_logs.reading import LogReading, Writer
 from eagle_eye.agent.training_logs.tensorboard_events import (
     SCALAR_BYTES_MAX,
     Damaged,
@@ -169,12 +169,12 @@ def test_any_bytes_are_records_or_none(data: bytes, cut: int) -> None:
 
 
 def test_every_tag_is_a_field_of_a_reading_and_lower_case() -> None:
-    assert all(tag == tag.lower() and item.field in Reading.__dataclass_fields__ for tag, item in TAGS.items())
+    assert all(tag == tag.lower() and item.field in LogReading.__dataclass_fields__ for tag, item in TAGS.items())
 
 
 def test_a_tag_is_known_by_its_exact_name() -> None:
-    assert reading(Scalar("lm loss", 3, 9.0, 2.0)) == Reading(step=3, loss=2.0, stamp_s=9.0, writer=Writer.LAST)
-    assert reading(Scalar("elapsed_time_per_iteration_ms", 3, 9.0, 250.0)) == Reading(
+    assert reading(Scalar("lm loss", 3, 9.0, 2.0)) == LogReading(step=3, loss=2.0, stamp_s=9.0, writer=Writer.LAST)
+    assert reading(Scalar("elapsed_time_per_iteration_ms", 3, 9.0, 250.0)) == LogReading(
         step=3, step_s=0.25, stamp_s=9.0, writer=Writer.FIRST
     )
     assert reading(Scalar("lm loss vs samples", 3_000, 9.0, 2.0)) is None

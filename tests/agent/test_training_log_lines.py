@@ -17,7 +17,7 @@ from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
 from eagle_eye.agent.training_logs.progress_bars import bar
 from eagle_eye.agent.training_logs.quantities import number, pairs, stamp_s
-from eagle_eye.agent.training_logs.reading import Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.reading import LogReading, Quiet, Writer
 from eagle_eye.agent.training_logs.torchtitan import Parser
 from eagle_eye.agent.training_logs.traceback_lines import Tracebacks
 from tests.agent.fakes import REPOSITORY
@@ -198,7 +198,7 @@ def lines_of(name: str) -> list[str]:
     return (SAMPLES / name).read_bytes().decode().replace("\r", "\n").splitlines()
 
 
-def readings(lines: list[str]) -> list[Reading]:
+def readings(lines: list[str]) -> list[LogReading]:
     parser = LogParser()
     found = [parser.parse(without_prefixes(line).text) for line in lines]
     return [reading for reading in found if reading is not None]
@@ -374,7 +374,7 @@ def test_no_text_and_no_broken_line_raises(framework: object, text: str, cut: in
     parse = framework.parser()  # type: ignore[attr-defined]
     for candidate in (text, line[:cut] + text, text + line[cut:], line[:cut] + text + line[cut:]):
         said = parse(without_prefixes(candidate).text)
-        assert said is None or isinstance(said, Reading)
+        assert said is None or isinstance(said, LogReading)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda item: item.name)

@@ -14,7 +14,7 @@ from eagle_eye.agent.training_logs.ended_by_error import SETTLED_S, EndedByError
 from eagle_eye.agent.training_logs.line_prefixes import Line
 from eagle_eye.agent.training_logs.rank_course import ARRIVAL_S_MIN, RankCourse
 from eagle_eye.agent.training_logs.rank_courses import LINGER_S, RankCourses
-from eagle_eye.agent.training_logs.reading import Reading, Writer
+from eagle_eye.agent.training_logs.reading import LogReading, Writer
 
 
 def process(rank: int, size: int = 16, job: str = "j", attempt: int = 0, local: int | None = None) -> TrainingProcess:
@@ -104,10 +104,10 @@ def test_where_no_rank_runs_every_line_is_elsewheres() -> None:
 
 def test_values_are_means_over_the_steps_since_the_last_row_and_repeat() -> None:
     course = RankCourse(16)
-    course.take(Reading(step=10, step_s=9.0, loss=9.0), "log", 0.0)
+    course.take(LogReading(step=10, step_s=9.0, loss=9.0), "log", 0.0)
     course.row()
-    course.take(Reading(step=20, step_s=1.0, loss=4.0, grad_norm=0.5), "log", 10.0)
-    course.take(Reading(step=50, step_s=2.0, loss=2.0), "log", 70.0)
+    course.take(LogReading(step=20, step_s=1.0, loss=4.0, grad_norm=0.5), "log", 10.0)
+    course.take(LogReading(step=50, step_s=2.0, loss=2.0), "log", 70.0)
     row = course.row()
     assert row == {"train_step": 50.0, "train_step_seconds": 1.75, "train_loss": 2.5, "train_grad_norm": 0.5}
     assert course.row() == row
@@ -115,81 +115,81 @@ def test_values_are_means_over_the_steps_since_the_last_row_and_repeat() -> None
 
 def test_a_value_that_was_not_finite_once_is_infinite() -> None:
     course = RankCourse(1)
-    course.take(Reading(step=1, loss=math.nan, grad_norm=-math.inf), "log", 0.0)
-    course.take(Reading(step=2, loss=1.0, grad_norm=1.0, step_s=math.nan, tokens_per_second=math.inf), "log", 1.0)
+    course.take(LogReading(step=1, loss=math.nan, grad_norm=-math.inf), "log", 0.0)
+    course.take(LogReading(step=2, loss=1.0, grad_norm=1.0, step_s=math.nan, tokens_per_second=math.inf), "log", 1.0)
     assert course.row() == {"train_step": 2.0, "train_loss": math.inf, "train_grad_norm": math.inf}
-    course.take(Reading(step=3, loss=1.0), "log", 2.0)
+    course.take(LogReading(step=3, loss=1.0), "log", 2.0)
     assert course.row()["train_loss"] == 1.0
 
 
 def test_a_jobs_tokens_are_shared_among_its_ranks() -> None:
     course = RankCourse(16)
-    course.take(Reading(step=1, job_tokens_per_second=1_600.0), "log", 0.0)
+    course.take(LogReading(step=1, job_tokens_per_second=1_600.0), "log", 0.0)
     assert course.row()["train_tokens_per_second"] == 100.0
 
 
 def test_lines_own_times_say_how_long_steps_take_where_no_line_does() -> None:
     course = RankCourse(1)
-    course.take(Reading(step=10, stamp_s=1_000.0), "log", 0.0)
+    course.take(LogReading(step=10, stamp_s=1_000.0), "log", 0.0)
     assert "train_step_seconds" not in course.row()
-    course.take(Reading(step=20, stamp_s=1_025.0), "log", 25.4)
+    course.take(LogReading(step=20, stamp_s=1_025.0), "log", 25.4)
     assert course.row()["train_step_seconds"] == pytest.approx(2.5)
 
 
 def test_a_checkpoint_between_two_lines_makes_no_step_longer() -> None:
     course = RankCourse(1)
-    course.take(Reading(step=10, stamp_s=1_000.0), "log", 0.0)
+    course.take(LogReading(step=10, stamp_s=1_000.0), "log", 0.0)
     course.pause(10.0)
-    course.take(Reading(step=20, stamp_s=1_325.0), "log", 325.0)
+    course.take(LogReading(step=20, stamp_s=1_325.0), "log", 325.0)
     assert "train_step_seconds" not in course.row()
-    course.take(Reading(step=30, stamp_s=1_350.0), "log", 350.0)
+    course.take(LogReading(step=30, stamp_s=1_350.0), "log", 350.0)
     assert course.row()["train_step_seconds"] == pytest.approx(2.5)
 
 
 def test_a_clock_that_was_set_makes_no_step_longer() -> None:
     course = RankCourse(1)
-    course.take(Reading(step=10, stamp_s=1_000.0), "log", 0.0)
-    course.take(Reading(step=20, stamp_s=4_625.0), "log", 25.0)
-    course.take(Reading(step=30, stamp_s=1_050.0), "log", 50.0)
+    course.take(LogReading(step=10, stamp_s=1_000.0), "log", 0.0)
+    course.take(LogReading(step=20, stamp_s=4_625.0), "log", 25.0)
+    course.take(LogReading(step=30, stamp_s=1_050.0), "log", 50.0)
     assert "train_step_seconds" not in course.row()
 
 
 def test_without_any_times_the_arrivals_tell_once_they_are_far_enough_apart() -> None:
     course = RankCourse(1)
     for step in range(1, 20):
-        course.take(Reading(step=step), "log", float(step))
+        course.take(LogReading(step=step), "log", float(step))
         assert ("train_step_seconds" in course.row()) == (step > ARRIVAL_S_MIN)
     assert course.row()["train_step_seconds"] == pytest.approx(1.0)
 
 
 def test_two_logs_of_one_rank_do_not_disturb_each_other() -> None:
     course = RankCourse(1)
-    course.take(Reading(step=10), "structured", 0.0)
-    course.take(Reading(step=9, loss=2.0), "text", 0.0)
+    course.take(LogReading(step=10), "structured", 0.0)
+    course.take(LogReading(step=9, loss=2.0), "text", 0.0)
     assert course.row()["train_step"] == 10.0
-    assert not course.take(Reading(step=10, loss=3.0), "text", 1.0)
+    assert not course.take(LogReading(step=10, loss=3.0), "text", 1.0)
     assert course.row() == {"train_step": 10.0, "train_loss": 3.0}
 
 
 def test_a_program_that_begins_again_from_an_earlier_step_is_there() -> None:
     course = RankCourse(1)
-    course.take(Reading(step=500), "log", 0.0)
-    assert course.take(Reading(step=400), "log", 1.0)
+    course.take(LogReading(step=500), "log", 0.0)
+    assert course.take(LogReading(step=400), "log", 1.0)
     assert course.row()["train_step"] == 400.0
 
 
 def test_what_was_learned_from_before_is_not_shown() -> None:
     course = RankCourse(1)
-    course.learn(Reading(step=100, loss=1.0), "log", 0.0)
+    course.learn(LogReading(step=100, loss=1.0), "log", 0.0)
     assert course.row() == {}
-    course.take(Reading(step=110, loss=2.0, step_s=1.0), "log", 1.0)
-    course.take(Reading(step=111, loss=13.0, step_s=1.0), "log", 2.0)
+    course.take(LogReading(step=110, loss=2.0, step_s=1.0), "log", 1.0)
+    course.take(LogReading(step=111, loss=13.0, step_s=1.0), "log", 2.0)
     assert course.row()["train_loss"] == pytest.approx(3.0)
 
 
 numbers = st.none() | st.floats(width=32) | st.sampled_from([math.nan, math.inf, 1e308])
 said = st.builds(
-    Reading,
+    LogReading,
     step=st.none() | st.integers(-5, 10**13),
     step_s=numbers,
     loss=numbers,
@@ -200,7 +200,7 @@ said = st.builds(
 
 
 @given(st.lists(st.tuples(said, st.integers(0, 30)), max_size=40))
-def test_any_readings_make_rows_without_nan(items: list[tuple[Reading, int]]) -> None:
+def test_any_readings_make_rows_without_nan(items: list[tuple[LogReading, int]]) -> None:
     course = RankCourse(8)
     for at, (reading, source) in enumerate(items):
         course.take(reading, source, float(at))
@@ -214,9 +214,9 @@ def test_who_is_gone_says_once_more_what_is_new() -> None:
     ranks.note([rank], 0.0)
     course = ranks.of(rank)
     assert course is not None
-    course.take(Reading(step=1), "log", 0.0)
+    course.take(LogReading(step=1), "log", 0.0)
     assert ranks.rows(set(), Drops()) == {0: {"train_step": 1.0}}
-    course.take(Reading(step=2, loss=1.0), "log", 1.0)
+    course.take(LogReading(step=2, loss=1.0), "log", 1.0)
     ranks.note([], 1.0)
     assert ranks.rows(set(), Drops()) == {0: {"train_step": 2.0, "train_loss": 1.0}}
     assert ranks.rows(set(), Drops()) == {}
@@ -230,7 +230,7 @@ def test_where_two_claim_a_device_the_newest_attempt_has_it() -> None:
         ranks.note([process(0), process(0, attempt=1)], 0.0)
         course = ranks.of(process(0, attempt=attempt))
         assert course is not None
-        course.take(Reading(step=10 + attempt), "log", 0.0)
+        course.take(LogReading(step=10 + attempt), "log", 0.0)
     assert ranks.rows(set(), drops) == {0: {"train_step": 11.0}}
     assert drops.snapshot() == {"rank_device_conflicts": 1}
     assert ranks.rows({0}, drops) == {}

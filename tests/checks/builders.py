@@ -13,8 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 from eagle_eye.checks import child
-from eagle_eye.checks.check import Asked, Gpu, Host, Site
-from eagle_eye.checks.child import Children, Course
+from eagle_eye.checks.check import CheckOptions, Gpu, Host, Site
+from eagle_eye.checks.child import Children, WorkerProgress
 from eagle_eye.checks.thresholds import by_the_site
 
 HEALTHY_FACTS = {
@@ -64,17 +64,17 @@ def host(gpus: int = 0) -> Host:
 
 def asked(
     on: Host | None = None, *, quick: bool = True, within_s: float = 10.0, thresholds: tuple[str, ...] = ()
-) -> Asked:
+) -> CheckOptions:
     site = Site(thresholds=by_the_site(thresholds), folder=Path("/var/tmp"), torch_python="/no/python", sdc_s=4.0)
-    return Asked(host=on or host(), site=site, quick=quick, until_s=time.monotonic() + within_s)
+    return CheckOptions(host=on or host(), site=site, quick=quick, until_s=time.monotonic() + within_s)
 
 
-def children(*courses: Course, status: int | None = 0, starved: bool = False) -> Children:
+def children(*courses: WorkerProgress, status: int | None = 0, starved: bool = False) -> Children:
     return Children(courses=courses, status=status, ended_s=100.0, starved=starved)
 
 
-def answered(values: Mapping[str, float]) -> Course:
-    return Course("working", 99.9, values)
+def answered(values: Mapping[str, float]) -> WorkerProgress:
+    return WorkerProgress("working", 99.9, values)
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, made: Children) -> None:

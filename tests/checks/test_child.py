@@ -10,7 +10,7 @@ from hypothesis import given
 
 from eagle_eye.agent.processes.process_exit import is_running
 from eagle_eye.checks import child
-from eagle_eye.checks.child import Course, courses, lines, run, without_answer
+from eagle_eye.checks.child import WorkerProgress, courses, lines, run, without_answer
 from tests.agent.fakes import until
 from tests.checks.builders import children, output_with
 
@@ -79,18 +79,18 @@ def test_a_child_does_not_outlive_whoever_asked(work: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("course", "starved", "state", "said"),
     [
-        (Course("working", 90.0), False, "sick", "nothing for 10 s while working"),
-        (Course("working", 90.0), True, "could_not_check", "the host's CPUs are overloaded"),
-        (Course("working", 98.0), False, "could_not_check", "in time (while working)"),
-        (Course("opening", 90.0), False, "could_not_check", "in time (while opening)"),
-        (Course("opening", 75.0), False, "sick", "nothing for 25 s while opening"),
-        (Course("loading", 10.0), False, "could_not_check", "in time (while loading)"),
-        (Course(), False, "could_not_check", "in time (before it began)"),
-        (Course("working", 1e200), False, "could_not_check", "in time"),
+        (WorkerProgress("working", 90.0), False, "sick", "nothing for 10 s while working"),
+        (WorkerProgress("working", 90.0), True, "could_not_check", "the host's CPUs are overloaded"),
+        (WorkerProgress("working", 98.0), False, "could_not_check", "in time (while working)"),
+        (WorkerProgress("opening", 90.0), False, "could_not_check", "in time (while opening)"),
+        (WorkerProgress("opening", 75.0), False, "sick", "nothing for 25 s while opening"),
+        (WorkerProgress("loading", 10.0), False, "could_not_check", "in time (while loading)"),
+        (WorkerProgress(), False, "could_not_check", "in time (before it began)"),
+        (WorkerProgress("working", 1e200), False, "could_not_check", "in time"),
     ],
 )
 def test_only_silence_in_work_that_takes_no_time_makes_a_device_sick(
-    course: Course, starved: bool, state: str, said: str
+    course: WorkerProgress, starved: bool, state: str, said: str
 ) -> None:
     found, reason = without_answer(course, children(course, status=None, starved=starved))
     assert found == state
@@ -98,8 +98,8 @@ def test_only_silence_in_work_that_takes_no_time_makes_a_device_sick(
 
 
 def test_an_error_makes_a_device_sick_only_when_it_is_the_hardware_s() -> None:
-    ecc = Course("working", 1.0, None, "RuntimeError: uncorrectable ECC error encountered", hardware=True)
-    full = Course("working", 1.0, None, "OutOfMemoryError: CUDA out of memory")
+    ecc = WorkerProgress("working", 1.0, None, "RuntimeError: uncorrectable ECC error encountered", hardware=True)
+    full = WorkerProgress("working", 1.0, None, "OutOfMemoryError: CUDA out of memory")
     assert without_answer(ecc, children(ecc))[0] == "sick"
     assert without_answer(full, children(full))[0] == "could_not_check"
 
@@ -117,12 +117,12 @@ def test_an_error_makes_a_device_sick_only_when_it_is_the_hardware_s() -> None:
 )
 def test_what_no_worker_of_ours_would_say_is_left_out(line: dict[str, object]) -> None:
     told = tuple(lines(json.dumps(line).encode()))
-    assert courses(told, 1) == (Course(),)
+    assert courses(told, 1) == (WorkerProgress(),)
 
 
 def test_half_a_line_and_a_library_s_own_words_are_left_out() -> None:
     said = b'NCCL version 2.21\n{"worker": 0, "at_s": 1, "phase": "working"}\n{"worker": 0, "at_s": 2, "pha'
-    assert courses(tuple(lines(said)), 1) == (Course("working", 1.0),)
+    assert courses(tuple(lines(said)), 1) == (WorkerProgress("working", 1.0),)
 
 
 @given(output_with("worker", "at_s", "phase", "values", "error"))

@@ -4,7 +4,7 @@ import pytest
 
 from eagle_eye.checks import all_reduce, disk, gemm, memory
 from eagle_eye.checks.check import Host, Result
-from eagle_eye.checks.child import Children, Course
+from eagle_eye.checks.child import Children, WorkerProgress
 from eagle_eye.checks.gemm import UnderLoad, under_load
 from eagle_eye.checks.gpus import Watching
 from tests.checks.builders import answered, answering, asked, children, gpu, host
@@ -26,7 +26,7 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watching, "looks", lambda _self: ())
 
 
-def gemm_of(monkeypatch: pytest.MonkeyPatch, *courses: Course, thresholds: tuple[str, ...] = ()) -> Result:
+def gemm_of(monkeypatch: pytest.MonkeyPatch, *courses: WorkerProgress, thresholds: tuple[str, ...] = ()) -> Result:
     answering(monkeypatch, children(*courses))
     return gemm.run(asked(host(len(courses)), thresholds=thresholds))
 
@@ -65,7 +65,7 @@ def test_the_site_s_own_figure_judges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_gpu_that_hangs_is_named_among_those_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    courses = (answered(GEMM), Course("working", 80.0), answered(GEMM))
+    courses = (answered(GEMM), WorkerProgress("working", 80.0), answered(GEMM))
     answering(monkeypatch, children(*courses, status=None))
     found = gemm.run(asked(host(3)))
     assert (found.state, found.reason) == ("sick", "gpu 1: did not finish: nothing for 20 s while working")
@@ -73,7 +73,7 @@ def test_one_gpu_that_hangs_is_named_among_those_that_answer(monkeypatch: pytest
 
 
 def test_one_gpu_without_an_answer_keeps_the_others_from_passing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gemm_of(monkeypatch, answered(GEMM), Course("working", 1.0, None, "RuntimeError: no kernel image"))
+    found = gemm_of(monkeypatch, answered(GEMM), WorkerProgress("working", 1.0, None, "RuntimeError: no kernel image"))
     assert (found.state, found.reason) == ("could_not_check", "gpu 1: RuntimeError: no kernel image")
     assert gemm_of(monkeypatch, answered({"speed": 1.0})).state == "could_not_check"
 
@@ -157,7 +157,7 @@ def test_a_disk_that_forgets_or_takes_seconds_is_sick(
 
 def test_a_disk_that_answers_with_an_io_error_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Children(
-        courses=(Course("working", 1.0, None, "OSError: [Errno 5] Input/output error", hardware=True),),
+        courses=(WorkerProgress("working", 1.0, None, "OSError: [Errno 5] Input/output error", hardware=True),),
         status=0,
         ended_s=2.0,
     )

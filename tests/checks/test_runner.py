@@ -10,7 +10,7 @@ from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.checks import clock, runner
 from eagle_eye.checks.catalogue import CHECKS
-from eagle_eye.checks.check import Asked, Check, Host, Outcome, Result, could_not_check, not_here, passed, sick
+from eagle_eye.checks.check import Check, CheckOptions, Host, Outcome, Result, could_not_check, not_here, passed, sick
 from eagle_eye.checks.lock import Taken, held
 from eagle_eye.checks.report import reason
 from eagle_eye.checks.thresholds import BadThreshold, against_peers, by_the_site
@@ -28,7 +28,7 @@ def now() -> None:
 def check(
     name: str, result: Result | Exception, *, takes_s: float = 1.0, absent: str = "", loads: bool = False
 ) -> Check:
-    def run(_asked: Asked) -> Result:
+    def run(_asked: CheckOptions) -> Result:
         CLOCK_S[0] += takes_s
         if isinstance(result, Exception):
             raise result
@@ -86,7 +86,7 @@ def test_gpus_on_which_a_job_has_begun_meanwhile_are_left_alone() -> None:
 def test_a_check_knows_which_have_passed_before_it() -> None:
     seen: list[frozenset[str]] = []
 
-    def run(known: Asked) -> Result:
+    def run(known: CheckOptions) -> Result:
         seen.append(known.passed)
         return passed("")
 
@@ -179,7 +179,7 @@ def test_the_lock_is_no_link_and_no_pipe(tmp_path: Path) -> None:
 def test_a_check_that_the_site_wants_longer_gets_the_time_for_it(quick: bool) -> None:
     given_s: list[float] = []
 
-    def run(asked: Asked) -> Result:
+    def run(asked: CheckOptions) -> Result:
         given_s.append(asked.until_s)
         return passed("fine")
 

@@ -14,7 +14,7 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.backtest.trace_format import Header, Label, Membership, TraceEvent, TraceNode, TraceRank
+from eagle_eye.server.backtest.trace_format import Header, Label, MembershipLine, TraceEvent, TraceNode, TraceRank
 from eagle_eye.server.backtest.writer import TraceWriter
 from eagle_eye.server.model.clock import SystemClock
 from eagle_eye.server.model.records import Job
@@ -65,7 +65,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             TraceEvent(START + 30.0, "job_state", None, -1, {"state": "completing"}),
         ]
         label = Label(START + 10.0, START + ROWS, ["b"], "gpu_lost", "exclude")
-        writer.finish(header, events, [Membership(START, 0, ranks)], [label])
+        writer.finish(header, events, [MembershipLine(START, 0, ranks)], [label])
     return folder
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.detectors.progress.flight_recorder import Finding, analyse
+from eagle_eye.detectors.progress.flight_recorder import StuckRanks, analyse
 from eagle_eye.detectors.signs.flight_record import Group, Operation, Recording
 from eagle_eye.detectors.signs.wait_graph import strong_components
 from eagle_eye.detectors.types import Blind
@@ -43,7 +43,7 @@ def world(*sequences: int) -> list[Recording]:
     ]
 
 
-def summary(finding: Finding) -> tuple[str, tuple[int, ...]]:
+def summary(finding: StuckRanks) -> tuple[str, tuple[int, ...]]:
     return finding.kind, finding.culprits
 
 

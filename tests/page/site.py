@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from eagle_eye.schema.frame import Frame, encode_frame, encode_request
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.model.records import Node
-from eagle_eye.server.monitor.watch import Watch
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.detection_loop import DetectionLoop
+from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import Change
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
@@ -95,7 +95,7 @@ def _send(server: Running, clock: LaggingClock, frames: list[Frame]) -> None:
 
 def _judge(server: Running, clock: LaggingClock) -> None:
     watch = server.front.services.watcher
-    assert isinstance(watch, Watch)
+    assert isinstance(watch, DetectionLoop)
     loop = server.front.services.signal._loop
     assert loop is not None
 
@@ -129,7 +129,7 @@ def fleet_of(server: Running, nodes: int, job_nodes: int = 128) -> None:
     for name in names:
         services.fleet.heard(frame(node=name, time_s=now_s), now_s)
     server.watcher.course = [
-        Course(
+        JobProgress(
             job=f"llm-{first // job_nodes:03d}",
             attempt=0,
             state="running",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from eagle_eye.server.model.account_records import Attempt, Membership
+from eagle_eye.server.model.account_records import Attempt, AttemptMembers
 from eagle_eye.server.model.records import Job
 from eagle_eye.server.store.store import Change
 from tests.page.site import LaggingClock, replayed, until
@@ -79,7 +79,7 @@ def test_of_12500_nodes_the_lanes_stay_few_and_the_accused_has_one(
         attempt = Attempt(id="att", run="att", job="large", attempt=0, started_s=now_s - 600, seen_s=now_s, nodes=NODES)
         bad = incident(job="large", node="n777", nodes=["n777"], onset_s=now_s - 60, detected_s=now_s - 50)
         job = Job(job="large", attempt=0, state="running", ranks=[], restart_owner="", updated_s=now_s)
-        members = Membership(id="att", job="large", started_s=now_s - 600, nodes=nodes)
+        members = AttemptMembers(id="att", job="large", started_s=now_s - 600, nodes=nodes)
         server.front.services.store.commit(
             Change(attempts=(attempt,), memberships=(members,), incidents=(bad,), jobs=(job,))
         )

@@ -28,12 +28,12 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.checkpoints import Checkpoints
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
-from eagle_eye.server.engine.scheduler_word import SchedulerWord
+from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import Recorded, RecordedRow
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, Incident, Job, OutboundEvent, Subscription
-from eagle_eye.server.monitor.watching import Course, IncidentCounts, Latest, Progress
+from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, Progress
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.latencies import Latencies
 from eagle_eye.server.transport.accept import AcceptingServer
@@ -68,12 +68,12 @@ class FakeWatcher:
     frames: list[tuple[Frame, float, float]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     recovered: list[tuple[Frame, float]] = field(default_factory=list)
-    words: list[SchedulerWord] = field(default_factory=list)
+    words: list[SchedulerReports] = field(default_factory=list)
     ask_schedulers: Callable[[], None] = lambda: None
     fleet_size: Callable[[], int] = lambda: 0
     models: list[LearnedModel | str] = field(default_factory=list)
     policies: list[PolicySettings] = field(default_factory=list)
-    course: list[Course] = field(default_factory=list)
+    course: list[JobProgress] = field(default_factory=list)
     stuck: bool = False
     weighing: Weighing | None = None
     tick_seconds: Latencies = field(default_factory=lambda: Latencies("eagle_eye_detection_seconds", "", (1.0,)))
@@ -88,7 +88,7 @@ class FakeWatcher:
     def observe_job(self, job: Job) -> None:
         self.jobs.append(job)
 
-    def observe_scheduler(self, word: SchedulerWord) -> None:
+    def observe_scheduler(self, word: SchedulerReports) -> None:
         self.words.append(word)
 
     def call_schedulers(self, ask: Callable[[], None]) -> None:
@@ -135,7 +135,7 @@ class FakeWatcher:
     def explain(self, _incident: Incident) -> Weighing | None:
         return self.weighing
 
-    def courses(self) -> list[Course]:
+    def courses(self) -> list[JobProgress]:
         return self.course
 
     def progress(self, job: str) -> Progress | None:

@@ -18,7 +18,7 @@ import pytest
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import EVIDENCE, Gatherer, standard_sources
 from eagle_eye.agent.evidence.requests import EvidenceRequests
-from eagle_eye.agent.evidence.upload import Place, Upload
+from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock as AgentClock
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.training_processes import TrainingProcess
@@ -26,8 +26,8 @@ from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Evidence, Incident
+from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.monitor.settings import EvidenceSettings
-from eagle_eye.server.monitor.watch import Watch
 from eagle_eye.server.requests.flight_recorder import read_folder
 from eagle_eye.server.store.sqlite_store import SqliteStore
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
@@ -40,7 +40,7 @@ from tests.server.test_watch import TwoClocks
 
 
 class Site:
-    """A fleet whose frames go to a Watch that may ask for evidence; ``gathers`` is what n1's agent says of itself."""
+    """A fleet whose frames go to a DetectionLoop that may ask for evidence; ``gathers`` is what n1's agent says."""
 
     def __init__(self, folder: Path, gathers: str = "ok") -> None:
         self.store = SqliteStore(folder / "records.db")
@@ -49,7 +49,9 @@ class Site:
         self.gathers = gathers
         engine = Engine(SETTINGS, watching_since_s=self.clock.now_s())
         policy = PolicySettings(mode="act", verdict_gone_s=10)
-        self.watch = Watch(engine, self.store, self.clock, policy, "http://eagle-eye", EvidenceSettings(wait_s=5.0))
+        self.watch = DetectionLoop(
+            engine, self.store, self.clock, policy, "http://eagle-eye", EvidenceSettings(wait_s=5.0)
+        )
 
     def frame(self, node: str) -> Frame:
         made = self.fleet.frame(node)
@@ -155,7 +157,7 @@ def rank() -> Iterator[TrainingProcess]:
 
 
 def agent_of(server: Running, rank: TrainingProcess) -> EvidenceRequests:
-    upload = Upload(Place(server.url, lambda: ""), AgentClock())
+    upload = Upload(UploadTarget(server.url, lambda: ""), AgentClock())
     gatherer = Gatherer("n1", "0", standard_sources())
     return EvidenceRequests(gatherer, lambda: [rank], upload.send, Drops())
 

@@ -21,7 +21,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.records import CheckOutcome, Figure, Incident, Node, NodeCheck, Subscription
-from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.requests.idle_checks import IdleChecks
 from eagle_eye.server.requests.node_checks import NodeChecks
 from eagle_eye.server.store.sqlite_store import SqliteStore
@@ -46,7 +46,7 @@ class Site:
         self.counted: list[str] = []
         self.checks = NodeChecks(self.store, self.clock, lambda: self.policy, self.counted.append, "http://eagle-eye")
         self.idle = self.new_idle()
-        self.watch = Watch(
+        self.watch = DetectionLoop(
             Engine(DETECTION, watching_since_s=NOW), self.store, self.clock, self.policy, "http://eagle-eye"
         )
         self._sequence = 0

@@ -19,7 +19,7 @@ from eagle_eye.server.engine.ledger import report_action
 from eagle_eye.server.engine.maintenance import Maintenance
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, AuditEntry, Incident
-from eagle_eye.server.monitor.closing import closed
+from eagle_eye.server.monitor.incident_closing import closed
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.schema import MIGRATIONS
 from eagle_eye.server.store.sqlite_store import SqliteStore

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.incident_metrics import ACTIONS_MAX, INCIDENTS_MAX, IncidentListCollector, JobCollector
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.sqlite_store import SqliteStore
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, action, incident
@@ -93,7 +93,7 @@ def test_records_that_cannot_be_read_are_not_taken_for_none() -> None:
     assert list(IncidentListCollector(store, FakeClock()).collect()) == []
 
 
-def course(job: str = "job", **more: Any) -> Course:
+def course(job: str = "job", **more: Any) -> JobProgress:
     fields: dict[str, Any] = {
         "job": job,
         "attempt": 0,
@@ -107,7 +107,7 @@ def course(job: str = "job", **more: Any) -> Course:
         "nodes": ("n1", "n2"),
         "gpus": 16,
     }
-    return Course(**{**fields, **more})
+    return JobProgress(**{**fields, **more})
 
 
 def test_a_running_job_says_who_takes_part_and_how_old_its_last_step_is() -> None:

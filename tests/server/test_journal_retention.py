@@ -20,13 +20,15 @@ ROUND_S = 30.0
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> database.Connection:
+def writer(tmp_path: Path) -> database.DurableConnection:
     connection = database.connect(tmp_path / "history.db")
     database.migrate(connection, MIGRATIONS, tmp_path / "history.db")
     return connection
 
 
-def write(writer: database.Connection, streams: Streams, node: str, sequence: int, received_s: float = NOW_S) -> None:
+def write(
+    writer: database.DurableConnection, streams: Streams, node: str, sequence: int, received_s: float = NOW_S
+) -> None:
     """Have one frame of the node in a chunk, as the journal does."""
     batch = Batch(node, "s", received_s, 0.0, (Entry(sequence, received_s, b"frame"),))
     touched, draft = Touched(), Draft()
@@ -40,7 +42,7 @@ def write(writer: database.Connection, streams: Streams, node: str, sequence: in
     streams.keep(touched)
 
 
-def highest(writer: database.Connection, node: str) -> int:
+def highest(writer: database.DurableConnection, node: str) -> int:
     """Return the stream's highest sequence as a new process learns it."""
     streams, touched = Streams(writer), Touched()
     streams.recover()
@@ -49,7 +51,7 @@ def highest(writer: database.Connection, node: str) -> int:
 
 
 def test_what_comes_while_streams_are_noted_is_known_after_a_restart(
-    writer: database.Connection, monkeypatch: pytest.MonkeyPatch
+    writer: database.DurableConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_streams, "NOTED_AT_ONCE", 1)
     streams = Streams(writer)
@@ -65,7 +67,7 @@ def test_what_comes_while_streams_are_noted_is_known_after_a_restart(
     assert [highest(writer, node) for node in ("n1", "n2", "n3")] == [2, 2, 2]
 
 
-def test_a_stream_that_came_back_is_not_forgotten_for_what_its_row_says(writer: database.Connection) -> None:
+def test_a_stream_that_came_back_is_not_forgotten_for_what_its_row_says(writer: database.DurableConnection) -> None:
     streams = Streams(writer)
     write(writer, streams, "gone", 1, received_s=NOW_S - 1_000.0)
     write(writer, streams, "back", 1, received_s=NOW_S - 1_000.0)
@@ -77,7 +79,7 @@ def test_a_stream_that_came_back_is_not_forgotten_for_what_its_row_says(writer: 
     assert kept == [("back",)]
 
 
-def outlines_of(writer: database.Connection, ids: list[bytes]) -> tuple[JournalOutlines, list[bytes]]:
+def outlines_of(writer: database.DurableConnection, ids: list[bytes]) -> tuple[JournalOutlines, list[bytes]]:
     """Return the outlines, all written now and in use, and a list of those of which it is said that they are lost."""
     outlines, lost = JournalOutlines(writer), list[bytes]()
     outlines.listen(lambda: list(ids), lost.extend)
@@ -86,7 +88,7 @@ def outlines_of(writer: database.Connection, ids: list[bytes]) -> tuple[JournalO
     return outlines, lost
 
 
-def test_an_outline_in_use_stays_however_long(writer: database.Connection) -> None:
+def test_an_outline_in_use_stays_however_long(writer: database.DurableConnection) -> None:
     used = [b"used"]
     outlines, lost = outlines_of(writer, used)
     for at in range(200):
@@ -95,7 +97,7 @@ def test_an_outline_in_use_stays_however_long(writer: database.Connection) -> No
     assert writer.execute("SELECT id FROM outlines").fetchall() == [(b"used",)]
 
 
-def test_an_outline_outlives_the_last_chunk_that_may_need_it_and_no_more(writer: database.Connection) -> None:
+def test_an_outline_outlives_the_last_chunk_that_may_need_it_and_no_more(writer: database.DurableConnection) -> None:
     used = [b"used"]
     outlines, lost = outlines_of(writer, used)
     last_s = NOW_S + 3_600.0
@@ -112,7 +114,7 @@ def test_an_outline_outlives_the_last_chunk_that_may_need_it_and_no_more(writer:
 
 
 def test_each_step_writes_few_outlines_and_none_that_was_written_lately(
-    writer: database.Connection, monkeypatch: pytest.MonkeyPatch
+    writer: database.DurableConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_outlines, "KEPT_AT_ONCE", 2)
     outlines, _ = outlines_of(writer, [b"%d" % number for number in range(6)])
@@ -126,7 +128,7 @@ def test_each_step_writes_few_outlines_and_none_that_was_written_lately(
     assert sum(written) == 12  # at the beginning and after four minutes
 
 
-def test_what_could_not_be_written_is_written_in_the_next_round(writer: database.Connection) -> None:
+def test_what_could_not_be_written_is_written_in_the_next_round(writer: database.DurableConnection) -> None:
     used = [b"used"]
     outlines, _ = outlines_of(writer, used)
     writer.execute("PRAGMA query_only = 1")

@@ -12,7 +12,7 @@ from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.monitor.watch import CHANGED_AT_ONCE, Watch
+from eagle_eye.server.monitor.detection_loop import CHANGED_AT_ONCE, DetectionLoop
 from eagle_eye.server.store.sqlite_store import SqliteStore
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock
@@ -53,9 +53,9 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
     made.close()
 
 
-def watch_over(store: SqliteStore) -> Watch:
+def watch_over(store: SqliteStore) -> DetectionLoop:
     policy = PolicySettings(mode="act", exclusions_fleet_floor=3)
-    return Watch(AllHung(DetectionSettings(), NOW), store, FakeClock(), policy, "http://eagle-eye:8470")
+    return DetectionLoop(AllHung(DetectionSettings(), NOW), store, FakeClock(), policy, "http://eagle-eye:8470")
 
 
 def test_the_fleets_budget_counts_what_is_asked_for_in_the_same_tick(store: SqliteStore) -> None:

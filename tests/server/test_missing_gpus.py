@@ -20,7 +20,7 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Gpu, Seat
 from eagle_eye.server.model.records import Incident, Node
-from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.requests.missing_gpus import LOOK_S, SETTLED_S, MissingGpus
 from eagle_eye.server.store.sqlite_store import SqliteStore
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, NODES, Change
@@ -42,7 +42,9 @@ class Site:
             self.store, FakeWatcher(self.clock), self.fleet, self.clock, AccountSettings(), lambda _: None
         )
         self.missing = MissingGpus(self.store, self.clock, self.fleet, lambda: POLICY, "http://eagle-eye")
-        self.watch = Watch(Engine(DETECTION, watching_since_s=NOW), self.store, self.clock, POLICY, "http://eagle-eye")
+        self.watch = DetectionLoop(
+            Engine(DETECTION, watching_since_s=NOW), self.store, self.clock, POLICY, "http://eagle-eye"
+        )
         self._sequence = 0
 
     def shows(

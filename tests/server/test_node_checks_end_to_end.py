@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.evidence.upload import Place, Upload
+from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.node_check.requests import PATH, NodeChecks
@@ -28,7 +28,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def agent_of(server: Running, command: list[str], training: list[Any]) -> NodeChecks:
-    upload = Upload(Place(server.url, lambda: ""), SystemClock(), path=PATH)
+    upload = Upload(UploadTarget(server.url, lambda: ""), SystemClock(), path=PATH)
     return NodeChecks(command, lambda: training, upload.send, Drops(), memory_bytes=lambda: None)
 
 

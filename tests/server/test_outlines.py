@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from eagle_eye.schema.rows import encode_outline, outline_of
-from eagle_eye.server.ingest.outlines import Known, Outlines
+from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
 from tests.server.builders import frame
 
 
@@ -9,7 +9,7 @@ def raw(node: str) -> bytes:
     return encode_outline(outline_of(frame(1, node)))
 
 
-def learnt(outlines: Outlines, node: str) -> Known:
+def learnt(outlines: Outlines, node: str) -> KnownOutline:
     known = outlines.learn(raw(node))
     known.durable = True
     return known

@@ -10,12 +10,12 @@ import pytest
 
 from eagle_eye.server.api.fleet_overview import accused, loss, not_seen, places_of, standing
 from eagle_eye.server.model.records import Node
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, body, frame, incident, running
 
 
-def course(**more: Any) -> Course:
+def course(**more: Any) -> JobProgress:
     fields: dict[str, Any] = {
         "job": "job",
         "attempt": 2,
@@ -31,7 +31,7 @@ def course(**more: Any) -> Course:
         "heard": 2,
         "metrics": frozenset({"gpu_power_watts", "train_step", "nccl_sequence", "node_cpu_pressure_ratio", "link_up"}),
     }
-    return Course(**{**fields, **more})
+    return JobProgress(**{**fields, **more})
 
 
 class TestNotSeen:

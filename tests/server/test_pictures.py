@@ -14,7 +14,7 @@ from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.api import job_pictures
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.model.account_records import Attempt, Gpu, Membership
+from eagle_eye.server.model.account_records import Attempt, AttemptMembers, Gpu
 from eagle_eye.server.model.records import AuditEntry, Delivery, Job, Node
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running
@@ -85,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, clock: FakeClock) -> Iterat
                 nodes=(Node(node="n1", state="in_service", reason="", updated_s=NOW),),
                 jobs=(other,),
                 attempts=(attempt,),
-                memberships=(Membership(id="att_1", job="job", started_s=NOW - 60, nodes=NODES),),
+                memberships=(AttemptMembers(id="att_1", job="job", started_s=NOW - 60, nodes=NODES),),
                 deliveries=(sent,),
                 gpus=(gpu,),
                 audit=(AuditEntry(time_s=NOW - 5, who="server", verb="open", subject="inc_1", detail="straggler"),),

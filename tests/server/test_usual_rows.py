@@ -20,8 +20,8 @@ from eagle_eye.schema.rows import (
 )
 from eagle_eye.server.engine.outlined import Outlined
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.ingest.outlines import Known
-from eagle_eye.server.ingest.usual_rows import Usual, read
+from eagle_eye.server.ingest.outlines import KnownOutline
+from eagle_eye.server.ingest.single_row_requests import Usual, read
 from eagle_eye.server.security.auth import Principal
 from tests.server.builders import NOW, frame
 
@@ -42,12 +42,12 @@ class Waiting:
         raise AssertionError(error)
 
 
-def known(one: Frame) -> Known:
+def known(one: Frame) -> KnownOutline:
     raw = encode_outline(outline_of(one))
-    return Known(outline_id(raw), raw, Outlined(*decode_outline(raw)), durable=True)
+    return KnownOutline(outline_id(raw), raw, Outlined(*decode_outline(raw)), durable=True)
 
 
-def usual(one: Frame, sent_s: float = NOW + 5.0, outline: Known | None = None) -> Usual:
+def usual(one: Frame, sent_s: float = NOW + 5.0, outline: KnownOutline | None = None) -> Usual:
     outline = outline or known(one)
     body = encode_rows_request([], [encode_row(one, outline_of(one), outline.id)], sent_s)
     assert len(body) == outline.alone_bytes

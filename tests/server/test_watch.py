@@ -21,8 +21,8 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Subscription
-from eagle_eye.server.monitor.watch import Watch
-from eagle_eye.server.monitor.watch_intake import Intake
+from eagle_eye.server.monitor.detection_loop import DetectionLoop
+from eagle_eye.server.monitor.row_batching import Intake
 from eagle_eye.server.store.sqlite_store import SqliteStore
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change
 from tests.server.engine.frames import SETTINGS, START_S, Fleet
@@ -48,7 +48,7 @@ class TwoClocks:
 
 
 class Site:
-    """A fleet whose frames go to a Watch, one tick a second."""
+    """A fleet whose frames go to a DetectionLoop, one tick a second."""
 
     def __init__(self, folder: Path) -> None:
         self.store = SqliteStore(folder / "records.db")
@@ -58,10 +58,10 @@ class Site:
         self.sent: list[tuple[object, float]] = []
         self.by_rows = False  # where nothing else happens, as agents send
 
-    def new_watch(self) -> Watch:
+    def new_watch(self) -> DetectionLoop:
         engine = Engine(SETTINGS, watching_since_s=self.clock.now_s())
         policy = PolicySettings(mode="act", verdict_gone_s=10)
-        return Watch(engine, self.store, self.clock, policy, "http://eagle-eye:8470")
+        return DetectionLoop(engine, self.store, self.clock, policy, "http://eagle-eye:8470")
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -258,7 +258,7 @@ def test_what_gpus_are_called_is_known_after_a_restart(site: Site) -> None:
     )
     site.store.commit(Change(gpus=tuple(cards)))
     engine = Engine(SETTINGS, watching_since_s=site.clock.now_s())
-    Watch(engine, site.store, site.clock, PolicySettings(), "").recover(())
+    DetectionLoop(engine, site.store, site.clock, PolicySettings(), "").recover(())
     assert engine.gpu_models.named([Series("n1", 0)]).models == ("GB200",)
 
 
@@ -371,7 +371,7 @@ def test_records_that_cannot_be_used_are_said_once_and_once_that_they_can(
         task.cancel()
 
     asyncio.run(loop())
-    said = [record for record in caplog.records if record.name == "eagle_eye.server.monitor.watch"]
+    said = [record for record in caplog.records if record.name == "eagle_eye.server.monitor.detection_loop"]
     assert [record.levelname for record in said] == ["ERROR", "WARNING"]
     assert "records.db is damaged" in said[0].getMessage()
     assert not any(record.exc_info for record in said)

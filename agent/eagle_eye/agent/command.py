@@ -28,7 +28,7 @@ from eagle_eye.agent.evidence.gather import (
     standard_sources,
 )
 from eagle_eye.agent.evidence.requests import EvidenceRequests
-from eagle_eye.agent.evidence.upload import Place, Upload
+from eagle_eye.agent.evidence.upload import Upload, UploadTarget
 from eagle_eye.agent.exposition.server import MetricsServer
 from eagle_eye.agent.exposition.text import Delivery, Exposition
 from eagle_eye.agent.health.host_verdict import EXIT_CODES, judge, lines
@@ -166,7 +166,7 @@ def _run_sending(configuration: AgentConfiguration, *, once: bool) -> int:
         configuration.answer_s,
         clock.monotonic_s,
     )
-    place = Place(destination.server, token.text, destination.trust, destination.connect_s, destination.answer_s)
+    place = UploadTarget(destination.server, token.text, destination.trust, destination.connect_s, destination.answer_s)
     try:
         processes = TrainingProcesses()
         beside: list[Collector] = []

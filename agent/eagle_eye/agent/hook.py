@@ -29,7 +29,7 @@ from typing import Any
 from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_hook.message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX
 from eagle_eye.agent.training_hook.sender import Identity, Sender, State, collective_sequences, hook_socket
-from eagle_eye.agent.training_hook.tally import Tally
+from eagle_eye.agent.training_hook.tally import RunningTotals
 from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
 from eagle_eye.agent.training_hook.torch_module import Watch
 
@@ -74,7 +74,7 @@ class Training:
         self._state = State()
         self._timer = StepTimer()
         self._watch = Watch(self._timer, self._count_failure)
-        self._tally = Tally(self._count_failure)
+        self._tally = RunningTotals(self._count_failure)
         self._step = 0
         self._sound = True  # the last loss was finite, as far as is known
         self._sender: Sender | None = None

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 
 from eagle_eye.checks import devices
-from eagle_eye.checks.check import NO_GPU, ONE_GPU, Asked, Check, Measured, Result, could_not_check
+from eagle_eye.checks.check import NO_GPU, ONE_GPU, Check, CheckOptions, Measured, Result, could_not_check
 
 WORK_S = 4.0
 QUICK_WORK_S = 1.0
@@ -14,14 +14,14 @@ CPU_RANKS = 2
 INSTEAD_OF = "nccl_tests"
 
 
-def absent(asked: Asked) -> str:
+def absent(asked: CheckOptions) -> str:
     """Return why it need not be run, or cannot."""
     if INSTEAD_OF in asked.passed:
         return f"{INSTEAD_OF} has done it"
     return ONE_GPU if len(asked.host.gpus) == 1 else ""
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return whether the sums were right on every rank."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)

@@ -75,7 +75,7 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CheckOptions:
     """What a check is run with. ``until_s`` is its deadline on the monotonic clock."""
 
     host: Host
@@ -125,8 +125,8 @@ class Check:
     measures: str
     limit_s: float
     quick_limit_s: float | None
-    absent: Callable[[Asked], str]
-    run: Callable[[Asked], Result]
+    absent: Callable[[CheckOptions], str]
+    run: Callable[[CheckOptions], Result]
     loads_gpus: bool = False
     longer_s: Callable[[Site], float] = lambda _site: 0.0
     on_request: bool = False

@@ -43,7 +43,7 @@ _PRESSURE = re.compile(r"^some .*\btotal=(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Course:
+class WorkerProgress:
     """How far one worker came: its last phase and when it was heard last, and its answer or its error."""
 
     phase: str = ""
@@ -57,7 +57,7 @@ class Course:
 class Children:
     """What became of a child with its workers. ``status`` None: it was killed at the deadline."""
 
-    courses: tuple[Course, ...]
+    courses: tuple[WorkerProgress, ...]
     status: int | None
     ended_s: float
     starved: bool = False
@@ -113,9 +113,9 @@ def lines(output: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def courses(answers: tuple[dict[str, Any], ...], workers: int) -> tuple[Course, ...]:
+def courses(answers: tuple[dict[str, Any], ...], workers: int) -> tuple[WorkerProgress, ...]:
     """Return how far each worker came; what no worker of ours would say is left out."""
-    found = [Course() for _ in range(min(workers, WORKERS_MAX))]
+    found = [WorkerProgress() for _ in range(min(workers, WORKERS_MAX))]
     for line in answers:
         worker, at_s, phase = line.get("worker"), line.get("at_s"), line.get("phase")
         values, error = line.get("values"), line.get("error")
@@ -123,15 +123,19 @@ def courses(answers: tuple[dict[str, Any], ...], workers: int) -> tuple[Course, 
             continue
         before = found[worker]
         if isinstance(phase, str):
-            found[worker] = Course(phase[:20], float(at_s))
+            found[worker] = WorkerProgress(phase[:20], float(at_s))
         elif isinstance(values, dict) and values and all(is_number(value) for value in values.values()):
-            found[worker] = Course(before.phase, float(at_s), {str(name): float(values[name]) for name in values})
+            found[worker] = WorkerProgress(
+                before.phase, float(at_s), {str(name): float(values[name]) for name in values}
+            )
         elif isinstance(error, str):
-            found[worker] = Course(before.phase, float(at_s), None, printable(error), line.get("hardware") is True)
+            found[worker] = WorkerProgress(
+                before.phase, float(at_s), None, printable(error), line.get("hardware") is True
+            )
     return tuple(found)
 
 
-def without_answer(course: Course, children: Children) -> tuple[State, str]:
+def without_answer(course: WorkerProgress, children: Children) -> tuple[State, str]:
     """Return what it means that a worker gave no values: the device is broken, or nobody can tell.
 
     It is broken when it says so itself, or when it stopped in the middle of work that takes milliseconds.

@@ -7,17 +7,17 @@ import time
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
 from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
 from eagle_eye.checks import devices
-from eagle_eye.checks.check import Asked, Check, Result, could_not_check, passed, sick
+from eagle_eye.checks.check import Check, CheckOptions, Result, could_not_check, passed, sick
 
 NAME = "offset_seconds"
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return whether the clock is right; a clock that nobody keeps cannot be judged."""
     return judge(ClockOffsetCollector(), asked)
 
 
-def judge(collector: ClockOffsetCollector, asked: Asked) -> Result:
+def judge(collector: ClockOffsetCollector, asked: CheckOptions) -> Result:
     """Return what the collector's answer means."""
     try:
         offset_s = collector.collect(time.time()).node["node_clock_offset_seconds"]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks.check import (
     NO_GPU,
-    Asked,
     Check,
+    CheckOptions,
     Measured,
     Result,
     could_not_check,
@@ -51,14 +51,14 @@ class Report(NamedTuple):
     problem: str
 
 
-def absent(asked: Asked) -> str:
+def absent(asked: CheckOptions) -> str:
     """Return why there is nothing to be asked."""
     if tool.find(PROGRAM) is None:
         return f"{PROGRAM} is not installed"
     return "" if asked.host.has_gpus else NO_GPU
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return what DCGM says of the node."""
     path = tool.find(PROGRAM) or PROGRAM
     command = bounded_command(path, ("diag", "-r", str(asked.site.dcgm_level), "-j"), asked.until_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from eagle_eye.checks import child
-from eagle_eye.checks.check import Asked, Host, Measured, Result, could_not_check, passed, sick
+from eagle_eye.checks.check import CheckOptions, Host, Measured, Result, could_not_check, passed, sick
 from eagle_eye.checks.child import Children
 from eagle_eye.checks.thresholds import Threshold, against_peers
 
@@ -33,7 +33,7 @@ def names(host: Host) -> tuple[str, ...]:
     return tuple(gpu.name for gpu in host.gpus) or (CPU,)
 
 
-def ask(asked: Asked, work: str, seconds: float, workers: int, **job: object) -> Children:
+def ask(asked: CheckOptions, work: str, seconds: float, workers: int, **job: object) -> Children:
     """Give the devices work in a child. Raises OSError when it cannot be started."""
     uuids = [gpu.uuid for gpu in asked.host.gpus]
     return child.run(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eagle_eye.checks import child, devices
-from eagle_eye.checks.check import Asked, Check, Measured, Result, could_not_check
+from eagle_eye.checks.check import Check, CheckOptions, Measured, Result, could_not_check
 
 BYTES = 256 << 20
 QUICK_BYTES = 32 << 20
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return whether the disk below the folder keeps what it is given, and answers in time."""
     folder = str(asked.site.folder)
     size = QUICK_BYTES if asked.quick else BYTES

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from eagle_eye.checks import devices
-from eagle_eye.checks.check import NO_GPU, Asked, Check, Host, Measured, Result, could_not_check
+from eagle_eye.checks.check import NO_GPU, Check, CheckOptions, Host, Measured, Result, could_not_check
 from eagle_eye.checks.gpus import Watching
 from eagle_eye.checks.thresholds import Threshold
 
@@ -23,7 +23,7 @@ LINK = ("pcie_link_width", "pcie_link_generation")
 COPIED = "host_to_device_bytes_per_second"
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return whether all devices compute rightly, and none is out of line."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)

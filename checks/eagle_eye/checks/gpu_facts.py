@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eagle_eye.checks import gpus
-from eagle_eye.checks.check import NO_GPU, Asked, Check, Gpu, Host, Measured, Result, could_not_check, passed, sick
+from eagle_eye.checks.check import (
+    NO_GPU,
+    Check,
+    CheckOptions,
+    Gpu,
+    Host,
+    Measured,
+    Result,
+    could_not_check,
+    passed,
+    sick,
+)
 
 # NVML's facts that say that a GPU needs a repair, and which one. Source: NVML API Reference; NVIDIA GPU Memory Error
 # Management (row remapping, page retirement).
@@ -24,12 +35,12 @@ _TOLD = (
 )
 
 
-def absent(asked: Asked) -> str:
+def absent(asked: CheckOptions) -> str:
     """Return why there is nothing to be looked at."""
     return "" if asked.host.has_gpus else NO_GPU
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return what is wrong with any GPU, by a look of now."""
     host = gpus.host(asked.until_s) if asked.host.gpus or asked.host.lost else asked.host
     return judge(host, max(asked.site.gpus_expected or 0, len(asked.host.gpus)))  # none may have gone meanwhile

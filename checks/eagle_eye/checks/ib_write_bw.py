@@ -13,8 +13,8 @@ from pathlib import Path
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks import devices
 from eagle_eye.checks.check import (
-    Asked,
     Check,
+    CheckOptions,
     Measured,
     Result,
     could_not_check,
@@ -38,14 +38,14 @@ _UNITS = {"Gb/sec": 1e9 / 8, "MB/sec": float(1 << 20), "MiB/sec": float(1 << 20)
 _HEADER = re.compile(r"#bytes.*BW average\[([A-Za-z]+/sec)\]")
 
 
-def absent(asked: Asked) -> str:
+def absent(asked: CheckOptions) -> str:
     """Return why there is nothing to be run, or nothing to run it on."""
     if not asked.host.rdma_devices:
         return "this host has no RDMA device"
     return "" if tool.find(PROGRAM) else f"{PROGRAM} (perftest) is not installed"
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return what each active device moves to itself, and whether one is out of line."""
     path = tool.find(PROGRAM) or PROGRAM
     rates = {name: rate for name in asked.host.rdma_devices if (rate := active_rate(name))}

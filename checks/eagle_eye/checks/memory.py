@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eagle_eye.checks import devices
-from eagle_eye.checks.check import NO_GPU, Asked, Check, Measured, Result, could_not_check
+from eagle_eye.checks.check import NO_GPU, Check, CheckOptions, Measured, Result, could_not_check
 
 WORK_S = 6.0
 QUICK_WORK_S = 1.0
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return whether all that was written came back."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)

@@ -9,8 +9,8 @@ from eagle_eye.checks import devices
 from eagle_eye.checks.check import (
     NO_GPU,
     ONE_GPU,
-    Asked,
     Check,
+    CheckOptions,
     Measured,
     Result,
     could_not_check,
@@ -30,7 +30,7 @@ _OUT_OF_BOUNDS = re.compile(rb"^#\s*Out of bounds values\s*:\s*(\d{1,18})\b", re
 _BANDWIDTH = re.compile(rb"^#\s*Avg bus bandwidth\s*:\s*(\d{1,12}(?:\.\d{1,12})?)\s*$", re.MULTILINE)
 
 
-def absent(asked: Asked) -> str:
+def absent(asked: CheckOptions) -> str:
     """Return why there is nothing to be run, or nothing to run it on."""
     if tool.find(asked.site.all_reduce_perf) is None:
         return f"{asked.site.all_reduce_perf} is not installed (--all-reduce-perf names its place)"
@@ -39,7 +39,7 @@ def absent(asked: Asked) -> str:
     return ONE_GPU if len(asked.host.gpus) == 1 else ""
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return whether all sums were right, and the bus bandwidth."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from eagle_eye.checks.check import Asked, Check, Host, Outcome, Result, Site, could_not_check, not_here, printable
+from eagle_eye.checks.check import (
+    Check,
+    CheckOptions,
+    Host,
+    Outcome,
+    Result,
+    Site,
+    could_not_check,
+    not_here,
+    printable,
+)
 
 BEGIN_RATIO = 0.5  # of its limit that must be left for a check to be begun
 
@@ -37,7 +47,7 @@ def run(
         limit_s = limit_s and limit_s + check.longer_s(site)
         passed = frozenset(outcome.name for outcome in outcomes if outcome.state == "passed")
         until_s = min(deadline_s, begin_s + (limit_s or 0.0))
-        asked = Asked(host=host, site=site, quick=quick, until_s=until_s, passed=passed)
+        asked = CheckOptions(host=host, site=site, quick=quick, until_s=until_s, passed=passed)
         if limit_s is None:
             result = not_here("left out by --quick")
         elif reason := check.absent(asked):
@@ -60,7 +70,7 @@ def run(
         ended(outcome)
 
 
-def _one(check: Check, asked: Asked) -> Result:
+def _one(check: Check, asked: CheckOptions) -> Result:
     try:
         return check.run(asked)
     except Exception as error:  # noqa: BLE001 - a defect of ours says nothing of the host

@@ -6,11 +6,11 @@ import tempfile
 
 from eagle_eye.checks import corruption, devices
 from eagle_eye.checks.all_reduce import CPU_RANKS
-from eagle_eye.checks.check import ONE_GPU, Asked, Check, Result, could_not_check
+from eagle_eye.checks.check import ONE_GPU, Check, CheckOptions, Result, could_not_check
 from eagle_eye.checks.sdc_gemm import SHARE
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return whether any number of any sum was wrong on any rank; it does not tell whose fault that is."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)

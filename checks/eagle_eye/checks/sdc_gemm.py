@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from eagle_eye.checks import corruption, devices
-from eagle_eye.checks.check import Asked, Check, Result, could_not_check
+from eagle_eye.checks.check import Check, CheckOptions, Result, could_not_check
 
 SHARE = 0.75  # of the seconds, where there are several devices whose sums are compared in the rest
 
 
-def run(asked: Asked) -> Result:
+def run(asked: CheckOptions) -> Result:
     """Return whether any number of any product was wrong."""
     if reason := devices.unable(asked.host):
         return could_not_check(reason)

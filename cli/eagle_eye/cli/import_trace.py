@@ -80,7 +80,7 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from eagle_eye.server.history.remote_store.access import Access, client
+    from eagle_eye.server.history.remote_store.credentials import Access, client
     from eagle_eye.server.history.remote_store.promql import PromQl
     from eagle_eye.server.ingest.settings import RemoteWriteSettings
     from eagle_eye.server.trace_import.catalogued import Wanted

@@ -121,7 +121,7 @@ class Envelope(msgspec.Struct, frozen=True):
     frames: list[msgspec.Raw]
 
 
-class Reading(NamedTuple):
+class DecodedFrame(NamedTuple):
     """A frame as far as this version knows what is in it.
 
     ``unknown`` names what was left out, as often as it was: "metric gpu_mood", "event party", and of any version
@@ -217,7 +217,7 @@ def decode_frame(raw: bytes) -> Frame:
     return read_frame(raw).frame
 
 
-def read_frame(raw: bytes) -> Reading:
+def read_frame(raw: bytes) -> DecodedFrame:
     """Return the frame, checked, and what was left out of it because only a newer version knows it.
 
     Raises BadFrame: ``oversized``, ``truncated``, ``version``, ``time``, ``name``, ``metric``, ``shape``, ``event``.
@@ -233,7 +233,7 @@ def read_frame(raw: bytes) -> Reading:
     return check_frame(frame)
 
 
-def check_frame(frame: Frame) -> Reading:
+def check_frame(frame: Frame) -> DecodedFrame:
     """Return the frame, and what was left out of it, as ``read_frame`` does of one that is decoded. Raises BadFrame."""
     for text in (frame.node, frame.stream):
         _check_name(text)
@@ -250,7 +250,7 @@ def check_frame(frame: Frame) -> Reading:
         else:
             unknown.append(f"event {event.kind}")
             left_out = True
-    return Reading(_without_unknown(frame) if left_out else frame, tuple(unknown))
+    return DecodedFrame(_without_unknown(frame) if left_out else frame, tuple(unknown))
 
 
 def unknown_keys(raw: bytes) -> tuple[str, ...]:

@@ -27,9 +27,9 @@ from eagle_eye.schema.frame import (
     WIRE_VERSION,
     BadFrame,
     Block,
+    DecodedFrame,
     Frame,
     Rank,
-    Reading,
     check_frame,
     values_of,
 )
@@ -220,7 +220,7 @@ def decode_rows_request(body: bytes) -> RowsRequest:
 
 
 def decode_outline(raw: bytes) -> tuple[Outline, tuple[str, ...]]:
-    """Return the outline, checked, and what it has that this version does not know, as ``Reading.unknown``.
+    """Return the outline, checked, and what it has that this version does not know, as ``DecodedFrame.unknown``.
 
     Raises BadFrame: as ``read_frame``.
     """
@@ -274,7 +274,7 @@ def row_head(row: bytes) -> RowHead:
     return RowHead(tail_bytes, id_, sequence, time_s)
 
 
-def read_row(outline: Outline, row: bytes) -> Reading:
+def read_row(outline: Outline, row: bytes) -> DecodedFrame:
     """Return the frame that the row of the outline stands for, checked, and what is left out of it.
 
     Raises BadFrame: as ``read_frame``.

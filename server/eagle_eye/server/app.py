@@ -66,7 +66,7 @@ from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.ingest.remote_write.intake import Intake
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, known_interval_s
 from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
-from eagle_eye.server.ingest.remote_write.membership import Membership
+from eagle_eye.server.ingest.remote_write.membership import NodeJobs
 from eagle_eye.server.ingest.rows_ingest import RowsIngest
 from eagle_eye.server.ingest.rows_request import RowsReader
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
@@ -81,7 +81,7 @@ from eagle_eye.server.monitor.incident_metrics import IncidentCollector, Inciden
 from eagle_eye.server.monitor.known_nodes import KnownNodes
 from eagle_eye.server.monitor.readiness import Doctor
 from eagle_eye.server.monitor.recent_past import recent_past
-from eagle_eye.server.monitor.watching import Outlook, Watcher
+from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.reload import Reload
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, Bundles
 from eagle_eye.server.requests.evidence import EvidenceRequests
@@ -116,12 +116,12 @@ class _Parts(NamedTuple):
 def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
     """Return the detection loop."""
     from eagle_eye.server.engine.engine import Engine
-    from eagle_eye.server.monitor.watch import Watch
+    from eagle_eye.server.monitor.detection_loop import DetectionLoop
 
     engine = Engine(config.detection, watching_since_s=clock.now_s())
     if config.topology_file:
         engine.observe_topology(read_topology(Path(config.topology_file)))
-    return Watch(engine, store, clock, config.policy, config.public_url, config.evidence)
+    return DetectionLoop(engine, store, clock, config.policy, config.public_url, config.evidence)
 
 
 def create_app(
@@ -353,7 +353,7 @@ def _remote_write(services: Services) -> RemoteWrite:
     async def found(nodes: list[str]) -> None:
         await asyncio.to_thread(services.known_nodes.write_down, nodes)
 
-    membership = Membership(services.store, services.clock, fleet.vouchers)
+    membership = NodeJobs(services.store, services.clock, fleet.vouchers)
     codes = CodeMemory(services.store, services.telemetry.failures.labels("last codes").inc)
     fleet.when_forgotten(codes.forget)
     intake = Intake(

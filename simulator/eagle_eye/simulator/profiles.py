@@ -10,7 +10,7 @@ from eagle_eye.simulator.names import FAULTS
 from eagle_eye.simulator.scenario import WrongScenario
 
 
-class Membership(Enum):
+class RankKnowledge(Enum):
     """What the site knows of the job's ranks."""
 
     LAYOUT = "layout"  # rank, node, device and the place in the parallel groups: the hook says so
@@ -31,7 +31,7 @@ class Profile:
     help: str
     metrics: frozenset[str]
     events: frozenset[str]
-    membership: Membership
+    membership: RankKnowledge
     scrape_s: float = 0.0
     true_clock: bool = False
     last_xid_only: bool = False
@@ -90,20 +90,20 @@ _NEEDS_HOOK = frozenset(
 )
 
 PROFILES: tuple[Profile, ...] = (
-    Profile("full", "agent, hook and profiling counters", _ALL, _HOST_EVENTS | _HOOK_EVENTS, Membership.LAYOUT),
+    Profile("full", "agent, hook and profiling counters", _ALL, _HOST_EVENTS | _HOOK_EVENTS, RankKnowledge.LAYOUT),
     Profile(
         "no_profiling",
         "agent and hook; no tensor, SM and DRAM activity",
         _ALL - _PROFILING,
         _HOST_EVENTS | _HOOK_EVENTS,
-        Membership.LAYOUT,
+        RankKnowledge.LAYOUT,
     ),
     Profile(
         "no_hook",
         "agent alone: nodes, GPUs, the kernel log",
         _ALL - _HOOK,
         _HOST_EVENTS,
-        Membership.RANKS,
+        RankKnowledge.RANKS,
         hidden=_NEEDS_HOOK,
     ),
     Profile(
@@ -111,7 +111,7 @@ PROFILES: tuple[Profile, ...] = (
         "dcgm-exporter and node_exporter through Prometheus",
         _DCGM | _NODE_EXPORTER,
         frozenset({"xid", "job_state"}),
-        Membership.NODES,
+        RankKnowledge.NODES,
         scrape_s=15.0,
         true_clock=True,
         last_xid_only=True,

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 
 from eagle_eye.schema.metrics import METRICS, MetricSpec, Scope
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers
-from eagle_eye.simulator.profiles import Membership, Profile, profile
-from eagle_eye.simulator.recording import Event, Recording
-from eagle_eye.simulator.recording import Membership as Members
+from eagle_eye.simulator.profiles import Profile, RankKnowledge, profile
+from eagle_eye.simulator.recording import Event, Membership, Recording
 
 FORMAT = "eagle-eye-trace/1"
 FILES = ("trace.json", "samples.parquet", "links.parquet", "events.jsonl", "faults.jsonl", "membership.jsonl")
@@ -46,7 +45,7 @@ def write(recording: Recording, folder: Path, profile_name: str = "full", *, ove
         (label._asdict() | {"nodes": list(label.nodes)} for label in recording.labels),
     )
     later = recording.members[1:]
-    if later and site.membership is not Membership.NODES:
+    if later and site.membership is not RankKnowledge.NODES:
         _lines(
             folder / "membership.jsonl",
             ({"time": m.time, "attempt": m.attempt, "ranks": _ranks(m, site)} for m in later),
@@ -104,14 +103,14 @@ def _header(recording: Recording, site: Profile, stride: int) -> dict[str, Any]:
         "end": recording.end,
         "nodes": nodes,
     }
-    if site.membership is not Membership.NODES:
+    if site.membership is not RankKnowledge.NODES:
         header["ranks"] = _ranks(recording.members[0], site)
     return header
 
 
-def _ranks(members: Members, site: Profile) -> list[dict[str, Any]]:
+def _ranks(members: Membership, site: Profile) -> list[dict[str, Any]]:
     names = ("rank", "node", "device", "dp", "pp", "tp")
-    known = names if site.membership is Membership.LAYOUT else names[:3]
+    known = names if site.membership is RankKnowledge.LAYOUT else names[:3]
     return [dict(zip(known, rank, strict=False)) for rank in members.ranks]
 
 

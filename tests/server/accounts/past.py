@@ -6,7 +6,7 @@ from typing import Any
 
 from eagle_eye.server.model.account_records import Attempt
 from eagle_eye.server.model.records import Node
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import Change, Store
 from tests.server.builders import NOW, action, incident
 
@@ -33,7 +33,7 @@ def attempt(number: int = 0, begun: float = 0, over: float | None = None, **more
     return Attempt(**fields)
 
 
-def course(number: int = 0, step: float | None = None, at: float = 0, **more: Any) -> Course:
+def course(number: int = 0, step: float | None = None, at: float = 0, **more: Any) -> JobProgress:
     """Return a look at the job: its step ``step`` ended ``at`` seconds after NOW, and steps take 2 s."""
     fields: dict[str, Any] = {
         "job": "job",
@@ -48,7 +48,7 @@ def course(number: int = 0, step: float | None = None, at: float = 0, **more: An
         "nodes": ("n1", "n2"),
         "gpus": 8,
     }
-    return Course(**{**fields, **more})
+    return JobProgress(**{**fields, **more})
 
 
 def known(node: str = "n1", days: float = 60) -> Node:

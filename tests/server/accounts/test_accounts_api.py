@@ -11,7 +11,7 @@ import pytest
 
 from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts.gpus import compared
-from eagle_eye.server.model.account_records import Comparison, DriverError, Gpu, Membership, Seat
+from eagle_eye.server.model.account_records import AttemptMembers, Comparison, DriverError, Gpu, Seat
 from eagle_eye.server.model.records import AuditEntry, Node
 from eagle_eye.server.store.store import GPUS, Change
 from tests.server.accounts.past import attempt, known, three_failures
@@ -304,7 +304,7 @@ def test_memberships_tell_whether_the_job_went_on_without_the_node(server: Runni
         server,
         actions=(action("act_1", "would_act", fault="straggler"),),
         attempts=(first, second),
-        memberships=(Membership(id="att_1", job="job", started_s=NOW + 110, nodes=["n2", "n3"]),),
+        memberships=(AttemptMembers(id="att_1", job="job", started_s=NOW + 110, nodes=["n2", "n3"]),),
     )
     clock.advance(300)
     (claim,) = get(server, "ledger")["items"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from eagle_eye.server.accounts.archive import SCORES_FRESH_S, Archive
-from eagle_eye.server.accounts.lemon import LEMON_MIN, Lemon, Past
-from eagle_eye.server.model.account_records import DriverError, Gpu, Membership, Seat
+from eagle_eye.server.accounts.recurrence_score import LEMON_MIN, NodeRecord, RecurrenceScore
+from eagle_eye.server.model.account_records import AttemptMembers, DriverError, Gpu, Seat
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store.sqlite_store import SqliteStore
 from eagle_eye.server.store.store import Change
@@ -28,10 +28,10 @@ class Room:
     def commit(self, **records: Any) -> None:
         self.store.commit(Change(**records))
 
-    def lemon(self, node: str = "n1") -> Lemon:
+    def lemon(self, node: str = "n1") -> RecurrenceScore:
         return self.archive.scores().lemons[node]
 
-    def past(self, node: str = "n1") -> Past:
+    def past(self, node: str = "n1") -> NodeRecord:
         return self.archive.scores().pasts[node]
 
 
@@ -109,7 +109,7 @@ def test_where_a_limit_left_out_what_followed_the_answer_says_so(
     room: Room, monkeypatch: pytest.MonkeyPatch, started_s: float, cut: bool
 ) -> None:
     monkeypatch.setattr("eagle_eye.server.accounts.archive.MEMBERSHIPS_MAX", 2)
-    members = tuple(Membership(id=f"att_{n}", job="job", started_s=started_s, nodes=["n1"]) for n in range(3))
+    members = tuple(AttemptMembers(id=f"att_{n}", job="job", started_s=started_s, nodes=["n1"]) for n in range(3))
     room.commit(incidents=(incident(),), actions=(action(state="would_act"),), memberships=members)
     claims, is_cut = room.archive.claims(NOW - DAY)
     assert (len(claims), is_cut) == (1, cut)

@@ -15,7 +15,7 @@ from eagle_eye.server.accounts.attempts import (
     worth_writing,
 )
 from eagle_eye.server.model.account_records import Attempt
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.watcher import JobProgress
 from tests.server.accounts.past import attempt, course
 from tests.server.builders import NOW
 
@@ -28,7 +28,7 @@ class Looks:
         self.newest: Attempt | None = None
         self._ids = count()
 
-    def look(self, at: float, seen: Course, heard: float | None = None, spoken: float | None = None) -> Attempt:
+    def look(self, at: float, seen: JobProgress, heard: float | None = None, spoken: float | None = None) -> Attempt:
         witness = Witness(NOW + (at if heard is None else heard), NOW + (at if spoken is None else spoken))
         for changed in follow(self.newest, seen, witness, NOW + at, lambda: f"att_{next(self._ids)}"):
             self.records[changed.id] = self.newest = changed

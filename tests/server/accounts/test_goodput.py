@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.server.accounts import goodput
-from eagle_eye.server.accounts.timeline import NO_STEP, NOT_WATCHED, STANDSTILL, Span, timeline
+from eagle_eye.server.accounts.timeline import NO_STEP, NOT_WATCHED, STANDSTILL, TimelineSpan, timeline
 from eagle_eye.server.model.account_records import Attempt, Gap
 from eagle_eye.server.model.records import Incident
 from tests.server.accounts.past import attempt
@@ -255,7 +255,7 @@ def test_the_parts_sum_to_the_whole(
     assert sums.ettr_ratio is None or 0 <= sums.ettr_ratio <= 1
 
 
-def _without_overlap(spans: Sequence[Span], attempts: Sequence[Attempt], now_s: float) -> None:
+def _without_overlap(spans: Sequence[TimelineSpan], attempts: Sequence[Attempt], now_s: float) -> None:
     """Check that each attempt's spans lie end to end and cover it."""
     for one in attempts:
         mine = sorted(s for s in spans if s.attempt_id == one.id and s.part != "down")

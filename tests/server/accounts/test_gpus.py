@@ -10,7 +10,7 @@ from eagle_eye.server.accounts.gpus import (
     COMPARISONS_KEPT,
     MOVES_KEPT,
     MOVES_PLAUSIBLE,
-    Told,
+    GpuReport,
     code_of,
     compared,
     is_one_gpu,
@@ -22,7 +22,7 @@ from eagle_eye.server.model.account_records import Comparison, Gpu
 
 
 def at(node: str, time_s: float, device: int = 0, known: Gpu | None = None) -> Gpu:
-    return seated(known, Told("GPU-1", node, device, "H100", time_s))
+    return seated(known, GpuReport("GPU-1", node, device, "H100", time_s))
 
 
 def test_a_gpu_that_moves_keeps_its_history() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.accounts.lemon import (
+from eagle_eye.server.accounts.recurrence_score import (
     DAY_S,
     FLEET_MIN,
     SIGNALS,
-    Past,
+    NodeRecord,
     score,
     scores,
     usual,
@@ -21,8 +21,8 @@ from eagle_eye.server.accounts.lemon import (
 NOTHING = {signal.field: 0.0 for signal in SIGNALS}
 
 
-def past(**more: Any) -> Past:
-    return Past(**{"known_s": 60 * DAY_S, **more})
+def past(**more: Any) -> NodeRecord:
+    return NodeRecord(**{"known_s": 60 * DAY_S, **more})
 
 
 def test_a_node_with_a_clean_past_scores_nothing() -> None:
@@ -93,11 +93,11 @@ COUNTED = (
     "tickets",
     "inherited_failures",
 )
-pasts = st.builds(Past, known_s=st.floats(0, 400 * DAY_S), **dict.fromkeys(COUNTED, st.integers(0, 20)))
+pasts = st.builds(NodeRecord, known_s=st.floats(0, 400 * DAY_S), **dict.fromkeys(COUNTED, st.integers(0, 20)))
 
 
 @given(one=pasts, more=st.sampled_from(["multi_node_failures", "taken_out", "tickets", "driver_errors"]))
-def test_a_worse_past_never_scores_less(one: Past, more: str) -> None:
+def test_a_worse_past_never_scores_less(one: NodeRecord, more: str) -> None:
     before = score(one, NOTHING).score
     setattr(one, more, getattr(one, more) + 1)
     after = score(one, NOTHING).score
@@ -105,7 +105,7 @@ def test_a_worse_past_never_scores_less(one: Past, more: str) -> None:
 
 
 @given(one=pasts)
-def test_each_contribution_is_what_the_score_would_lack_without_it(one: Past) -> None:
+def test_each_contribution_is_what_the_score_would_lack_without_it(one: NodeRecord) -> None:
     found = score(one, NOTHING)
     for part in found.contributions:
         without = score(one, {**NOTHING, part.signal: part.value}).score

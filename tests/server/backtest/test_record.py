@@ -34,7 +34,7 @@ from eagle_eye.server.history.recording import BrokenStream, frames_of, messages
 from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Incident
-from eagle_eye.server.monitor.watch import Watch
+from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.store.store import INCIDENTS, Change, Store
 from eagle_eye.server.web.dispatcher import Dispatcher
 from tests.server.builders import NOW, FakeClock, body, settings
@@ -44,7 +44,7 @@ STOPPED = "n1"
 FAULT_S = 40
 
 
-class StillWatch(Watch):
+class StillWatch(DetectionLoop):
     """The real detection loop, ticked by the test."""
 
     async def run(self) -> None:

@@ -20,7 +20,7 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.frame import Frame, values_of
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.backtest.trace import BadTrace, Trace
-from eagle_eye.server.backtest.trace_format import FORMAT, Header, Membership, TraceEvent, TraceNode, TraceRank
+from eagle_eye.server.backtest.trace_format import FORMAT, Header, MembershipLine, TraceEvent, TraceNode, TraceRank
 from eagle_eye.server.backtest.writer import TraceWriter
 
 START_S = 1_700_000_000.0
@@ -278,7 +278,7 @@ class TestWriter:
             writer.finish(
                 self.header,
                 [TraceEvent(START_S + 1, "oom_kill", "n0", 0, {"process": "python"})],
-                [Membership(START_S + 2, 1, self.header.ranks)],
+                [MembershipLine(START_S + 2, 1, self.header.ranks)],
             )
         trace = Trace(tmp_path / "t")
         assert trace.header == self.header

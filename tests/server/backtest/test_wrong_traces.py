@@ -19,7 +19,7 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.server.backtest.trace import Trace
-from eagle_eye.server.backtest.trace_clocks import Span, clock_offsets
+from eagle_eye.server.backtest.trace_clocks import RowSpan, clock_offsets
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
 from eagle_eye.simulator.writer import write
@@ -228,30 +228,30 @@ def test_rows_outside_of_the_traces_time_are_counted(trace: Path, capsys: pytest
     assert "left out: row after the trace's end (" in capsys.readouterr().err
 
 
-EVEN = {f"n{k}": Span(0.0, 1_000.0) for k in range(5)}
+EVEN = {f"n{k}": RowSpan(0.0, 1_000.0) for k in range(5)}
 
 
 class TestClockOffsets:
     @pytest.mark.parametrize(
         ("span", "why"),
         [
-            (Span(500.0, 1_000.0), "joined late"),
-            (Span(0.0, 400.0), "fell silent"),
-            (Span(300.0, 600.0), "joined late and fell silent"),
-            (Span(20.0, 1_020.0), "less than half a minute is for the detectors"),
-            (Span(-200.0, 1_500.0), "was there before and after the others"),
-            (Span(500.0, 1_200.0), "took a place and stayed for longer"),
+            (RowSpan(500.0, 1_000.0), "joined late"),
+            (RowSpan(0.0, 400.0), "fell silent"),
+            (RowSpan(300.0, 600.0), "joined late and fell silent"),
+            (RowSpan(20.0, 1_020.0), "less than half a minute is for the detectors"),
+            (RowSpan(-200.0, 1_500.0), "was there before and after the others"),
+            (RowSpan(500.0, 1_200.0), "took a place and stayed for longer"),
         ],
     )
-    def test_what_is_no_clocks_fault_is_not_called_one(self, span: Span, why: str) -> None:
+    def test_what_is_no_clocks_fault_is_not_called_one(self, span: RowSpan, why: str) -> None:
         assert clock_offsets({**EVEN, "odd": span}, 1.0) == {}, why
 
     def test_a_clock_that_is_off_moves_both_ends(self) -> None:
-        assert clock_offsets({**EVEN, "odd": Span(3_600.0, 4_600.0)}, 1.0) == {"odd": 3_600.0}
-        assert clock_offsets({**EVEN, "odd": Span(-60.0, 939.0)}, 1.0) == {"odd": -60.5}
+        assert clock_offsets({**EVEN, "odd": RowSpan(3_600.0, 4_600.0)}, 1.0) == {"odd": 3_600.0}
+        assert clock_offsets({**EVEN, "odd": RowSpan(-60.0, 939.0)}, 1.0) == {"odd": -60.5}
 
     def test_among_two_nodes_nobody_is_the_odd_one(self) -> None:
-        assert clock_offsets({"a": Span(0.0, 10.0), "b": Span(3_600.0, 3_610.0)}, 1.0) == {}
+        assert clock_offsets({"a": RowSpan(0.0, 10.0), "b": RowSpan(3_600.0, 3_610.0)}, 1.0) == {}
 
 
 def test_an_interval_that_no_trace_has_costs_no_memory(trace: Path) -> None:

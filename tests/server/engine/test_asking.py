@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eagle_eye.detectors.types import Blind, Verdict, Window
-from eagle_eye.server.engine.asking import JOBS_AT_EASE, RARELY_S, Asking
+from eagle_eye.server.engine.detector_schedule import JOBS_AT_EASE, RARELY_S, Asking
 from tests.detectors.windows import NOW_S, Story
 
 

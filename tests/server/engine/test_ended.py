@@ -9,7 +9,7 @@ import pytest
 
 from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.engine.scheduler_word import FAILED_S
+from eagle_eye.server.engine.scheduler_contact import FAILED_S
 from tests.server.engine.frames import START_S, Fleet
 
 LATER_S = int(FAILED_S) + 5

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.engine.idle_checks import WEEK_S, Asked, IdleCheckSettings, due
+from eagle_eye.server.engine.idle_checks import WEEK_S, IdleCheckSettings, RequestedCheck, due
 
 SETTINGS = IdleCheckSettings(weekly_budget_s=120, check_s=60, every_s=3_600, idle_s=600, nodes_at_once=2)
 NOW_S = 1_800_000_000.0
 LONG_AGO_S = NOW_S - 2 * WEEK_S
 
 
-def nodes(*asked: Asked, idle: tuple[str, ...] = ("n1",), under_way: int = 0, now_s: float = NOW_S) -> list[str]:
+def nodes(
+    *asked: RequestedCheck, idle: tuple[str, ...] = ("n1",), under_way: int = 0, now_s: float = NOW_S
+) -> list[str]:
     return due(dict.fromkeys(idle, LONG_AGO_S), asked, under_way, SETTINGS, now_s)
 
 
@@ -28,17 +30,23 @@ def test_a_node_that_was_idle_long_enough_is_asked() -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ([Asked("n1", NOW_S - 5_000)], ["n1"]),
-        ([Asked("n1", NOW_S - 3_599)], []),  # too soon
-        ([Asked("n1", NOW_S - 5_000), Asked("n1", NOW_S - 9_000)], []),  # two minutes are spent
-        ([Asked("n1", NOW_S - 5_000), Asked("n1", NOW_S - WEEK_S)], ["n1"]),  # the older one by now is of another week
-        ([Asked("n1", NOW_S - 5_000), Asked("n1", NOW_S - 9_000, begun=False)], ["n1"]),  # cost nothing
-        ([Asked("n1", NOW_S - 60, begun=False)], []),  # but is not repeated at once
-        ([Asked("n2", NOW_S - 60), Asked("n2", NOW_S - 120)], ["n1"]),
-        ([Asked("n1", NOW_S + 86_400)], []),  # the clock was set back
+        ([RequestedCheck("n1", NOW_S - 5_000)], ["n1"]),
+        ([RequestedCheck("n1", NOW_S - 3_599)], []),  # too soon
+        ([RequestedCheck("n1", NOW_S - 5_000), RequestedCheck("n1", NOW_S - 9_000)], []),  # two minutes are spent
+        (
+            [RequestedCheck("n1", NOW_S - 5_000), RequestedCheck("n1", NOW_S - WEEK_S)],
+            ["n1"],
+        ),  # the older one by now is of another week
+        (
+            [RequestedCheck("n1", NOW_S - 5_000), RequestedCheck("n1", NOW_S - 9_000, begun=False)],
+            ["n1"],
+        ),  # cost nothing
+        ([RequestedCheck("n1", NOW_S - 60, begun=False)], []),  # but is not repeated at once
+        ([RequestedCheck("n2", NOW_S - 60), RequestedCheck("n2", NOW_S - 120)], ["n1"]),
+        ([RequestedCheck("n1", NOW_S + 86_400)], []),  # the clock was set back
     ],
 )
-def test_a_node_is_asked_within_its_budget(asked: list[Asked], expected: list[str]) -> None:
+def test_a_node_is_asked_within_its_budget(asked: list[RequestedCheck], expected: list[str]) -> None:
     assert nodes(*asked) == expected
 
 
@@ -48,7 +56,7 @@ def test_no_more_nodes_than_the_limit_are_at_it_at_once() -> None:
 
 
 def test_those_that_were_longest_not_asked_come_first() -> None:
-    asked = (Asked("n1", NOW_S - 5_000), Asked("n2", NOW_S - 9_000))
+    asked = (RequestedCheck("n1", NOW_S - 5_000), RequestedCheck("n2", NOW_S - 9_000))
     assert nodes(*asked, idle=("n1", "n2", "n3")) == ["n3", "n2"]
 
 
@@ -78,7 +86,7 @@ def test_within_any_week_no_node_begins_more_than_its_budget(
         weekly_budget_s=budget_s, check_s=check_s, every_s=300, idle_s=0, nodes_at_once=at_once
     )
     chance = random.Random(seed)
-    now_s, asked = NOW_S, list[Asked]()
+    now_s, asked = NOW_S, list[RequestedCheck]()
     for step_s in steps:
         now_s += step_s
         idle = {node: now_s for node in ("n1", "n2", "n3", "n4") if chance.random() < 0.7}
@@ -86,7 +94,7 @@ def test_within_any_week_no_node_begins_more_than_its_budget(
         chosen = due(idle, asked, under_way, settings, now_s)
         assert len(chosen) + under_way <= at_once
         assert set(chosen) <= set(idle)
-        asked += [Asked(node, now_s, begun=chance.random() < 0.8) for node in chosen]
+        asked += [RequestedCheck(node, now_s, begun=chance.random() < 0.8) for node in chosen]
     for last in asked:
         week = [one for one in asked if one.node == last.node and 0 <= last.time_s - one.time_s < WEEK_S and one.begun]
         assert len(week) * check_s <= budget_s

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import decide
-from eagle_eye.server.engine.scheduler_word import FAILED_S, MARGIN_S, Hearing, SchedulerWord
+from eagle_eye.server.engine.scheduler_contact import FAILED_S, MARGIN_S, SchedulerContact, SchedulerReports
 from eagle_eye.server.model.records import Job
 from tests.server.engine.frames import Fleet
 from tests.server.engine.situations import NOW_S, incident, past, situation
@@ -40,7 +40,7 @@ class Site(Fleet):
         self.hear()
 
     def hear(self) -> None:
-        self.engine.observe_scheduler(SchedulerWord("slurm", self.now_s, frozenset({"j"}), PATIENCE_S))
+        self.engine.observe_scheduler(SchedulerReports("slurm", self.now_s, frozenset({"j"}), PATIENCE_S))
 
     def die(self, exit_code: int = 1) -> None:
         """All ranks end within a second, and do nothing any more."""
@@ -124,11 +124,11 @@ def test_a_gpu_that_is_lost_is_told_of_at_once_and_asked_about() -> None:
 
 def test_a_job_that_began_after_the_last_word_may_be_the_schedulers() -> None:
     site = Site()
-    site.engine.observe_scheduler(SchedulerWord("slurm", site.now_s, frozenset(), PATIENCE_S))
+    site.engine.observe_scheduler(SchedulerReports("slurm", site.now_s, frozenset(), PATIENCE_S))
     site.run(8)
     site.die()
     assert faults(site.run(4)) == set()
-    site.engine.observe_scheduler(SchedulerWord("slurm", site.now_s, frozenset(), PATIENCE_S))
+    site.engine.observe_scheduler(SchedulerReports("slurm", site.now_s, frozenset(), PATIENCE_S))
     assert faults(site.run(2)) == {"process_crash"}
 
 
@@ -178,7 +178,7 @@ PENDING = incident(fault="gpu_memory_error", fact=True, asks="drain_node", onset
 
 def told(heard_age_s: float | None, what: Any = CRASH) -> tuple[str, str, bool, tuple[str, ...]]:
     heard_s = None if heard_age_s is None else NOW_S - heard_age_s
-    decision = decide(what, situation(hearing=Hearing("slurm", heard_s, PATIENCE_S)))
+    decision = decide(what, situation(hearing=SchedulerContact("slurm", heard_s, PATIENCE_S)))
     return decision.rule, decision.kind, decision.restart, decision.exclude
 
 
@@ -215,13 +215,13 @@ def test_an_inference_waits_as_well() -> None:
 
 
 def test_the_reason_says_how_long_it_was_not_heard_and_where_to_look() -> None:
-    decision = decide(CRASH, situation(hearing=Hearing("slurm", NOW_S - 300, PATIENCE_S)))
+    decision = decide(CRASH, situation(hearing=SchedulerContact("slurm", NOW_S - 300, PATIENCE_S)))
     assert "last heard 300 s ago" in decision.hold
     assert "/readyz" in decision.hold
 
 
 def test_a_job_that_failed_by_itself_may_be_restarted() -> None:
-    heard = Hearing("slurm", NOW_S, PATIENCE_S)
+    heard = SchedulerContact("slurm", NOW_S, PATIENCE_S)
     assert decide(CRASH, situation(job_state="failed", crashed=True, hearing=heard)).kind == "restart_job"
     assert decide(CRASH, situation(job_state="failed", hearing=heard)).rule == "job_state"
 

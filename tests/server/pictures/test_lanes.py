@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.accounts.timeline import Cause, Span
+from eagle_eye.server.accounts.timeline import Cause, TimelineSpan
 from eagle_eye.server.charts import course
 from eagle_eye.server.charts.lanes import rows
 from eagle_eye.server.history.steps import Steps
@@ -82,9 +82,9 @@ def test_losses_that_were_not_finite_are_counted_and_not_drawn() -> None:
     assert found.infinite.tolist() == [0, 2]
 
 
-def span(start_s: float, end_s: float, part: str) -> Span:
+def span(start_s: float, end_s: float, part: str) -> TimelineSpan:
     cause = None if part == "training" else Cause("hang", "n1", "inc_1")
-    return Span(start_s, end_s, part, "att_0", 8, cause, "why" if part == "unknown" else "")  # type: ignore[arg-type]
+    return TimelineSpan(start_s, end_s, part, "att_0", 8, cause, "why" if part == "unknown" else "")  # type: ignore[arg-type]
 
 
 def test_goodput_is_that_of_the_last_minutes_and_null_where_it_cannot_be_told() -> None:

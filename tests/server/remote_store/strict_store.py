@@ -11,11 +11,11 @@ import httpx
 from eagle_eye.schema.frame import Frame, Rank, block, encode_frame
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Scope
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.history.remote_store.access import Access
-from eagle_eye.server.history.remote_store.orders import Order, Told
+from eagle_eye.server.history.remote_store.credentials import Access
 from eagle_eye.server.history.remote_store.position import PositionFile
 from eagle_eye.server.history.remote_store.post import Post
 from eagle_eye.server.history.remote_store.sender import Manifest, send
+from eagle_eye.server.history.remote_store.sender_messages import Order, SenderReport
 from eagle_eye.server.history.segments.facts import RAW_FOLDER
 from eagle_eye.server.ingest.remote_write import snappy, wire
 from tests.server.builders import NOW, frame
@@ -81,9 +81,9 @@ def order(**more: Any) -> Order:
     return Order(**{**settings, **more})
 
 
-def bring(folder: Path, store: StrictStore, **more: Any) -> list[Told]:
+def bring(folder: Path, store: StrictStore, **more: Any) -> list[SenderReport]:
     """Send what the history in a folder has, as the sender does, and return what it said."""
-    said: list[Told] = []
+    said: list[SenderReport] = []
     asked = order(**more)
     manifest, file = Manifest(folder / HISTORY_FILE), PositionFile(folder)
     try:

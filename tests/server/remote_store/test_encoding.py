@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.history.remote_store import encoding
-from eagle_eye.server.history.remote_store.series_names import Place, labels_of, place_of
+from eagle_eye.server.history.remote_store.series_names import SeriesSubject, labels_of, place_of
 from eagle_eye.server.ingest.remote_write import snappy, wire
 from tests.server.remote_write.requests import Written, v1
 
@@ -47,7 +47,7 @@ def test_infinity_is_a_value() -> None:
 
 def test_a_series_speaks_of_the_row_that_it_was_named_for() -> None:
     for name, key in (("gpu_power_watts", 3), ("node_cpu_steal_ratio", -1), ("link_up", "mlx5_0:2")):
-        place = Place(BY_NAME[name], "n1", key, "train")
+        place = SeriesSubject(BY_NAME[name], "n1", key, "train")
         assert place_of(labels_of(place, {"cluster": "a"})) == place
         assert place_of(labels_of(place._replace(job=None), {})) == place._replace(job=None)
 

@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry
 
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.schema.metrics import BY_NAME
-from eagle_eye.server.history.remote_store.figures import Figures
 from eagle_eye.server.history.remote_store.merging import with_past
-from eagle_eye.server.history.remote_store.orders import Told
-from eagle_eye.server.history.remote_store.past import Asked, Past
 from eagle_eye.server.history.remote_store.position import PositionFile
 from eagle_eye.server.history.remote_store.post import Post
+from eagle_eye.server.history.remote_store.remote_history import RemoteHistory, SeriesQuery
+from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
 from eagle_eye.server.history.remote_store.sender import Manifest, send
+from eagle_eye.server.history.remote_store.sender_messages import SenderReport
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.remote_store.slices import slices
 from eagle_eye.server.model.errors import RemoteStoreSilent
@@ -32,8 +32,8 @@ from tests.server.segments.kept import compact, opened
 POWER = BY_NAME["gpu_power_watts"]
 
 
-def past(http: httpx.Client, url: str = "http://store", **more: Any) -> Past:
-    return Past(http, RemoteStoreSettings(read_url=url, **more), Figures(CollectorRegistry()))
+def past(http: httpx.Client, url: str = "http://store", **more: Any) -> RemoteHistory:
+    return RemoteHistory(http, RemoteStoreSettings(read_url=url, **more), Figures(CollectorRegistry()))
 
 
 def answering(*results: dict[str, Any]) -> httpx.Client:
@@ -44,7 +44,7 @@ def answering(*results: dict[str, Any]) -> httpx.Client:
 @pytest.mark.parametrize("store", [PROMETHEUS, VICTORIA_METRICS])
 def test_what_a_real_store_was_sent_is_read_back_the_same(store: str, tmp_path: Path) -> None:
     begin_s = float(int(time.time())) - 60.0
-    said: list[Told] = []
+    said: list[SenderReport] = []
     with opened(tmp_path / "data") as history, listening(store, tmp_path) as url, httpx.Client() as http:
         frames = [second(at, node, begin_s) for at in range(30) for node in ("n1", "n2")]
         keep(history, *frames)
@@ -57,9 +57,11 @@ def test_what_a_real_store_was_sent_is_read_back_the_same(store: str, tmp_path: 
         file.close()
         show(url, store)
         reader = past(http, url, external_labels={"cluster": "a"}, interval_s=1.0)
-        read = reader.points(Asked(POWER, "n2", None, begin_s, 5.0), 7)
+        read = reader.points(SeriesQuery(POWER, "n2", None, begin_s, 5.0), 7)
         back = {(one.frame.node, one.frame.time_s): one.frame for one in reader.frames("job", begin_s, begin_s + 30.0)}
-        other = past(http, url, external_labels={"cluster": "b"}).points(Asked(POWER, None, None, begin_s, 5.0), 7)
+        other = past(http, url, external_labels={"cluster": "b"}).points(
+            SeriesQuery(POWER, None, None, begin_s, 5.0), 7
+        )
     assert sum(told.taken for told in said) == 30 * 2 * 6
     assert read == {("n2", device): {i: 300.1 + 5 * i + 4 + device for i in range(6)} for device in (0, 1)}
     assert other == {}
@@ -71,9 +73,11 @@ def test_what_a_real_store_was_sent_is_read_back_the_same(store: str, tmp_path: 
     assert {scope.value for scope in of_job} == {"device", "node", "link"}
 
 
-def answer_with(past_: Past | None, begins_s: float | None, steps: int = 10) -> dict[str, Any]:
+def answer_with(past_: RemoteHistory | None, begins_s: float | None, steps: int = 10) -> dict[str, Any]:
     embedded = [{"node": "n1", "device": 0, "points": [[rfc(at), float(at)] for at in range(4, 10)]}]
-    return with_past({"series": embedded}, past_, begins_s, Asked(POWER, None, None, NOW, 1.0), steps, lambda v: v)
+    return with_past(
+        {"series": embedded}, past_, begins_s, SeriesQuery(POWER, None, None, NOW, 1.0), steps, lambda v: v
+    )
 
 
 def rfc(at: int) -> str:
@@ -136,7 +140,7 @@ def test_an_answer_that_is_none_is_refused(answer: httpx.Response) -> None:
         httpx.Client(transport=httpx.MockTransport(lambda _: answer)) as http,
         pytest.raises(RemoteStoreSilent, match=r"http://store|Prometheus"),
     ):
-        past(http, answer_bytes_max=1 << 20).points(Asked(POWER, None, None, NOW, 1.0), 3)
+        past(http, answer_bytes_max=1 << 20).points(SeriesQuery(POWER, None, None, NOW, 1.0), 3)
 
 
 def test_what_is_too_large_is_asked_for_in_smaller_pieces() -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.server.history.remote_store.access import Access, client
+from eagle_eye.server.history.remote_store.credentials import Access, client
 from eagle_eye.server.history.remote_store.post import Brought, Post, Unwanted
-from eagle_eye.server.history.remote_store.segment_samples import Moment
+from eagle_eye.server.history.remote_store.segment_samples import IntervalSamples
 
-MOMENT = Moment([b"head"] * 64, [b"sample"] * 64)
+MOMENT = IntervalSamples([b"head"] * 64, [b"sample"] * 64)
 
 
 def brought(
-    answers: Callable[[int], httpx.Response], moment: Moment = MOMENT
+    answers: Callable[[int], httpx.Response], moment: IntervalSamples = MOMENT
 ) -> tuple[Brought, list[float], list[tuple[str, str]]]:
     """Return what became of a moment, for how long it was waited, and which troubles were told."""
     waits: list[float] = []

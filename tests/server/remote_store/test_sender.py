@@ -12,7 +12,7 @@ import pytest
 
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
-from eagle_eye.server.history.remote_store.orders import Told
+from eagle_eye.server.history.remote_store.sender_messages import SenderReport
 from eagle_eye.server.history.segments.facts import FACTS_FILE
 from tests.server.builders import NOW
 from tests.server.remote_store.strict_store import StrictStore, bring, keep, second
@@ -23,11 +23,11 @@ class Killed(BaseException):
     """The process ended here."""
 
 
-def refused(said: list[Told]) -> int:
+def refused(said: list[SenderReport]) -> int:
     return sum(sum(told.refused.values()) for told in said)
 
 
-def taken(said: list[Told]) -> int:
+def taken(said: list[SenderReport]) -> int:
     return sum(told.taken for told in said)
 
 
@@ -91,7 +91,7 @@ def test_killed_at_any_request_it_loses_nothing_and_breaks_no_order(tmp_path: Pa
         store.after = die  # the store has taken the request, and nobody heard of it
     else:
         store.before = die
-    said: list[Told] = []
+    said: list[SenderReport] = []
     deaths = 0
     with opened(tmp_path) as history:
         for begin in (0, 4):

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from eagle_eye.schema.configuration import ConfigurationError, masked
 from eagle_eye.server.config import ServerConfig, load
-from eagle_eye.server.history.remote_store.figures import Figures
-from eagle_eye.server.history.remote_store.orders import Told
+from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
+from eagle_eye.server.history.remote_store.sender_messages import SenderReport
 from eagle_eye.server.history.remote_store.sending import COMMAND, Sending
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import SystemClock
@@ -69,9 +69,9 @@ def test_the_sender_is_a_process_that_brings_what_waits(tmp_path: Path) -> None:
 
 def test_troubles_are_counted(tmp_path: Path) -> None:
     subject, registry = sending(tmp_path, "http://store")
-    subject.take(Told(retries={"busy": 1}, problem="HTTP 503"))
+    subject.take(SenderReport(retries={"busy": 1}, problem="HTTP 503"))
     assert (value(registry, "ok"), value(registry, "retries_total", reason="busy")) == (0.0, 1.0)
-    subject.take(Told(problem="", taken=3, refused={"too_old": 2}, lost={"retired": 1}))
+    subject.take(SenderReport(problem="", taken=3, refused={"too_old": 2}, lost={"retired": 1}))
     assert (value(registry, "ok"), value(registry, "samples_total")) == (1.0, 3.0)
     assert value(registry, "refused_samples_total", reason="too_old") == 2.0
     assert value(registry, "lost_segments_total", reason="retired") == 1.0

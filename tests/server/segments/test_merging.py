@@ -15,10 +15,10 @@ from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
 from eagle_eye.server.history.history import Run
 from eagle_eye.server.history.segments import planning, worker
-from eagle_eye.server.history.segments.downsampling import Course
+from eagle_eye.server.history.segments.downsampling import BucketSeries
 from eagle_eye.server.history.segments.merging import GROUP_FRAMES
-from eagle_eye.server.history.segments.planning import Source, merges
-from eagle_eye.server.history.segments.tasks import Answer, Merge
+from eagle_eye.server.history.segments.planning import SourceSegment, merges
+from eagle_eye.server.history.segments.tasks import Merge, TaskResult
 from eagle_eye.server.history.segments.upkeep import Upkeep
 from eagle_eye.server.model.errors import HistoryUnavailable
 from tests.server.builders import NOW, FakeClock
@@ -70,7 +70,7 @@ def courses(history: EmbeddedHistory) -> object:
             assert not any(isinstance(course, Run) for course in reading.courses)
         with history.courses(BY_NAME[name], [], 0.0, FOREVER_S, None, 60.0, 10**9) as reading:
             for one in reading.courses:
-                assert isinstance(one, Course)
+                assert isinstance(one, BucketSeries)
                 sums = found.setdefault((name, one.node, one.key), [0.0, 0.0])
                 sums[0] += float(one.summary.counts.sum())
                 sums[1] += float(one.summary.last.sum())
@@ -201,7 +201,7 @@ def test_segments_that_went_while_they_were_merged_do_not_come_back(tmp_path: Pa
     with opened(tmp_path) as history:
         filled(history)
 
-        def perform(task: object) -> Answer:
+        def perform(task: object) -> TaskResult:
             answer = worker.perform(tmp_path / "history", task)  # type: ignore[arg-type]
             if isinstance(task, Merge):
                 history.journal.change(
@@ -267,8 +267,8 @@ def test_a_process_that_fails_is_counted_and_costs_nothing(tmp_path: Path, caplo
         assert told(history) == expected
 
 
-def small(at: int, first_s: float, size: int = 100, shard: int = 0) -> Source:
-    return Source(at, f"{int(first_s)}-{shard}-abc", first_s, first_s + 300, first_s + 310, 10, size)
+def small(at: int, first_s: float, size: int = 100, shard: int = 0) -> SourceSegment:
+    return SourceSegment(at, f"{int(first_s)}-{shard}-abc", first_s, first_s + 300, first_s + 310, 10, size)
 
 
 def test_what_is_merged_waits_for_company_or_for_the_days_end() -> None:

@@ -17,7 +17,7 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, Frame, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.segments import steady
+from eagle_eye.server.history.segments import constant_layout_rows as steady
 from eagle_eye.server.history.segments.gathering import Gatherer
 from eagle_eye.server.history.segments.group_tables import GroupTables
 from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA

@@ -23,7 +23,7 @@ PAGE_BYTES_MAX = 4 << 20  # eight GPUs with all fields and Kubernetes' labels ar
 BLANK_MIN = 1e14  # DCGM writes 0x7ffffffffffffff0 and 140737488355328 for "not known"
 
 
-class Source(NamedTuple):
+class DcgmField(NamedTuple):
     """One of DCGM's fields: the metric of ours that it is, what to multiply by, and the most that it can say."""
 
     metric: str
@@ -35,22 +35,22 @@ _BYTES_PER_S_MAX = 1e13  # a hundred times PCIe 7's, five times NVLink 6's
 
 # DCGM's field identifiers, as dcgm-exporter names its metrics. Profiling fields are rates and shares already, also
 # where an older exporter declares them counters.
-SOURCES: Mapping[str, Source] = MappingProxyType(
+SOURCES: Mapping[str, DcgmField] = MappingProxyType(
     {
-        "DCGM_FI_PROF_SM_ACTIVE": Source("gpu_sm_active_ratio", 1.0, 1.0),
-        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": Source("gpu_tensor_active_ratio", 1.0, 1.0),
-        "DCGM_FI_PROF_DRAM_ACTIVE": Source("gpu_dram_active_ratio", 1.0, 1.0),
-        "DCGM_FI_PROF_PCIE_RX_BYTES": Source("gpu_pcie_rx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
-        "DCGM_FI_PROF_PCIE_TX_BYTES": Source("gpu_pcie_tx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
-        "DCGM_FI_PROF_NVLINK_RX_BYTES": Source("gpu_nvlink_rx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
-        "DCGM_FI_PROF_NVLINK_TX_BYTES": Source("gpu_nvlink_tx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
-        "DCGM_FI_DEV_GPU_UTIL": Source("gpu_utilization_ratio", 0.01, 1.0),
-        "DCGM_FI_DEV_FB_USED": Source("gpu_memory_used_bytes", float(1 << 20), 1e13),
-        "DCGM_FI_DEV_POWER_USAGE": Source("gpu_power_watts", 1.0, 1e5),
-        "DCGM_FI_DEV_GPU_TEMP": Source("gpu_temperature_celsius", 1.0, 200.0),
-        "DCGM_FI_DEV_MEMORY_TEMP": Source("gpu_memory_temperature_celsius", 1.0, 200.0),
-        "DCGM_FI_DEV_SM_CLOCK": Source("gpu_sm_clock_hertz", 1e6, 1e10),
-        "DCGM_FI_DEV_MEM_CLOCK": Source("gpu_memory_clock_hertz", 1e6, 1e11),
+        "DCGM_FI_PROF_SM_ACTIVE": DcgmField("gpu_sm_active_ratio", 1.0, 1.0),
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": DcgmField("gpu_tensor_active_ratio", 1.0, 1.0),
+        "DCGM_FI_PROF_DRAM_ACTIVE": DcgmField("gpu_dram_active_ratio", 1.0, 1.0),
+        "DCGM_FI_PROF_PCIE_RX_BYTES": DcgmField("gpu_pcie_rx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
+        "DCGM_FI_PROF_PCIE_TX_BYTES": DcgmField("gpu_pcie_tx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
+        "DCGM_FI_PROF_NVLINK_RX_BYTES": DcgmField("gpu_nvlink_rx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
+        "DCGM_FI_PROF_NVLINK_TX_BYTES": DcgmField("gpu_nvlink_tx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
+        "DCGM_FI_DEV_GPU_UTIL": DcgmField("gpu_utilization_ratio", 0.01, 1.0),
+        "DCGM_FI_DEV_FB_USED": DcgmField("gpu_memory_used_bytes", float(1 << 20), 1e13),
+        "DCGM_FI_DEV_POWER_USAGE": DcgmField("gpu_power_watts", 1.0, 1e5),
+        "DCGM_FI_DEV_GPU_TEMP": DcgmField("gpu_temperature_celsius", 1.0, 200.0),
+        "DCGM_FI_DEV_MEMORY_TEMP": DcgmField("gpu_memory_temperature_celsius", 1.0, 200.0),
+        "DCGM_FI_DEV_SM_CLOCK": DcgmField("gpu_sm_clock_hertz", 1e6, 1e10),
+        "DCGM_FI_DEV_MEM_CLOCK": DcgmField("gpu_memory_clock_hertz", 1e6, 1e11),
     }
 )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from eagle_eye.agent.files.foreign import NotTheirs, open_file, shown
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.nccl.dump_files import Asked, Stamp, dump_paths, request_dumps, stamp_of
+from eagle_eye.agent.nccl.dump_files import DumpRequest, Stamp, dump_paths, request_dumps, stamp_of
 from eagle_eye.agent.nccl.flight_dump import DUMP_BYTES_MAX, FlightDump, read
 from eagle_eye.agent.nccl.process_environment import Environments, root_of
 from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
@@ -120,7 +120,7 @@ class FlightRecorderCollector:
         with self._lock:
             return list(self._dumps.values())
 
-    def request(self, deadline_s: float) -> Asked:
+    def request(self, deadline_s: float) -> DumpRequest:
         """Ask this node's ranks for dumps now and wait for them; may be called from any thread.
 
         What they write is read at the next collections and then found in ``dumps``.

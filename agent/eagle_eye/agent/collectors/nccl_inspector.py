@@ -18,7 +18,7 @@ from eagle_eye.agent.files.foreign import OWN_ROOT, NotTheirs, open_file, shown,
 from eagle_eye.agent.files.growing import Tail
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.nccl.inspector_lines import Tally, parse
+from eagle_eye.agent.nccl.inspector_lines import CollectiveTotals, parse
 from eagle_eye.agent.nccl.inspector_metrics import FILE_BYTES_MAX, bus_bandwidth
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
 from eagle_eye.agent.processes.training_processes import TrainingProcess, TrainingProcesses
@@ -54,7 +54,7 @@ class _Log:
     place: _Place
     tail: Tail | None = None
     asked_s: float = 0.0  # when its name was last followed
-    tally: Tally = field(default_factory=Tally)
+    tally: CollectiveTotals = field(default_factory=CollectiveTotals)
     new: bool = False  # whether what is in it was written under this agent's eyes
     row: dict[str, float] = field(default_factory=dict)
     step: float | None = None  # the newest when the collectives' time began to be summed

@@ -13,7 +13,7 @@ from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.nvml.bus import Bus
 from eagle_eye.agent.nvml.codes import NEVER, Failure, reason
 from eagle_eye.agent.nvml.connection import Connection
-from eagle_eye.agent.nvml.device import Answer, Device
+from eagle_eye.agent.nvml.device import Device, GpuReading
 from eagle_eye.agent.nvml.guard import GuardedCalls
 from eagle_eye.agent.nvml.inventory import Inventory, Seat
 from eagle_eye.agent.nvml.library import Library
@@ -83,7 +83,7 @@ class NvmlCollector:
         observed = Observed()
         for device in self._devices:
             answer = answers.get(device.index)
-            if isinstance(answer, Answer):
+            if isinstance(answer, GpuReading):
                 self._answered_s[device.uuid] = begin_s
                 if answer.row:
                     observed.devices[device.index] = answer.row
@@ -163,7 +163,7 @@ class NvmlCollector:
         """Whether a GPU has no row to give, though the driver answers: opening the library anew may help."""
         return (
             any(failure.code not in NEVER for failure in library.unopened)
-            or any(isinstance(answer, Answer) and not answer.row for answer in answers.values())
+            or any(isinstance(answer, GpuReading) and not answer.row for answer in answers.values())
             or bool(self._unlisted(library))
         )
 
@@ -217,7 +217,7 @@ class NvmlCollector:
         lines: dict[tuple[int, str], list[int]] = {}
         for device in self._devices:
             answer = answers.get(device.index)
-            if not isinstance(answer, Answer) or not answer.left_out:
+            if not isinstance(answer, GpuReading) or not answer.left_out:
                 continue
             names: dict[int, list[str]] = {}
             for failure in answer.left_out:
@@ -236,7 +236,7 @@ def _trouble(answer: object) -> str:
     """Return what an answer says went wrong, "" for nothing; a text, which stands for an answer, says it itself."""
     if isinstance(answer, str):
         return answer
-    if isinstance(answer, Answer) and answer.failed:
+    if isinstance(answer, GpuReading) and answer.failed:
         more = len(answer.failed) - 1
         return answer.failed[0].describe() + (f" and {more} more" if more and answer.row else "")
     if isinstance(answer, Failure):

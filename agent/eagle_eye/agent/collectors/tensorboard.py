@@ -19,7 +19,7 @@ from eagle_eye.agent.training_logs.log_finder import FoundLog, Pattern
 from eagle_eye.agent.training_logs.rank_courses import RankCourses
 from eagle_eye.agent.training_logs.tensorboard_events import Scalar
 from eagle_eye.agent.training_logs.tensorboard_tags import reading
-from eagle_eye.agent.training_logs.trouble import Trouble
+from eagle_eye.agent.training_logs.trouble import LogTrouble
 
 FILES_MAX = 32  # newest first: a run writes one a rank at most, older ones are of earlier attempts
 RECORDS_MAX = 1_000  # of all files in one collection, at 10 microseconds each; the rest waits
@@ -72,7 +72,7 @@ class TensorBoardCollector:
         self._seen: set[Identity] | None = None
         self._due_s = 0.0
         self._nothing = ""
-        self._trouble = Trouble()
+        self._trouble = LogTrouble()
 
     def collect(self, now_s: float) -> Observed:
         """Return the rows for the interval that ends now. Raises Unsupported where no folder is configured."""

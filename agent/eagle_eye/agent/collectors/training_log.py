@@ -17,8 +17,8 @@ from eagle_eye.agent.training_logs.followed_logs import FollowedLogs
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
 from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.agent.training_logs.rank_courses import RankCourses
-from eagle_eye.agent.training_logs.reading import Framework, Quiet, Reading, Writer
-from eagle_eye.agent.training_logs.trouble import Trouble
+from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet, Writer
+from eagle_eye.agent.training_logs.trouble import LogTrouble
 from eagle_eye.schema.events import Event
 
 EVENTS_MAX = 256  # told in one collection
@@ -66,8 +66,8 @@ class TrainingLogCollector:
         self._logs = FollowedLogs(patterns, drops, proc, frameworks)
         self._ranks = RankCourses()
         self._errors = EndedByError(running)
-        self._unattributed = Trouble()
-        self._unreadable = Trouble()
+        self._unattributed = LogTrouble()
+        self._unreadable = LogTrouble()
         self._events: list[Event] = []
         self._now_s = self._at_s = 0.0  # of the collection that goes on: Unix seconds, the monotonic clock
 
@@ -130,7 +130,7 @@ class TrainingLogCollector:
                 if course is not None and (not said.watchdog.group or "default_pg" in said.watchdog.group):
                     course.note_collectives(said.watchdog.enqueued, said.watchdog.completed)
 
-    def _take_reading(self, process: TrainingProcess, log: FollowedLog, reading: Reading) -> None:
+    def _take_reading(self, process: TrainingProcess, log: FollowedLog, reading: LogReading) -> None:
         course = self._ranks.of(process)
         if course is not None and course.take(reading, log.identity, self._at_s):
             self._errors.note_step(process)

@@ -19,7 +19,7 @@ from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.kernel_log import KernelLog
 from eagle_eye.agent.evidence.proc_files import why
 from eagle_eye.agent.evidence.process_states import ProcessStates
-from eagle_eye.agent.evidence.scene import Scene, Source, Task
+from eagle_eye.agent.evidence.scene import EvidenceSource, Scene, Task
 from eagle_eye.agent.evidence.stacks import Stacks
 from eagle_eye.agent.evidence.suspects import suspects
 from eagle_eye.agent.external_tool import NICENESS
@@ -41,7 +41,7 @@ class Gatherer:
         self,
         node: str,
         agent_version: str,
-        sources: dict[str, Sequence[Source]] | None = None,
+        sources: dict[str, Sequence[EvidenceSource]] | None = None,
         proc: Path = Path("/proc"),
         monotonic_s: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
@@ -126,7 +126,7 @@ class Gatherer:
             self._hanging += [thread for _, _, thread in threads if thread.is_alive()]
 
 
-def standard_sources(flight_dumps: FlightDumps | None = None) -> dict[str, Sequence[Source]]:
+def standard_sources(flight_dumps: FlightDumps | None = None) -> dict[str, Sequence[EvidenceSource]]:
     """Return all sources by kind."""
     return {
         EVIDENCE: (KernelLog(), ProcessStates(), Stacks(), flight_dumps or FlightDumps()),

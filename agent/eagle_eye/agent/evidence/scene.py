@@ -41,7 +41,7 @@ class Task(NamedTuple):
     run: Callable[[], None]
 
 
-class Source(Protocol):
+class EvidenceSource(Protocol):
     """One kind of evidence."""
 
     @property

@@ -23,7 +23,7 @@ PASSING = frozenset({401, 408, 429, 500, 502, 503, 504})  # may be otherwise the
 
 
 @dataclass(frozen=True)
-class Place:
+class UploadTarget:
     """Where bundles go; the uplink's own settings. ``token`` returns the node's, "" where there is none."""
 
     server: str
@@ -42,7 +42,7 @@ class Upload:
     """Tries again, ever more slowly, until the server has it, refuses it for good, or the time is over."""
 
     def __init__(
-        self, place: Place, clock: Clock, jitter: Callable[[], float] = random.random, path: str = PATH
+        self, place: UploadTarget, clock: Clock, jitter: Callable[[], float] = random.random, path: str = PATH
     ) -> None:
         """``path`` and a request's id are where something is brought to."""
         self._place = place

@@ -22,7 +22,7 @@ from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.temperature import TemperatureCollector
 from eagle_eye.agent.config import AgentConfiguration, hook_socket_path, read, spool_folder, token_path
 from eagle_eye.agent.health import host_checks
-from eagle_eye.agent.health.host_checks import Finding, State
+from eagle_eye.agent.health.host_checks import HostFinding, State
 from eagle_eye.agent.loop.collector import Collector
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.loop.runner import Runner
@@ -64,7 +64,7 @@ def examine(
     collectors: Sequence[Collector],
     name_conflicts: Iterable[str],
     environ: Mapping[str, str],
-) -> list[Finding]:
+) -> list[HostFinding]:
     """Return all findings. The collectors are asked once, each in a thread of its own, and closed."""
     return [
         *host_checks.collectors(standings(collectors)),
@@ -91,7 +91,7 @@ def standings(collectors: Sequence[Collector], within_s: float = COLLECT_S) -> l
     return [runner.standing() for runner in runners]
 
 
-def table(findings: Sequence[Finding], out: TextIO, *, colours: bool) -> None:
+def table(findings: Sequence[HostFinding], out: TextIO, *, colours: bool) -> None:
     """Write the findings as aligned lines, what to do below each, and how many there are."""
     width = max((len(finding.subject) for finding in findings), default=0)
     for finding in findings:

@@ -28,7 +28,7 @@ _Place = tuple[Path, Path]  # a file, and the folder out of which no link on the
 
 
 @dataclass(frozen=True)
-class Asked:
+class DumpRequest:
     """Which of the ranks that were asked have written a dump, and why the others have not."""
 
     answered: tuple[TrainingProcess, ...] = ()
@@ -72,7 +72,7 @@ def request_dumps(
     drops: Drops | None = None,
     monotonic_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Asked:
+) -> DumpRequest:
     """Ask the ranks for dumps and wait at most ``deadline_s`` for them; return who answered.
 
     ``pipe_prefixes`` are tried besides what the processes' environments say. Training is not held up: the pipes are
@@ -98,7 +98,7 @@ def request_dumps(
     for process in waiting:
         if process not in answered:
             silent[process] = f"asked, but wrote no dump within {deadline_s:g} s"
-    return Asked(tuple(answered), silent)
+    return DumpRequest(tuple(answered), silent)
 
 
 def _ask(

@@ -101,7 +101,7 @@ class _Communicator:
     kinds: dict[str, _Kind] = field(default_factory=dict)
 
 
-class Tally:
+class CollectiveTotals:
     """One process's collectives, folded line by line.
 
     ``untimed`` counts lines whose time is not the kernel's, ``beyond`` lines beyond the limits or out of range.

@@ -29,7 +29,7 @@ class BadReply(ValueError):
     """A reply that is no status; the message says what is wrong."""
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class RasProblem(msgspec.Struct, frozen=True):
     """Something that stands out. ``kind`` is RAS's own word: DEAD, INCOMPLETE, ERROR, ABORT, MISMATCH, TIMEOUT.
 
     ``communicator`` is its hash, "" for the whole job; ``rank`` is the rank in the communicator. None: not told.
@@ -68,7 +68,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     nccl_version: str
     communicators: tuple[Communicator, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[RasProblem, ...] = ()
     left_out: int = 0
 
     def problem(self) -> str:
@@ -161,7 +161,7 @@ def _from_json(raw: bytes) -> Reply:
     for communicator in communicators:  # last: they are many, and normal while a job runs
         found.of_counts(communicator)
     if document.ras.timeouts_count > 0:
-        found.add(Trouble("TIMEOUT", f"{document.ras.timeouts_count} timeouts while the state was gathered"))
+        found.add(RasProblem("TIMEOUT", f"{document.ras.timeouts_count} timeouts while the state was gathered"))
     return Reply(document.nccl_version[:64], tuple(communicators), tuple(found.kept), found.left_out)
 
 
@@ -179,10 +179,10 @@ class _Troubles:
     """Collects troubles up to the limit, and what is told of each up to its own."""
 
     def __init__(self) -> None:
-        self.kept: list[Trouble] = []
+        self.kept: list[RasProblem] = []
         self.left_out = 0
 
-    def add(self, trouble: Trouble) -> None:
+    def add(self, trouble: RasProblem) -> None:
         if len(self.kept) < TROUBLES_MAX:
             self.kept.append(msgspec.structs.replace(trouble, detail=trouble.detail[:TEXT_CHARS_MAX]))
         else:
@@ -211,10 +211,10 @@ class _Troubles:
         for member in communicator.members:
             if member.enqueued != usual:
                 detail = f"enqueued {member.enqueued} collectives, most {usual}"
-                self.add(Trouble("MISMATCH", detail, communicator.id, member.rank, member.host, member.pid))
+                self.add(RasProblem("MISMATCH", detail, communicator.id, member.rank, member.host, member.pid))
 
     def _rank(self, kind: str, detail: str, name: str, rank: _Rank) -> None:
-        self.add(Trouble(kind, detail, name, rank.rank, rank.host[:TEXT_CHARS_MAX], rank.pid))
+        self.add(RasProblem(kind, detail, name, rank.rank, rank.host[:TEXT_CHARS_MAX], rank.pid))
 
 
 _VERSION = re.compile(r"(?:NCCL|RCCL) version (\S{1,64})")
@@ -235,7 +235,7 @@ def _from_text(text: str) -> Reply:
     return Reply(version[1], (), tuple(found.kept), found.left_out)
 
 
-def _sections(text: str) -> Iterator[Trouble]:
+def _sections(text: str) -> Iterator[RasProblem]:
     """Yield each indented line below a heading: "#0-0 (abc) MISMATCH", or one for the whole job."""
     heading: re.Match[str] | None = None
     for raw in text.splitlines():
@@ -244,7 +244,7 @@ def _sections(text: str) -> Iterator[Trouble]:
             heading = _HEADING.match(line)
         elif heading is not None:
             place, rank = _ON_NODE.search(line), _RANK.search(line)
-            yield Trouble(
+            yield RasProblem(
                 kind=heading[2],
                 detail=line.strip(),
                 communicator=heading[1] or "",
@@ -254,7 +254,7 @@ def _sections(text: str) -> Iterator[Trouble]:
             )
 
 
-def _named(trouble: Trouble) -> str:
+def _named(trouble: RasProblem) -> str:
     if trouble.rank is None or not trouble.host:
         return f"{trouble.kind}: {trouble.detail}"
     return f"{trouble.kind}: rank {trouble.rank} on {trouble.host}, process {trouble.pid}"

@@ -22,7 +22,7 @@ from eagle_eye.agent.nvml.occupants import Occupants
 SELDOM_S = 5.0
 
 
-class Source(Protocol):
+class MetricGroup(Protocol):
     """Some of a GPU's metrics."""
 
     def read(self, row: dict[str, float], now_s: float) -> list[Failure]:
@@ -31,7 +31,7 @@ class Source(Protocol):
 
 
 @dataclass
-class Answer:
+class GpuReading:
     """What one GPU answered: its row, what failed this time, and what it was found never to give."""
 
     row: dict[str, float] = field(default_factory=dict)
@@ -57,10 +57,10 @@ class Device:
         self._pcie_samples = Functions(handle, ())
         self._activity: Activity | None = Activity(handle) if activity.supported(handle) else None
         metrics = METRICS if self._activity is not None else METRICS + TRAFFIC
-        self._often: list[Source] = [self._functions, FieldMetrics(handle, metrics)]
+        self._often: list[MetricGroup] = [self._functions, FieldMetrics(handle, metrics)]
         if self._activity is not None:
             self._often.append(self._activity)
-        self._seldom: list[Source] = [self._links, self._pcie_samples]
+        self._seldom: list[MetricGroup] = [self._links, self._pcie_samples]
         self._otherwise: dict[str, Callable[[], None]] = {
             **{reading.name: partial(self._functions.add, reading) for reading in INSTEAD_OF_FIELDS},
             **{reading.name: partial(self._pcie_samples.add, reading) for reading in PCIE_SAMPLES},
@@ -70,15 +70,15 @@ class Device:
         self._seldom_failed: list[Failure] = []
         self._seldom_due_s = 0.0
 
-    def read(self) -> Answer:
+    def read(self) -> GpuReading:
         """Return what the GPU tells now; without a row when it is lost, or the driver is gone."""
-        answer = Answer()
+        answer = GpuReading()
         now_s = self._monotonic_s()
         failures: list[Failure] = []
         for source in self._often:
             failures += source.read(answer.row, now_s)
             if any(failure.code in DEAD for failure in failures):
-                return Answer(failed=failures)
+                return GpuReading(failed=failures)
         self._sort(failures, answer.failed, answer.left_out)
         if now_s >= self._seldom_due_s:
             # Not all GPUs in the same second.

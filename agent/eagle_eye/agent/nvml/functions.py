@@ -11,7 +11,7 @@ import pynvml
 from eagle_eye.agent.nvml.codes import FUNCTION_NOT_FOUND, NEVER, SUCCESS, Failure
 
 
-class Reading(NamedTuple):
+class MetricFunction(NamedTuple):
     """One metric: the function that gives it, under its newest name first, and how the answer becomes the metric.
 
     ``arguments`` stand between handle and result; ``part`` names the part of a result that is a structure.
@@ -27,7 +27,7 @@ class Reading(NamedTuple):
 
 
 READINGS = (
-    Reading(
+    MetricFunction(
         "utilization",
         "gpu_utilization_ratio",
         ("nvmlDeviceGetUtilizationRates",),
@@ -35,67 +35,67 @@ READINGS = (
         part="gpu",
         scale=0.01,
     ),
-    Reading("memory", "gpu_memory_used_bytes", ("nvmlDeviceGetMemoryInfo",), pynvml.c_nvmlMemory_t, part="used"),
+    MetricFunction("memory", "gpu_memory_used_bytes", ("nvmlDeviceGetMemoryInfo",), pynvml.c_nvmlMemory_t, part="used"),
     # Newer GPUs give the mean of a second here; the field values of power are a moment, or take milliseconds.
-    Reading("power", "gpu_power_watts", ("nvmlDeviceGetPowerUsage",), scale=1e-3),
-    Reading("power limit", "gpu_power_limit_watts", ("nvmlDeviceGetEnforcedPowerLimit",), scale=1e-3),
-    Reading(
+    MetricFunction("power", "gpu_power_watts", ("nvmlDeviceGetPowerUsage",), scale=1e-3),
+    MetricFunction("power limit", "gpu_power_limit_watts", ("nvmlDeviceGetEnforcedPowerLimit",), scale=1e-3),
+    MetricFunction(
         "temperature",
         "gpu_temperature_celsius",
         ("nvmlDeviceGetTemperature",),
         arguments=(pynvml.NVML_TEMPERATURE_GPU,),
     ),
-    Reading(
+    MetricFunction(
         "SM clock",
         "gpu_sm_clock_hertz",
         ("nvmlDeviceGetClockInfo",),
         arguments=(pynvml.NVML_CLOCK_SM,),
         scale=1e6,
     ),
-    Reading(
+    MetricFunction(
         "memory clock",
         "gpu_memory_clock_hertz",
         ("nvmlDeviceGetClockInfo",),
         arguments=(pynvml.NVML_CLOCK_MEM,),
         scale=1e6,
     ),
-    Reading(
+    MetricFunction(
         "throttle reasons",
         "gpu_throttle_reasons",
         ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),  # until 535 the latter
         c_ulonglong,
     ),
-    Reading("PCIe width", "gpu_pcie_link_width", ("nvmlDeviceGetCurrPcieLinkWidth",)),
-    Reading("PCIe generation", "gpu_pcie_link_generation", ("nvmlDeviceGetCurrPcieLinkGeneration",)),
+    MetricFunction("PCIe width", "gpu_pcie_link_width", ("nvmlDeviceGetCurrPcieLinkWidth",)),
+    MetricFunction("PCIe generation", "gpu_pcie_link_generation", ("nvmlDeviceGetCurrPcieLinkGeneration",)),
 )
 # For what field values do not give on every driver and GPU.
 INSTEAD_OF_FIELDS = (
-    Reading(
+    MetricFunction(
         "corrected ECC errors",
         "gpu_ecc_corrected_total",
         ("nvmlDeviceGetTotalEccErrors",),
         c_ulonglong,
         (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
     ),
-    Reading(
+    MetricFunction(
         "uncorrected ECC errors",
         "gpu_ecc_uncorrected_total",
         ("nvmlDeviceGetTotalEccErrors",),
         c_ulonglong,
         (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
     ),
-    Reading("PCIe replays", "gpu_pcie_replays_total", ("nvmlDeviceGetPcieReplayCounter",)),
+    MetricFunction("PCIe replays", "gpu_pcie_replays_total", ("nvmlDeviceGetPcieReplayCounter",)),
 )
 # The driver counts for 20 ms, during which each call waits. In KB/s.
 PCIE_SAMPLES = (
-    Reading(
+    MetricFunction(
         "PCIe send",
         "gpu_pcie_tx_bytes_per_second",
         ("nvmlDeviceGetPcieThroughput",),
         arguments=(pynvml.NVML_PCIE_UTIL_TX_BYTES,),
         scale=1e3,
     ),
-    Reading(
+    MetricFunction(
         "PCIe receive",
         "gpu_pcie_rx_bytes_per_second",
         ("nvmlDeviceGetPcieThroughput",),
@@ -108,7 +108,7 @@ PCIE_SAMPLES = (
 class _Call:
     """One reading of one GPU, with what the call needs made beforehand: the binding makes it anew at every call."""
 
-    def __init__(self, handle: Any, reading: Reading) -> None:
+    def __init__(self, handle: Any, reading: MetricFunction) -> None:
         self.reading = reading
         self.function: Callable[..., int] | None = None
         for name in reading.functions:
@@ -129,11 +129,11 @@ class _Call:
 class Functions:
     """The metrics of one GPU for which there is a function each."""
 
-    def __init__(self, handle: Any, readings: Sequence[Reading]) -> None:
+    def __init__(self, handle: Any, readings: Sequence[MetricFunction]) -> None:
         self._handle = handle
         self._calls = [_Call(handle, reading) for reading in readings]
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: MetricFunction) -> None:
         """Read this too from now on."""
         self._calls.append(_Call(self._handle, reading))
 

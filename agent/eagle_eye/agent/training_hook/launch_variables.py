@@ -38,7 +38,7 @@ JOBS = ("EAGLE_EYE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 ATTEMPTS = ("EAGLE_EYE_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Where the environment puts the process among the job's; None: it does not say."""
 
     rank: int | None
@@ -46,10 +46,10 @@ class Place(NamedTuple):
     local_rank: int | None
 
 
-def place(environ: Mapping[str, str]) -> Place:
+def place(environ: Mapping[str, str]) -> RankPlace:
     """Return the first source's numbers; what it does not say, torchrun or Slurm may. What is no number is not told."""
     source = next((item for item in RANK_SOURCES if _numbers(item, environ)), None) or RankSource("", "", "")
-    return Place(
+    return RankPlace(
         _number(environ, source.rank),
         _number(environ, _TORCHRUN.size, source.size, _SLURM.size),
         _number(environ, _TORCHRUN.local, source.local, _SLURM.local),

@@ -22,7 +22,7 @@ _GRAD_NORM = Totals._fields.index("grad_norms")
 _LOCAL_GRAD_NORM = Totals._fields.index("local_grad_norms")
 
 
-class Tally:
+class RunningTotals:
     """The totals of one process since it attached, in ``sums`` in the order of ``Totals``.
 
     A value that makes no sense is told to ``failed``, one that cannot be read without waiting for its device

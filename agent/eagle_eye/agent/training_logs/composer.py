@@ -5,29 +5,29 @@ from __future__ import annotations
 import re
 
 from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import Framework, Reading, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LogReading, Writer
 
 _BATCH = re.compile(r"^(?:\[epoch=([0-9]{1,9})(?:/[0-9]{1,9})?\])?\[batch=([0-9]{1,12})(?:/([0-9]{1,12}))?\]:?\s{0,8}$")
 _VALUE = re.compile(r"^\s{1,8}Train ([a-z0-9_/]{1,80}): {1,4}([0-9A-Za-z+.,-]{1,32})\s{0,8}$")
 
 
-def parse(line: str) -> Reading | None:
+def parse(line: str) -> LogReading | None:
     """Return what the line says, None when it is none of Composer's."""
     if found := _BATCH.match(line):
-        return Reading(step=_step(found[1], int(found[2]), found[3]), writer=Writer.FIRST)
+        return LogReading(step=_step(found[1], int(found[2]), found[3]), writer=Writer.FIRST)
     found = _VALUE.match(line)
     value = number(found[2]) if found is not None else None
     if found is None or value is None:
         return None
     name = found[1]
     if name == "loss/train/total":
-        return Reading(loss=value, writer=Writer.FIRST)
+        return LogReading(loss=value, writer=Writer.FIRST)
     if name == "l2_norm/grad/global":
-        return Reading(grad_norm=value, writer=Writer.FIRST)
+        return LogReading(grad_norm=value, writer=Writer.FIRST)
     if name == "throughput/device/tokens_per_sec":
-        return Reading(tokens_per_second=value, writer=Writer.FIRST)
+        return LogReading(tokens_per_second=value, writer=Writer.FIRST)
     if name == "throughput/batches_per_sec" and value > 0.0:
-        return Reading(step_s=1.0 / value, writer=Writer.FIRST)
+        return LogReading(step_s=1.0 / value, writer=Writer.FIRST)
     return None
 
 

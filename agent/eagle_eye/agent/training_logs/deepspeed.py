@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from eagle_eye.agent.training_logs.quantities import number, stamp_s
-from eagle_eye.agent.training_logs.reading import Framework, Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet, Writer
 
 _HINTS = ("] step=", "/global_step=", "iter time (s): ", " is about to be saved!", " is ready now!")
 _STEP = re.compile(r"\[Rank ([0-9]{1,7})\] step=([0-9]{1,12}), skipped=")
@@ -14,19 +14,19 @@ _PIPELINE = re.compile(r"\bsteps: ([0-9]{1,12}) loss: ([0-9A-Za-z+.-]{1,32}) .{0
 _TAG = re.compile(r"Checkpoint (?:global_step)?([0-9]{1,12}) is (about to be saved|ready now)!")
 
 
-def parse(line: str) -> Reading | None:
+def parse(line: str) -> LogReading | None:
     """Return what the line says, None when it is none of DeepSpeed's."""
     if not any(hint in line for hint in _HINTS):
         return None
     if found := _STEP.search(line):
-        return Reading(step=int(found[2]), stamp_s=stamp_s(line), rank=int(found[1]))
+        return LogReading(step=int(found[2]), stamp_s=stamp_s(line), rank=int(found[1]))
     if found := _TIMER.search(line):
-        return Reading(step=int(found[1]), stamp_s=stamp_s(line), writer=Writer.FIRST)
+        return LogReading(step=int(found[1]), stamp_s=stamp_s(line), writer=Writer.FIRST)
     if found := _PIPELINE.search(line):
-        return Reading(step=int(found[1]), loss=number(found[2]), step_s=number(found[3]), writer=Writer.FIRST)
+        return LogReading(step=int(found[1]), loss=number(found[2]), step_s=number(found[3]), writer=Writer.FIRST)
     if found := _TAG.search(line):
         quiet = Quiet.CHECKPOINT_END if found[2].startswith("ready") else Quiet.CHECKPOINT_BEGIN
-        return Reading(quiet=quiet, quiet_step=int(found[1]), writer=Writer.FIRST)
+        return LogReading(quiet=quiet, quiet_step=int(found[1]), writer=Writer.FIRST)
     return None
 
 

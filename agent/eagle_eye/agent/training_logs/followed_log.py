@@ -14,7 +14,7 @@ from eagle_eye.agent.training_logs.container_lines import ContainerLines
 from eagle_eye.agent.training_logs.frameworks import LogParser
 from eagle_eye.agent.training_logs.line_prefixes import Line, without_prefixes
 from eagle_eye.agent.training_logs.line_search import line_at, starts_of
-from eagle_eye.agent.training_logs.reading import Framework, Quiet, Reading
+from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet
 from eagle_eye.agent.training_logs.traceback_lines import HEADER, Tracebacks
 
 UNKNOWN_BYTES = 1 << 20  # without a line of any framework: the log is hardly one...
@@ -33,7 +33,7 @@ class Said:
     """
 
     line: Line
-    reading: Reading | None = None
+    reading: LogReading | None = None
     error: str | None = None
     watchdog: WatchdogLine | None = None
 

@@ -15,7 +15,7 @@ from eagle_eye.agent.training_logs.mllog import MLLOG
 from eagle_eye.agent.training_logs.nanotron import NANOTRON
 from eagle_eye.agent.training_logs.nemo import NEMO
 from eagle_eye.agent.training_logs.olmo import OLMO
-from eagle_eye.agent.training_logs.reading import Framework, Reading
+from eagle_eye.agent.training_logs.reading import Framework, LogReading
 from eagle_eye.agent.training_logs.torchtitan import TORCHTITAN
 
 # In the order in which they are tried on a log that has not shown yet what it is.
@@ -62,7 +62,7 @@ class LogParser:
         self._parsers = [(item, item.parser()) for item in frameworks]
         self.needles = tuple(needle for item in frameworks for needle in item.needles)
 
-    def parse(self, text: str) -> Reading | None:
+    def parse(self, text: str) -> LogReading | None:
         """Return what a line without prefixes says, None when it is no framework's."""
         for framework, parse in self._parsers:
             reading = parse(text)

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from eagle_eye.agent.training_logs.quantities import number, stamp_s
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, Parse, Reading
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Parse
 
 LINE_CHARS_MAX = 2_048
 JSON_CHARS_MAX = 8_192
@@ -45,7 +45,7 @@ class Parser:
         self._first_step: int | None = None
         self._sure = False
 
-    def __call__(self, line: str) -> Reading | None:
+    def __call__(self, line: str) -> LogReading | None:
         """Return what the line says; None until two lines agree that these are training steps."""
         said = _json(line) if line.startswith("{") else _plain(line)
         if said is None or said.step is None or said.step >= STEP_MAX:
@@ -56,7 +56,7 @@ class Parser:
         return said if self._sure else None
 
 
-def _plain(line: str) -> Reading | None:
+def _plain(line: str) -> LogReading | None:
     if len(line) > LINE_CHARS_MAX:
         return None
     loss, step = _LOSS.search(line), _STEP.search(line)
@@ -66,7 +66,7 @@ def _plain(line: str) -> Reading | None:
     if value is None or count is None or not count.is_integer() or count < 0:
         return None
     norm = _NORM.search(line)
-    return Reading(
+    return LogReading(
         step=int(count),
         loss=value,
         grad_norm=number(norm[1].rstrip(",.")) if norm is not None else None,
@@ -74,7 +74,7 @@ def _plain(line: str) -> Reading | None:
     )
 
 
-def _json(line: str) -> Reading | None:
+def _json(line: str) -> LogReading | None:
     if len(line) > JSON_CHARS_MAX:
         return None
     try:
@@ -85,7 +85,7 @@ def _json(line: str) -> Reading | None:
     if step is None or loss is None or not step.is_integer() or step < 0:
         return None
     step_ms = _first(fields, _MILLISECONDS)
-    return Reading(
+    return LogReading(
         step=int(step),
         step_s=step_ms / 1e3 if step_ms is not None else _first(fields, _SECONDS),
         loss=loss,

@@ -10,7 +10,7 @@ import re
 
 from eagle_eye.agent.training_logs.progress_bars import bar
 from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import Framework, Parse, Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LogReading, Parse, Quiet, Writer
 
 LINE_CHARS_MAX = 8_192  # of a dictionary: preference training prints some 30 values
 
@@ -27,42 +27,42 @@ class Parser:
         self._total: int | None = None  # steps of the training's bar; None: not known yet
         self._shown: tuple[int, int] | None = None  # done, total of the newest bar without a label
 
-    def __call__(self, line: str) -> Reading | None:
+    def __call__(self, line: str) -> LogReading | None:
         """Return what the line says, None when it is none of the Trainer's."""
         if "it]" in line or "it/s" in line or "s/it" in line:
             return self._bar(line)
         if "'loss'" in line or "'eval_" in line or "'loss/policy_avg'" in line:
             return self._dictionary(line)
         if "***** Running Evaluation *****" in line:
-            return Reading(quiet=Quiet.EVAL_BEGIN, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.EVAL_BEGIN, writer=Writer.FIRST)
         if found := _SAVING.search(line):
             step = int(found[1]) if found[1] else None
-            return Reading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=step, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=step, writer=Writer.FIRST)
         return None
 
-    def _bar(self, line: str) -> Reading | None:
+    def _bar(self, line: str) -> LogReading | None:
         seen = bar(line)
         if seen is None or seen.label:
             return None
         self._shown = seen.done, seen.total
         if seen.total != self._total or seen.done == 0:
             return None
-        return Reading(step=seen.done, step_s=seen.step_s, writer=Writer.FIRST)
+        return LogReading(step=seen.done, step_s=seen.step_s, writer=Writer.FIRST)
 
-    def _dictionary(self, line: str) -> Reading | None:
+    def _dictionary(self, line: str) -> LogReading | None:
         line = line.strip()
         begin = _LOGGED.match(line)  # LLaMA-Factory's callback logs the dictionary instead of printing it
         if begin is None or len(line) > LINE_CHARS_MAX:
             return None
         values = {name: number(value) for name, _, value in _VALUE.findall(line)}
         if "epoch" in values and ("eval_loss" in values or "eval_runtime" in values):
-            return Reading(quiet=Quiet.EVAL_END, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.EVAL_END, writer=Writer.FIRST)
         loss = next((values[name] for name, rate in _TRAINING if name in values and rate in values), None)
         if loss is None:
             return None
         if self._shown is not None:
             self._total = self._shown[1]
-        return Reading(loss=loss, grad_norm=values.get("grad_norm"), writer=Writer.FIRST)
+        return LogReading(loss=loss, grad_norm=values.get("grad_norm"), writer=Writer.FIRST)
 
 
 def _parser() -> Parse:

@@ -7,7 +7,7 @@ anew, as it does when a metric comes to them.
 from __future__ import annotations
 
 from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, Parse, Reading, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Parse, Writer
 
 LINE_CHARS_MAX = 8_192
 COLUMNS_MAX = 256
@@ -22,14 +22,14 @@ class Parser:
     def __init__(self) -> None:
         self._columns: list[str] = []
 
-    def __call__(self, line: str) -> Reading | None:
+    def __call__(self, line: str) -> LogReading | None:
         """Return what the line says, None when it is none of such a file."""
         if len(line) > LINE_CHARS_MAX or "," not in line:
             return None
         cells = [cell.strip() for cell in line.split(",", COLUMNS_MAX)]
         if "step" in cells and "epoch" in cells:
             self._columns = cells if any(name in cells for name in _LOSSES) else []
-            return Reading(writer=Writer.FIRST) if self._columns else None
+            return LogReading(writer=Writer.FIRST) if self._columns else None
         if not self._columns or len(cells) != len(self._columns):
             return None
         row = dict(zip(self._columns, cells, strict=True))
@@ -37,7 +37,7 @@ class Parser:
         if loss is None or not row["step"].isdecimal() or len(row["step"]) > len(str(STEP_MAX)):
             return None  # a line of an evaluation has no training loss
         norm = next((found for name in _NORMS if (found := number(row.get(name, ""))) is not None), None)
-        return Reading(step=int(row["step"]), loss=loss, grad_norm=norm, writer=Writer.FIRST)
+        return LogReading(step=int(row["step"]), loss=loss, grad_norm=norm, writer=Writer.FIRST)
 
 
 def _parser() -> Parse:

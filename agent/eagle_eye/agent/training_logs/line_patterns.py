@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import Framework, Parse, Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LogReading, Parse, Quiet, Writer
 
 GROUPS = (
     "step", "loss", "grad_norm", "step_s", "step_ms", "steps_per_second", "tokens_per_second", "job_tokens_per_second",
@@ -35,11 +35,11 @@ class Wording:
     writer: Writer = Writer.FIRST
 
 
-def reading(found: re.Match[str], writer: Writer) -> Reading | None:
+def reading(found: re.Match[str], writer: Writer) -> LogReading | None:
     """Return what the groups of a match say; None where they hold no number."""
     groups = found.groupdict()
     if groups.get("eval") is not None:
-        return Reading(quiet=Quiet.EVAL_END, writer=writer)
+        return LogReading(quiet=Quiet.EVAL_END, writer=writer)
     values = {name: number(text) for name, text in groups.items() if text is not None and name != "step"}
     step_s, step_ms, rate = values.get("step_s"), values.get("step_ms"), values.get("steps_per_second")
     if step_ms is not None:
@@ -49,7 +49,7 @@ def reading(found: re.Match[str], writer: Writer) -> Reading | None:
     step = groups.get("step")
     if step is None and all(value is None for value in values.values()):
         return None
-    return Reading(
+    return LogReading(
         step=int(step) if step is not None else None,
         step_s=step_s,
         loss=values.get("loss"),
@@ -61,7 +61,7 @@ def reading(found: re.Match[str], writer: Writer) -> Reading | None:
 
 
 def _parser(wordings: Sequence[Wording], chars_max: int | None = None) -> Parse:
-    def parse(line: str) -> Reading | None:
+    def parse(line: str) -> LogReading | None:
         if chars_max is not None and len(line) > chars_max:
             return None
         for wording in wordings:

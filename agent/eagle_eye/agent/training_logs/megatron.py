@@ -9,7 +9,7 @@ import math
 import re
 
 from eagle_eye.agent.training_logs.quantities import first_number, pairs
-from eagle_eye.agent.training_logs.reading import Framework, Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LogReading, Quiet, Writer
 
 _ELAPSED = "elapsed time per iteration ("
 _ITERATION = re.compile(r"\biteration:? {0,12}([0-9]{1,12}) {0,4}/ {0,12}[0-9]{1,12} {0,4}\|")
@@ -19,18 +19,18 @@ _LOSS = ("lm loss", "loss", "total loss")
 _TOKENS = ("tokens per gpu per second (tgs)", "throughput (token/sec/gpu)", "tokens/sec/gpu")
 
 
-def parse(line: str) -> Reading | None:
+def parse(line: str) -> LogReading | None:
     """Return what the line says, None when it is none of Megatron's."""
     if _ELAPSED in line:
         return _iteration(line)
     if found := _SAVED.search(line):
-        return Reading(quiet=Quiet.CHECKPOINT_END, quiet_step=int(found[1]), writer=Writer.FIRST)
+        return LogReading(quiet=Quiet.CHECKPOINT_END, quiet_step=int(found[1]), writer=Writer.FIRST)
     if found := _SAVING.match(line):
-        return Reading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=int(found[1]), writer=Writer.FIRST)
+        return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=int(found[1]), writer=Writer.FIRST)
     return None
 
 
-def _iteration(line: str) -> Reading | None:
+def _iteration(line: str) -> LogReading | None:
     found = _ITERATION.search(line)
     if found is None:
         return None
@@ -40,7 +40,7 @@ def _iteration(line: str) -> Reading | None:
     loss = first_number(fields, _LOSS)
     if first_number(fields, ("number of nan iterations",)):
         loss = math.nan  # the mean that is printed leaves these out
-    return Reading(
+    return LogReading(
         step=int(found[1]),
         step_s=step_s,
         loss=loss,

@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, Parse, Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Parse, Quiet, Writer
 
 MARK = ":::MLLOG "
 LINE_CHARS_MAX = 8_192
@@ -40,7 +40,7 @@ class Parser:
         self._batch_size = 0.0  # samples a step; 0: not known
         self._step = 0  # the last one of this run
 
-    def __call__(self, line: str) -> Reading | None:
+    def __call__(self, line: str) -> LogReading | None:
         """Return what the line says, None when it is none of MLPerf's or says nothing of progress."""
         at = line.find(MARK, 0, 200)
         if at < 0 or len(line) > LINE_CHARS_MAX:
@@ -52,26 +52,26 @@ class Parser:
         if entry.key == "global_batch_size":
             self._batch_size = _number(entry.value) or 0.0
             self._step = 0
-            return Reading(writer=Writer.FIRST)
+            return LogReading(writer=Writer.FIRST)
         if entry.key in _QUIET:
-            return Reading(quiet=_QUIET[entry.key], writer=Writer.FIRST)
+            return LogReading(quiet=_QUIET[entry.key], writer=Writer.FIRST)
         if entry.key == "tracked_stats" and isinstance(entry.value, dict):
             return self._progress(entry.value, entry)
         if entry.key == "train_loss":
             return self._progress({"train_loss": entry.value}, entry)
         return None
 
-    def _progress(self, values: dict[str, object], entry: _Entry) -> Reading:
+    def _progress(self, values: dict[str, object], entry: _Entry) -> LogReading:
         if any(name.startswith(_EVALUATED) for name in values):
-            return Reading(writer=Writer.FIRST)  # counts the samples of the evaluation
+            return LogReading(writer=Writer.FIRST)  # counts the samples of the evaluation
         samples = next((found for name in _SAMPLES if (found := _number(entry.metadata.get(name))) is not None), None)
         step = None
         if samples is not None and self._batch_size >= 1.0 and samples / self._batch_size < STEP_MAX:
             step = int(samples / self._batch_size)
             if step <= self._step:
-                return Reading(writer=Writer.FIRST)  # sums up what was said, or begins
+                return LogReading(writer=Writer.FIRST)  # sums up what was said, or begins
             self._step = step
-        return Reading(
+        return LogReading(
             step=step,
             step_s=_number(values.get("train_step_time")),
             loss=next((_number(values[name]) for name in _LOSSES if name in values), None),

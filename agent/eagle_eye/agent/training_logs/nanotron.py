@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from eagle_eye.agent.training_logs.quantities import first_number, pairs
-from eagle_eye.agent.training_logs.reading import Framework, Reading, Writer
+from eagle_eye.agent.training_logs.reading import Framework, LogReading, Writer
 
 _ITERATION = re.compile(r"\biteration: ([0-9]{1,12}) / [0-9]{1,12} \|")
 _STAGE = re.compile(r"\|PP=[1-9]")
 _STEP_MS = ("time_per_iteration_ms", "elapsed_time_per_iteration_ms")
 
 
-def parse(line: str) -> Reading | None:
+def parse(line: str) -> LogReading | None:
     """Return what the line says, None when it is none of nanotron's.
 
     The first rank of the last pipeline stage writes it: rank 0, unless the line names a later stage.
@@ -22,7 +22,7 @@ def parse(line: str) -> Reading | None:
         return None
     fields = pairs(line[found.start() :])
     step_ms = first_number(fields, _STEP_MS)
-    return Reading(
+    return LogReading(
         step=int(found[1]),
         step_s=None if step_ms is None else step_ms / 1e3,
         loss=first_number(fields, ("lm_loss", "loss")),

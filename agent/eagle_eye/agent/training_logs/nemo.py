@@ -6,7 +6,7 @@ import re
 
 from eagle_eye.agent.training_logs.progress_bars import bar
 from eagle_eye.agent.training_logs.quantities import first_number, pairs
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, Reading, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Writer
 
 _LINE = re.compile(r"\bTraining epoch [0-9]{1,9}, iteration ([0-9]{1,12})/[0-9]{1,12} \|")
 _EPOCH = re.compile(r"Epoch ([0-9]{1,9})\s{0,2}:?")
@@ -15,7 +15,7 @@ _GRAD_NORM = ("grad_norm", "train/grad_norm", "gradient_norm")
 _STEP_S = ("train_step_timing in s",)
 
 
-def parse(line: str) -> Reading | None:
+def parse(line: str) -> LogReading | None:
     """Return what the line says, None when it is none of NeMo's or Lightning's."""
     if found := _LINE.search(line):
         return _reading(pairs(line), int(found[1]), None)
@@ -28,13 +28,13 @@ def parse(line: str) -> Reading | None:
     return _reading(seen.postfix, int(found[1]) * seen.total + seen.done, seen.step_s)
 
 
-def _reading(fields: dict[str, str], step: int, step_s: float | None) -> Reading:
+def _reading(fields: dict[str, str], step: int, step_s: float | None) -> LogReading:
     """Return the fields as a reading; ``step`` and ``step_s`` are for lines that do not name theirs."""
     named = first_number(fields, ("global_step", "trainer/global_step"))
     if named is not None and 0 <= named < STEP_MAX:
         step = int(named)
     timed_s = first_number(fields, _STEP_S)
-    return Reading(
+    return LogReading(
         step=step,
         step_s=step_s if timed_s is None else timed_s,
         loss=first_number(fields, _LOSS),

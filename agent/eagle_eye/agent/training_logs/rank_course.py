@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Reading
+from eagle_eye.agent.training_logs.reading import STEP_MAX, LogReading
 
 SOURCES_MAX = 16  # logs that speak of one rank: its two outputs, a shared one, structured lines, event files
 ARRIVAL_S_MIN = 10.0  # lines arrive within a second of when they were written: a shorter time would be mostly error
@@ -41,12 +41,12 @@ class RankCourse:
         self._odd: set[str] = set()
         self._row: dict[str, float] = {}
 
-    def learn(self, reading: Reading, source: object, now_s: float) -> None:
+    def learn(self, reading: LogReading, source: object, now_s: float) -> None:
         """Take in a line from before: it says where its log is, nothing of it is shown."""
         if reading.step is not None and 0 <= reading.step < STEP_MAX:
             self._source(reading.step, source, reading.stamp_s, now_s)
 
-    def take(self, reading: Reading, source: object, now_s: float) -> bool:
+    def take(self, reading: LogReading, source: object, now_s: float) -> bool:
         """Take in a line of the log ``source``; return whether a step was finished."""
         advanced, derived_s = False, None
         if reading.step is not None and 0 <= reading.step < STEP_MAX:

@@ -27,7 +27,7 @@ class Quiet(Enum):
 
 
 @dataclass(frozen=True)
-class Reading:
+class LogReading:
     """What one line says; None is what it does not say.
 
     ``step`` is the last finished step. ``step_s`` (seconds a step), ``loss``, ``grad_norm`` and ``tokens_per_second``
@@ -50,7 +50,7 @@ class Reading:
     writer: Writer = Writer.ANY
 
 
-Parse = Callable[[str], "Reading | None"]
+Parse = Callable[[str], "LogReading | None"]
 
 
 @dataclass(frozen=True)

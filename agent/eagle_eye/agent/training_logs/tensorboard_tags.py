@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Reading, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, LogReading, Writer
 from eagle_eye.agent.training_logs.tensorboard_events import Scalar
 
 
 class Tag(NamedTuple):
-    """What a tag's scalar is: a field of Reading, what it is multiplied by, and which rank writes it by custom."""
+    """What a tag's scalar is: a field of LogReading, what it is multiplied by, and which rank writes it by custom."""
 
     field: str
     scale: float = 1.0
@@ -51,10 +51,10 @@ TAGS = MappingProxyType(
 )
 
 
-def reading(scalar: Scalar) -> Reading | None:
+def reading(scalar: Scalar) -> LogReading | None:
     """Return what the scalar says of a step, None where its tag is none of the table's."""
     tag = TAGS.get(scalar.tag.lower())
     if tag is None or not 0 <= scalar.step < STEP_MAX:
         return None
     value = {tag.field: scalar.value * tag.scale}
-    return Reading(step=scalar.step, stamp_s=scalar.time_s, writer=tag.writer, **value)  # type: ignore[arg-type]
+    return LogReading(step=scalar.step, stamp_s=scalar.time_s, writer=tag.writer, **value)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from eagle_eye.agent.training_logs.quantities import number, stamp_s
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, Parse, Quiet, Reading, Writer
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LogReading, Parse, Quiet, Writer
 
 NO_LOSS = -1.0  # what a pipeline stage prints that sees no loss
 
@@ -37,19 +37,19 @@ class Parser:
     def __init__(self) -> None:
         self._at: dict[int, int] = {}
 
-    def __call__(self, line: str) -> Reading | None:
+    def __call__(self, line: str) -> LogReading | None:
         """Return what the line says, None when it is none of torchtitan's."""
         if line.startswith("{"):
             return self._structured(line)
         if " tps: " in line:
             return _text(line)
         if "Saving the checkpoint" in line or "Saving a full checkpoint" in line:
-            return Reading(quiet=Quiet.CHECKPOINT_BEGIN, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, writer=Writer.FIRST)
         if "Finished saving the checkpoint" in line:
-            return Reading(quiet=Quiet.CHECKPOINT_END, writer=Writer.FIRST)
+            return LogReading(quiet=Quiet.CHECKPOINT_END, writer=Writer.FIRST)
         return None
 
-    def _structured(self, line: str) -> Reading | None:
+    def _structured(self, line: str) -> LogReading | None:
         try:
             record = _decoder.decode(line)
         except (msgspec.DecodeError, UnicodeError, RecursionError):  # broken characters; brackets without end
@@ -64,20 +64,20 @@ class Parser:
         self._at[rank] = step
         if before is None or step <= before:
             return None
-        return Reading(step=step - 1, stamp_s=record.time_us / 1e6, rank=rank)
+        return LogReading(step=step - 1, stamp_s=record.time_us / 1e6, rank=rank)
 
 
 RANKS_IN_A_FILE_MAX = 64  # torchtitan writes one file a rank; merged ones hold a node's
 
 
-def _text(line: str) -> Reading | None:
+def _text(line: str) -> LogReading | None:
     found = _STEP.search(line)
     if found is None or "validate" in line:
         return None
     fields = {name: number(value) for name, value in _FIELD.findall(line, found.end())}
     if "loss" not in fields:
         return None
-    return Reading(
+    return LogReading(
         step=int(found[1]),
         step_s=fields.get("step_time"),
         loss=None if fields["loss"] == NO_LOSS else fields["loss"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 NAMED_S = 60.0  # long enough to be read, short enough to be gone when it is over
 
 
-class Trouble:
+class LogTrouble:
     """What a collector's problem says of one kind of trouble; times are of the agent's monotonic clock."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ class BadAnswer(ValueError):
     """The answer is no HTTP, or longer than any that we read."""
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """The server's answer; ``reason`` is the problem's stable word, ``retry_after_s`` None when not said.
 
     ``fields`` is the whole JSON object, empty where the body is none.
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     fields: Mapping[str, object]
 
 
-class Connection:
+class FrameConnection:
     """Keeps one connection open as long as the server does."""
 
     def __init__(self, connect: Callable[[], http.client.HTTPConnection], server: str, path: str) -> None:
@@ -54,7 +54,7 @@ class Connection:
         self._http: http.client.HTTPConnection | None = None
         self._reader: BufferedReader | None = None
 
-    def post(self, body: bytes, token: str, content_type: str, encoding: str = "") -> Answer:
+    def post(self, body: bytes, token: str, content_type: str, encoding: str = "") -> ServerAnswer:
         """Return the server's answer; ``token`` or ``encoding`` empty: none. Raises OSError, BadAnswer.
 
         After an error the connection is closed, and the next request opens another.
@@ -85,7 +85,7 @@ class Connection:
         if connection is not None:
             connection.close()
 
-    def _post(self, request: bytes) -> Answer:
+    def _post(self, request: bytes) -> ServerAnswer:
         if self._http is None or self._reader is None:
             self._http = self._connect()
             self._reader = self._http.sock.makefile("rb")
@@ -158,7 +158,7 @@ def _line(reader: BufferedReader) -> bytes:
     return line
 
 
-def _answer(status: int, retry_after: str | None, content: bytes) -> Answer:
+def _answer(status: int, retry_after: str | None, content: bytes) -> ServerAnswer:
     fields: dict[str, object] = {}
     with contextlib.suppress(ValueError, RecursionError):  # not JSON: the status alone says enough
         parsed = json.loads(content)
@@ -166,7 +166,7 @@ def _answer(status: int, retry_after: str | None, content: bytes) -> Answer:
             fields = parsed
     watermark = fields.get("watermark")
     reason, detail = fields.get("reason"), fields.get("detail")
-    return Answer(
+    return ServerAnswer(
         status,
         watermark if type(watermark) is int else None,
         _word(reason) if isinstance(reason, str) else "",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.transport.spool_disk import Disk, SpoolTaken
-from eagle_eye.agent.transport.spool_file import Kept
+from eagle_eye.agent.transport.spool_file import SpooledFrame
 from eagle_eye.agent.transport.spool_stream import Batch, Stream, record_bytes
 
 BYTES_MAX = 512 << 20
@@ -113,7 +113,7 @@ class Spool:
                 self._drops.count("spool_full")
                 return None
             sequence = live.last + 1
-            live.add(Kept(sequence, self._now_s(), frame))
+            live.add(SpooledFrame(sequence, self._now_s(), frame))
             self._bytes += record_bytes(frame)
             self._appended_s = self._monotonic_s()
             if self._prompt:

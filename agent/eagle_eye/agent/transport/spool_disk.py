@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.transport.spool_file import Contents, Kept, NoSpoolFile, SpoolFile, read
+from eagle_eye.agent.transport.spool_file import Contents, NoSpoolFile, SpooledFrame, SpoolFile, read
 from eagle_eye.agent.transport.spool_stream import Stream, left_behind
 
 SYNC_S = 1.0  # how much of the past a power cut may take
@@ -232,7 +232,7 @@ class Disk:
         self._well()
         self._adopt(found)
 
-    def _write(self, stream: Stream, file: SpoolFile, frames: Sequence[Kept], anew: bool) -> Callable[[], None]:
+    def _write(self, stream: Stream, file: SpoolFile, frames: Sequence[SpooledFrame], anew: bool) -> Callable[[], None]:
         file.write(frames, anew=anew)
         return partial(self._wrote, stream, frames[-1].sequence, anew)
 

@@ -29,7 +29,7 @@ class NoSpoolFile(ValueError):
     """The file does not begin as a spool's file does."""
 
 
-class Kept(NamedTuple):
+class SpooledFrame(NamedTuple):
     """One frame of a stream; ``time_s`` is when it was kept, Unix seconds."""
 
     sequence: int
@@ -46,7 +46,7 @@ class Contents(NamedTuple):
 
     node: str
     stream: str
-    frames: tuple[Kept, ...]
+    frames: tuple[SpooledFrame, ...]
     torn_bytes: int
     damaged_bytes: int
 
@@ -58,10 +58,10 @@ class _Opening(msgspec.Struct, array_like=True):
 
 def opening(node: str, stream: str) -> bytes:
     """Return the record that a file begins with."""
-    return record(Kept(0, 0.0, msgspec.msgpack.encode(_Opening(node, stream))))
+    return record(SpooledFrame(0, 0.0, msgspec.msgpack.encode(_Opening(node, stream))))
 
 
-def record(kept: Kept) -> bytes:
+def record(kept: SpooledFrame) -> bytes:
     """Return a frame as one record."""
     bare = _HEAD.pack(len(kept.frame), 0, kept.sequence, kept.time_s)
     checksum = zlib.crc32(kept.frame, zlib.crc32(bare[_CHECKED_FROM:]))
@@ -77,7 +77,7 @@ def parse(content: bytes) -> Contents:
         names = msgspec.msgpack.decode(first.frame, type=_Opening)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NoSpoolFile(f"its first record names no node and stream: {error}") from None
-    frames: list[Kept] = []
+    frames: list[SpooledFrame] = []
     torn = damaged = 0
     last = 0
     while at < len(content):
@@ -91,7 +91,7 @@ def parse(content: bytes) -> Contents:
     return Contents(names.node, names.stream, tuple(frames), torn, damaged)
 
 
-def _record(content: bytes, at: int) -> tuple[Kept | None, int]:
+def _record(content: bytes, at: int) -> tuple[SpooledFrame | None, int]:
     """Return the record at a place, None if it is not whole, and where it ends or would have ended."""
     if at + _HEAD.size > len(content):
         return None, at + _HEAD.size
@@ -101,7 +101,7 @@ def _record(content: bytes, at: int) -> tuple[Kept | None, int]:
     end = at + _HEAD.size + length
     if end > len(content) or zlib.crc32(content[at + _CHECKED_FROM : end]) != checksum:
         return None, end
-    return Kept(sequence, time_s, content[at + _HEAD.size : end]), end
+    return SpooledFrame(sequence, time_s, content[at + _HEAD.size : end]), end
 
 
 class SpoolFile:
@@ -114,7 +114,7 @@ class SpoolFile:
         self._size = 0  # what stands in it whole
         self._descriptor: int | None = None
 
-    def write(self, frames: Sequence[Kept], *, anew: bool) -> None:
+    def write(self, frames: Sequence[SpooledFrame], *, anew: bool) -> None:
         """Add frames; ``anew``: after forgetting all others. They outlive this process, not yet the machine.
 
         A write that failed half-way leaves what was there before.

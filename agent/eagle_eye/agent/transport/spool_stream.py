@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from eagle_eye.agent.transport.spool_file import RECORD_BYTES, Kept, SpoolFile, opening
+from eagle_eye.agent.transport.spool_file import RECORD_BYTES, SpooledFrame, SpoolFile, opening
 
 
 class Batch(NamedTuple):
@@ -26,7 +26,7 @@ class Stream:
 
     def __init__(self, name: str, node: str) -> None:
         self.name = name
-        self.frames: deque[Kept] = deque()
+        self.frames: deque[SpooledFrame] = deque()
         self.loaded = True
         self.keep = True
         self.last = 0
@@ -42,7 +42,7 @@ class Stream:
         """Plan for a file without what the server has; only while nothing waits."""
         self.bytes = self.opening_bytes
 
-    def add(self, kept: Kept) -> None:
+    def add(self, kept: SpooledFrame) -> None:
         """Add the newest frame."""
         self.frames.append(kept)
         self.last = kept.sequence
@@ -72,7 +72,7 @@ class Stream:
             chosen.append((kept.sequence, kept.frame))
         return Batch(self.name, chosen) if chosen else None
 
-    def unwritten(self) -> tuple[Kept, ...]:
+    def unwritten(self) -> tuple[SpooledFrame, ...]:
         """Return what waits and the disk does not have."""
         return tuple(kept for kept in self.frames if kept.sequence > self.written)
 
@@ -81,14 +81,14 @@ class Stream:
         self.frames.clear()
         self.loaded = False
 
-    def load(self, frames: Sequence[Kept]) -> None:
+    def load(self, frames: Sequence[SpooledFrame]) -> None:
         """Take what waits back from the disk."""
         self.frames.extend(kept for kept in frames if kept.sequence > self.acknowledged)
         self.waiting = len(self.frames)
         self.loaded = True
 
 
-def left_behind(name: str, node: str, frames: Sequence[Kept], file: SpoolFile) -> Stream:
+def left_behind(name: str, node: str, frames: Sequence[SpooledFrame], file: SpoolFile) -> Stream:
     """Return a stream that an earlier agent wrote; ``frames`` are at least one."""
     stream = Stream(name, node)
     for kept in frames:

@@ -17,7 +17,7 @@ from pathlib import Path
 from eagle_eye.agent.loop.clock import Clock
 from eagle_eye.agent.loop.clock_base import ClockBase
 from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.transport.connection import Answer, BadAnswer, Connection
+from eagle_eye.agent.transport.connection import BadAnswer, FrameConnection, ServerAnswer
 from eagle_eye.agent.transport.node_token import NodeToken
 from eagle_eye.agent.transport.request_writer import RequestWriter
 from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
@@ -94,7 +94,7 @@ class Lane:
         self._clock = clock
         self._jitter = jitter
         self._answered = answered
-        self._connection = Connection(
+        self._connection = FrameConnection(
             partial(connect, destination.server, destination.trust, destination.connect_s, destination.answer_s),
             destination.server,
             path_on(destination.server, PATH),
@@ -140,7 +140,7 @@ class Lane:
     def _rest_s(self, took_s: float) -> float:
         return max(self._pace.every_s * (0.5 + self._jitter()), self._pace.rest * took_s)
 
-    def _judge(self, answer: Answer, batch: Batch) -> float:
+    def _judge(self, answer: ServerAnswer, batch: Batch) -> float:
         first, last = batch.frames[0][0], batch.frames[-1][0]
         if answer.status == 200 and answer.watermark is not None and answer.watermark >= first:
             self._say("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_eye.detectors.signs.job_course import Change, overdue, slowed_by_network
+from eagle_eye.detectors.signs.job_course import QuantityChange, overdue, slowed_by_network
 from eagle_eye.detectors.signs.link_state import Outage, observed, outages, shared
 from eagle_eye.detectors.signs.port_signs import (
     Sign,
@@ -101,7 +101,12 @@ class NicDegraded:
         return LASTS_S if kinds & {"nic_errors", "link_state"} else self.ripe_s
 
     def _verdict(
-        self, window: Window, node: int, signs: list[Sign], slow: tuple[Change, Change, str] | None, confidence: float
+        self,
+        window: Window,
+        node: int,
+        signs: list[Sign],
+        slow: tuple[QuantityChange, QuantityChange, str] | None,
+        confidence: float,
     ) -> Verdict:
         name = window.nodes[node]
         evidence = [sign.evidence for sign in signs]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.faults import DefaultAction
-from eagle_eye.detectors.signs.course import course, since_rollback
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
+from eagle_eye.detectors.signs.step_series import course, since_rollback
 from eagle_eye.detectors.types import Blind, Curve, Evidence, Floats, Verdict, Window
 
 LAGS = (4, 12, 36, 108, 324)  # observations held out as perhaps departed, the smallest that reaches behind the onset

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.detectors.signs.broken_numbers import MOST_RATIO, SCREEN_ROWS, Broken, broken_numbers, first_broken
-from eagle_eye.detectors.signs.course import since_rollback
 from eagle_eye.detectors.signs.medians import median_over_rows
 from eagle_eye.detectors.signs.peers import latest
+from eagle_eye.detectors.signs.step_series import since_rollback
 from eagle_eye.detectors.types import Blind, Evidence, Verdict, Window
 
 # Dynamic loss scaling (Micikevicius et al., ICLR 2018) skips a step whose gradient overflows and halves the scale:

@@ -11,14 +11,14 @@ from eagle_eye.detectors.signs.flight_record import Recording
 from eagle_eye.detectors.signs.flight_waits import Wait, Waits, spelt
 from eagle_eye.detectors.types import Blind
 
-__all__ = ["Finding", "Kind", "Wait", "analyse"]
+__all__ = ["Kind", "StuckRanks", "Wait", "analyse"]
 
 Kind = Literal["behind", "missing", "desynchronised", "symmetric"]
 WITHOUT_DUMP_RATIO = 0.5  # of the ranks: with more of them silent, nobody can be named for leaving no dump
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StuckRanks:
     """What holds the job up.
 
     ``kind``: "behind", the culprits have enqueued less than those who wait for them; "missing", the culprits left no
@@ -58,7 +58,7 @@ class Finding:
         return self.kind == "desynchronised"
 
 
-def analyse(recordings: Sequence[Recording]) -> Finding:
+def analyse(recordings: Sequence[Recording]) -> StuckRanks:
     """Return what holds the job up, from the dumps of one moment, one for each rank.
 
     Method: the collectives of a process group are numbered by each rank as it enqueues them; a rank that stands in
@@ -97,7 +97,7 @@ class _Conclusion:
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
 
-    def finding(self) -> Finding | None:
+    def finding(self) -> StuckRanks | None:
         """Return where the chains of waiting end; None where nobody waits for anything that explains it."""
         culprits: set[int] = set()
         crossed: set[int] = set()
@@ -128,7 +128,7 @@ class _Conclusion:
     def _enough_dumps(self) -> bool:
         return len(self._waits.silent) <= WITHOUT_DUMP_RATIO * len(self._waits.ranks)
 
-    def _held_up(self, culprits: set[int]) -> Finding:
+    def _held_up(self, culprits: set[int]) -> StuckRanks:
         waits = {id(wait): wait for rank in culprits for wait in self._waits.absent_in[rank]}
         shown = _most_first(
             Wait(w.group, w.sequence, w.operation, w.waiting, tuple(r for r in w.absent if r in culprits))
@@ -149,7 +149,7 @@ class _Conclusion:
             f"{spelt(named)} {how}: {len(first.waiting)} ranks wait for {spelt(first.absent)} in {_place(first)}",
         )
 
-    def _desynchronised(self, split: list[Wait], crossed: set[int]) -> Finding:
+    def _desynchronised(self, split: list[Wait], crossed: set[int]) -> StuckRanks:
         if split:
             shown = _most_first(split)
             first = shown[0]
@@ -160,7 +160,7 @@ class _Conclusion:
             what = f"{spelt(sorted(crossed))} wait for each other, each in another operation"
         return self._found("desynchronised", (), shown, f"{what}: the program's fault, no node's")
 
-    def _symmetric(self, shared: list[Wait]) -> Finding:
+    def _symmetric(self, shared: list[Wait]) -> StuckRanks:
         heads = Counter(
             (recording.unfinished[0].group, recording.unfinished[0].sequence)
             for recording in self._waits.recordings.values()
@@ -173,8 +173,10 @@ class _Conclusion:
         where = f"all {len(shown[0].waiting)} ranks of {_place(shown[0])} are in it and none gets out"
         return self._found("symmetric", (), shown, f"{where}: nobody to name; network and NVLink evidence must decide")
 
-    def _found(self, kind: Kind, culprits: tuple[int, ...], waits: tuple[Wait, ...], summary: str) -> Finding:
-        return Finding(kind, culprits, waits, tuple(sorted(self._waits.silent)), len(self._waits.recordings), summary)
+    def _found(self, kind: Kind, culprits: tuple[int, ...], waits: tuple[Wait, ...], summary: str) -> StuckRanks:
+        return StuckRanks(
+            kind, culprits, waits, tuple(sorted(self._waits.silent)), len(self._waits.recordings), summary
+        )
 
     def unclear(self) -> str:
         """Return why nothing can be said."""

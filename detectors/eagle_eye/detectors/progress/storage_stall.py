@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.exits import unplanned_exits
-from eagle_eye.detectors.signs.job_course import Change, changed_lately, overdue, slower
+from eagle_eye.detectors.signs.job_course import QuantityChange, changed_lately, overdue, slower
 from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.signs.progress import Patience, Progress, hooked, progress
 from eagle_eye.detectors.signs.recent_rows import held, lines_for, middle, past
@@ -205,7 +205,7 @@ def _waits_for_io(found: list[Evidence]) -> bool:
     return any(item.metric != "node_blocked_tasks" for item in found)
 
 
-def _waits_for_data(window: Window, struck: Flags, steps: Change) -> bool:
+def _waits_for_data(window: Window, struck: Flags, steps: QuantityChange) -> bool:
     """Whether the struck node's ranks have waited for data far longer than the others in each of the newest steps."""
     waits = window.steps.values.get("train_data_wait_seconds")
     if waits is None or len(waits) < ROWS_MIN:
@@ -216,7 +216,7 @@ def _waits_for_data(window: Window, struck: Flags, steps: Change) -> bool:
     return bool(excess > WAIT_EXCESS_RATIO * steps.before)
 
 
-def _others_work(window: Window, steps: Change) -> bool:
+def _others_work(window: Window, steps: QuantityChange) -> bool:
     """Whether longer compute or collectives explain the longer steps: then the I/O is not what the job waits for."""
     for metric in ("train_compute_seconds", "nccl_collective_seconds"):
         own = changed_lately(window, metric)

@@ -9,7 +9,7 @@ from eagle_eye.detectors.signs.own_history import own_change
 from eagle_eye.detectors.types import Evidence, Window
 
 
-class Past(NamedTuple):
+class PastEvidence(NamedTuple):
     """Kinds of evidence, how they read, and the numbers; empty where the past says nothing."""
 
     kinds: frozenset[str] = frozenset()
@@ -17,16 +17,16 @@ class Past(NamedTuple):
     evidence: tuple[Evidence, ...] = ()
 
 
-def beside_its_past(window: Window, index: int, onset: int, onset_s: float, slowdown: float) -> Past:
+def beside_its_past(window: Window, index: int, onset: int, onset_s: float, slowdown: float) -> PastEvidence:
     """Return what says that the rank was faster before; its GPU is asked as well where steps are longer for it."""
     change, series = own_change(window, index, onset), window.series[index]
     if change is None:
-        return Past()
+        return PastEvidence()
     was = Evidence("relative_compute", series.node, series.device, change.since, change.before, None, "ratio")
     words = f", {change.ratio:.2f} times as long as before beside them"
     busier = busy_among_waiting(window, index, onset_s, slowdown) if slowdown > 0 else None
     if busier is None:
-        return Past(frozenset({"own_history"}), words, (was,))
+        return PastEvidence(frozenset({"own_history"}), words, (was,))
     shows = Evidence(busier.metric, series.node, series.device, busier.own, busier.peers, None, "ratio")
     words += ", and its GPU works while theirs wait"
-    return Past(frozenset({"own_history", "gpu_activity"}), words, (was, shows))
+    return PastEvidence(frozenset({"own_history", "gpu_activity"}), words, (was, shows))

@@ -29,7 +29,7 @@ OWN_STEPS, OWN_PAST, OWN_SIGMAS = 12, 32, 3.0  # newest steps, steps of the past
 EXPLAINED_RATIO = 0.5  # of what collectives are longer, that one rank's own work may make up
 
 
-class Change(NamedTuple):
+class QuantityChange(NamedTuple):
     """A quantity of the job's steps: before, now, since when; ``sure`` when beyond chance and EXCESS_RATIO.
 
     ``metric`` "" is the job's pace as what its GPUs and networks do shows it, relative to that before.
@@ -60,7 +60,7 @@ class Change(NamedTuple):
         return f"{what} take {self.now:.3f} s where {self.before:.3f} s were usual"
 
 
-def changed_lately(window: Window, metric: str) -> Change | None:
+def changed_lately(window: Window, metric: str) -> QuantityChange | None:
     """Return how the newest steps differ from the job's past; None when either is not known."""
     values, times_s = window.curve.values.get(metric), window.curve.times_s
     if values is None or len(values) < 2 * STEPS_MIN:
@@ -73,7 +73,7 @@ def changed_lately(window: Window, metric: str) -> Change | None:
     return _change(metric, values, times_s, start, newest, older)
 
 
-def changed_since(window: Window, metric: str, since_s: float) -> Change | None:
+def changed_since(window: Window, metric: str, since_s: float) -> QuantityChange | None:
     """Return how the steps since a moment differ from those before it; None when either is not known."""
     values, times_s = window.curve.values.get(metric), window.curve.times_s
     if values is None:
@@ -99,14 +99,16 @@ def overdue(window: Window, patience: Patience) -> bool:
     return missing_s >= steps * window.interval_s and missing_s >= steps * typical_step_s(window)
 
 
-def slower(window: Window) -> Change | None:
+def slower(window: Window) -> QuantityChange | None:
     """Return how the job's pace changed of late, by its steps or, where nobody reports them, its activity."""
     if not math.isfinite(window.last_step):
         return None if hooked(window) else _pace(window, None)
     return changed_lately(window, STEPS)
 
 
-def slowed_by_network(window: Window, since_s: float | None = None) -> tuple[Change, Change, str] | None:
+def slowed_by_network(
+    window: Window, since_s: float | None = None
+) -> tuple[QuantityChange, QuantityChange, str] | None:
     """Return how collectives and steps became longer where nobody's own work explains it; None: they did not.
 
     The last item is the kind of evidence: "collective_time", "step_time" where collectives are not observed and
@@ -116,7 +118,7 @@ def slowed_by_network(window: Window, since_s: float | None = None) -> tuple[Cha
         pace = None if hooked(window) else _pace(window, since_s)
         return (pace, pace, "job_activity") if pace is not None else None
 
-    def changed(metric: str) -> Change | None:
+    def changed(metric: str) -> QuantityChange | None:
         return changed_lately(window, metric) if since_s is None else changed_since(window, metric, since_s)
 
     waits = changed(COLLECTIVES)
@@ -137,12 +139,12 @@ def slowed_by_network(window: Window, since_s: float | None = None) -> tuple[Cha
     return waits, steps, "collective_time"
 
 
-def _pace(window: Window, since_s: float | None) -> Change | None:
+def _pace(window: Window, since_s: float | None) -> QuantityChange | None:
     """Return the change of the job's activity, where it is sure."""
     found = changed_of_late(window) if since_s is None else (activity_change(window, since_s), since_s)
     if found is None or found[0] is None or not found[0].clear:
         return None
-    return Change(1.0, 1 + found[0].growth, found[1], sure=True, metric="")
+    return QuantityChange(1.0, 1 + found[0].growth, found[1], sure=True, metric="")
 
 
 def _one_rank_explains(window: Window, longer_s: float) -> bool:
@@ -166,7 +168,7 @@ def _one_rank_explains(window: Window, longer_s: float) -> bool:
     return False
 
 
-def _change(metric: str, values: Floats, times_s: Floats, start: int, newest: int, past: int) -> Change | None:
+def _change(metric: str, values: Floats, times_s: Floats, start: int, newest: int, past: int) -> QuantityChange | None:
     now = values[-newest:]
     now = now[np.isfinite(now)]
     older = values[:past]
@@ -178,9 +180,9 @@ def _change(metric: str, values: Floats, times_s: Floats, start: int, newest: in
     excess = level - before
     since_s = float(times_s[start - 1])
     if excess <= EXCESS_RATIO * before:
-        return Change(before, level, since_s, sure=False, metric=metric)
+        return QuantityChange(before, level, since_s, sure=False, metric=metric)
     spread = max(middle(np.abs(older - before)), SPREAD_FLOOR_RATIO * before)
     error = MEDIAN_ERROR * spread * math.sqrt(1 / len(now) + 1 / len(older))
     ordinary = np.flatnonzero(values[:start] < before + excess / 2)
     since_s = float(times_s[ordinary[-1]]) if len(ordinary) else since_s
-    return Change(before, level, since_s, sure=excess > SIGMAS * error, metric=metric)
+    return QuantityChange(before, level, since_s, sure=excess > SIGMAS * error, metric=metric)

@@ -61,7 +61,7 @@ class View:
         return len(self.metrics) * len(FEATURES)
 
 
-class Course(NamedTuple):
+class ScopeSeries(NamedTuple):
     """What one scope's metrics did: (metrics, columns) each; ``grain`` is what a difference is measured in."""
 
     level: Floats
@@ -76,8 +76,8 @@ class Nodes(NamedTuple):
     """
 
     values: Floats
-    device: Course
-    node: Course
+    device: ScopeSeries
+    node: ScopeSeries
 
 
 def look(window: Window, view: View, until_s: float) -> Nodes:
@@ -138,7 +138,7 @@ def _scope(
     view: View,
     until_s: float,
     roles: Integers,
-) -> tuple[Floats, Course]:
+) -> tuple[Floats, ScopeSeries]:
     """Return the features of one scope's columns, (3, metrics, columns), and what they were made of."""
     columns = len(roles)
     course = np.full((len(FEATURES), len(metrics), columns), np.nan, np.float32)  # level, change, deviation
@@ -163,7 +163,7 @@ def _scope(
         sigma = SIGMA_PER_MAD * _peers(np.abs(features).reshape(-1, columns), roles).reshape(course.shape)
         wider = np.fmax(sigma / LEAST_SIGMA[:, None, None], 1.0)
         features /= wider
-    return features, Course(course[0], medians[0], grain * wider[0])
+    return features, ScopeSeries(course[0], medians[0], grain * wider[0])
 
 
 def _rows(times_s: Floats, view: View, until_s: float) -> tuple[Integers, Integers]:

@@ -25,7 +25,7 @@ FEW_PEERS = 4.0  # a spread of n peers counts 1 + 4/n times
 OWN_SHARE = 0.5  # of the excess over the peers, that its own change must account for
 
 
-class Change(NamedTuple):
+class ComputeChange(NamedTuple):
     """A rank's compute over its peers', before a moment and since."""
 
     before: float
@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 
 @once
-def own_change(window: Window, index: int, onset: int) -> Change | None:
+def own_change(window: Window, index: int, onset: int) -> ComputeChange | None:
     """Return how a rank's compute has changed at step line ``onset``; None where its past does not say that it did.
 
     It must account for the slowness: a rank that always was the slowest has not changed. Its own time has grown, its
@@ -49,7 +49,7 @@ def own_change(window: Window, index: int, onset: int) -> Change | None:
     own = [part[np.isfinite(part[:, index]), index] for part in (earlier, later)]
     if len(own[0]) < STEPS_BEFORE_MIN or len(own[1]) < STEPS_SINCE_MIN:
         return None
-    found = Change(median_of(own[0]), median_of(own[1]))
+    found = ComputeChange(median_of(own[0]), median_of(own[1]))
     if not (found.before > 0 and found.since - found.before >= OWN_SHARE * (found.since - 1) > 0):
         return None
     peers = peers_of(window, index, window.role_of)

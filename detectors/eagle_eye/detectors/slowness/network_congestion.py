@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.detectors.signs.job_course import Change, overdue, slowed_by_network
+from eagle_eye.detectors.signs.job_course import QuantityChange, overdue, slowed_by_network
 from eagle_eye.detectors.signs.medians import quantile_over_rows
 from eagle_eye.detectors.signs.port_signs import CONGESTION_PER_S, HOLD_S, LEAF_NODES_MIN, pause_signs
 from eagle_eye.detectors.signs.progress import Patience
@@ -83,7 +83,7 @@ class NetworkCongestion:
             nodes, where = _worst_switch(window, signs) or (nodes, where)
         return [] if where is None else [self._verdict(window, nodes, where, slow, [sign.evidence for sign in signs])]
 
-    def _slow(self, window: Window) -> tuple[Change, Change, str] | None:
+    def _slow(self, window: Window) -> tuple[QuantityChange, QuantityChange, str] | None:
         """Return how the job became slower of late or, where steps are too uneven to tell soon, since longer."""
         found = slowed_by_network(window)
         for back_s in LOOKED_BACK_S:
@@ -132,7 +132,7 @@ class NetworkCongestion:
         window: Window,
         nodes: tuple[str, ...],
         where: str,
-        slow: tuple[Change, Change, str],
+        slow: tuple[QuantityChange, QuantityChange, str],
         found: list[Evidence],
     ) -> Verdict:
         waits, steps, kind = slow

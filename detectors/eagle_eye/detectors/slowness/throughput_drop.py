@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle_eye.detectors.signs.changepoint import cusum, excursion_start, run_lengths, smoothed
-from eagle_eye.detectors.signs.course import course
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD, peers_median
 from eagle_eye.detectors.signs.progress import quiet_phase
+from eagle_eye.detectors.signs.step_series import course
 from eagle_eye.detectors.types import Blind, Evidence, Floats, Verdict, Window
 
 DROP_RATIO = 1.10  # of the step time: what Greyhound verifies a change point by (Wu et al., ATC 2025)
@@ -45,7 +45,7 @@ PARTS = (
 )
 
 
-class Change(NamedTuple):
+class PaceStep(NamedTuple):
     """Since the curve line ``at`` the pace is ``after`` and not ``before``: seconds a step, or a million tokens."""
 
     at: int
@@ -105,7 +105,7 @@ class ThroughputDrop:
             return []
         return [self._verdict(window, change, metric)]
 
-    def _change(self, window: Window, line: NDArray[np.intp], pace: Floats, usual: float) -> Change | None:
+    def _change(self, window: Window, line: NDArray[np.intp], pace: Floats, usual: float) -> PaceStep | None:
         """Return the change that the newest steps are still under; None where there is none."""
         for width in (1, HISTORY // DETAIL):
             kept = len(pace) // width * width
@@ -143,7 +143,7 @@ class ThroughputDrop:
 
     def _verified(
         self, window: Window, line: NDArray[np.intp], pace: Floats, at: int, likelihood: float
-    ) -> Change | None:
+    ) -> PaceStep | None:
         before, after = pace[:at], pace[at:]
         if len(before) < USUAL_MIN or len(after) < LASTED_MIN:
             return None
@@ -165,9 +165,9 @@ class ThroughputDrop:
             return None  # on its way back
         if _stretches(before, usual + 0.7 * shift, min(len(after), len(before) // 4)) >= HABIT_STRETCHES:
             return None
-        return Change(int(line[at]), math.exp(usual), math.exp(now), len(after), likelihood)
+        return PaceStep(int(line[at]), math.exp(usual), math.exp(now), len(after), likelihood)
 
-    def _verdict(self, window: Window, change: Change, metric: str) -> Verdict:
+    def _verdict(self, window: Window, change: PaceStep, metric: str) -> Verdict:
         steps = metric == "train_step_seconds"
         slowdown = change.after / change.before - 1
         unit = "seconds" if steps else "seconds per million tokens"
@@ -242,7 +242,7 @@ def _medians(window: Window, metric: str, at: int, reports: int) -> tuple[float,
     return float(np.median(before)), float(np.median(after))
 
 
-def _parts(window: Window, change: Change) -> list[tuple[str, float, float, str]]:
+def _parts(window: Window, change: PaceStep) -> list[tuple[str, float, float, str]]:
     """Return what a step is made of: (metric, before, after, what it is)."""
     found = []
     for metric, what in PARTS:
@@ -252,7 +252,7 @@ def _parts(window: Window, change: Change) -> list[tuple[str, float, float, str]
     return found
 
 
-def _more_work(window: Window, change: Change) -> bool:
+def _more_work(window: Window, change: PaceStep) -> bool:
     """Whether the steps have more in them since: more tokens, or more of what the training code says is work."""
     longer = math.log(change.after / change.before)
     seconds = _medians(window, "train_step_seconds", change.at, change.reports)
@@ -273,7 +273,7 @@ def _more_work(window: Window, change: Change) -> bool:
     return grown > max(math.log1p(MARGIN_RATIO), EXPLAINED_RATIO * longer)
 
 
-def _one_node(window: Window, change: Change) -> bool:
+def _one_node(window: Window, change: PaceStep) -> bool:
     """Whether one node's compute or wait for data accounts for the longer steps: then it is a straggler.
 
     That is another finding. Where many nodes wait for their data it is none, and this one stands.

@@ -14,11 +14,12 @@ import msgspec
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.detectors.signs.xids import BY_CODE
-from eagle_eye.server.accounts import hindsight, lemon
+from eagle_eye.server.accounts import hindsight
+from eagle_eye.server.accounts import recurrence_score as lemon
 from eagle_eye.server.accounts.gpus import is_one_gpu, sat_at
 from eagle_eye.server.accounts.hindsight import Afterwards, Outcome
-from eagle_eye.server.accounts.lemon import Past, Scores
-from eagle_eye.server.accounts.timeline import Span, timeline
+from eagle_eye.server.accounts.recurrence_score import NodeRecord, Scores
+from eagle_eye.server.accounts.timeline import TimelineSpan, timeline
 from eagle_eye.server.model.account_records import Attempt, DriverError, Ticket
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, AuditEntry, Incident
@@ -54,7 +55,7 @@ HARDWARE_KINDS = frozenset({"restart", "contained", "memory", "remap", "hang", "
 class JobSpans(NamedTuple):
     """The timeline of each job, and whether some attempts or incidents were too many to be read."""
 
-    jobs: Mapping[str, list[Span]]
+    jobs: Mapping[str, list[TimelineSpan]]
     cut: bool
 
 
@@ -74,7 +75,7 @@ class Archive:
         self._clock = clock
         self._hindsight_s = hindsight_s
         self._scores: Scores | None = None
-        self._current: tuple[float, Mapping[str, list[Span]]] | None = None
+        self._current: tuple[float, Mapping[str, list[TimelineSpan]]] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -99,7 +100,7 @@ class Archive:
         incidents, more = self._newest(INCIDENTS, {} if job is None else {"job": job})
         return JobSpans(self._timelines(by_job, incidents), cut or more)
 
-    def current(self) -> Mapping[str, list[Span]]:
+    def current(self) -> Mapping[str, list[TimelineSpan]]:
         """Return the timelines of the present runs of jobs that go on, at most CURRENT_JOBS_MAX of them, the newest."""
         with self._lock:
             now_s = self._clock.now_s()
@@ -132,18 +133,18 @@ class Archive:
 
     def _timelines(
         self, attempts: Mapping[str, Sequence[Attempt]], incidents: Iterable[Incident]
-    ) -> dict[str, list[Span]]:
+    ) -> dict[str, list[TimelineSpan]]:
         by_job: dict[str, list[Incident]] = defaultdict(list)
         for incident in incidents:
             by_job[incident.job].append(incident)
         now_s = self._clock.now_s()
         return {job: timeline(mine, by_job[job], now_s) for job, mine in attempts.items()}
 
-    def _pasts(self, now_s: float) -> dict[str, Past]:
+    def _pasts(self, now_s: float) -> dict[str, NodeRecord]:
         """Return what is on record of every node within the lemon score's window."""
         since_s = now_s - lemon.WINDOW_S
         pasts = {
-            node.node: Past(known_s=max(0.0, now_s - (node.known_since_s or node.updated_s)))
+            node.node: NodeRecord(known_s=max(0.0, now_s - (node.known_since_s or node.updated_s)))
             for node in self._store.all(NODES)
         }
         shown, _ = self._newest(INCIDENTS, {}, lambda incident: incident.detected_s < now_s - INCIDENTS_SHOWN_S)
@@ -170,7 +171,7 @@ class Archive:
                 pasts[gpu.node].inherited_failures += told
         return pasts
 
-    def _count_exclusions(self, pasts: Mapping[str, Past], since_s: float) -> None:
+    def _count_exclusions(self, pasts: Mapping[str, NodeRecord], since_s: float) -> None:
         jobs: dict[str, set[str]] = defaultdict(set)
         outs: dict[str, list[float]] = defaultdict(list)
         for action in self._newest(ACTIONS, {}, lambda action: action.created_s < since_s)[0]:
@@ -301,7 +302,7 @@ def _of_hardware(error: DriverError) -> bool:
 
 
 def _count_failures(
-    pasts: Mapping[str, Past], culprits: Iterable[Incident], attempts: Sequence[Attempt], since_s: float
+    pasts: Mapping[str, NodeRecord], culprits: Iterable[Incident], attempts: Sequence[Attempt], since_s: float
 ) -> None:
     """Count each node's failures, one for each attempt, and the attempts that it made alone."""
     of_job: dict[tuple[str, int], list[Attempt]] = defaultdict(list)

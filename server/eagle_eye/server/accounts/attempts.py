@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from eagle_eye.server.model.account_records import Attempt, AttemptEnd, Gap
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.watcher import JobProgress
 
 LOOK_S = 10.0  # from one look to the next
 UNWATCHED_S = 60.0  # a longer time without a look, or without a word from any of the job's nodes, is a gap
@@ -34,7 +34,7 @@ class Witness(NamedTuple):
 
 
 def follow(
-    known: Attempt | None, course: Course, witness: Witness, now_s: float, new_id: Callable[[], str]
+    known: Attempt | None, course: JobProgress, witness: Witness, now_s: float, new_id: Callable[[], str]
 ) -> list[Attempt]:
     """Return the attempts that are new or have changed, the current one last; ``known`` is the newest on record."""
     alive = _is_alive(course, witness, now_s)
@@ -67,7 +67,7 @@ def worth_writing(old: Attempt | None, new: Attempt, written_s: float, now_s: fl
     return old != new and now_s - written_s >= WRITE_S
 
 
-def _is_alive(course: Course, witness: Witness, now_s: float) -> bool:
+def _is_alive(course: JobProgress, witness: Witness, now_s: float) -> bool:
     if course.declared:
         return True
     return witness.spoken_s is not None and now_s - witness.spoken_s < GONE_S
@@ -77,13 +77,13 @@ def _changed(known: Attempt, new: Attempt) -> list[Attempt]:
     return [] if new == known else [new]
 
 
-def _superseded(known: Attempt, course: Course) -> Attempt:
+def _superseded(known: Attempt, course: JobProgress) -> Attempt:
     """Return the attempt as ended by the next one, which began when nobody had said that this one was over."""
     end: AttemptEnd = "superseded" if course.attempt > known.attempt else "gone"
     return replace(known, ended_s=max(known.started_s, course.started_s, known.last_step_s or 0.0), end=end)
 
 
-def _begun(before: Attempt | None, course: Course, attempt_id: str) -> Attempt:
+def _begun(before: Attempt | None, course: JobProgress, attempt_id: str) -> Attempt:
     same_run = before is not None and course.attempt > before.attempt and before.end not in _MEANT_ENDS
     steps = [s for s in (before.prior_step, before.last_step) if s is not None] if before and same_run else []
     started_s = course.started_s
@@ -100,7 +100,7 @@ def _begun(before: Attempt | None, course: Course, attempt_id: str) -> Attempt:
     )
 
 
-def _updated(known: Attempt, course: Course, witness: Witness, now_s: float) -> Attempt:
+def _updated(known: Attempt, course: JobProgress, witness: Witness, now_s: float) -> Attempt:
     new = replace(
         known,
         state=course.state,
@@ -123,7 +123,7 @@ def _updated(known: Attempt, course: Course, witness: Witness, now_s: float) -> 
     return new
 
 
-def _stepped(known: Attempt, course: Course) -> Attempt:
+def _stepped(known: Attempt, course: JobProgress) -> Attempt:
     """Return the attempt with its newest step, and when it made its first and went beyond what was done before."""
     if course.step is None or course.progressed_s is None:
         return known

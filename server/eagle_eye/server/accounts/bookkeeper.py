@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts import gpus as gpu_records
 from eagle_eye.server.accounts.attempts import LOOK_S, UNWATCHED_S, Witness, follow, forsaken, worth_writing
-from eagle_eye.server.accounts.gpus import Tally, Told
+from eagle_eye.server.accounts.gpus import ErrorCount, GpuReport
 from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.account_records import Attempt, DriverError, Gpu, Membership
+from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.monitor.watching import Course, Watcher
+from eagle_eye.server.monitor.watcher import JobProgress, Watcher
 from eagle_eye.server.store.store import (
     ATTEMPTS,
     DRIVER_ERRORS,
@@ -47,7 +47,7 @@ MEMBERS_KEPT_S = 14 * 86_400.0  # or twice as long as is looked back
 
 _Error = tuple[str, int, str, int]  # node, device, kind, code
 _KeyT = TypeVar("_KeyT")
-_ValueT = TypeVar("_ValueT", Told, Tally)
+_ValueT = TypeVar("_ValueT", GpuReport, ErrorCount)
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class Bookkeeper:
         self._members_kept_s = max(MEMBERS_KEPT_S, 2 * settings.hindsight_s)
         self._dropped = dropped
         self._lock = threading.Lock()
-        self._gpus: dict[str, Told] = {}
-        self._errors: dict[_Error, Tally] = {}
+        self._gpus: dict[str, GpuReport] = {}
+        self._errors: dict[_Error, ErrorCount] = {}
         self._unwritten: dict[str, Attempt] = {}  # by id
         self._known: dict[str, Attempt] = {}  # by job, the newest
         self._written_s: dict[str, float] = {}  # by attempt
@@ -96,7 +96,7 @@ class Bookkeeper:
                 code = gpu_records.code_of(event.attributes)
                 if code is not None:
                     key = (node, event.device, event.kind, code)
-                    self._put(self._errors, key, Tally(1, event.time_s, event.time_s), "error_backlog")
+                    self._put(self._errors, key, ErrorCount(1, event.time_s, event.time_s), "error_backlog")
 
     async def run(self) -> None:
         """Look at the jobs every LOOK_S until cancelled."""
@@ -108,7 +108,7 @@ class Bookkeeper:
                 _log.warning("the accounts are not kept up: the records cannot be written; the next look tries again")
             await asyncio.sleep(LOOK_S)
 
-    def look(self, courses: Iterable[Course], now_s: float) -> None:
+    def look(self, courses: Iterable[JobProgress], now_s: float) -> None:
         """Write down what has changed since the last look. Raises StoreUnavailable; then nothing is forgotten."""
         if self._opened_s is None:
             self._open(now_s)
@@ -129,8 +129,8 @@ class Bookkeeper:
                 break
         self._opened_s = now_s
 
-    def _write_attempts(self, courses: list[Course], now_s: float) -> None:
-        members: list[tuple[Membership, tuple[str, ...]]] = []
+    def _write_attempts(self, courses: list[JobProgress], now_s: float) -> None:
+        members: list[tuple[AttemptMembers, tuple[str, ...]]] = []
         for course in courses:
             known = self._newest(course.job)
             found = follow(known, course, self._witness(course), now_s, lambda: f"att_{secrets.token_hex(8)}")
@@ -142,7 +142,9 @@ class Bookkeeper:
                 current = found[-1]
                 if current.ended_s is None and self._members.get(current.id) != course.nodes:
                     nodes = sorted(course.nodes)
-                    membership = Membership(id=current.id, job=current.job, started_s=current.started_s, nodes=nodes)
+                    membership = AttemptMembers(
+                        id=current.id, job=current.job, started_s=current.started_s, nodes=nodes
+                    )
                     members.append((membership, course.nodes))
                 self._known[course.job] = current
         self._unwritten.update({over.id: over for over in self._forsaken({course.job for course in courses}, now_s)})
@@ -181,7 +183,7 @@ class Bookkeeper:
                 self._known[job] = known
         return known
 
-    def _witness(self, course: Course) -> Witness:
+    def _witness(self, course: JobProgress) -> Witness:
         """Return when the job's nodes were heard; in a healthy job the first node settles it."""
         heard_s: float | None = None
         now_s = self._clock.now_s()
@@ -207,7 +209,7 @@ class Bookkeeper:
                     self._put(self._gpus, uuid, told, "gpu_backlog")
                 raise
 
-    def _seated(self, store: Store, batch: Mapping[str, Told]) -> Iterable[Gpu]:
+    def _seated(self, store: Store, batch: Mapping[str, GpuReport]) -> Iterable[Gpu]:
         room: dict[str, int] = {}
         for uuid, told in batch.items():
             known = store.get(GPUS, uuid)
@@ -233,7 +235,7 @@ class Bookkeeper:
                     self._put(self._errors, error, tally, "error_backlog")
                 raise
 
-    def _counted(self, store: Store, batch: Mapping[_Error, Tally]) -> Iterable[DriverError]:
+    def _counted(self, store: Store, batch: Mapping[_Error, ErrorCount]) -> Iterable[DriverError]:
         room: dict[str, int] = {}
         seats: dict[str, list[Gpu]] = {}
         for (node, device, kind, code), tally in batch.items():

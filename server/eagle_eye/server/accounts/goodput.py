@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from eagle_eye.server.accounts.timeline import Cause, Span
+from eagle_eye.server.accounts.timeline import Cause, TimelineSpan
 
 By = Literal["job", "node", "fault"]
 # Where time went that was no training; slow is the part of training that slowness cost.
@@ -87,7 +87,7 @@ class Account:
         return min(seconds / self.known_s, 1.0) if self.known_s > 0 else None
 
 
-def clipped(spans: Iterable[Span], since_s: float, until_s: float) -> list[Span]:
+def clipped(spans: Iterable[TimelineSpan], since_s: float, until_s: float) -> list[TimelineSpan]:
     """Return what of the spans lies between two times."""
     found = []
     for span in spans:
@@ -97,7 +97,7 @@ def clipped(spans: Iterable[Span], since_s: float, until_s: float) -> list[Span]
     return found
 
 
-def account(spans: Iterable[Span]) -> Account:
+def account(spans: Iterable[TimelineSpan]) -> Account:
     """Return the sums of the spans."""
     sums = Account()
     for span in spans:
@@ -112,7 +112,7 @@ def account(spans: Iterable[Span]) -> Account:
     return sums
 
 
-def losses(spans: Iterable[Span]) -> list[Loss]:
+def losses(spans: Iterable[TimelineSpan]) -> list[Loss]:
     """Return what was lost, by part and cause, the costliest first."""
     found: dict[tuple[str, Cause], Amount] = defaultdict(Amount)
     for span in spans:
@@ -131,7 +131,7 @@ def grouped(found: Sequence[Loss], by: By) -> dict[str, dict[str, Amount]]:
     return {key: dict(parts) for key, parts in sums.items()}
 
 
-def _losses(span: Span) -> list[tuple[str, Cause, float]]:
+def _losses(span: TimelineSpan) -> list[tuple[str, Cause, float]]:
     """Return what of the span was lost: part, cause and seconds."""
     if span.part == "unknown":
         return []

@@ -25,7 +25,7 @@ CODE_MAX = 100_000  # SXIDs have five digits
 INVENTORY, ERRORS = "inventory", frozenset({"xid", "sxid"})
 
 
-class Told(NamedTuple):
+class GpuReport(NamedTuple):
     """One GPU as an agent told of it."""
 
     uuid: str
@@ -38,31 +38,31 @@ class Told(NamedTuple):
     told_with: int = 0
     nvlinks: int | None = None
 
-    def joined(self, other: Told) -> Told:
+    def joined(self, other: GpuReport) -> GpuReport:
         """Return the newer of both."""
         return other if other.time_s >= self.time_s else self
 
 
-class Tally(NamedTuple):
+class ErrorCount(NamedTuple):
     """How often an error was told of, and when first and last."""
 
     times: int
     first_s: float
     last_s: float
 
-    def joined(self, other: Tally) -> Tally:
+    def joined(self, other: ErrorCount) -> ErrorCount:
         """Return both together."""
-        return Tally(self.times + other.times, min(self.first_s, other.first_s), max(self.last_s, other.last_s))
+        return ErrorCount(self.times + other.times, min(self.first_s, other.first_s), max(self.last_s, other.last_s))
 
 
-def told(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -> Told | None:
+def told(node: str, device: int, attributes: Mapping[str, Any], time_s: float) -> GpuReport | None:
     """Return what an inventory event says, None when it is not to be believed."""
     uuid, model = attributes.get("uuid"), attributes.get("model")
     if not isinstance(uuid, str) or not 0 < len(uuid) <= UUID_CHARS_MAX or not uuid.isprintable() or device < 0:
         return None
     address, serial = (_plain(attributes.get(name), MARK_CHARS_MAX) for name in ("pci_address", "serial"))
     gpus, links = _count(attributes.get("gpus"), DEVICES_MAX) or 0, _count(attributes.get("nvlinks"), LINKS_MAX)
-    return Told(uuid, node, device, _plain(model, MODEL_CHARS_MAX), time_s, address, serial, gpus, links)
+    return GpuReport(uuid, node, device, _plain(model, MODEL_CHARS_MAX), time_s, address, serial, gpus, links)
 
 
 def _count(value: object, most: int) -> int | None:
@@ -79,7 +79,7 @@ def code_of(attributes: Mapping[str, Any]) -> int | None:
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 < code < CODE_MAX else None
 
 
-def seated(known: Gpu | None, now: Told) -> Gpu:
+def seated(known: Gpu | None, now: GpuReport) -> Gpu:
     """Return the GPU as it is known by now; another node or device is a move. Older news than known change nothing."""
     if known is None:
         first = Gpu(
@@ -110,7 +110,7 @@ def seated(known: Gpu | None, now: Told) -> Gpu:
     return _as_told(moved, now)
 
 
-def _as_told(known: Gpu, now: Told) -> Gpu:
+def _as_told(known: Gpu, now: GpuReport) -> Gpu:
     return replace(
         known,
         seen_s=now.time_s,

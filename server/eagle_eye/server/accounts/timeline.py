@@ -41,7 +41,7 @@ class Cause(NamedTuple):
     incident_id: str = ""
 
 
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """What a stretch of time was spent on; ``slow_ratio`` is the share of it that slowness cost, 0 but in training.
 
     ``cause`` is None where nothing was lost. ``gpus`` None: not known how many stood there.
@@ -62,7 +62,7 @@ class Span(NamedTuple):
         return self.end_s - self.start_s
 
 
-def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: float) -> list[Span]:
+def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: float) -> list[TimelineSpan]:
     """Return the spans of one job's attempts up to ``now_s``, in order; ``incidents`` are the job's, in any order.
 
     What a person called a false alarm explains nothing, nor does what turned out to be part of another incident.
@@ -72,7 +72,7 @@ def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: 
         if incident.state != "false" and not incident.merged_into:
             told[incident.attempt].append(incident)
     ordered = sorted(attempts, key=lambda a: (a.started_s, a.attempt))
-    spans: list[Span] = []
+    spans: list[TimelineSpan] = []
     for _, group in groupby(ordered, key=lambda a: a.run):
         run = list(group)
         stepping = any(a.first_step_s is not None for a in run)
@@ -85,7 +85,7 @@ def timeline(attempts: Iterable[Attempt], incidents: Iterable[Incident], now_s: 
             ended_s = attempt.ended_s
             if ended_s is not None and following is not None and following > ended_s:
                 why = cause_of_end(attempt, told[attempt.attempt])
-                spans.append(Span(ended_s, following, "down", attempt.id, attempt.gpus, why))
+                spans.append(TimelineSpan(ended_s, following, "down", attempt.id, attempt.gpus, why))
     return spans
 
 
@@ -106,7 +106,7 @@ def cause_of_end(attempt: Attempt, incidents: Iterable[Incident]) -> Cause:
 
 def _of_attempt(
     attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepping: bool, now_s: float
-) -> list[Span]:
+) -> list[TimelineSpan]:
     """Return one attempt's spans: its phases, with the incidents and the gaps laid over them."""
     start_s = attempt.started_s
     end_s = max(start_s, now_s if attempt.ended_s is None else min(attempt.ended_s, now_s))
@@ -120,11 +120,11 @@ def _of_attempt(
     edges += [edge for _, since_s, until_s in overlays for edge in (since_s, until_s)]
     edges += [edge for gap in unwatched for edge in gap]
     moments.update(edge for edge in edges if start_s < edge < end_s)
-    spans: list[Span] = []
+    spans: list[TimelineSpan] = []
     for since_s, until_s in pairwise(sorted(moments)):
         phase = next(p for p in phases if p.start_s <= since_s < p.end_s)
         if any(a <= since_s < b for a, b in unwatched):
-            span = Span(since_s, until_s, "unknown", attempt.id, attempt.gpus, reason=NOT_WATCHED)
+            span = TimelineSpan(since_s, until_s, "unknown", attempt.id, attempt.gpus, reason=NOT_WATCHED)
         else:
             there = [i for i, a, b in overlays if a <= since_s < b]
             span = _laid_over(phase._replace(start_s=since_s, end_s=until_s), there)
@@ -135,11 +135,13 @@ def _of_attempt(
     return spans
 
 
-def _phases(attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepping: bool, end_s: float) -> list[Span]:
+def _phases(
+    attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepping: bool, end_s: float
+) -> list[TimelineSpan]:
     """Return what the attempt's own steps say, without a hole from its start to ``end_s``."""
 
-    def phase(since_s: float, until_s: float, part: Part, why: Cause | None = None, reason: str = "") -> Span:
-        return Span(since_s, until_s, part, attempt.id, attempt.gpus, why, reason)
+    def phase(since_s: float, until_s: float, part: Part, why: Cause | None = None, reason: str = "") -> TimelineSpan:
+        return TimelineSpan(since_s, until_s, part, attempt.id, attempt.gpus, why, reason)
 
     start_s = attempt.started_s
     if attempt.first_step_s is None or attempt.last_step_s is None:
@@ -173,7 +175,7 @@ def _phases(attempt: Attempt, incidents: Sequence[Incident], cause: Cause, stepp
     return [p for p in found if p.end_s > p.start_s] or [phase(start_s, end_s, "startup", cause)]
 
 
-def _laid_over(phase: Span, incidents: Sequence[Incident]) -> Span:
+def _laid_over(phase: TimelineSpan, incidents: Sequence[Incident]) -> TimelineSpan:
     """Return the phase as the incidents of the same time explain it."""
     stops = [i for i in incidents if stops_jobs(i)]
     if stops and phase.part in ("training", "startup", "unknown", "stopped"):

@@ -37,7 +37,7 @@ _DIRECTORY_LINE_BYTES = 40
 _log = logging.getLogger(__name__)
 
 
-class Trouble(NamedTuple):
+class FileDamage(NamedTuple):
     """A file that is not as it should be; ``what`` goes on after its name."""
 
     path: Path
@@ -68,13 +68,13 @@ def ready(hold: Hold, accept_empty: bool) -> None:
         _log.warning("%s %s: it begins anew (--accept-empty); %s", one.path, one.what, where)
 
 
-def troubles(folder: Path, had: Sequence[str]) -> list[Trouble]:
+def troubles(folder: Path, had: Sequence[str]) -> list[FileDamage]:
     """Return what is wrong; ``had`` are the databases that the folder is known to have had. Raises OSError."""
     found = []
     for name in MIGRATIONS:
         what = missing(folder, name, had)
         if what is not None:
-            found.append(Trouble(folder / name, what))
+            found.append(FileDamage(folder / name, what))
         elif (folder / name).exists():
             found += _look(folder / name)
     return found
@@ -101,7 +101,7 @@ def _left(folder: Path, name: str) -> bool:
     return next(kept, None) is not None or next(bundles, None) is not None
 
 
-def _look(path: Path) -> list[Trouble]:
+def _look(path: Path) -> list[FileDamage]:
     """Return what is wrong with a database that is there."""
     beside = path.with_name(path.name + LOG_SUFFIX)
     try:
@@ -110,16 +110,16 @@ def _look(path: Path) -> list[Trouble]:
         if not magic:
             return []  # a first start that was killed
         if magic != _MAGIC:
-            return [Trouble(path, "is no SQLite database: damaged, or another program's file")]
+            return [FileDamage(path, "is no SQLite database: damaged, or another program's file")]
         if beside.exists() and beside.stat().st_size > LOG_BYTES_MAX:
             return []
         log = write_ahead_log.read(beside)
         if log.damaged:
-            return [Trouble(beside, "is damaged: commits that were acknowledged cannot be read from it")]
+            return [FileDamage(beside, "is damaged: commits that were acknowledged cannot be read from it")]
         what = _wrong(path, log)
     except PermissionError:
         return []  # whoever opens it says so
-    return [] if what is None else [Trouble(path, what)]
+    return [] if what is None else [FileDamage(path, what)]
 
 
 def _wrong(path: Path, log: write_ahead_log.Log) -> str | None:

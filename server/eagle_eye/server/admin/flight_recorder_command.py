@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.detectors.progress.flight_recorder import Finding, Wait, analyse
+from eagle_eye.detectors.progress.flight_recorder import StuckRanks, Wait, analyse
 from eagle_eye.detectors.types import Blind
 from eagle_eye.server.requests.flight_recorder import Folder, read_folder
 
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print who holds the job up; 0 also for "cannot tell". Raises BadDump when no dump can be read."""
     folder = read_folder(args.folder)
-    found: Finding | str
+    found: StuckRanks | str
     try:
         found = analyse(folder.recordings)
     except Blind as reason:
@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def report(folder: Folder, found: Finding | str) -> dict[str, Any]:
+def report(folder: Folder, found: StuckRanks | str) -> dict[str, Any]:
     """Return the answer as plain data; ``kind`` None with the reason in ``cannot_tell``."""
     told: dict[str, Any] = {"kind": None, "cannot_tell": found, "culprits": [], "waits": [], "without_dump": []}
-    if isinstance(found, Finding):
+    if isinstance(found, StuckRanks):
         told = {
             "kind": found.kind,
             "cannot_tell": None,
@@ -70,7 +70,7 @@ def _wait(wait: Wait) -> dict[str, Any]:
     }
 
 
-def _lines(folder: Folder, found: Finding | str) -> list[str]:
+def _lines(folder: Folder, found: StuckRanks | str) -> list[str]:
     dumps = f"{len(folder.recordings)} dumps read"
     without = _without_dump(folder, found)
     one = len(without) == 1
@@ -98,10 +98,10 @@ def _lines(folder: Folder, found: Finding | str) -> list[str]:
     return [*lines, "", dumps + rest]
 
 
-def _without_dump(folder: Folder, found: Finding | str) -> tuple[int, ...]:
+def _without_dump(folder: Folder, found: StuckRanks | str) -> tuple[int, ...]:
     """Return the ranks that a group expects, or that lie between others, and that left no dump which could be read."""
     present = {recording.rank for recording in folder.recordings}
-    expected = set(found.without_dump) if isinstance(found, Finding) else set[int]()
+    expected = set(found.without_dump) if isinstance(found, StuckRanks) else set[int]()
     highest = max(present, default=-1)
     if highest < GAPS_RATIO_MAX * len(present):  # else ranks are no numbers from 0 on, or next to no dumps were brought
         expected |= set(range(highest)) - present

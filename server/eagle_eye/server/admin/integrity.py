@@ -37,7 +37,7 @@ STRUCTURE_BYTES_MAX = 1 << 30  # of a file whose structure is checked in one tra
 _log = logging.getLogger(__name__)
 
 
-class Finding(msgspec.Struct, frozen=True):
+class IntegrityProblem(msgspec.Struct, frozen=True):
     """What is wrong with a database, or with a segment of a folder of the history."""
 
     problem: str
@@ -49,13 +49,13 @@ class Finding(msgspec.Struct, frozen=True):
 Rest = Callable[[], None]
 
 
-def findings(data: Path, rest: Rest) -> Iterator[Finding]:
+def findings(data: Path, rest: Rest) -> Iterator[IntegrityProblem]:
     """Yield what is damaged; ``rest`` is called between two pieces of work. Raises sqlite3.Error, OSError."""
     for name in damage.MIGRATIONS:
         if (data / name).exists():
             problem = _of_database(data / name, rest)
             if problem is not None:
-                yield Finding(problem, database=name)
+                yield IntegrityProblem(problem, database=name)
     yield from _of_segments(data, rest)
 
 
@@ -86,7 +86,7 @@ def _read_some(reader: sqlite3.Connection, table: str, after: int) -> int | None
     return last
 
 
-def _of_segments(data: Path, rest: Rest) -> Iterator[Finding]:
+def _of_segments(data: Path, rest: Rest) -> Iterator[IntegrityProblem]:
     import pyarrow.parquet as pq
 
     from eagle_eye.server.history.segments.reader import BrokenSegment, Segment, reading
@@ -102,7 +102,7 @@ def _of_segments(data: Path, rest: Rest) -> Iterator[Finding]:
                             file.read_row_group(group, use_threads=False)
                             rest()
         except BrokenSegment as error:
-            yield Finding(str(error)[:500], folder=folder, segment=name)
+            yield IntegrityProblem(str(error)[:500], folder=folder, segment=name)
         except HistoryUnavailable:
             continue  # no fault of the segment's; tomorrow again
 
@@ -147,7 +147,7 @@ class Integrity:
         assert process.stderr is not None  # noqa: S101
         try:
             async for line in process.stdout:
-                await asyncio.to_thread(self.note, msgspec.json.decode(line, type=Finding))
+                await asyncio.to_thread(self.note, msgspec.json.decode(line, type=IntegrityProblem))
             said = (await process.stderr.read(2_000)).decode(errors="replace").strip()
             if await process.wait() != 0:
                 _log.warning("the files could not be read through, and will be tomorrow: %s", said)
@@ -156,7 +156,7 @@ class Integrity:
                 process.kill()
                 await process.wait()
 
-    def note(self, found: Finding) -> None:
+    def note(self, found: IntegrityProblem) -> None:
         """Have it known: a database makes the server unready, a segment is set aside."""
         if found.database == RECORDS_FILE:
             self._store.note_damage(found.problem)

@@ -14,7 +14,7 @@ from eagle_eye.server.accounts.archive import Claim
 from eagle_eye.server.accounts.goodput import Account, Amount, By
 from eagle_eye.server.accounts.hindsight import Precision, precision
 from eagle_eye.server.accounts.tickets import Format, TicketFileWrong, parse
-from eagle_eye.server.accounts.timeline import Span
+from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Body,
@@ -182,7 +182,7 @@ def _time(text: str | None, otherwise_s: float) -> float:
         raise Refusal(400, "time", f"since and until are RFC 3339 times or Unix seconds: {error}") from None
 
 
-def _by_job(jobs: dict[str, list[Span]]) -> list[dict[str, Any]]:
+def _by_job(jobs: dict[str, list[TimelineSpan]]) -> list[dict[str, Any]]:
     found = []
     for job, spans in jobs.items():
         if not spans:
@@ -202,7 +202,7 @@ def _by_job(jobs: dict[str, list[Span]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda item: (-item["lost_gpu_seconds"], item["job"]))
 
 
-def _by_cause(spans: list[Span], by: By) -> list[dict[str, Any]]:
+def _by_cause(spans: list[TimelineSpan], by: By) -> list[dict[str, Any]]:
     """Return the losses by node or fault; node null: no single node was to blame."""
     found = []
     for key, parts in goodput.grouped(goodput.losses(spans), by).items():

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from eagle_eye.server.accounts.timeline import LATE_FLOOR_S, LATE_STEPS, stops_jobs
 from eagle_eye.server.engine.standing import Phase
 from eagle_eye.server.model.records import Incident
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.watcher import JobProgress
 
 # What people call a part of what is observed, and how its metrics' names begin.
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -62,7 +62,7 @@ def not_seen(metrics: Iterable[str]) -> list[str]:
     return [part for part, begins in FAMILIES.items() if not any(name.startswith(begins) for name in names)]
 
 
-def loss(course: Course, incidents: Iterable[Incident], now_s: float) -> Loss | None:
+def loss(course: JobProgress, incidents: Iterable[Incident], now_s: float) -> Loss | None:
     """Return what the job loses at ``now_s``, or None; ``incidents`` are its own, of any state and attempt.
 
     As goodput counts it: a job that stands still loses all its GPUs, a slow one the share that its worst slowness

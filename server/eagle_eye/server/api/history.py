@@ -16,10 +16,10 @@ from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server.api import recorded_jobs
 from eagle_eye.server.api.requests import Moment, Parts, Reader, answer
 from eagle_eye.server.api.services import Services
-from eagle_eye.server.history.history import Span
+from eagle_eye.server.history.history import QueryPart
 from eagle_eye.server.history.recording import CONTENT_TYPE as RECORDING
 from eagle_eye.server.history.remote_store.merging import with_past
-from eagle_eye.server.history.remote_store.past import Asked
+from eagle_eye.server.history.remote_store.remote_history import SeriesQuery
 from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps, TooManySeries, has, in_steps
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
 from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
@@ -89,7 +89,7 @@ def query_range(
         ],
         "series": shown,
     }
-    asked = Asked(spec, node, job, start_s, step)
+    asked = SeriesQuery(spec, node, job, start_s, step)
     steps = max(1, math.ceil((end_s - start_s) / step))
     # The store has last values only; and what is downsampled here needs not to be asked of it.
     past = parts.remote_store.past if statistic == "last" else None
@@ -127,7 +127,7 @@ async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) 
 
 def _read(
     parts: Services, spec: MetricSpec, statistic: Statistic, of: _Range
-) -> tuple[list[Span], dict[SeriesKey, Steps]]:
+) -> tuple[list[QueryPart], dict[SeriesKey, Steps]]:
     """Return in which resolution the history answers, and what. Raises Refusal, HistoryUnavailable."""
     limit = parts.config.history.query_frames_max
     for last in (False, False, True):

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from eagle_eye.schema.metrics import BY_NAME as METRICS
 from eagle_eye.schema.natural_order import natural
 from eagle_eye.server.accounts.goodput import clipped
-from eagle_eye.server.accounts.timeline import Span
+from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.pictures import numbers, resolutions
 from eagle_eye.server.api.requests import Parts, Reader, Since, answer, missing
@@ -264,7 +264,7 @@ def _spread(found: Found) -> dict[str, Any]:
     }
 
 
-def _part(span: Span) -> dict[str, Any]:
+def _part(span: TimelineSpan) -> dict[str, Any]:
     return {
         "start": rfc3339(span.start_s),
         "end": rfc3339(span.end_s),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Response
 
 from eagle_eye.server.accounts.gpus import sat_at
-from eagle_eye.server.accounts.lemon import Lemon, Past, Scores
+from eagle_eye.server.accounts.recurrence_score import NodeRecord, RecurrenceScore, Scores
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import Cursor, Limit, Parts, Reader, answer, found, given, listing
 from eagle_eye.server.api.services import Services
@@ -132,8 +132,8 @@ def memory(scores: Scores | None, node: str) -> dict[str, Any] | None:
     """Return what is remembered of a node in short, None without scores; ``lemon_score`` null: it cannot be told."""
     if scores is None:
         return None
-    past = scores.pasts.get(node, Past())
-    lemon = scores.lemons.get(node, Lemon(None, reason="heard of after the scores were last worked out"))
+    past = scores.pasts.get(node, NodeRecord())
+    lemon = scores.lemons.get(node, RecurrenceScore(None, reason="heard of after the scores were last worked out"))
     return {
         "incidents_30_days": past.incidents,
         "lemon_score": None if lemon.score is None else round(lemon.score, 4),

@@ -17,7 +17,7 @@ from eagle_eye.server.engine.standing import phase
 from eagle_eye.server.ingest.fleet import Presence
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import NODES
 
 JOBS_SHOWN_MAX = 1_000
@@ -115,7 +115,7 @@ def _details(parts: Services, records: list[Node], presences: Mapping[str, Prese
     }
 
 
-def _job(course: Course, incidents: list[Incident], now_s: float) -> dict[str, Any]:
+def _job(course: JobProgress, incidents: list[Incident], now_s: float) -> dict[str, Any]:
     loss = overview.loss(course, incidents, now_s)
     return {
         "job": course.job,

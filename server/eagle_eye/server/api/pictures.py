@@ -25,7 +25,7 @@ from eagle_eye.server.charts.reading import read
 from eagle_eye.server.charts.story import story
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch
 from eagle_eye.server.engine.standing import phase
-from eagle_eye.server.history.history import Span
+from eagle_eye.server.history.history import QueryPart
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.model.timestamps import rfc3339
@@ -167,7 +167,7 @@ def _cast(parts: Services, record: Incident, panel: Panel) -> Cast:
 
 
 def _drawn(
-    record: Incident, panel: Panel, who: Cast, shown: Stretch, got: bands.Band, spans: list[Span]
+    record: Incident, panel: Panel, who: Cast, shown: Stretch, got: bands.Band, spans: list[QueryPart]
 ) -> dict[str, Any]:
     drawing = panel.drawing
     name = _name(who)
@@ -206,7 +206,7 @@ def _drawn(
     }
 
 
-def resolutions(spans: list[Span]) -> list[dict[str, Any]]:
+def resolutions(spans: list[QueryPart]) -> list[dict[str, Any]]:
     """Return which buckets answered for which time."""
     return [
         {"start": rfc3339(span.start_s), "end": rfc3339(span.end_s), "resolution_seconds": span.bucket_s}

@@ -17,7 +17,7 @@ from eagle_eye.server.jobs.keeper import JobSources
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.monitor.known_nodes import KnownNodes
 from eagle_eye.server.monitor.readiness import Doctor
-from eagle_eye.server.monitor.watching import Outlook, Watcher
+from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.requests.evidence import EvidenceRequests
 from eagle_eye.server.requests.idle_checks import IdleChecks
 from eagle_eye.server.requests.missing_gpus import MissingGpus

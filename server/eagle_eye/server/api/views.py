@@ -25,7 +25,7 @@ from eagle_eye.server.model.records import (
     SubscriptionHealth,
 )
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.monitor.watching import Outlook
+from eagle_eye.server.monitor.watcher import Outlook
 
 
 def plain(record: msgspec.Struct) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.engine.job_terms import Limit, Seconds
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.policy import RULE_NAMES, Decision, Weighing, weigh
-from eagle_eye.server.engine.scheduler_word import Hearing
+from eagle_eye.server.engine.scheduler_contact import SchedulerContact
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.engine.situation import Situation
 from eagle_eye.server.model.records import Action, ActionState, Incident, Node, NodeState
@@ -241,9 +241,9 @@ def _situation(case: Case, settings: PolicySettings) -> Situation:
     )
 
 
-def _hearing(case: Case) -> Hearing:
+def _hearing(case: Case) -> SchedulerContact:
     age_s = case.job.scheduler_age_s
-    return Hearing(case.job.scheduler, None if age_s is None else case.now - age_s)
+    return SchedulerContact(case.job.scheduler, None if age_s is None else case.now - age_s)
 
 
 def _standing(node: str, state: NodeState) -> Node:

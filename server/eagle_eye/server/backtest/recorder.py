@@ -16,7 +16,7 @@ from eagle_eye.server.backtest.trace_format import (
     FORMAT,
     SILENCE_COLUMN,
     Header,
-    Membership,
+    MembershipLine,
     TraceEvent,
     TraceLink,
     TraceNode,
@@ -140,7 +140,7 @@ class Recorder:
         """Whether all nodes' models are known: a model that some lack would part them from their peers."""
         return self._devices.keys() <= self._opening.gpu_models.keys()
 
-    def _memberships(self, begin_s: float) -> list[Membership]:
+    def _memberships(self, begin_s: float) -> list[MembershipLine]:
         """Return who took part in each attempt that was seen, from when the scheduler or else the agents said so."""
         for rank in self._opening.ranks:
             if self._members and self._opening.attempt in self._members:
@@ -154,7 +154,7 @@ class Recorder:
                 begun_s[said.attempt] = min(begun_s[said.attempt], said.time_s)
         first = min(begun_s, default=0)
         return [
-            Membership(
+            MembershipLine(
                 time=begin_s if attempt == first else max(begun_s[attempt], begin_s),
                 attempt=attempt,
                 ranks=[

@@ -22,7 +22,7 @@ DAY_S = 86_400.0
 
 
 @dataclass(slots=True)
-class Tally:
+class ScoreCounts:
     """Counts over traces; of hits: ``delays_s`` from onset to verdict, ``action_delays_s`` to what is asked for.
 
     A verdict may come before its action: what has no second kind of evidence yet, or may still pass by itself, is
@@ -62,8 +62,8 @@ class Tally:
 class Scorecard:
     """The score over one or more traces, overall and for each fault."""
 
-    overall: Tally = field(default_factory=Tally)
-    faults: dict[str, Tally] = field(default_factory=dict)
+    overall: ScoreCounts = field(default_factory=ScoreCounts)
+    faults: dict[str, ScoreCounts] = field(default_factory=dict)
     false_exclusions: int = 0
     node_days: float = 0.0
 
@@ -77,7 +77,7 @@ class Scorecard:
                 continue
             within = [i for i, line in enumerate(lines) if label.start <= line.time <= label.end + GRACE_S]
             hit = next((i for i in within if i not in used and _is_hit(label, lines[i], wanted)), None)
-            tallies = (self.overall, self.faults.setdefault(label.fault, Tally()))
+            tallies = (self.overall, self.faults.setdefault(label.fault, ScoreCounts()))
             claimed = [i for i in within if lines[i].action in DISRUPTIVE]
             for tally in tallies:
                 tally.labelled += 1
@@ -92,7 +92,7 @@ class Scorecard:
         for i, line in enumerate(lines):
             if i not in used and line.action in DISRUPTIVE:
                 self.overall.false += 1
-                self.faults.setdefault(line.fault, Tally()).false += 1
+                self.faults.setdefault(line.fault, ScoreCounts()).false += 1
                 self.false_exclusions += line.action == "exclude_node"
 
     def report(self) -> dict[str, Any]:

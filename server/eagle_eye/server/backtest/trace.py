@@ -30,17 +30,17 @@ from eagle_eye.server.backtest.trace_format import (
     BadTrace,
     Header,
     Label,
-    Membership,
+    MembershipLine,
     TraceEvent,
     TraceRank,
     read_header,
     read_lines,
 )
-from eagle_eye.server.backtest.trace_rows import Moment, Rows, link_rows, sample_rows
+from eagle_eye.server.backtest.trace_rows import Rows, TraceRows, link_rows, sample_rows
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.model.records import Job
 
-__all__ = ["FORMAT", "BadTrace", "Header", "Label", "Membership", "Step", "Trace", "TraceEvent", "TraceRank"]
+__all__ = ["FORMAT", "BadTrace", "Header", "Label", "MembershipLine", "Step", "Trace", "TraceEvent", "TraceRank"]
 
 DAY_S = 86_400.0
 IDLE_S_MAX = DAY_S  # by which the header may reach beyond what the trace tells
@@ -171,12 +171,12 @@ class Trace:
                 if count:
                     self.ignored[f"row {side}"] += count
 
-    def _read_memberships(self) -> list[Membership]:
+    def _read_memberships(self) -> list[MembershipLine]:
         """Return who took part from when on, oldest first; [] when the trace does not say."""
-        found = read_lines(self.folder / MEMBERSHIP_FILE, Membership, MEMBERSHIP_LINE_BYTES_MAX)
+        found = read_lines(self.folder / MEMBERSHIP_FILE, MembershipLine, MEMBERSHIP_LINE_BYTES_MAX)
         start = self.header.start
         if self.header.ranks and not any(item.time <= start for item in found):
-            found.append(Membership(start, 0, self.header.ranks))
+            found.append(MembershipLine(start, 0, self.header.ranks))
         return sorted(found, key=_by_time_said)
 
     def _members(self, ranks: list[TraceRank]) -> list[MemberRank]:
@@ -263,7 +263,7 @@ class Trace:
         )
 
 
-def _rows(tables: list[Iterator[Moment]]) -> Iterator[_Told]:
+def _rows(tables: list[Iterator[TraceRows]]) -> Iterator[_Told]:
     """Yield one set of blocks for each node and moment, whichever tables its rows are in."""
     blocks: list[Block] = []
     silent: dict[int, float] = {}

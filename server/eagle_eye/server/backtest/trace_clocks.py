@@ -13,14 +13,14 @@ OFFSET_INTERVALS_MIN = 3.0
 NODES_MIN = 3  # that tell; among fewer nobody is the odd one
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """When a node's first and last row ended, Unix seconds."""
 
     first_s: float
     last_s: float
 
 
-def clock_offsets(spans: Mapping[str, Span], interval_s: float) -> dict[str, float]:
+def clock_offsets(spans: Mapping[str, RowSpan], interval_s: float) -> dict[str, float]:
     """Return by how many seconds the clocks of nodes are ahead of the others' (behind: less than 0), {} for none.
 
     A clock that is off moves all rows of a node by the same time, so that they begin and end too late, or too early,
@@ -30,7 +30,7 @@ def clock_offsets(spans: Mapping[str, Span], interval_s: float) -> dict[str, flo
     """
     if len(spans) < NODES_MIN:
         return {}
-    usual = Span(median(span.first_s for span in spans.values()), median(span.last_s for span in spans.values()))
+    usual = RowSpan(median(span.first_s for span in spans.values()), median(span.last_s for span in spans.values()))
     least_s = max(OFFSET_S_MIN, OFFSET_INTERVALS_MIN * interval_s)
     found = {}
     for node, span in spans.items():

@@ -78,7 +78,7 @@ class Header(msgspec.Struct, frozen=True):
     ranks: list[TraceRank] = []
 
 
-class Membership(msgspec.Struct, frozen=True):
+class MembershipLine(msgspec.Struct, frozen=True):
     """One line of ``membership.jsonl``: who takes part from ``time`` on."""
 
     time: float

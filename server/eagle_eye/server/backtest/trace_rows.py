@@ -21,7 +21,7 @@ from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import WHOLE_NODE
 from eagle_eye.schema.frame import Block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.backtest.trace_clocks import Span
+from eagle_eye.server.backtest.trace_clocks import RowSpan
 from eagle_eye.server.backtest.trace_format import SILENCE_COLUMN, BadTrace, opened
 from eagle_eye.server.model.timestamps import TIME_S_MAX, in_seconds
 
@@ -33,7 +33,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Moment(NamedTuple):
+class TraceRows(NamedTuple):
     """Rows of one scope of one node that ended at one time.
 
     ``silent`` says of the devices whose rank's process said nothing for how long, in seconds.
@@ -83,7 +83,7 @@ class Rows:
             limit = f"expected Unix seconds, from 1970 to 2100{in_seconds(some)}"
             raise BadTrace(f"{self._path}: column 'time' has {some:.0f} ({wrong.sum()} of {len(wrong)} rows); {limit}")
 
-    def spans(self) -> dict[str, Span]:
+    def spans(self) -> dict[str, RowSpan]:
         """Return when each node's first and last rows ended."""
         keys = self._keys
         usable = np.isfinite(keys.times_s) & (keys.node_of != NO_KEY)
@@ -91,7 +91,7 @@ class Rows:
         np.minimum.at(firsts, keys.node_of[usable], keys.times_s[usable])
         np.maximum.at(lasts, keys.node_of[usable], keys.times_s[usable])
         spans = zip(keys.nodes, firsts.tolist(), lasts.tolist(), strict=True)
-        return {node: Span(first_s, last_s) for node, first_s, last_s in spans if first_s <= last_s}
+        return {node: RowSpan(first_s, last_s) for node, first_s, last_s in spans if first_s <= last_s}
 
     def spacing_s(self) -> float:
         """Return the typical time between two moments of the first node, NaN where there is none."""
@@ -110,7 +110,7 @@ class Rows:
         times_s = self._keys.times_s
         return int((times_s < start_s).sum()), int((times_s > end_s).sum())
 
-    def moments(self, ignored: Counter[str]) -> list[Iterator[Moment]]:
+    def moments(self, ignored: Counter[str]) -> list[Iterator[TraceRows]]:
         """Return the moments of each scope.
 
         ``ignored`` counts what was left out: "duplicate row", "row without time, node or device".
@@ -207,7 +207,7 @@ def _ascending(columns: Sequence[Any]) -> bool:
     return True
 
 
-def _moments(path: Path, table: pa.Table, keys: _Keys, order: Integers, scope: Scope) -> Iterator[Moment]:
+def _moments(path: Path, table: pa.Table, keys: _Keys, order: Integers, scope: Scope) -> Iterator[TraceRows]:
     """Return the moments of the rows in ``order``; metrics that no key of a moment has are left out of its block."""
     names = [name for name in catalogue.names(scope) if name in table.schema.names]
     columns = [
@@ -221,7 +221,7 @@ def _moments(path: Path, table: pa.Table, keys: _Keys, order: Integers, scope: S
 
 def _gathered(
     columns: list[Any], names: list[str], keys: _Keys, order: Integers, scope: Scope, silence: Any
-) -> Iterator[Moment]:
+) -> Iterator[TraceRows]:
     if len(order) == 0:
         return
     times_s, node_of = keys.times_s[order], keys.node_of[order]
@@ -251,7 +251,7 @@ def _gathered(
             chosen, wanted = (names, None) if complete[i] else patterns.get(seen[i])
             held = cells[:, low:high] if wanted is None else cells[wanted, low:high]
             silent = dict(quiet[k] for k in range(low, high) if k in quiet) if quiet else {}
-            yield Moment(time_s, keys.nodes[node], Block(scope, labels[low:high], chosen, held.tobytes()), silent)
+            yield TraceRows(time_s, keys.nodes[node], Block(scope, labels[low:high], chosen, held.tobytes()), silent)
         first = last
 
 

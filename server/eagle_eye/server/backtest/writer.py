@@ -26,7 +26,7 @@ from eagle_eye.server.backtest.trace_format import (
     BadTrace,
     Header,
     Label,
-    Membership,
+    MembershipLine,
     TraceEvent,
 )
 
@@ -75,7 +75,7 @@ class TraceWriter:
         self,
         header: Header,
         events: Iterable[TraceEvent] = (),
-        memberships: Iterable[Membership] = (),
+        memberships: Iterable[MembershipLine] = (),
         labels: Iterable[Label] | None = None,
     ) -> None:
         """Write the rest and put the folder in its place. ``labels`` None: the trace has none."""
@@ -86,7 +86,7 @@ class TraceWriter:
         self._tables.clear()
         (self._draft / HEADER_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(header), indent=1) + b"\n")
         told: list[TraceEvent] = sorted(events, key=lambda event: event.time)
-        members: list[Membership] = sorted(memberships, key=lambda one: one.time)
+        members: list[MembershipLine] = sorted(memberships, key=lambda one: one.time)
         self._lines(EVENTS_FILE, told)
         self._lines(MEMBERSHIP_FILE, members)
         if labels is not None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_eye.server.accounts import goodput
-from eagle_eye.server.accounts.timeline import Span
+from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.charts.band import Floats, matrix, percentiles
 from eagle_eye.server.history.steps import SeriesKey, Steps
 
@@ -51,7 +51,7 @@ def total(series: Mapping[SeriesKey, Steps], steps: int, nodes_read: int, nodes:
     return np.where(count > 0, means * float(count.max()) * max(nodes, nodes_read) / nodes_read, np.nan)
 
 
-def goodput_course(spans: Sequence[Span], times_s: Sequence[float], trailing_s: float = TRAILING_S) -> Floats:
+def goodput_course(spans: Sequence[TimelineSpan], times_s: Sequence[float], trailing_s: float = TRAILING_S) -> Floats:
     """Return the goodput ratio of the time up to each moment, at most ``trailing_s`` of it; NaN: it cannot be told."""
     found = np.full(len(times_s), np.nan)
     for at, time_s in enumerate(times_s):
@@ -61,13 +61,13 @@ def goodput_course(spans: Sequence[Span], times_s: Sequence[float], trailing_s: 
     return found
 
 
-def fewer(spans: Sequence[Span], most: int = SPANS_MAX) -> list[Span]:
+def fewer(spans: Sequence[TimelineSpan], most: int = SPANS_MAX) -> list[TimelineSpan]:
     """Return at most so many spans: of too many, the shortest go into the one before."""
     kept = list(spans)
     if len(kept) <= most:
         return kept
     least_s = sorted((span.seconds for span in kept), reverse=True)[most - 1]
-    found: list[Span] = []
+    found: list[TimelineSpan] = []
     for span in kept:
         if found and (span.seconds < least_s or len(found) >= most):
             found[-1] = found[-1]._replace(end_s=span.end_s)

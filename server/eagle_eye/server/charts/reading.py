@@ -13,8 +13,8 @@ import numpy as np
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.charts.cast import picked
 from eagle_eye.server.charts.windows import Stretch, stretch
-from eagle_eye.server.history.history import History, Run, Span
-from eagle_eye.server.history.segments.downsampling import Course, Floats
+from eagle_eye.server.history.history import History, QueryPart, Run
+from eagle_eye.server.history.segments.downsampling import BucketSeries, Floats
 from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps, TooManySeries, in_steps
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
 
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     stretch: Stretch
     series: dict[SeriesKey, Steps]
     nodes: tuple[str, ...]
-    spans: list[Span]
+    spans: list[QueryPart]
 
 
 class Turns:
@@ -111,13 +111,13 @@ def _read(
             return Found(shown, series, others, reading.spans)
 
 
-def _gathered(courses: Iterable[Run | Course]) -> list[Run | Course]:
+def _gathered(courses: Iterable[Run | BucketSeries]) -> list[Run | BucketSeries]:
     """Return the same with all runs of a series as one: of frames that are in no segment yet each value is a run."""
-    found: list[Run | Course] = []
+    found: list[Run | BucketSeries] = []
     times_s: dict[SeriesKey, list[Floats]] = defaultdict(list)
     values: dict[SeriesKey, list[Floats]] = defaultdict(list)
     for course in courses:
-        if isinstance(course, Course):
+        if isinstance(course, BucketSeries):
             found.append(course)
         else:
             times_s[course.node, course.key].append(course.times_s)
@@ -129,7 +129,7 @@ def _gathered(courses: Iterable[Run | Course]) -> list[Run | Course]:
     return found
 
 
-def _spacing_s(courses: Sequence[Run | Course]) -> float:
+def _spacing_s(courses: Sequence[Run | BucketSeries]) -> float:
     """Return how far apart the values of one series typically are, 0 where that cannot be told."""
     gaps: list[float] = []
     last: dict[SeriesKey, float] = {}

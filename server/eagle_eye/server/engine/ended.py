@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from eagle_eye.server.engine.job_track import JobTrack
 from eagle_eye.server.engine.routing import Route
-from eagle_eye.server.engine.scheduler_word import FAILED_S, since_s
+from eagle_eye.server.engine.scheduler_contact import FAILED_S, since_s
 from eagle_eye.server.model.records import Job
 
 # In which a job has the nodes that its scheduler names.

@@ -12,7 +12,7 @@ from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.detectors.types import Happening, Verdict, Window
 from eagle_eye.schema.frame import Frame, Rank
-from eagle_eye.server.engine.asking import Asking
+from eagle_eye.server.engine.detector_schedule import Asking
 from eagle_eye.server.engine.detectors import build_detectors
 from eagle_eye.server.engine.earlier_attempt import inherited, unreached_by
 from eagle_eye.server.engine.ended import FORGET_JOB_S, HELD_STATES, is_left, is_over, is_past, may_go
@@ -23,7 +23,7 @@ from eagle_eye.server.engine.memory import Memory
 from eagle_eye.server.engine.node_tracks import Floats, NodeTracks
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.server.engine.routing import Route, Routed, RouteTable, concerned, names_other_attempt, placing
-from eagle_eye.server.engine.scheduler_word import FAILED_S, SchedulerWord, failed_by_itself, hearing, since_s
+from eagle_eye.server.engine.scheduler_contact import FAILED_S, SchedulerReports, failed_by_itself, hearing, since_s
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.model.records import Job
@@ -52,7 +52,7 @@ class Engine:
         self._jobs: dict[str, JobTrack] = {}
         self._declared: dict[str, Job] = {}
         self._assigned: dict[str, frozenset[str]] = {}  # the nodes that jobs' schedulers gave them
-        self._words: dict[str, SchedulerWord] = {}
+        self._words: dict[str, SchedulerReports] = {}
         self._jobs_of_node: dict[str, set[str]] = {}
         self._topology: Topology | None = None
         self._routes: dict[str, Route] = {}
@@ -136,7 +136,7 @@ class Engine:
             for rank in job.ranks:
                 self._jobs_of_node.setdefault(rank.node, set()).add(job.job)
 
-    def observe_scheduler(self, word: SchedulerWord) -> None:
+    def observe_scheduler(self, word: SchedulerReports) -> None:
         """Take in when a scheduler was heard and of which jobs."""
         self._words[word.source] = word
 

@@ -9,7 +9,7 @@ from eagle_eye.server.engine.budgets import plan_mode
 from eagle_eye.server.engine.maintenance import in_force, moment
 from eagle_eye.server.engine.modes import mode_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling, Values, changed, held, passed
-from eagle_eye.server.engine.scheduler_word import is_proof
+from eagle_eye.server.engine.scheduler_contact import is_proof
 from eagle_eye.server.engine.situation import (
     ASKED_STATES,
     DISRUPTIVE_KINDS,

@@ -27,7 +27,7 @@ class IdleCheckSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only
             )
 
 
-class Asked(NamedTuple):
+class RequestedCheck(NamedTuple):
     """A check that was asked of a node; ``begun``: it was, or may yet be."""
 
     node: str
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 def due(
     idle_since_s: Mapping[str, float],
-    asked: Iterable[Asked],
+    asked: Iterable[RequestedCheck],
     under_way: int,
     settings: IdleCheckSettings,
     now_s: float,

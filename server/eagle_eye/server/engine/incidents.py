@@ -16,7 +16,8 @@ import msgspec
 
 from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
-from eagle_eye.server.engine import flapping, kinship
+from eagle_eye.server.engine import flapping
+from eagle_eye.server.engine import related_incidents as kinship
 from eagle_eye.server.engine.choice_rules import floors_for, is_supported
 from eagle_eye.server.engine.fusion import SHARED_SLOWNESS, Finding, Fused, fuse, is_own_cause
 from eagle_eye.server.engine.judgement import Judgement

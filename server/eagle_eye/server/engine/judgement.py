@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, Checkpoints
-from eagle_eye.server.engine.scheduler_word import NO_SCHEDULER, Hearing
+from eagle_eye.server.engine.scheduler_contact import NO_SCHEDULER, SchedulerContact
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Judgement:
     ranks: tuple[MemberRank, ...] = ()
     watching_since_s: float = 0.0
     crashed: bool = False
-    hearing: Hearing = NO_SCHEDULER
+    hearing: SchedulerContact = NO_SCHEDULER
     awaiting: bool = False
     ends_s: float | None = None
     owner: str = ""

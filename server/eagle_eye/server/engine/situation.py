@@ -10,7 +10,7 @@ from eagle_eye.schema.action import MemberRank, ResumeFrom
 from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, SPOILING_FAULTS, Checkpoints
 from eagle_eye.server.engine.job_terms import Terms
 from eagle_eye.server.engine.modes import Mode
-from eagle_eye.server.engine.scheduler_word import NO_SCHEDULER, Hearing
+from eagle_eye.server.engine.scheduler_contact import NO_SCHEDULER, SchedulerContact
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, Incident, Node
 
@@ -48,7 +48,7 @@ class Situation:
     standing: Mapping[str, Node] = field(default_factory=dict)
     neighbours: Mapping[str, Sequence[str]] = field(default_factory=dict)
     crashed: bool = False
-    hearing: Hearing = NO_SCHEDULER
+    hearing: SchedulerContact = NO_SCHEDULER
     ends_s: float | None = None
     incidents: Sequence[Incident] = ()
     gpu_models: Mapping[str, Sequence[str]] = field(default_factory=dict)

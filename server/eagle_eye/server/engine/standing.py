@@ -39,7 +39,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReturnRequirement:
     """What a return needs: nothing, a passed check, or it is refused; ``word`` and ``detail`` say why."""
 
     way: Way
@@ -74,25 +74,27 @@ def is_ours(node: Node) -> bool:
 
 def returning(
     node: Node, asking: Asking, offer: Offer, actions: Iterable[Action], settings: PolicySettings, now_s: float
-) -> Answer:
+) -> ReturnRequirement:
     """Return what a node that is out needs to come back; ``actions`` are any, those that took it out count."""
     fault = fault_of(node)
     if asking.force:
         if fault in BY_HAND and not asking.reason:
-            return Answer("refuse", "reason", f"{node.node} is a suspect of {fault}: say why it may return (reason)")
-        return Answer("return")
+            return ReturnRequirement(
+                "refuse", "reason", f"{node.node} is a suspect of {fault}: say why it may return (reason)"
+            )
+        return ReturnRequirement("return")
     if fault in BY_HAND:
         detail = (
             f"{node.node} is a suspect of {fault}, which no check rules out: it returns by hand alone,"
             " with force=true and a reason; have its GPUs replaced or tested for hours first"
         )
-        return Answer("refuse", "by_hand", detail)
+        return ReturnRequirement("refuse", "by_hand", detail)
     if node.by and node.by not in (SERVER, asking.who):
         detail = (
             f"{node.node} is {node.state} by {node.by} ({node.reason or 'no reason given'}), not by Eagle Eye or you:"
             " ask there, or readmit it with force=true"
         )
-        return Answer("refuse", "not_ours", detail)
+        return ReturnRequirement("refuse", "not_ours", detail)
     found = probation(node.node, actions, settings, now_s, node.relapsed)
     if found.until_s is not None:
         relapses = f", and {found.relapses} times while it was still watched" if found.relapses else ""
@@ -100,17 +102,17 @@ def returning(
             f"{node.node} was excluded {found.exclusions} times lately{relapses}, and is on probation until"
             f" {moment(found.until_s)} (policy.probation_s); wait, or readmit it with force=true"
         )
-        return Answer("refuse", "probation", detail)
+        return ReturnRequirement("refuse", "probation", detail)
     return _checked(node, asking, offer, settings)
 
 
-def _checked(node: Node, asking: Asking, offer: Offer, settings: PolicySettings) -> Answer:
+def _checked(node: Node, asking: Asking, offer: Offer, settings: PolicySettings) -> ReturnRequirement:
     required = asking.check or settings.readmit_check == "required"
     # What a person took out he may put back, unless a check is asked for.
     wanted = required or (settings.readmit_check == "wanted" and bool(fault_of(node)))
     if not wanted or (offer.state == "none" and not required):
-        return Answer("return")
+        return ReturnRequirement("return")
     if offer.state == "ready":
-        return Answer("check")
+        return ReturnRequirement("check")
     detail = f"{node.node} cannot be checked: {offer.why}; mend that, or readmit it with force=true"
-    return Answer("refuse", "cannot_check", detail)
+    return ReturnRequirement("refuse", "cannot_check", detail)

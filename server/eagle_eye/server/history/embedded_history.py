@@ -16,27 +16,27 @@ from eagle_eye.server.history.history import (
     AppendedRows,
     Batch,
     Gap,
-    Reading,
+    RankReport,
     Recorded,
     RecordedRow,
     RowsOfMany,
     Run,
+    StepQuery,
     StreamInfo,
-    Told,
     runs_of,
     speaks_of,
 )
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_reader import Chunk
 from eagle_eye.server.history.segments.compaction import Compaction
-from eagle_eye.server.history.segments.downsampling import Course
+from eagle_eye.server.history.segments.downsampling import BucketSeries
 from eagle_eye.server.history.segments.facts import shard_of
 from eagle_eye.server.history.segments.gaps import gaps
-from eagle_eye.server.history.segments.leaving import Leaving
 from eagle_eye.server.history.segments.level_table import holding
 from eagle_eye.server.history.segments.levels import Level
+from eagle_eye.server.history.segments.replaced_folders import Leaving
 from eagle_eye.server.history.segments.resolution import choose, left_of
-from eagle_eye.server.history.segments.shelf import Shelf, Shelved
+from eagle_eye.server.history.segments.segment_store import SegmentStore, Shelved
 from eagle_eye.server.history.segments.upkeep import Upkeep
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
@@ -64,7 +64,7 @@ class EmbeddedHistory:
         self.journal = Journal(folder / HISTORY_FILE, settings, pending_bytes_max, clock, window_s)
         self._reader = self.journal.reader
         self._leaving = Leaving(clock)
-        self.shelf = Shelf(folder / HISTORY_FOLDER, self.journal, settings, self._leaving)
+        self.shelf = SegmentStore(folder / HISTORY_FOLDER, self.journal, settings, self._leaving)
         self.compaction = Compaction(self.journal, self.shelf, settings, clock)
         self.upkeep = Upkeep(self.journal, self.shelf, settings, clock)
         self._threads = [
@@ -121,7 +121,7 @@ class EmbeddedHistory:
             lambda chunks: self._runs_of(chunks, metric, nodes, start_s, end_s, job),
         )
 
-    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
         """Yield which ranks the nodes' frames in the range tell of; see History."""
         return self._parts(
             nodes,
@@ -129,7 +129,7 @@ class EmbeddedHistory:
             end_s,
             lambda segment: self.shelf.ranks(segment, nodes, start_s, end_s),
             lambda chunks: (
-                Told(frame.node, frame.time_s + offset_s, frame.ranks)
+                RankReport(frame.node, frame.time_s + offset_s, frame.ranks)
                 for frame, _, offset_s in self._reader.frames(chunks, nodes, start_s, end_s)
             ),
         )
@@ -144,7 +144,7 @@ class EmbeddedHistory:
         job: str | None,
         step_s: float,
         limit: int,
-    ) -> Iterator[Reading]:
+    ) -> Iterator[StepQuery]:
         """Give the metric's course in the range; see History."""
         with self._reader.pinned(), self._leaving.reading():
             plan, windows = self._reader.read_together(
@@ -171,14 +171,14 @@ class EmbeddedHistory:
                     break
                 frames += self.shelf.count(one, nodes, low_s, high_s)
 
-            def read() -> Iterator[Run | Course]:
+            def read() -> Iterator[Run | BucketSeries]:
                 for piece in choice.pieces:
                     yield from self.shelf.levels.courses(piece.window, metric, nodes, piece.start_s, piece.end_s, job)
                 for one, low_s, high_s in raw:
                     yield from self.shelf.runs(one, metric, nodes, low_s, high_s, job)
                 yield from self._runs_of(plan.chunks, metric, nodes, start_s, end_s, job)
 
-            yield Reading(frames, choice.spans, read())
+            yield StepQuery(frames, choice.spans, read())
 
     def count(self, nodes: Sequence[str], start_s: float, end_s: float, limit: int) -> int:
         """Return how many frames ``query`` would read, counting little further than ``limit``."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.schema.metrics import MetricSpec, Scope
-from eagle_eye.server.history.segments.downsampling import Course
+from eagle_eye.server.history.segments.downsampling import BucketSeries
 
 # A frame older than this when it is sent was not sent as soon as it could be. If its node has sent a newer one it is
 # late: something for the history, and no news of how the node is.
@@ -121,7 +121,7 @@ class Run(NamedTuple):
     values: np.ndarray[Any, np.dtype[np.float64]]
 
 
-class Told(NamedTuple):
+class RankReport(NamedTuple):
     """Which ranks a node's agent told of, at a corrected time."""
 
     node: str
@@ -129,7 +129,7 @@ class Told(NamedTuple):
     ranks: Sequence[Rank]
 
 
-class Span(NamedTuple):
+class QueryPart(NamedTuple):
     """A part of a query's time, and how long the buckets are that answer for it; 0: the values as they were sent."""
 
     start_s: float
@@ -145,15 +145,15 @@ class Gap(NamedTuple):
     problem: str
 
 
-class Reading(NamedTuple):
+class StepQuery(NamedTuple):
     """What a query with a step reads: about how many frames, and buckets of nodes; in which resolution; its values.
 
     ``courses`` are read as they are taken: runs of values as sent, and of buckets, each value in one of them.
     """
 
     frames: int
-    spans: list[Span]
-    courses: Iterator[Run | Course]
+    spans: list[QueryPart]
+    courses: Iterator[Run | BucketSeries]
 
 
 class StreamInfo(NamedTuple):
@@ -213,7 +213,7 @@ class History(Protocol):
         """
         ...
 
-    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
         """Yield which ranks the nodes' frames in the range tell of, in parts as ``query``; it costs a part of it."""
         ...
 
@@ -226,7 +226,7 @@ class History(Protocol):
         job: str | None,
         step_s: float,
         limit: int,
-    ) -> AbstractContextManager[Reading]:
+    ) -> AbstractContextManager[StepQuery]:
         """Give the metric's course in the range, as fine as ``step_s`` asks for and as there still is.
 
         Buckets that lie in the range as a whole are in it. Frames are counted little further than ``limit``.

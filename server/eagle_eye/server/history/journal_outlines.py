@@ -18,7 +18,7 @@ KEPT_S = 600.0  # beyond the oldest chunk: far more than ``used_s`` is behind
 class JournalOutlines:
     """What the writer knows of the table."""
 
-    def __init__(self, writer: database.Connection) -> None:
+    def __init__(self, writer: database.DurableConnection) -> None:
         self._writer = writer
         self._used: set[bytes] = set()  # bounded by the outlines that there are, however long the disk is full
         self._kept_s: dict[bytes, float] = {}  # when ``used_s`` was written last

@@ -23,7 +23,7 @@ class Retention:
 
     def __init__(
         self,
-        writer: database.Connection,
+        writer: database.DurableConnection,
         reader: JournalReader,
         streams: Streams,
         outlines: JournalOutlines,

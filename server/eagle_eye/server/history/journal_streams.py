@@ -69,7 +69,7 @@ class Streams:
     Chunks up to ``noted_id`` may go: what came in them is in the streams' rows.
     """
 
-    def __init__(self, writer: database.Connection) -> None:
+    def __init__(self, writer: database.DurableConnection) -> None:
         self.noted_id = 0
         self._writer = writer
         self._cache: dict[_Name, Stream] = {}

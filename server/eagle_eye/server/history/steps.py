@@ -9,7 +9,15 @@ import numpy as np
 
 from eagle_eye.schema.metrics import Kind, MetricSpec
 from eagle_eye.server.history.history import Run
-from eagle_eye.server.history.segments.downsampling import Course, Floats, Summary, combine, joined, summarize, taken
+from eagle_eye.server.history.segments.downsampling import (
+    BucketSeries,
+    Floats,
+    Summary,
+    combine,
+    joined,
+    summarize,
+    taken,
+)
 
 Statistic = Literal["last", "min", "max", "mean", "increase"]
 SeriesKey = tuple[str, int | str]  # a node, and a device, a link or (-1) itself
@@ -45,7 +53,7 @@ def has(statistic: Statistic, metric: MetricSpec) -> bool:
 
 
 def in_steps(
-    courses: Iterable[Run | Course],
+    courses: Iterable[Run | BucketSeries],
     metric: MetricSpec,
     statistic: Statistic,
     start_s: float,
@@ -66,7 +74,7 @@ def in_steps(
         starts = np.flatnonzero(np.append(True, steps[1:] != steps[:-1]))
         parts.times_s.append(course.times_s[starts])
         parts.steps.append(steps[starts])
-        if isinstance(course, Course):
+        if isinstance(course, BucketSeries):
             parts.summaries.append(combine(course.summary, starts, metric.kind))
         else:
             parts.summaries.append(summarize(course.values, starts, metric.kind, 0))

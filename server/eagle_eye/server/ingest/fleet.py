@@ -14,7 +14,7 @@ from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.outlined import Outlined, RowGroup
 from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.clock_notes import ClockNotes
-from eagle_eye.server.ingest.vouching import Room, Vouchers
+from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
 from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 
 FRESH_INTERVALS = 2.5  # a node of slow scrapes counts as heard just now for so many of them,
@@ -73,7 +73,7 @@ class Fleet:
         self._clocks: dict[str, NodeClock] = {}
         self.clock_notes = ClockNotes()
         self.vouchers = vouchers or Vouchers()
-        self.room = Room(nodes_max, self.vouchers)
+        self.room = NodeQuota(nodes_max, self.vouchers)
         self._listeners: list[Callable[[Collection[str]], None]] = []
         self._heard: dict[str, Heard] = {}
         # Of nodes that went on as before: outline, time and receipt of their newest row; see last().

@@ -15,7 +15,7 @@ KEPT_MAX = 32_768  # in memory, some KiB each; the history has the others
 ALONE_BYTES = REQUEST_HEAD.size + SIZE.size + ROW_HEAD.size  # of a request of one row, before its numbers
 
 
-class Known:
+class KnownOutline:
     """An outline that was checked.
 
     ``durable``: the history has it. ``used``: a row of it came since ``take_used``. ``admitted``: its node may take
@@ -55,14 +55,14 @@ class Outlines:
     def __init__(self, look_up: Callable[[bytes], bytes | None], kept_max: int = KEPT_MAX) -> None:
         self._look_up = look_up
         self._kept_max = kept_max
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[bytes, KnownOutline] = {}
         self._left: deque[bytes] = deque()
 
-    def get(self, id_: bytes) -> Known | None:
+    def get(self, id_: bytes) -> KnownOutline | None:
         """Return the outline if it is in memory."""
         return self._known.get(id_)
 
-    def recall(self, id_: bytes) -> Known | None:
+    def recall(self, id_: bytes) -> KnownOutline | None:
         """Return the outline from memory or the disk; None: it must be sent (again). Raises HistoryUnavailable."""
         known = self._known.get(id_)
         if known is None:
@@ -73,7 +73,7 @@ class Outlines:
                 return None
         return known
 
-    def learn(self, raw: bytes) -> Known:
+    def learn(self, raw: bytes) -> KnownOutline:
         """Return an outline that was sent, checked. Raises BadFrame."""
         return self._known.get(outline_id(raw)) or self._keep(raw, durable=False)
 
@@ -98,10 +98,10 @@ class Outlines:
             if known.node in nodes:
                 known.admitted = False
 
-    def _keep(self, raw: bytes, *, durable: bool) -> Known:
+    def _keep(self, raw: bytes, *, durable: bool) -> KnownOutline:
         self._drop_left()
         id_ = outline_id(raw)
-        known = self._known[id_] = Known(id_, raw, Outlined(*decode_outline(raw)), durable=durable)
+        known = self._known[id_] = KnownOutline(id_, raw, Outlined(*decode_outline(raw)), durable=durable)
         while len(self._known) > self._kept_max:
             del self._known[next(iter(self._known))]
         return known

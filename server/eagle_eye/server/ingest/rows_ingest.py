@@ -30,7 +30,7 @@ from eagle_eye.server.ingest.frame_rules import (
 )
 from eagle_eye.server.ingest.rows_request import RowsRead, RowsReader
 from eagle_eye.server.ingest.settings import IngestSettings
-from eagle_eye.server.ingest.usual_rows import Asker, Usual, UsualRows, read
+from eagle_eye.server.ingest.single_row_requests import Asker, Usual, UsualRows, read
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
 from eagle_eye.server.security.auth import Principal

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from eagle_eye.schema.frame import BadFrame, Frame, Reading, read_frame, unknown_keys
+from eagle_eye.schema.frame import BadFrame, DecodedFrame, Frame, read_frame, unknown_keys
 from eagle_eye.schema.outline_keys import unknown_outline_keys
 from eagle_eye.schema.rows import (
     Outline,
@@ -23,9 +23,9 @@ from eagle_eye.schema.rows import (
 )
 from eagle_eye.server.history.history import Entry
 from eagle_eye.server.ingest.frame_rules import KEYS_EVERY, RETRY_UNAVAILABLE_S, refusal_of
-from eagle_eye.server.ingest.outlines import Known, Outlines
+from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
+from eagle_eye.server.ingest.single_row_requests import ID
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
-from eagle_eye.server.ingest.usual_rows import ID
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable, Refusal
 from eagle_eye.server.security.limits import Rates
@@ -47,9 +47,9 @@ class RowsRead(msgspec.Struct, frozen=True, gc=False):
     sent_s: float
     clock_base_s: float | None
     entries: tuple[Entry, ...]
-    known: tuple[Known | None, ...]
+    known: tuple[KnownOutline | None, ...]
     frames: Mapping[int, Frame]
-    fresh: tuple[Known, ...]
+    fresh: tuple[KnownOutline, ...]
     unknown: Sequence[str]
 
 
@@ -57,9 +57,9 @@ class _One(NamedTuple):
     """One row; ``reading`` is what it says where that is more than numbers."""
 
     says: Outline | Frame
-    known: Known | None
+    known: KnownOutline | None
     entry: Entry
-    reading: Reading | None
+    reading: DecodedFrame | None
 
     @property
     def base_s(self) -> float | None:
@@ -127,7 +127,7 @@ class RowsReader:
             self._note_unknown(first, read) if frames else [],
         )
 
-    def alone(self, body: bytes) -> Known | None:
+    def alone(self, body: bytes) -> KnownOutline | None:
         """Return the outline of a body that is as long as one row of it alone; None: ``read`` it by itself."""
         known = self._outlines.get(body[ID])
         if known is None or len(body) != known.alone_bytes or not (known.durable and known.admitted):
@@ -153,7 +153,7 @@ class RowsReader:
         if row and not is_row(row):
             frame, unknown = reading = read_frame(row)
             if frame.sequence % KEYS_EVERY == 1:
-                reading = Reading(frame, (*unknown, *unknown_keys(row)))
+                reading = DecodedFrame(frame, (*unknown, *unknown_keys(row)))
             return _One(frame, None, Entry(frame.sequence, frame.time_s, row), reading)
         head = row_head(row)
         known = self._find(head.outline_id)
@@ -164,7 +164,7 @@ class RowsReader:
         check_size(known.outlined.size, row, 0)
         return _One(outline, known, entry, None)
 
-    def _find(self, id_: bytes) -> Known:
+    def _find(self, id_: bytes) -> KnownOutline:
         known = self._outlines.get(id_)
         if known is None:
             self._make_room()

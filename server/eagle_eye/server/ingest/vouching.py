@@ -106,7 +106,7 @@ class Unvouched:
                 del self._counts[token]
 
 
-class Room:
+class NodeQuota:
     """The nodes that were ever heard of: at most ``nodes_max`` that somebody vouches for, and as many others."""
 
     def __init__(self, nodes_max: int, vouchers: Vouchers) -> None:

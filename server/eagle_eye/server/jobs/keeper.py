@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from eagle_eye.schema.names import is_name
-from eagle_eye.server.engine.scheduler_word import SchedulerWord
+from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import SENDER, SENDER_UNPACED
 from eagle_eye.server.jobs.reconcile import Knowledge, Reconciled, Seen, reconcile
@@ -21,7 +21,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.node_names import NodeNames
 from eagle_eye.server.model.records import AuditEntry, Job, Node
-from eagle_eye.server.monitor.watching import Watcher
+from eagle_eye.server.monitor.watcher import Watcher
 from eagle_eye.server.store.store import JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
@@ -74,7 +74,7 @@ class JobSources:
         """Follow all sources until cancelled."""
         self._watcher.call_schedulers(self.ask_sooner)
         for health in self._healths:
-            self._watcher.observe_scheduler(SchedulerWord(health.source.name, None, patience_s=self._patience_s))
+            self._watcher.observe_scheduler(SchedulerReports(health.source.name, None, patience_s=self._patience_s))
         async with asyncio.TaskGroup() as group:
             for health in self._healths:
                 group.create_task(self._follow(health), name=health.source.name)
@@ -143,7 +143,7 @@ class JobSources:
             self._fleet.vouchers.use_scheduler(source, named)
         for job in told.jobs:
             self._watcher.observe_job(job)
-        self._watcher.observe_scheduler(SchedulerWord(source, snapshot.asked_s, told.speaks_for, self._patience_s))
+        self._watcher.observe_scheduler(SchedulerReports(source, snapshot.asked_s, told.speaks_for, self._patience_s))
         health.heard_s, health.jobs = self._clock.monotonic_s(), len(told.speaks_for)
         self._telemetry.job_source_answers.labels(source, "ok").inc()
         for reason, count in {**snapshot.left_out, **told.left_out}.items():

@@ -56,7 +56,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     end: AttemptEnd = ""
 
 
-class Membership(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptMembers(msgspec.Struct, frozen=True, kw_only=True):
     """Who took part in an attempt; ``id`` is the attempt's. Kept apart: it is long and seldom changes."""
 
     id: str

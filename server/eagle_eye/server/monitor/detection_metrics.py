@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Kind
-from eagle_eye.server.monitor.watching import Latest
+from eagle_eye.server.monitor.watcher import Latest
 from eagle_eye.server.telemetry.counters import metric_name
 
 

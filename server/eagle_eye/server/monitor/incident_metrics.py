@@ -16,7 +16,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.event_labels import severity
 from eagle_eye.server.model.records import Action, Incident
-from eagle_eye.server.monitor.watching import Course, IncidentCounts
+from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import metric_name
 
@@ -108,7 +108,7 @@ class IncidentListCollector(Collector):
 class JobCollector(Collector):
     """How each running job fares, the first JOBS_MAX by name."""
 
-    def __init__(self, courses: Callable[[], Iterable[Course]], clock: Clock) -> None:
+    def __init__(self, courses: Callable[[], Iterable[JobProgress]], clock: Clock) -> None:
         self._courses = courses
         self._clock = clock
 

@@ -34,7 +34,7 @@ class Forgetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: Annotated[str, Meta(max_length=1_000)] = ""
 
 
-class Kept(NamedTuple):
+class RetainedNode(NamedTuple):
     """A node that is not forgotten, and why: one stable word, and a sentence."""
 
     node: str
@@ -46,7 +46,7 @@ class Forgotten(NamedTuple):
     """What became of a request to forget."""
 
     forgotten: list[str]
-    kept: list[Kept]
+    kept: list[RetainedNode]
 
 
 class KnownNodes:
@@ -144,23 +144,23 @@ class KnownNodes:
         heard_s = presence.received_s if presence is not None else node.known_since_s or 0.0
         return self._clock.now_s() - heard_s >= asked.unheard_for_s
 
-    def _stands_against(self, name: str, node: Node | None, accused: dict[str, str]) -> Kept | None:
+    def _stands_against(self, name: str, node: Node | None, accused: dict[str, str]) -> RetainedNode | None:
         if node is None:
-            return Kept(name, "not_found", "no node is called that")
+            return RetainedNode(name, "not_found", "no node is called that")
         now_s = self._clock.now_s()
         presence = self._fleet.presence(name)
         if presence is not None and presence.is_fresh(now_s, self._fresh_s):
-            return Kept(
+            return RetainedNode(
                 name, "heard", f"it was heard {max(now_s - presence.received_s, 0.0):.0f} s ago and would come back"
             )
         if node.state != "in_service":
-            return Kept(
+            return RetainedNode(
                 name, "out_of_service", f"it is {node.state}, and would be in service if it came back: readmit it"
             )
         if name in accused:
-            return Kept(name, "open_incident", f"incident {accused[name]} is open: resolve it")
+            return RetainedNode(name, "open_incident", f"incident {accused[name]} is open: resolve it")
         if node.check_id:
-            return Kept(name, "busy", f"its return waits for check {node.check_id}")
+            return RetainedNode(name, "busy", f"its return waits for check {node.check_id}")
         return None
 
 

@@ -11,7 +11,7 @@ from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.monitor.watching import Outlook, Watcher
+from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.store.store import Store
 from eagle_eye.server.telemetry.counters import Telemetry
 

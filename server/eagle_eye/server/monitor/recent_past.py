@@ -9,7 +9,7 @@ from eagle_eye.schema.rows import ROW_HEAD, outline_of_row, read_row, row_head
 from eagle_eye.server.engine.outlined import Row, RowGroup, groups_of
 from eagle_eye.server.history.history import History, Recorded, RecordedRow
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.ingest.outlines import Known, Outlines
+from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
 from eagle_eye.server.ingest.remote_write.keeper import is_ours, judged
 from eagle_eye.server.model.node_clocks import corrected
 
@@ -49,7 +49,7 @@ def recent_past(
     yield from groups_of(rows)
 
 
-def _row(known: Known, one: RecordedRow) -> Row | None:
+def _row(known: KnownOutline, one: RecordedRow) -> Row | None:
     """Return the row by the server's clock; None: it is read alone, as a frame."""
     outlined = known.outlined
     if outlined.layout is None or len(one.raw) != ROW_HEAD.size + outlined.size:
@@ -57,7 +57,7 @@ def _row(known: Known, one: RecordedRow) -> Row | None:
     return Row(outlined, row_head(one.raw).time_s + one.offset_s, one.received_s, one.raw[ROW_HEAD.size :])
 
 
-def _frame(known: Known | None, one: RecordedRow) -> Frame | None:
+def _frame(known: KnownOutline | None, one: RecordedRow) -> Frame | None:
     """Return the frame that the row stands for; None: it cannot be read (any more)."""
     try:
         return None if known is None else read_row(known.outlined.outline, one.raw).frame

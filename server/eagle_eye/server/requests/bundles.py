@@ -22,7 +22,7 @@ class NotGzip(ValueError):
     """A body that is no bundle."""
 
 
-class Kept(NamedTuple):
+class StoredBundle(NamedTuple):
     """A bundle that is on disk."""
 
     bytes: int
@@ -46,7 +46,7 @@ class Incoming:
         self._hash.update(chunk)
         self._bytes += self._file.write(chunk)
 
-    def finish(self) -> Kept:
+    def finish(self) -> StoredBundle:
         """Return what is on disk now, under its name. Raises OSError, NotGzip."""
         if self._head != GZIP_MAGIC:
             raise NotGzip("the body is no gzip file")
@@ -54,7 +54,7 @@ class Incoming:
         os.fsync(self._file.fileno())
         self._file.close()
         self._partial.replace(self._path)
-        return Kept(self._bytes, self._hash.hexdigest())
+        return StoredBundle(self._bytes, self._hash.hexdigest())
 
     def discard(self) -> None:
         """Remove what is not finished; nothing happens after ``finish``."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from eagle_eye.server.engine.idle_checks import WEEK_S, Asked, IdleCheckSettings, due
+from eagle_eye.server.engine.idle_checks import WEEK_S, IdleCheckSettings, RequestedCheck, due
 from eagle_eye.server.engine.idle_faults import FAULT, NO_JOB
 from eagle_eye.server.engine.maintenance import in_force
 from eagle_eye.server.engine.settings import PolicySettings
@@ -17,7 +17,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Node, NodeCheck
-from eagle_eye.server.monitor.watching import Course
+from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.requests.node_checks import OPEN_STATES, SERVER, asked, offer_of, under_way
 from eagle_eye.server.store.store import NODE_CHECKS, NODES, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 
@@ -37,7 +37,7 @@ class IdleChecks:
         fleet: Fleet,
         settings: IdleCheckSettings,
         policy: Callable[[], PolicySettings],
-        courses: Callable[[], Iterable[Course]],
+        courses: Callable[[], Iterable[JobProgress]],
     ) -> None:
         """``policy()`` returns the settings in force; ``courses()`` the jobs that are watched, on the event loop."""
         self._store = store
@@ -47,8 +47,8 @@ class IdleChecks:
         self._policy = policy
         self._courses = courses
         self._idle_since_s: dict[str, float] = {}
-        self._over: list[Asked] | None = None  # of the last week; None: not read yet
-        self._open: dict[str, Asked] = {}  # by the check's id
+        self._over: list[RequestedCheck] | None = None  # of the last week; None: not read yet
+        self._open: dict[str, RequestedCheck] = {}  # by the check's id
 
     async def run(self) -> None:
         """Look at the fleet every LOOK_S until cancelled."""
@@ -92,7 +92,7 @@ class IdleChecks:
             return False
         return offer_of(self._fleet, node.node, now_s).state == "ready"
 
-    def _read(self, now_s: float) -> list[Asked]:
+    def _read(self, now_s: float) -> list[RequestedCheck]:
         """Return what was asked in the last week and is over; what is open still is kept apart."""
         over = self._over
         if over is None:
@@ -107,11 +107,11 @@ class IdleChecks:
         self._over = [one for one in over if now_s - one.time_s < WEEK_S]
         return self._over
 
-    def _sort(self, check: NodeCheck, over: list[Asked]) -> None:
+    def _sort(self, check: NodeCheck, over: list[RequestedCheck]) -> None:
         if check.state in OPEN_STATES:
-            self._open[check.id] = Asked(check.node, check.created_s)
+            self._open[check.id] = RequestedCheck(check.node, check.created_s)
         else:
-            over.append(Asked(check.node, check.created_s, begun=check.began_s is not None))
+            over.append(RequestedCheck(check.node, check.created_s, begun=check.began_s is not None))
 
     def _of_the_week(self, now_s: float) -> Iterable[NodeCheck]:
         cursor: str | None = None
@@ -142,5 +142,5 @@ class IdleChecks:
             return Change(node_checks=(made[0],))
 
         self._store.update(change)
-        self._open.update((check.id, Asked(node, now_s)) for check in made)
+        self._open.update((check.id, RequestedCheck(node, now_s)) for check in made)
         return bool(made)

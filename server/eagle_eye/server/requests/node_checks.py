@@ -33,7 +33,7 @@ from eagle_eye.server.model.records import (
     NodeCheckState,
     OutboundEvent,
 )
-from eagle_eye.server.monitor.announcing import together
+from eagle_eye.server.monitor.judgement_changes import together
 from eagle_eye.server.requests.idle_incidents import claimed
 from eagle_eye.server.store.store import GPU_CHECKS, GPUS, NODE_CHECKS, NODES, PAGE_LIMIT_MAX, Change, Store
 

@@ -47,7 +47,7 @@ def tells_damage(error: Exception) -> bool:
     return code in DAMAGED or str(error).startswith("Could not decode to UTF-8")
 
 
-class Connection(sqlite3.Connection):
+class DurableConnection(sqlite3.Connection):
     """A connection that knows its files: what is written to deleted ones is lost without a word."""
 
     files: Mapping[Path, tuple[int, int] | None] = MappingProxyType({})  # device and inode of each
@@ -62,7 +62,7 @@ class Connection(sqlite3.Connection):
                 )
 
 
-def connect(path: Path, page_bytes: int | None = None) -> Connection:
+def connect(path: Path, page_bytes: int | None = None) -> DurableConnection:
     """Return a connection in WAL mode whose commits survive a power cut; the file is readable by its owner only.
 
     Transactions are begun explicitly. ``page_bytes`` is for a file that is new. Raises StoreUnavailable.
@@ -71,7 +71,7 @@ def connect(path: Path, page_bytes: int | None = None) -> Connection:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _create(path)
         connection = sqlite3.connect(
-            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, factory=Connection
+            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, factory=DurableConnection
         )
         if page_bytes is not None:
             connection.execute(f"PRAGMA page_size = {page_bytes}")
@@ -108,7 +108,7 @@ def _create(path: Path) -> None:
 
 
 @contextmanager
-def transaction(connection: Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+def transaction(connection: DurableConnection, kind: str = "IMMEDIATE") -> Iterator[None]:
     """Commit what the block wrote, or nothing of it when it raises; ``kind`` "DEFERRED" for a block that only reads.
 
     Raises sqlite3.Error; nothing is written to files that were deleted or replaced.

@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from eagle_eye.server.model.account_records import Attempt, DriverError, Gpu, GpuChecks, Membership, Ticket
+from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu, GpuChecks, Ticket
 from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
@@ -76,7 +76,7 @@ EVENTS = Kind("events", OutboundEvent, "id", ("type", "job", "group", "time_s"))
 EVIDENCE = Kind("evidence", Evidence, "id", ("incident_id", "job", "node", "state"))
 NODE_CHECKS = Kind("node_checks", NodeCheck, "id", ("node", "state", "created_s"))
 ATTEMPTS = Kind("attempts", Attempt, "id", ("job", "run", "end", "started_s"))
-MEMBERSHIPS = Kind("memberships", Membership, "id", ("job", "started_s"))
+MEMBERSHIPS = Kind("memberships", AttemptMembers, "id", ("job", "started_s"))
 GPUS = Kind("gpus", Gpu, "uuid", ("node", "seen_s", "moved"), (("seat", "$.moves[*].node"),))
 GPU_CHECKS = Kind("gpu_checks", GpuChecks, "uuid", ("last_s",))
 DRIVER_ERRORS = Kind("driver_errors", DriverError, "id", ("node", "uuid", "last_s"))
@@ -129,7 +129,7 @@ class Change:
     node_checks: tuple[NodeCheck, ...] = ()
     subscription_health: tuple[SubscriptionHealth, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    memberships: tuple[Membership, ...] = ()
+    memberships: tuple[AttemptMembers, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     gpu_checks: tuple[GpuChecks, ...] = ()
     driver_errors: tuple[DriverError, ...] = ()

@@ -11,7 +11,7 @@ import msgspec
 from eagle_eye.server.backtest.recorder import Recorder
 from eagle_eye.server.backtest.writer import TraceWriter
 from eagle_eye.server.history.recording import VERSION, Opening
-from eagle_eye.server.history.remote_store.promql import Course, Labels, PromQl
+from eagle_eye.server.history.remote_store.promql import Labels, PromQl, RemoteSeries
 from eagle_eye.server.history.remote_store.slices import MOST_S, slices
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.model.errors import ServerError
@@ -118,7 +118,7 @@ def import_trace(
 def _labels(promql: PromQl, query: str, start_s: float, end_s: float) -> list[Labels]:
     """Return the labels of all series that the query ever has in the time."""
 
-    def ask(begin_s: float, until_s: float) -> list[Course]:
+    def ask(begin_s: float, until_s: float) -> list[RemoteSeries]:
         return promql.steps(query, until_s - (until_s - begin_s) // WINDOW_S * WINDOW_S, until_s, WINDOW_S)
 
     found: dict[tuple[tuple[str, str], ...], Labels] = {}
@@ -131,8 +131,10 @@ def _longest_s(step_s: float | None) -> float:
     return MOST_S if step_s is None else min(MOST_S, POINTS_MAX * step_s)
 
 
-def _asker(promql: PromQl, selected: Sequence[str], step_s: float | None) -> Callable[[float, float], list[Course]]:
-    def ask(start_s: float, end_s: float) -> list[Course]:
+def _asker(
+    promql: PromQl, selected: Sequence[str], step_s: float | None
+) -> Callable[[float, float], list[RemoteSeries]]:
+    def ask(start_s: float, end_s: float) -> list[RemoteSeries]:
         if step_s is None:
             return [course for of in selected for course in promql.raw(of, start_s, end_s)]
         return [course for of in selected for course in promql.thinned(of, start_s, end_s, step_s)]

@@ -10,12 +10,12 @@ import msgspec
 
 from eagle_eye.schema.frame import WIRE_VERSION, Frame
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.history.remote_store.past import frames_of
-from eagle_eye.server.history.remote_store.promql import Course
+from eagle_eye.server.history.remote_store.promql import RemoteSeries
+from eagle_eye.server.history.remote_store.remote_history import frames_of
 from eagle_eye.server.history.remote_store.series_names import NAME
 from eagle_eye.server.ingest.remote_write.intake import Intake, Taken
 from eagle_eye.server.ingest.remote_write.mapping import Table
-from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, Moment
+from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeSample
 from eagle_eye.server.ingest.remote_write.wire import Sample, Series
 from eagle_eye.server.trace_import.catalogued import Wanted
 
@@ -37,10 +37,10 @@ class Importer:
         self.left_out: Counter[str] = Counter()
         self.complaint = ""
 
-    def frames(self, courses: Iterable[Course], interval_s: float) -> Iterator[Frame]:
+    def frames(self, courses: Iterable[RemoteSeries], interval_s: float) -> Iterator[Frame]:
         """Yield the courses' samples as frames of the job; ``interval_s`` is that of rows with our own names."""
-        foreign: list[Course] = []
-        own: list[Course] = []
+        foreign: list[RemoteSeries] = []
+        own: list[RemoteSeries] = []
         for course in courses:
             (own if course.labels.get(NAME, "").startswith(PROMETHEUS_PREFIX) else foreign).append(course)
         for frame in frames_of(own, interval_s, self._sequence):
@@ -51,7 +51,7 @@ class Importer:
             yield msgspec.structs.replace(frame, job=self._job)
         yield from self._of_exporters(foreign)
 
-    def _of_exporters(self, courses: Sequence[Course]) -> Iterator[Frame]:
+    def _of_exporters(self, courses: Sequence[RemoteSeries]) -> Iterator[Frame]:
         keys = [_key(course) for course in courses]
         names = [course.labels[NAME] for course in courses]
         by_time: dict[int, list[Series]] = {}
@@ -68,7 +68,7 @@ class Importer:
             for moment in taken.moments:
                 yield self._frame(moment)
 
-    def _frame(self, moment: Moment) -> Frame:
+    def _frame(self, moment: NodeSample) -> Frame:
         self._sequence += 1
         node = moment.node
         frame = Frame(
@@ -89,13 +89,13 @@ class Importer:
         return frame
 
 
-def _key(course: Course) -> bytes:
+def _key(course: RemoteSeries) -> bytes:
     """Return what stands for the labels of a series, as it comes in a request of version 2."""
     texts = [text.encode() for pair in sorted(course.labels.items()) for text in pair]
     return b"\xff" + b"\xff".join(texts)
 
 
-def interval_of(courses: Iterable[Course]) -> float | None:
+def interval_of(courses: Iterable[RemoteSeries]) -> float | None:
     """Return the most common distance of two samples; None: there are no two."""
     gaps: Counter[float] = Counter()
     for course in courses:

@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.history import Gap
-from eagle_eye.server.history.remote_store.past import Asked, Past, Series
+from eagle_eye.server.history.remote_store.remote_history import RemoteHistory, Series, SeriesQuery
 from eagle_eye.server.model.timestamps import rfc3339
 
 EMBEDDED = "embedded"
@@ -18,9 +18,9 @@ Body = dict[str, Any]
 
 def with_past(
     body: Body,
-    past: Past | None,
+    past: RemoteHistory | None,
     begins_s: float | None,
-    asked: Asked,
+    asked: SeriesQuery,
     steps: int,
     shown: Callable[[float], object],
     gaps: Sequence[Gap] = (),
@@ -64,7 +64,7 @@ def _source(source: str, start_s: float, end_s: float, problem: str | None = Non
 
 
 def _merged(
-    embedded: list[Body], earlier: Series, seam_s: float, asked: Asked, shown: Callable[[float], object]
+    embedded: list[Body], earlier: Series, seam_s: float, asked: SeriesQuery, shown: Callable[[float], object]
 ) -> list[Body]:
     seam = rfc3339(seam_s)  # all times are of one length and in UTC: as texts they are in order
     found: dict[tuple[str, object], Body] = {}

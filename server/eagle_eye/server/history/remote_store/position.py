@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from eagle_eye.server.history.remote_store.orders import Order
+from eagle_eye.server.history.remote_store.sender_messages import Order
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.store import database
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from eagle_eye.server.history.remote_store import encoding
-from eagle_eye.server.history.remote_store.access import CredentialsUnreadable
-from eagle_eye.server.history.remote_store.segment_samples import Moment
+from eagle_eye.server.history.remote_store.credentials import CredentialsUnreadable
+from eagle_eye.server.history.remote_store.segment_samples import IntervalSamples
 from eagle_eye.server.model.errors import ServerError
 
 BACKOFF_BASE_S = 0.5
@@ -85,7 +85,7 @@ class Post:
         self._troubled = troubled
         self._jitter = jitter
 
-    def bring(self, moment: Moment) -> Brought:
+    def bring(self, moment: IntervalSamples) -> Brought:
         """Return once the store has answered for every sample. Raises Unwanted."""
         brought = Brought()
         waiting = deque([moment])
@@ -104,8 +104,8 @@ class Post:
                 brought.refused[no.reason] += size
             else:
                 half = size // 2
-                waiting.append(Moment(part.heads[:half], part.samples[:half]))
-                waiting.append(Moment(part.heads[half:], part.samples[half:]))
+                waiting.append(IntervalSamples(part.heads[:half], part.samples[:half]))
+                waiting.append(IntervalSamples(part.heads[half:], part.samples[half:]))
         return brought
 
     def _answered(self, body: bytes) -> _Answer | None:

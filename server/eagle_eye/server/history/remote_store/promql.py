@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from eagle_eye.server.history.remote_store.access import CredentialsUnreadable
+from eagle_eye.server.history.remote_store.credentials import CredentialsUnreadable
 from eagle_eye.server.model.errors import RemoteStoreSilent
 
 MILLISECOND_S = 0.001
@@ -23,7 +23,7 @@ SAID_CHARS_MAX = 300
 Labels = Mapping[str, str]
 
 
-class Course(NamedTuple):
+class RemoteSeries(NamedTuple):
     """A series and its samples in order of time; values may be infinite and NaN."""
 
     labels: Labels
@@ -60,12 +60,12 @@ class PromQl:
         self._url = url.rstrip("/")
         self._answer_bytes_max = answer_bytes_max
 
-    def steps(self, query: str, start_s: float, end_s: float, step_s: float) -> list[Course]:
+    def steps(self, query: str, start_s: float, end_s: float, step_s: float) -> list[RemoteSeries]:
         """Return the query's values at ``start_s``, each step after it, and up to ``end_s``."""
         asked = {"query": query, "start": _time(start_s), "end": _time(end_s), "step": f"{step_s:.3f}"}
         return _courses(self._ask("query_range", asked))
 
-    def raw(self, selector: str, start_s: float, end_s: float) -> list[Course]:
+    def raw(self, selector: str, start_s: float, end_s: float) -> list[RemoteSeries]:
         """Return all samples of the series from ``start_s`` to before ``end_s``, as they were stored."""
         # Of a range some servers count its beginning, and some do not.
         length_ms = max(1, round((end_s - start_s) * 1000.0))
@@ -74,10 +74,10 @@ class PromQl:
         for course in _courses(self._ask("query", asked)):
             told = (course.times_s >= start_s - MILLISECOND_S / 2) & (course.times_s < end_s - MILLISECOND_S / 2)
             if told.any():
-                found.append(Course(course.labels, course.times_s[told], course.values[told]))
+                found.append(RemoteSeries(course.labels, course.times_s[told], course.values[told]))
         return found
 
-    def thinned(self, selector: str, start_s: float, end_s: float, step_s: float) -> list[Course]:
+    def thinned(self, selector: str, start_s: float, end_s: float, step_s: float) -> list[RemoteSeries]:
         """Return each series' last sample in each step from ``start_s`` to before ``end_s``, dated at the step's end.
 
         The names stay: the function that finds the last value keeps them.
@@ -150,7 +150,7 @@ def _time(time_s: float) -> str:
     return f"{time_s:.3f}"
 
 
-def _courses(data: msgspec.Raw) -> list[Course]:
+def _courses(data: msgspec.Raw) -> list[RemoteSeries]:
     try:
         matrix = _matrix_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -162,7 +162,7 @@ def _courses(data: msgspec.Raw) -> list[Course]:
             values = np.array([float(value) for _, value in one.values], dtype=np.float64)
         except ValueError:
             values = np.array([math.nan] * len(one.values))
-        found.append(Course(one.metric, times_s, values))
+        found.append(RemoteSeries(one.metric, times_s, values))
     return found
 
 

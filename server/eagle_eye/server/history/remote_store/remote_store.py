@@ -7,9 +7,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.history.remote_store.access import CredentialsUnreadable, access_of, client
-from eagle_eye.server.history.remote_store.figures import Figures
-from eagle_eye.server.history.remote_store.past import Past
+from eagle_eye.server.history.remote_store.credentials import CredentialsUnreadable, access_of, client
+from eagle_eye.server.history.remote_store.remote_history import RemoteHistory
+from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
 from eagle_eye.server.history.remote_store.sending import Sending
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import Clock
@@ -21,7 +21,7 @@ class RemoteStore:
     def __init__(self, data: Path, settings: RemoteStoreSettings, clock: Clock, registry: CollectorRegistry) -> None:
         self._sending: Sending | None = None
         self._client = None
-        self.past: Past | None = None
+        self.past: RemoteHistory | None = None
         if not settings.write_url and not settings.read_url:
             return
         figures = Figures(registry)
@@ -32,7 +32,7 @@ class RemoteStore:
         if settings.write_url:
             self._sending = Sending(data, settings, clock, figures)
         if settings.read_url:
-            self.past = Past(self._client, settings, figures)
+            self.past = RemoteHistory(self._client, settings, figures)
 
     def start(self) -> None:
         """Send what is not sent yet, from now on."""

@@ -23,7 +23,7 @@ from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.history import runs_of
 from eagle_eye.server.history.remote_store import encoding
-from eagle_eye.server.history.remote_store.series_names import Place, labels_of
+from eagle_eye.server.history.remote_store.series_names import SeriesSubject, labels_of
 from eagle_eye.server.history.segments.frames import whole
 from eagle_eye.server.history.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
 
@@ -36,7 +36,7 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 _ranks_decoder = msgspec.json.Decoder(list[Rank])
 
 
-class Moment(NamedTuple):
+class IntervalSamples(NamedTuple):
     """Samples of one interval, one of each series: heads and samples as ``encoding`` makes them."""
 
     heads: list[bytes]
@@ -48,9 +48,9 @@ class Heads:
 
     def __init__(self, external: Mapping[str, str]) -> None:
         self._external = external
-        self._known: dict[Place, bytes] = {}
+        self._known: dict[SeriesSubject, bytes] = {}
 
-    def of(self, place: Place) -> bytes:
+    def of(self, place: SeriesSubject) -> bytes:
         """Return the head of the series of a place."""
         found = self._known.get(place)
         if found is None:
@@ -68,7 +68,7 @@ class _Points(NamedTuple):
     values: Floats
 
 
-def moments(folder: Path, wanted: Callable[[str], bool], interval_s: float, heads: Heads) -> Iterator[Moment]:
+def moments(folder: Path, wanted: Callable[[str], bool], interval_s: float, heads: Heads) -> Iterator[IntervalSamples]:
     """Yield the segment's moments; ``wanted(metric)`` says which are sent, ``interval_s`` 0: every sample.
 
     Raises OSError, ValueError, KeyError or a pyarrow error where the segment cannot be read.
@@ -150,7 +150,7 @@ def _thinned(
     jobs: _Jobs,
     wanted: Callable[[str], bool],
     interval_s: float,
-) -> tuple[list[Place], _Points]:
+) -> tuple[list[SeriesSubject], _Points]:
     """Return the last value of each series in each interval, of the row groups' rows, and what the series are."""
     rows = file.read_row_groups(groups, columns=["time", "node", key, "frame"], use_threads=False)
     times_s: Floats = rows["time"].to_numpy()
@@ -162,7 +162,7 @@ def _thinned(
     job_of = jobs.of(rows["frame"].to_numpy(), devices)
     ids, row_of = np.unique((node_of * len(keys) + key_of) * len(jobs.names) + job_of, return_inverse=True)
     cells = _cells(times_s, interval_s)
-    places: list[Place] = []
+    places: list[SeriesSubject] = []
     parts: list[_Points] = []
     lasts: dict[bytes, tuple[Integers, Integers, Integers]] = {}  # most metrics miss the same rows
     for name in file.schema_arrow.names:
@@ -182,7 +182,7 @@ def _thinned(
         for id_ in ids[seen].tolist():
             rest, job = divmod(id_, len(jobs.names))
             node, place = divmod(rest, len(keys))
-            places.append(Place(spec, nodes[node], keys[place], jobs.names[job]))
+            places.append(SeriesSubject(spec, nodes[node], keys[place], jobs.names[job]))
     if not parts:
         return [], _Points(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
     return places, _Points(*(np.concatenate(part) for part in zip(*parts, strict=True)))
@@ -207,21 +207,23 @@ def _exactly(values: np.ndarray[Any, Any]) -> Floats:
     return values.astype(np.float64)
 
 
-def _of_whole(frame: Frame, time_s: float, wanted: Callable[[str], bool]) -> tuple[list[Place], _Points]:
+def _of_whole(frame: Frame, time_s: float, wanted: Callable[[str], bool]) -> tuple[list[SeriesSubject], _Points]:
     """Return what a frame says that no columns could hold."""
     of_ranks = {rank.device: rank.job for rank in frame.ranks}
-    places: list[Place] = []
+    places: list[SeriesSubject] = []
     values: list[float] = []
     for name in {name: None for block in frame.blocks for name in block.metrics}:
         for run in runs_of(frame, time_s, catalogue.BY_NAME[name]) if wanted(name) else ():
             spec = catalogue.BY_NAME[name]
             device = run.key if isinstance(run.key, int) and spec.scope is Scope.DEVICE else WHOLE_NODE
-            places.append(Place(spec, run.node, run.key, _job(frame.job, of_ranks, device)))
+            places.append(SeriesSubject(spec, run.node, run.key, _job(frame.job, of_ranks, device)))
             values.append(float(run.values[0]))
     return places, _Points(np.arange(len(places)), np.full(len(places), time_s), np.array(values))
 
 
-def _moments(places: list[Place], points: _Points, interval_s: float, heads: Heads) -> Iterator[Moment]:
+def _moments(
+    places: list[SeriesSubject], points: _Points, interval_s: float, heads: Heads
+) -> Iterator[IntervalSamples]:
     known = [heads.of(place) for place in places]
     cells = _cells(points.times_s, interval_s)
     order = np.lexsort((points.times_s, points.series, cells))
@@ -233,7 +235,7 @@ def _moments(places: list[Place], points: _Points, interval_s: float, heads: Hea
     series, cells = points.series[order].tolist(), cells[order]
     bounds = [*np.flatnonzero(np.r_[True, cells[1:] != cells[:-1]]).tolist(), len(series)] if series else []
     for low, high in pairwise(bounds):
-        yield Moment([known[one] for one in series[low:high]], encoded[low:high])
+        yield IntervalSamples([known[one] for one in series[low:high]], encoded[low:high])
 
 
 def _cells(times_s: Floats, interval_s: float) -> Integers:

@@ -27,11 +27,11 @@ import msgspec
 import pyarrow as pa
 
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER
-from eagle_eye.server.history.remote_store.access import client
-from eagle_eye.server.history.remote_store.orders import Order, Told
+from eagle_eye.server.history.remote_store.credentials import client
 from eagle_eye.server.history.remote_store.position import HistoryMark, PositionFile, begin, mark_of
 from eagle_eye.server.history.remote_store.post import Brought, Post, Unwanted
-from eagle_eye.server.history.remote_store.segment_samples import Heads, Moment, moments
+from eagle_eye.server.history.remote_store.segment_samples import Heads, IntervalSamples, moments
+from eagle_eye.server.history.remote_store.sender_messages import Order, SenderReport
 from eagle_eye.server.history.segments.facts import FACTS_FILE, RAW_FOLDER
 from eagle_eye.server.history.segments.processes import end_with_parent
 from eagle_eye.server.history.segments.reader import OURS
@@ -98,7 +98,7 @@ class Manifest:
 
 
 def send(
-    order: Order, folder: Path, manifest: Manifest, file: PositionFile, post: Post, tell: Callable[[Told], None]
+    order: Order, folder: Path, manifest: Manifest, file: PositionFile, post: Post, tell: Callable[[SenderReport], None]
 ) -> None:
     """Bring all that is there. Raises Unwanted, StoreUnavailable, sqlite3.Error."""
     position = begin(file.read(), order, manifest.history())
@@ -111,7 +111,7 @@ def send(
             unsent = file.unsent(sources)
             missing -= max(unsent - 1, 0)  # what is merged has the number of its newest source
             if segment.problem is not None:
-                tell(Told(lost={"broken": 1}))
+                tell(SenderReport(lost={"broken": 1}))
             elif not sources or unsent:
                 skip = position.moments if position.partial == segment.name else 0
                 read = _readable(moments(folder / segment.name, order.wants, order.interval_s, heads))
@@ -122,11 +122,11 @@ def send(
                             msgspec.structs.replace(position, partial=segment.name, moments=number, cut=order.cut())
                         )
                 except _Unreadable:
-                    tell(Told(lost={"broken" if manifest.has(segment.id) else "retired": 1}))
+                    tell(SenderReport(lost={"broken" if manifest.has(segment.id) else "retired": 1}))
             position = msgspec.structs.replace(position, segment=segment.id, partial="", moments=0, cut=order.cut())
             file.keep(position, segment.name)
     if missing > 0:
-        tell(Told(lost={"retired": missing}))
+        tell(SenderReport(lost={"retired": missing}))
     file.forget(manifest.names())
 
 
@@ -138,7 +138,7 @@ def _sources(folder: Path) -> tuple[str, ...]:
         return ()
 
 
-def _readable(read: Iterator[Moment]) -> Iterator[Moment]:
+def _readable(read: Iterator[IntervalSamples]) -> Iterator[IntervalSamples]:
     """Yield the moments. Raises _Unreadable where it is the segment that is in the way, and not this process."""
     while True:
         try:
@@ -153,23 +153,27 @@ def _readable(read: Iterator[Moment]) -> Iterator[Moment]:
 
 
 def _bring(
-    pool: ThreadPoolExecutor, post: Post, moment: Moment, samples_max: int, tell: Callable[[Told], None]
+    pool: ThreadPoolExecutor,
+    post: Post,
+    moment: IntervalSamples,
+    samples_max: int,
+    tell: Callable[[SenderReport], None],
 ) -> None:
     for brought in pool.map(post.bring, _parts(moment, samples_max)):
         tell(told_of(brought))
 
 
-def told_of(brought: Brought) -> Told:
+def told_of(brought: Brought) -> SenderReport:
     """Return the line about samples that were brought."""
-    return Told(taken=brought.taken, refused=dict(brought.refused), complaint=brought.complaint)
+    return SenderReport(taken=brought.taken, refused=dict(brought.refused), complaint=brought.complaint)
 
 
-def _parts(moment: Moment, samples_max: int) -> Iterator[Moment]:
+def _parts(moment: IntervalSamples, samples_max: int) -> Iterator[IntervalSamples]:
     for low in range(0, len(moment.heads), samples_max):
-        yield Moment(moment.heads[low : low + samples_max], moment.samples[low : low + samples_max])
+        yield IntervalSamples(moment.heads[low : low + samples_max], moment.samples[low : low + samples_max])
 
 
-def _tell(lock: threading.Lock, told: Told) -> None:
+def _tell(lock: threading.Lock, told: SenderReport) -> None:
     with lock:
         sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
         sys.stdout.buffer.flush()
@@ -193,7 +197,7 @@ def main(arguments: Sequence[str]) -> int:
             time.sleep(min(left_s, WAIT_STEP_S))
 
     def troubled(reason: str, detail: str) -> None:
-        tell(Told(retries=dict(Counter([reason] if reason else [])), problem=detail))
+        tell(SenderReport(retries=dict(Counter([reason] if reason else [])), problem=detail))
 
     try:
         manifest, file = Manifest(data / HISTORY_FILE), PositionFile(data)

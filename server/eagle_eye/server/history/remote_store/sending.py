@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
-from eagle_eye.server.history.remote_store.access import access_of
-from eagle_eye.server.history.remote_store.figures import Figures
-from eagle_eye.server.history.remote_store.orders import Order, Told
+from eagle_eye.server.history.remote_store.credentials import access_of
 from eagle_eye.server.history.remote_store.position import PositionFile, begin, mark_of
+from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
+from eagle_eye.server.history.remote_store.sender_messages import Order, SenderReport
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
@@ -108,7 +108,7 @@ class Sending:
 
     def send(self) -> None:
         """Have the sender bring all that is there now; return when it has ended. Raises OSError."""
-        decoder = msgspec.json.Decoder(Told)
+        decoder = msgspec.json.Decoder(SenderReport)
         with subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
@@ -130,7 +130,7 @@ class Sending:
         if code != 0 and not self._stop.is_set():
             self._failed(f"the sender ended with {code}: {said or 'no reason given'}")
 
-    def take(self, told: Told) -> None:
+    def take(self, told: SenderReport) -> None:
         """Count what the sender tells of, and log what is new of its troubles."""
         self._figures.samples.inc(told.taken)
         for reason, count in told.refused.items():

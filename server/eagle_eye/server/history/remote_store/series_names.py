@@ -20,7 +20,7 @@ NAME, JOB, NODE, DEVICE, LINK = "__name__", "job", "node", "device", "link"
 SCRAPED_JOB = "exported_job"
 
 
-class Place(NamedTuple):
+class SeriesSubject(NamedTuple):
     """What a series of the store speaks of; ``job`` None: of no job."""
 
     spec: MetricSpec
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     job: str | None
 
 
-def labels_of(place: Place, external: Mapping[str, str]) -> dict[str, str]:
+def labels_of(place: SeriesSubject, external: Mapping[str, str]) -> dict[str, str]:
     """Return the series' labels; ``external`` ones do not take the place of its own."""
     labels = {**external, NAME: PROMETHEUS_PREFIX + place.spec.name, NODE: place.node, JOB: place.job or ""}
     if place.spec.scope is Scope.LINK:
@@ -39,18 +39,18 @@ def labels_of(place: Place, external: Mapping[str, str]) -> dict[str, str]:
     return labels
 
 
-def place_of(labels: Mapping[str, str]) -> Place | None:
+def place_of(labels: Mapping[str, str]) -> SeriesSubject | None:
     """Return what a series speaks of; None where it is none of ours or its labels do not say."""
     spec = catalogue.BY_NAME.get(labels.get(NAME, "").removeprefix(PROMETHEUS_PREFIX))
     node, job = labels.get(NODE, ""), labels.get(SCRAPED_JOB) or labels.get(JOB) or None
     if spec is None or not is_name(node) or (job is not None and not is_name(job)):
         return None
     if spec.scope is Scope.NODE:
-        return Place(spec, node, WHOLE_NODE, job)
+        return SeriesSubject(spec, node, WHOLE_NODE, job)
     if spec.scope is Scope.LINK:
         link = labels.get(LINK, "")
-        return Place(spec, node, link, job) if is_name(link) else None
+        return SeriesSubject(spec, node, link, job) if is_name(link) else None
     device = labels.get(DEVICE, "")
     if not (device.isascii() and device.isdigit() and len(device) < 5 and int(device) < KEYS_MAX):
         return None
-    return Place(spec, node, int(device), job)
+    return SeriesSubject(spec, node, int(device), job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from eagle_eye.server.history.remote_store.promql import Course
+from eagle_eye.server.history.remote_store.promql import RemoteSeries
 from eagle_eye.server.model.errors import RemoteStoreSilent
 
 FIRST_S = 120.0
@@ -20,11 +20,11 @@ class Slice(NamedTuple):
 
     start_s: float
     end_s: float
-    courses: list[Course]
+    courses: list[RemoteSeries]
 
 
 def slices(
-    start_s: float, end_s: float, ask: Callable[[float, float], list[Course]], most_s: float = MOST_S
+    start_s: float, end_s: float, ask: Callable[[float, float], list[RemoteSeries]], most_s: float = MOST_S
 ) -> Iterator[Slice]:
     """Yield the whole time in order; ``ask(start_s, end_s)`` is what one answer holds. Raises what it raises.
 

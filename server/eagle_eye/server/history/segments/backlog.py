@@ -15,9 +15,9 @@ from eagle_eye.server.history.segments.facts import shard_of
 from eagle_eye.server.history.segments.layout import FRAMES_FILE
 from eagle_eye.server.history.segments.level_table import Window, level_sources, lost, raw_sources, window
 from eagle_eye.server.history.segments.levels import HOURS, LEVELS, MINUTES, Level
-from eagle_eye.server.history.segments.planning import Place, Source, windows_of
+from eagle_eye.server.history.segments.planning import SourceSegment, WindowKey, windows_of
 from eagle_eye.server.history.segments.reader import BrokenSegment, reading
-from eagle_eye.server.history.segments.shelf import Shelf
+from eagle_eye.server.history.segments.segment_store import SegmentStore
 from eagle_eye.server.history.settings import HistorySettings
 
 SETTLE_S = 300.0  # after a window's end and the time of two stretches of the journal: then its frames are in segments
@@ -33,7 +33,7 @@ _SOURCE = "id, name, first_s, last_s, received_s, frames, bytes"
 class Due(NamedTuple):
     """A window that is to be downsampled: all sources, or those since ``before`` where that one ``adds`` them."""
 
-    place: Place
+    place: WindowKey
     before: Window | None
     through_id: int
     sources: tuple[str, ...]
@@ -52,14 +52,14 @@ class _Waiting(NamedTuple):
 class Backlog:
     """The windows that wait, found from the manifests. For one thread."""
 
-    def __init__(self, journal: Journal, shelf: Shelf, settings: HistorySettings) -> None:
+    def __init__(self, journal: Journal, shelf: SegmentStore, settings: HistorySettings) -> None:
         self._journal = journal
         self._shelf = shelf
         self._settings = settings
         self._seen = dict.fromkeys((level.name for level in LEVELS), 0)
-        self._waiting: dict[str, dict[Place, _Waiting]] = {level.name: {} for level in LEVELS}
+        self._waiting: dict[str, dict[WindowKey, _Waiting]] = {level.name: {} for level in LEVELS}
         self._looked_up: dict[str, tuple[float, ...]] = {}
-        self._done_s: dict[tuple[str, Place], float] = {}
+        self._done_s: dict[tuple[str, WindowKey], float] = {}
         self.settle_s = SETTLE_S + 2 * settings.segment_s
         ((self.journal_id,),) = journal.reader.read("SELECT id FROM journal", ())
 
@@ -85,7 +85,7 @@ class Backlog:
         if waiting is not None and (waiting.id <= due.through_id or not due.sources):
             del self._waiting[level.name][due.place]
 
-    def mergeable(self) -> list[Source]:
+    def mergeable(self) -> list[SourceSegment]:
         """Return the small raw segments all of which is downsampled. Raises HistoryUnavailable."""
         if self._settings.merge_below_bytes == 0:
             return []
@@ -96,14 +96,16 @@ class Backlog:
         waiting = self._waiting[MINUTES.name]
         return [
             source
-            for source in (Source(*row) for row in rows)
-            if not any(Place(shard_of(source.name), start_s) in waiting for start_s in self._windows(MINUTES, source))
+            for source in (SourceSegment(*row) for row in rows)
+            if not any(
+                WindowKey(shard_of(source.name), start_s) in waiting for start_s in self._windows(MINUTES, source)
+            )
         ]
 
     def _note(self, level: Level, now_s: float) -> None:
         """Have the windows of sources wait that were not here when this was looked at last."""
         for broken in self._journal.reader.read_together(lambda reader: lost(reader, level)):
-            place = Place(broken.shard, broken.start_s)
+            place = WindowKey(broken.shard, broken.start_s)
             self._waiting[level.name][place] = _Waiting(broken.through_id, float("inf"), lost=True)
         columns = (
             f"SELECT {_SOURCE} FROM segments WHERE problem IS NULL AND id > ? ORDER BY id"  # noqa: S608
@@ -114,15 +116,15 @@ class Backlog:
         rows = self._journal.reader.read(columns, (self._seen[level.name],))
         if not rows:
             return
-        sources = [Source(*row[:7]) for row in rows]
+        sources = [SourceSegment(*row[:7]) for row in rows]
         found = [
-            (source, Place(shard_of(source.name), start_s))
+            (source, WindowKey(shard_of(source.name), start_s))
             for source in sources
             for start_s in self._windows(level, source)
             if start_s + level.window_s >= self._shelf.levels.beginning_s(level, now_s)
         ]
         through = {
-            Place(shard, start_s): id_
+            WindowKey(shard, start_s): id_
             for shard, start_s, id_ in self._journal.reader.read(
                 "SELECT shard, start_s, through_id FROM downsampled WHERE start_s >= ? AND level = ?",
                 (min((place.start_s for _, place in found), default=now_s), level.name),
@@ -136,7 +138,7 @@ class Backlog:
                 waiting[place] = _Waiting(max(source.id, before.id), received_s, before.lost)
         self._seen[level.name] = sources[-1].id
 
-    def _windows(self, level: Level, source: Source) -> Iterable[float]:
+    def _windows(self, level: Level, source: SourceSegment) -> Iterable[float]:
         """Return where the windows begin that the source has frames in."""
         if (source.last_s - source.first_s) / level.window_s < WINDOWS_MAX:
             return windows_of(level, source.first_s, source.last_s)
@@ -167,7 +169,7 @@ class Backlog:
         )
         return max(by_age_s, rows[0][0]) if rows else by_age_s
 
-    def _of_minutes(self, place: Place, reader: sqlite3.Connection) -> Due:
+    def _of_minutes(self, place: WindowKey, reader: sqlite3.Connection) -> Due:
         shard, start_s = place
         before = window(reader, MINUTES, shard, start_s)
         sources = raw_sources(reader, shard, start_s, start_s + MINUTES.window_s)
@@ -178,7 +180,7 @@ class Backlog:
             sources = [one for one in sources if one[0] > before.through_id] if before.name is not None else []
         return Due(place, before, through, tuple(name for _, name in sources), adds)
 
-    def _of_hours(self, place: Place, reader: sqlite3.Connection) -> Due:
+    def _of_hours(self, place: WindowKey, reader: sqlite3.Connection) -> Due:
         shard, start_s = place
         before = window(reader, HOURS, shard, start_s)
         sources = level_sources(reader, shard, start_s, start_s + HOURS.window_s)

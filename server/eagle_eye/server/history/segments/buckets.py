@@ -19,7 +19,7 @@ from eagle_eye.server.history.segments.levels import Book, Level, Rows, chosen
 Column = Callable[[str], "tuple[np.ndarray[Any, Any], int] | float | None"]
 
 
-class Source(NamedTuple):
+class BucketRows(NamedTuple):
     """Some rows of a scope, by series and time as far as possible, and the columns of its metrics and of ``time``."""
 
     series: Integers
@@ -56,7 +56,7 @@ class Buckets:
         self._book = book
         self._parts: list[_Part] = []
 
-    def add(self, source: Source) -> None:
+    def add(self, source: BucketRows) -> None:
         """Add a source's rows, of which there are some; only where the buckets are among them is kept."""
         # A time's digits are fine enough that no quotient is rounded up to the next bucket.
         bucket = np.floor(source.time_s / self._level.bucket_s).astype(np.int64)

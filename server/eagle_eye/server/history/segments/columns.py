@@ -20,7 +20,7 @@ from eagle_eye.server.history.segments.row_tables import Odd, Rows, Tables, as_j
 REMEMBERED_MAX = 10_000  # texts and layouts that recur from frame to frame, of each kind
 
 
-class Kept(NamedTuple):
+class JournaledFrame(NamedTuple):
     """A frame as the journal keeps it; ``time_s`` is the corrected time."""
 
     node: str
@@ -92,7 +92,7 @@ class Columns:
         self._texts: dict[bytes, str] = {}
         self._layouts: dict[tuple[tuple[Scope, bytes, bytes], ...], tuple[str, list[_Placed]]] = {}
 
-    def tables(self, frames: Sequence[Kept], first: int) -> Tables:
+    def tables(self, frames: Sequence[JournaledFrame], first: int) -> Tables:
         """Return the frames, sorted by node and then time, as one row group; ``first`` is the first one's row."""
         samples, links = Rows("device"), Rows("link")
         columns = list(zip(*(self._row(kept, at, samples, links) for at, kept in enumerate(frames)), strict=True))
@@ -107,7 +107,7 @@ class Columns:
             links.table(LINKS_SCHEMA, first, times_s, node, names),
         )
 
-    def _row(self, kept: Kept, at: int, samples: Rows, links: Rows) -> tuple[Any, ...]:
+    def _row(self, kept: JournaledFrame, at: int, samples: Rows, links: Rows) -> tuple[Any, ...]:
         """Return the frame's row of frames.parquet, and add its blocks to the other tables."""
         of_journal = (kept.time_s, kept.node, kept.stream, kept.sequence, kept.received_s)
         try:

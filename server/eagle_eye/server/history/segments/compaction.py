@@ -15,7 +15,7 @@ from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_schema import BYTES_IN_USE, OLDEST_UNSEALED, UNSEALED
 from eagle_eye.server.history.segments.facts import Sealed, Step, no_step
 from eagle_eye.server.history.segments.processes import environment
-from eagle_eye.server.history.segments.shelf import Shelf
+from eagle_eye.server.history.segments.segment_store import SegmentStore
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
@@ -36,7 +36,7 @@ class Compaction:
     def __init__(
         self,
         journal: Journal,
-        shelf: Shelf,
+        shelf: SegmentStore,
         settings: HistorySettings,
         clock: Clock,
         command: Sequence[str] = COMMAND,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.metrics import BY_NAME, METRICS, Scope
 from eagle_eye.server.history.history import runs_of
-from eagle_eye.server.history.segments.buckets import Buckets, Column, Source
+from eagle_eye.server.history.segments.buckets import BucketRows, Buckets, Column
 from eagle_eye.server.history.segments.downsampling import Floats, Integers
 from eagle_eye.server.history.segments.frames import whole
 from eagle_eye.server.history.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
@@ -131,7 +131,7 @@ def _row_groups(file: pq.ParquetFile, start_s: float, end_s: float) -> Iterator[
 
 def _of_file(
     path: Path, scopes: tuple[Scope, ...], jobs: Integers, start_s: float, end_s: float, book: Book
-) -> Iterator[tuple[Scope, Source]]:
+) -> Iterator[tuple[Scope, BucketRows]]:
     """Yield the rows of the window, each scope's apart."""
     if not path.exists():
         return
@@ -154,7 +154,7 @@ def _of_file(
         pick = _picking(np.flatnonzero(own & inside), len(keys))
         if pick is not None:
             column = _reading(path.parent.name, file, numbers, pick, int(np.count_nonzero(own)))
-            yield scope, Source(pick(series), pick(times_s), pick(job), column)
+            yield scope, BucketRows(pick(series), pick(times_s), pick(job), column)
 
 
 def _picking(places: Integers, length: int) -> _Pick | None:
@@ -216,7 +216,7 @@ def _codes(column: pa.ChunkedArray, number: Callable[[list[str]], Integers]) -> 
     return np.concatenate(parts)
 
 
-def _of_odd(frames: list[_Odd], book: Book) -> Iterator[tuple[Scope, Source]]:
+def _of_odd(frames: list[_Odd], book: Book) -> Iterator[tuple[Scope, BucketRows]]:
     """Yield what frames hold that were kept whole, since no columns could: a row for each value."""
     rows: dict[Scope, list[tuple[int, float, int]]] = {}
     cells: dict[str, list[tuple[int, float]]] = {}
@@ -232,7 +232,7 @@ def _of_odd(frames: list[_Odd], book: Book) -> Iterator[tuple[Scope, Source]]:
         if own:
             series, times_s, jobs = zip(*own, strict=True)
             column = _of_cells(cells, np.array(times_s))
-            yield scope, Source(np.array(series, np.int64), np.array(times_s), np.array(jobs, np.int64), column)
+            yield scope, BucketRows(np.array(series, np.int64), np.array(times_s), np.array(jobs, np.int64), column)
 
 
 def _of_cells(cells: dict[str, list[tuple[int, float]]], times_s: Floats) -> Column:

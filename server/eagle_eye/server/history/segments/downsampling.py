@@ -38,7 +38,7 @@ class Summary(NamedTuple):
     increase: Floats
 
 
-class Course(NamedTuple):
+class BucketSeries(NamedTuple):
     """Some of one series: a metric of a device, a link or (-1) a node, in buckets that begin at ``times_s``."""
 
     node: str

@@ -8,14 +8,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.history.segments.shelf import Shelf
+from eagle_eye.server.history.segments.segment_store import SegmentStore
 from eagle_eye.server.history.segments.upkeep import Upkeep
 
 
 class LevelsCollector(Collector):
     """How much there is of each level, and what became of the work on them."""
 
-    def __init__(self, shelf: Shelf, upkeep: Upkeep) -> None:
+    def __init__(self, shelf: SegmentStore, upkeep: Upkeep) -> None:
         self._shelf = shelf
         self._upkeep = upkeep
 

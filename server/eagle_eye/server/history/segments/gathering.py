@@ -11,7 +11,7 @@ import numpy as np
 from eagle_eye.schema.rows import ROW_HEAD
 from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.history.journal_chunks import DIRECTORY
-from eagle_eye.server.history.segments.columns import Kept
+from eagle_eye.server.history.segments.columns import JournaledFrame
 from eagle_eye.server.history.segments.row_tables import Floats, Integers
 
 GROUP_FRAMES = 2_048  # frames of a row group: what a query of one node reads at least
@@ -67,10 +67,10 @@ class Gathered(NamedTuple):
         places = np.unique(begins[:, None] + np.arange(SAMPLE_FRAMES))
         return self.of(places[places < self.frames])
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[JournaledFrame]:
         """Return the frames one by one."""
         return [
-            Kept(
+            JournaledFrame(
                 self.names[int(self.node[place])],
                 float(self.time_s[place]),
                 self.streams[int(self.stream[place])],

@@ -13,8 +13,8 @@ from eagle_eye.schema.frame import BadFrame, encode_frame
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import ID_BYTES, ROW_HEAD, VERSION, decode_outline, decode_tail, ranks_of, whole_frame
 from eagle_eye.server.engine.outlined import Layout, Outlined
-from eagle_eye.server.history.segments import steady
-from eagle_eye.server.history.segments.columns import Columns, Kept
+from eagle_eye.server.history.segments import constant_layout_rows as steady
+from eagle_eye.server.history.segments.columns import Columns, JournaledFrame
 from eagle_eye.server.history.segments.gathering import Gathered
 from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA, SAMPLES_SCHEMA
 from eagle_eye.server.history.segments.row_tables import Integers, Odd, Rows, Tables, as_json, plain, rows_table, texts
@@ -152,7 +152,7 @@ class GroupTables:
         return self._outlines[id_] if id_ else None
 
     @staticmethod
-    def _whole(kept: Kept, read: _Read | None) -> Kept:
+    def _whole(kept: JournaledFrame, read: _Read | None) -> JournaledFrame:
         """Return a row as the whole frame that it stands for; one that cannot be read stays as it is."""
         if read is None:
             return kept

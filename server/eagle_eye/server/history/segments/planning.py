@@ -16,7 +16,7 @@ MERGE_COUNT_MAX = 64
 MERGE_COUNT = 12  # so many are merged before their day is over; then, two
 
 
-class Source(NamedTuple):
+class SourceSegment(NamedTuple):
     """A segment that something may be made of; times are corrected Unix seconds."""
 
     id: int
@@ -28,7 +28,7 @@ class Source(NamedTuple):
     bytes: int
 
 
-class Place(NamedTuple):
+class WindowKey(NamedTuple):
     """A window of a group of nodes."""
 
     shard: int
@@ -43,13 +43,15 @@ def windows_of(level: Level, first_s: float, last_s: float) -> Iterator[float]:
         start_s += level.window_s
 
 
-def merges(segments: Iterable[Source], small_bytes: int, settle_s: float, now_s: float) -> Iterator[tuple[Source, ...]]:
+def merges(
+    segments: Iterable[SourceSegment], small_bytes: int, settle_s: float, now_s: float
+) -> Iterator[tuple[SourceSegment, ...]]:
     """Yield the small segments that are to become one: of one group of nodes and one day (UTC).
 
     While a day is not over, they wait until they are MERGE_COUNT.
     """
 
-    def place(one: Source) -> tuple[int, float]:
+    def place(one: SourceSegment) -> tuple[int, float]:
         return shard_of(one.name), one.first_s // DAY_S
 
     small = [one for one in segments if one.bytes < small_bytes]
@@ -62,8 +64,8 @@ def merges(segments: Iterable[Source], small_bytes: int, settle_s: float, now_s:
                 yield tuple(batch)
 
 
-def _batches(segments: Iterable[Source]) -> Iterator[list[Source]]:
-    batch: list[Source] = []
+def _batches(segments: Iterable[SourceSegment]) -> Iterator[list[SourceSegment]]:
+    batch: list[SourceSegment] = []
     for one in segments:
         size = sum(other.bytes for other in batch) + one.bytes
         frames = sum(other.frames for other in batch) + one.frames

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import MetricSpec, Scope
-from eagle_eye.server.history.history import Recorded, Run, Told, runs_of, speaks_of
+from eagle_eye.server.history.history import RankReport, Recorded, Run, runs_of, speaks_of
 from eagle_eye.server.history.segments.facts import FACTS_FILE, Facts, any_between
 from eagle_eye.server.history.segments.frames import frames_of, whole
 from eagle_eye.server.history.segments.layout import FRAMES_FILE, LINKS_FILE, SAMPLES_FILE
@@ -70,7 +70,7 @@ class Segment:
                 samples, links = (self.rows(name, None, group.first, end) for name in (SAMPLES_FILE, LINKS_FILE))
                 yield from frames_of(group.table, group.wanted, group.first, samples, links)
 
-    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+    def ranks(self, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
         """Yield which ranks the nodes' frames in the range tell of, as History.ranks does. Raises BrokenSegment."""
         with reading(), self._open(FRAMES_FILE) as file:
             for group in _groups(file, ["time", "node", "ranks", "raw"], nodes, start_s, end_s):
@@ -184,18 +184,18 @@ def _speaking(group: _Group, job: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     return found
 
 
-def _told(rows: list[dict[str, Any]]) -> Iterator[Told]:
+def _told(rows: list[dict[str, Any]]) -> Iterator[RankReport]:
     known: dict[str, list[Rank]] = {}  # frame after frame says the same
     for row in rows:
         if row["raw"] is not None:
             frame = whole(row["raw"])
             if frame is not None:
-                yield Told(row["node"], row["time"], frame.ranks)
+                yield RankReport(row["node"], row["time"], frame.ranks)
             continue
         text = row["ranks"]
         if text not in known:
             known[text] = _ranks_decoder.decode(text)
-        yield Told(row["node"], row["time"], known[text])
+        yield RankReport(row["node"], row["time"], known[text])
 
 
 def _runs(rows: pa.Table, chosen: np.ndarray[Any, Any], key: str, values: np.ndarray[Any, Any]) -> Iterator[Run]:

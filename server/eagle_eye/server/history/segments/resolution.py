@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.server.history.history import Span
+from eagle_eye.server.history.history import QueryPart
 from eagle_eye.server.history.segments.level_table import Window
 from eagle_eye.server.history.segments.levels import HOURS, LEVEL_OF_NAME, MINUTES
 
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
     pieces: list[Piece]
     skipped: dict[int, list[tuple[float, int]]]
-    spans: list[Span]
+    spans: list[QueryPart]
 
 
 def choose(windows: Iterable[Window], step_s: float, start_s: float, end_s: float) -> Choice:
@@ -114,14 +114,14 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
-def _spans(coarsest: dict[float, int], start_s: float, end_s: float) -> list[Span]:
-    spans: list[Span] = []
+def _spans(coarsest: dict[float, int], start_s: float, end_s: float) -> list[QueryPart]:
+    spans: list[QueryPart] = []
 
     def add(low_s: float, high_s: float, bucket_s: int) -> None:
         if spans and spans[-1].bucket_s == bucket_s:
             spans[-1] = spans[-1]._replace(end_s=high_s)
         elif low_s < high_s or not spans:
-            spans.append(Span(low_s, high_s, bucket_s))
+            spans.append(QueryPart(low_s, high_s, bucket_s))
 
     at_s = start_s
     for begin_s, bucket_s in sorted(coarsest.items()):

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle_eye.schema.metrics import BY_NAME, Kind, MetricSpec, Scope
-from eagle_eye.server.history.segments.downsampling import Course, Integers, Summary, combine, taken
+from eagle_eye.server.history.segments.downsampling import BucketSeries, Integers, Summary, combine, taken
 from eagle_eye.server.history.segments.facts import Step, any_between, no_step
 from eagle_eye.server.history.segments.levels import (
     LEVEL_OF_NAME,
@@ -106,7 +106,7 @@ def rolled_up(sources: Sequence[Iterator[Part]], level: Level, book: Book, keep:
 
 def courses(
     folder: Path, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
-) -> Iterator[Course]:
+) -> Iterator[BucketSeries]:
     """Yield the buckets that begin in ``start_s`` to before ``end_s``, by series and time. Raises BrokenSegment."""
     wanted = sorted(nodes)
     key = "link" if metric.scope is Scope.LINK else "device"
@@ -244,7 +244,7 @@ def _speaking(column: pa.ChunkedArray, job: str) -> np.ndarray[Any, np.dtype[np.
     return speaking[places]
 
 
-def _courses(table: pa.Table, key: str) -> Iterator[Course]:
+def _courses(table: pa.Table, key: str) -> Iterator[BucketSeries]:
     nodes, names = _numbers(table["node"])
     if key == "link":
         keys, texts = _numbers(table["link"])
@@ -256,4 +256,4 @@ def _courses(table: pa.Table, key: str) -> Iterator[Course]:
     times_s, summary = table["time"].to_numpy(), _summary(table)
     for low, high in zip(starts, [*starts[1:], len(table)], strict=True):
         key_of = keys_of[keys[low]] if keys_of else int(keys[low])
-        yield Course(names[nodes[low]], key_of, times_s[low:high], taken(summary, slice(low, high)))
+        yield BucketSeries(names[nodes[low]], key_of, times_s[low:high], taken(summary, slice(low, high)))

@@ -33,7 +33,7 @@ class Merge(msgspec.Struct, frozen=True, tag="merge"):
 Task = Downsample | Merge
 
 
-class Answer(msgspec.Struct, frozen=True):
+class TaskResult(msgspec.Struct, frozen=True):
     """What became of a task.
 
     done: the segment is on the disk (none where both facts are None: there was nothing for it). broken: the segment

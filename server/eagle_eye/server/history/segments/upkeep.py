@@ -20,8 +20,8 @@ from eagle_eye.server.history.segments.facts import Step, no_step, shard_of
 from eagle_eye.server.history.segments.levels import HOURS, MINUTES, Level, LevelFacts
 from eagle_eye.server.history.segments.planning import merges
 from eagle_eye.server.history.segments.processes import environment
-from eagle_eye.server.history.segments.shelf import Shelf
-from eagle_eye.server.history.segments.tasks import Answer, Downsample, Merge, Task
+from eagle_eye.server.history.segments.segment_store import SegmentStore
+from eagle_eye.server.history.segments.tasks import Downsample, Merge, Task, TaskResult
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
@@ -34,7 +34,7 @@ ROOM_BYTES = 1 << 30  # with less free on the disk nothing is merged or downsamp
 TASKS_MAX = 200  # of one process: what it has learnt and allocated is given back now and then
 COMMAND = (sys.executable, "-m", "eagle_eye.server.history.segments.worker")
 
-Perform = Callable[[Task], Answer]
+Perform = Callable[[Task], TaskResult]
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +48,7 @@ class Upkeep:
     def __init__(
         self,
         journal: Journal,
-        shelf: Shelf,
+        shelf: SegmentStore,
         settings: HistorySettings,
         clock: Clock,
         command: Sequence[str] = COMMAND,
@@ -180,7 +180,7 @@ class Upkeep:
             self.merged += len(sources) if self._shelf.replace(sources, answer.facts) else 0
             self._step("put")
 
-    def _broken(self, level: Level, task: Downsample, answer: Answer) -> None:
+    def _broken(self, level: Level, task: Downsample, answer: TaskResult) -> None:
         """Set the broken segment aside: a source, or the window's own until now."""
         if answer.broken == task.existing:
             self._shelf.levels.set_aside(level, answer.broken, answer.reason)
@@ -210,7 +210,7 @@ class Upkeep:
         """Give a function that has a process perform tasks; it is started when the first one comes."""
         started: list[subprocess.Popen[bytes]] = []
 
-        def perform(task: Task) -> Answer:
+        def perform(task: Task) -> TaskResult:
             if not started:
                 started.append(self._start())
             return self._ask(started[0], task)
@@ -233,7 +233,7 @@ class Upkeep:
             process.kill()
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], task: Task) -> Answer:
+    def _ask(self, process: subprocess.Popen[bytes], task: Task) -> TaskResult:
         assert process.stdin is not None  # noqa: S101 - for the type checker
         assert process.stdout is not None  # noqa: S101
         assert process.stderr is not None  # noqa: S101
@@ -250,7 +250,7 @@ class Upkeep:
             process.kill()
             said = process.stderr.read(2_000).decode(errors="replace").strip()
             raise _Ended(f"the worker ended with {process.wait()}: {said or 'no reason given'}")
-        return msgspec.json.decode(line, type=Answer)
+        return msgspec.json.decode(line, type=TaskResult)
 
     def _failed(self, reason: str) -> None:
         self.failures += 1

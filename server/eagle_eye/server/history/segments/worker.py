@@ -21,24 +21,24 @@ from eagle_eye.server.history.segments.levels import LEVEL_OF_NAME, MINUTES, Boo
 from eagle_eye.server.history.segments.merging import Unlike, merge
 from eagle_eye.server.history.segments.processes import settle
 from eagle_eye.server.history.segments.reader import BrokenSegment
-from eagle_eye.server.history.segments.tasks import Answer, Downsample, Merge, Task
+from eagle_eye.server.history.segments.tasks import Downsample, Merge, Task, TaskResult
 from eagle_eye.server.model.errors import HistoryUnavailable
 
 NICENESS = 15  # yields also to the compactor, on which the journal's size depends
 
 
-def perform(folder: Path, task: Task, step: Step = no_step) -> Answer:
+def perform(folder: Path, task: Task, step: Step = no_step) -> TaskResult:
     """Do the task below the history's folder, and return what became of it."""
     try:
         if isinstance(task, Merge):
-            return Answer("done", facts=merge(folder / RAW_FOLDER, task.name, task.sources, step))
-        return Answer("done", level_facts=_downsample(folder, task, step))
+            return TaskResult("done", facts=merge(folder / RAW_FOLDER, task.name, task.sources, step))
+        return TaskResult("done", level_facts=_downsample(folder, task, step))
     except BrokenSegment as error:
-        return Answer("broken", broken=error.segment, reason=f"{error}"[:500])
+        return TaskResult("broken", broken=error.segment, reason=f"{error}"[:500])
     except Unlike as error:
-        return Answer("unlike", broken=f"{error}")
+        return TaskResult("unlike", broken=f"{error}")
     except (OSError, pa.ArrowException, HistoryUnavailable, MemoryError) as error:
-        return Answer("failed", reason=f"{type(error).__name__}: {error}"[:500])
+        return TaskResult("failed", reason=f"{type(error).__name__}: {error}"[:500])
 
 
 def _downsample(folder: Path, task: Downsample, step: Step) -> LevelFacts | None:

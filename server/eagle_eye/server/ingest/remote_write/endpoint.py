@@ -17,7 +17,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write import snappy, wire
 from eagle_eye.server.ingest.remote_write.intake import Intake, Refused, Taken
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, is_ours
-from eagle_eye.server.ingest.remote_write.membership import Membership
+from eagle_eye.server.ingest.remote_write.membership import NodeJobs
 from eagle_eye.server.ingest.remote_write.sender_clocks import SenderClocks
 from eagle_eye.server.ingest.remote_write.wire import Malformed, Written
 from eagle_eye.server.ingest.settings import IngestSettings, RemoteWriteSettings
@@ -68,7 +68,7 @@ class RemoteWrite:
         fleet: Fleet,
         intake: Intake,
         keeper: Keeper,
-        membership: Membership,
+        membership: NodeJobs,
         wanted: frozenset[bytes],
         telemetry: Telemetry,
         clock: Clock,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from eagle_eye.schema.names import is_name
 from eagle_eye.server.ingest.remote_write.cells import Member
 from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP, EventRule, Row, Rule, Table, row_of
-from eagle_eye.server.ingest.remote_write.rows import Moment, NodeRows
+from eagle_eye.server.ingest.remote_write.rows import NodeRows, NodeSample
 from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, Series, labels
 from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
 from eagle_eye.server.model.scraped_devices import Watched
@@ -35,7 +35,7 @@ class Taken:
     those whose times could not be, by node.
     """
 
-    moments: dict[Moment, None] = field(default_factory=dict)
+    moments: dict[NodeSample, None] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     moved: Counter[str] = field(default_factory=Counter)

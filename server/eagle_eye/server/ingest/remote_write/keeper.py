@@ -18,7 +18,7 @@ from eagle_eye.server.history.history import Appended, Batch, Entry, History
 from eagle_eye.server.ingest.fleet import Fleet, Heard
 from eagle_eye.server.ingest.frame_rules import belated
 from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
-from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, Moment, NodeRows
+from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeRows, NodeSample
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable
 from eagle_eye.server.model.scraped_devices import Watched
@@ -64,11 +64,11 @@ class Keeper:
         self._codes = codes
         self._stream = f"{STREAM_PREFIX}{secrets.token_hex(8)}"
         self._sequences: dict[str, int] = {}
-        self._gathered: dict[Moment, None] = {}
+        self._gathered: dict[NodeSample, None] = {}
         self._durable: asyncio.Future[None] | None = None
         self._work: asyncio.Task[None] | None = None
 
-    async def keep(self, moments: Iterable[Moment]) -> None:
+    async def keep(self, moments: Iterable[NodeSample]) -> None:
         """Return once the moments are durable. Raises HistoryBusy, HistoryUnavailable: some may not be."""
         self._gathered.update(dict.fromkeys(moments))
         if not self._gathered:
@@ -92,7 +92,7 @@ class Keeper:
             else:
                 durable.set_result(None)
 
-    async def _write_group(self, moments: list[Moment]) -> None:
+    async def _write_group(self, moments: list[NodeSample]) -> None:
         received_s = self._clock.now_s()
         moments.sort(key=lambda moment: moment.time_s)
         frames: list[Frame] = []
@@ -134,7 +134,7 @@ class Keeper:
         if failed is not None:
             raise failed
 
-    def _frame(self, moment: Moment, now_s: float) -> Frame:
+    def _frame(self, moment: NodeSample, now_s: float) -> Frame:
         node = moment.node
         sequence = self._sequences[node.name] = self._sequences.get(node.name, 0) + 1
         return Frame(
@@ -152,7 +152,7 @@ class Keeper:
             collectors=dict(_collector(target, up) for target, up in node.targets.items()),
         )
 
-    async def _show(self, moments: list[Moment], frames: list[Frame], received_s: float) -> None:
+    async def _show(self, moments: list[NodeSample], frames: list[Frame], received_s: float) -> None:
         """Tell fleet and detection of durable frames; nodes that were never heard of are written down before."""
         fresh: list[Frame] = []
         unknown: dict[str, None] = {}

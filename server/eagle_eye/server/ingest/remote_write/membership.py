@@ -17,7 +17,7 @@ FRESH_S = 10.0  # how old the answer may be; a hundred thousand ranks take a thr
 STATES = ("maintenance", "suspended", "completing", "running")  # in which a job has its nodes; the last counts most
 
 
-class Membership:
+class NodeJobs:
     """The jobs of nodes as they were declared; a node of several is that job's which was declared last.
 
     ``vouchers`` hear which nodes have a job or an agent's token.

@@ -35,7 +35,7 @@ TEXT_CHARS_MAX = 200  # of an event's description
 
 
 @dataclass(slots=True, eq=False)
-class Moment:
+class NodeSample:
     """What is known of a node at one moment. ``version`` counts changes, ``kept`` is the last that is durable.
 
     ``watched`` are the devices of which it has changed what is remembered.
@@ -72,7 +72,7 @@ class NodeRows:
     targets: dict[str, bool] = field(default_factory=dict)  # what Prometheus scrapes there, and whether it answers
     _cells: dict[tuple[Scope, int | str, str], Cell] = field(default_factory=dict)
     _links: Counter[str] = field(default_factory=Counter)  # how many links have a cell of each metric
-    _moments: dict[tuple[float, str | None], Moment] = field(default_factory=dict)
+    _moments: dict[tuple[float, str | None], NodeSample] = field(default_factory=dict)
     _newest_s: dict[Scope, float] = field(default_factory=dict)
     _gaps_s: dict[Scope, deque[float]] = field(default_factory=dict)
     _codes_s: dict[int, float] = field(default_factory=dict)  # when the newest code of each device was told
@@ -92,11 +92,11 @@ class NodeRows:
             found = self._cells[key] = Cell(rule, catalogue.BY_NAME[rule.to].kind is Kind.COUNTER)
         return found
 
-    def moment(self, time_s: float, job: str | None) -> Moment | None:
+    def moment(self, time_s: float, job: str | None) -> NodeSample | None:
         """Return what is open of a moment."""
         return self._moments.get((time_s, job))
 
-    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float, model: str = "") -> Moment:
+    def note(self, row: Row, metric: str, time_s: float, job: str | None, value: float, model: str = "") -> NodeSample:
         """Put a value into a row of a moment and return the moment.
 
         Every hour it tells what the row's GPU is called, ``model``, where that is known, as agents do.
@@ -113,7 +113,7 @@ class NodeRows:
 
     def note_code(
         self, kind: str, device: int, time_s: float, job: str | None, code: float, text: str
-    ) -> Moment | None:
+    ) -> NodeSample | None:
         """Take the code of a device's last error; return the moment that has to be kept for it, None: nothing changed.
 
         It tells of the code where that is news.
@@ -152,10 +152,10 @@ class NodeRows:
         """Return the job that labels of late name for the node."""
         return self._job[1] if self._job is not None and now_s - self._job[0] <= JOB_FRESH_S else None
 
-    def _watch(self, moment: Moment, device: int, now: Watched) -> None:
+    def _watch(self, moment: NodeSample, device: int, now: Watched) -> None:
         self.watched[device] = moment.watched[device] = now
 
-    def _open(self, scope: Scope, time_s: float, job: str | None) -> Moment:
+    def _open(self, scope: Scope, time_s: float, job: str | None) -> NodeSample:
         newest_s = self._newest_s.get(scope)
         if newest_s is None or time_s > newest_s:
             self._newest_s[scope] = time_s
@@ -164,7 +164,7 @@ class NodeRows:
         found = self._moments.get((time_s, job))
         if found is None:
             self._let_go()
-            found = self._moments[time_s, job] = Moment(self, time_s, job)
+            found = self._moments[time_s, job] = NodeSample(self, time_s, job)
         return found
 
     def _pace(self, scope: Scope, gap_s: float) -> None:

@@ -15,11 +15,11 @@ import msgspec
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.segments import level_table as table
-from eagle_eye.server.history.segments.downsampling import Course
+from eagle_eye.server.history.segments.downsampling import BucketSeries
 from eagle_eye.server.history.segments.facts import DOWNSAMPLED_FORMAT, FACTS_FILE, PARTIAL, RAW_FOLDER
-from eagle_eye.server.history.segments.leaving import Leaving
 from eagle_eye.server.history.segments.level_table import Window
 from eagle_eye.server.history.segments.levels import HOURS, LEVEL_OF_NAME, LEVELS, MINUTES, Level, LevelFacts
+from eagle_eye.server.history.segments.replaced_folders import Leaving
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.errors import HistoryMoved
 
@@ -29,7 +29,7 @@ RETIRE_BATCH = 100  # segments retired in one transaction
 _log = logging.getLogger(__name__)
 
 
-class Kept(NamedTuple):
+class LevelSize(NamedTuple):
     """How much there is of one level."""
 
     segments: int
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
     oldest_s: float | None  # where the oldest begins; None: there is none
 
 
-class LevelShelf:
+class LevelStore:
     """The downsampled segments below ``folder``, a folder for each level."""
 
     def __init__(
@@ -49,7 +49,7 @@ class LevelShelf:
         self._leaving = leaving
         self._retention_s = {MINUTES.name: settings.minutes_retention_s, HOURS.name: settings.hours_retention_s}
         self._bytes_max = {MINUTES.name: settings.minutes_retention_bytes, HOURS.name: settings.hours_retention_bytes}
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, LevelSize] = {}
         self._retained_s = float("-inf")
         self.set_aside_total = 0
         for level in LEVELS:
@@ -62,7 +62,7 @@ class LevelShelf:
         """Return where the level's segments are."""
         return self._folder / level.name
 
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, LevelSize]:
         """Return how much there is of each level, as last measured: it needs no disk."""
         return self._kept
 
@@ -72,8 +72,8 @@ class LevelShelf:
             "SELECT level, count(*), sum(bytes), min(start_s) FROM downsampled WHERE name IS NOT NULL GROUP BY level",
             (),
         )
-        found = {level: Kept(*row) for level, *row in rows}
-        self._kept = {level.name: found.get(level.name, Kept(0, 0, None)) for level in LEVELS}
+        found = {level: LevelSize(*row) for level, *row in rows}
+        self._kept = {level.name: found.get(level.name, LevelSize(0, 0, None)) for level in LEVELS}
 
     def beginning_s(self, level: Level, now_s: float) -> float:
         """Return how far back the level is kept: what is older is not downsampled any more."""
@@ -81,7 +81,7 @@ class LevelShelf:
 
     def courses(
         self, window: Window, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
-    ) -> Iterator[Course]:
+    ) -> Iterator[BucketSeries]:
         """Yield the segment's buckets that begin in ``start_s`` to before ``end_s``; what is broken is set aside.
 
         Raises HistoryMoved then, and HistoryUnavailable where it was removed although somebody still read.

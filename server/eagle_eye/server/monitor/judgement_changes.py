@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from eagle_eye.server.delivery import events as outbound
-from eagle_eye.server.engine.news import News, is_due, news_of
+from eagle_eye.server.engine.incident_changes import News, is_due, news_of
 from eagle_eye.server.engine.respond import Book, Response
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, AuditEntry, Evidence, Incident, OutboundEvent

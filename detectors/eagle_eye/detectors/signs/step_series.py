@@ -13,14 +13,14 @@ REPEATS_RATIO = 0.5  # more repetitions than this: the value is logged every few
 CHANGES_MIN = 8  # fewer changes in all: it simply is constant
 
 
-class Course(NamedTuple):
+class StepSeries(NamedTuple):
     """``line`` (n,) are the curve's lines that carry an observation, ``value`` (n,) the observations, all finite."""
 
     line: NDArray[np.intp]
     value: Floats
 
 
-def course(curve: Curve, metric: str, newest: int) -> Course:
+def course(curve: Curve, metric: str, newest: int) -> StepSeries:
     """Return what was observed of a metric in the newest lines of a curve, since the job last went back a step.
 
     Values that are not finite count as not observed. Where a value is logged every few steps and repeated in
@@ -29,7 +29,7 @@ def course(curve: Curve, metric: str, newest: int) -> Course:
     start = since_rollback(curve, newest)
     values = curve.values.get(metric)
     if values is None:
-        return Course(np.zeros(0, np.intp), np.zeros(0))
+        return StepSeries(np.zeros(0, np.intp), np.zeros(0))
     line = start + np.flatnonzero(np.isfinite(values[start:]))
     value = np.asarray(values[line], dtype=np.float64)
     changed = value[1:] != value[:-1]
@@ -37,7 +37,7 @@ def course(curve: Curve, metric: str, newest: int) -> Course:
     if changes >= CHANGES_MIN and len(changed) - changes > REPEATS_RATIO * len(changed):
         kept = np.concatenate([[True], changed])
         line, value = line[kept], value[kept]
-    return Course(line, value)
+    return StepSeries(line, value)
 
 
 def since_rollback(curve: Curve, newest: int) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from eagle_eye.schema.metrics import MetricSpec
-from eagle_eye.server.history.history import Recorded, Run, Told
+from eagle_eye.server.history.history import RankReport, Recorded, Run
 from eagle_eye.server.history.journal import Journal
 from eagle_eye.server.history.journal_schema import live_bytes
 from eagle_eye.server.history.segments.facts import (
@@ -30,10 +30,10 @@ from eagle_eye.server.history.segments.facts import (
     shard_of,
 )
 from eagle_eye.server.history.segments.gaps import Broken
-from eagle_eye.server.history.segments.leaving import Leaving
-from eagle_eye.server.history.segments.level_shelf import Kept, LevelShelf
+from eagle_eye.server.history.segments.level_store import LevelSize, LevelStore
 from eagle_eye.server.history.segments.level_table import note_gone
 from eagle_eye.server.history.segments.levels import MINUTES
+from eagle_eye.server.history.segments.replaced_folders import Leaving
 from eagle_eye.server.history.settings import HistorySettings
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Shelved(NamedTuple):
 SegmentT = TypeVar("SegmentT", Shelved, Broken)
 
 
-class Shelf:
+class SegmentStore:
     """The segments below ``folder``, named in the manifest of ``journal``."""
 
     def __init__(self, folder: Path, journal: Journal, settings: HistorySettings, leaving: Leaving) -> None:
@@ -77,16 +77,16 @@ class Shelf:
         self.dropped_as_they_were = 0  # of them, frames of which no level has anything
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sweep()
-        self.levels = LevelShelf(folder, self._aside, journal, settings, leaving)
+        self.levels = LevelStore(folder, self._aside, journal, settings, leaving)
         self.measure()
 
     def size(self) -> tuple[int, int]:
         """Return how many segments there are, and their bytes, as last measured: it needs no disk."""
         return self._size
 
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, LevelSize]:
         """Return how much there is of raw segments and of each level, as last measured: it needs no disk."""
-        return {RAW_FOLDER: Kept(*self._size, self._oldest_s), **self.levels.kept()}
+        return {RAW_FOLDER: LevelSize(*self._size, self._oldest_s), **self.levels.kept()}
 
     def measure(self) -> None:
         """Have ``size`` and ``kept`` tell what is in the manifest now. Raises HistoryUnavailable."""
@@ -116,7 +116,7 @@ class Shelf:
         """Yield the segment's values of the metric, as History.runs does; what is broken is set aside."""
         return self._guarded(one, lambda segment: segment.runs(metric, nodes, start_s, end_s, job))
 
-    def ranks(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Told]:
+    def ranks(self, one: Shelved, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[RankReport]:
         """Yield which ranks the segment's frames tell of, as History.ranks does; what is broken is set aside."""
         return self._guarded(one, lambda segment: segment.ranks(nodes, start_s, end_s))
 

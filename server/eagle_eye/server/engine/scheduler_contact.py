@@ -39,7 +39,7 @@ class Claim(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerWord:
+class SchedulerReports:
     """What one scheduler was heard of. ``heard_s`` is when it was last asked and answered; None: never yet.
 
     ``jobs`` are those of ours that it speaks for. ``patience_s`` is for how long a fault waits for it.
@@ -52,7 +52,7 @@ class SchedulerWord:
 
 
 @dataclass(frozen=True, slots=True)
-class Hearing:
+class SchedulerContact:
     """When the scheduler of one job was last heard; ``source`` "": the job has none, and nothing waits."""
 
     source: str = ""
@@ -73,7 +73,7 @@ class Hearing:
         return bool(self.source) and now_s >= claim.onset_s + MARGIN_S
 
 
-NO_SCHEDULER = Hearing()
+NO_SCHEDULER = SchedulerContact()
 
 
 def is_proof(claim: Claim) -> bool:
@@ -81,17 +81,17 @@ def is_proof(claim: Claim) -> bool:
     return claim.fact and claim.fault not in CAUSED_BY_SCHEDULERS
 
 
-def hearing(job: str, started_s: float, words: Collection[SchedulerWord]) -> Hearing:
+def hearing(job: str, started_s: float, words: Collection[SchedulerReports]) -> SchedulerContact:
     """Return when the job's scheduler was heard.
 
     A job that began after the last word of a scheduler may be its: until that has spoken again, it counts so.
     """
     for word in words:
         if job in word.jobs:
-            return Hearing(word.source, word.heard_s, word.patience_s)
+            return SchedulerContact(word.source, word.heard_s, word.patience_s)
     for word in words:
         if word.heard_s is None or word.heard_s < started_s + MARGIN_S:
-            return Hearing(word.source, word.heard_s, word.patience_s)
+            return SchedulerContact(word.source, word.heard_s, word.patience_s)
     return NO_SCHEDULER
 
 

@@ -8,7 +8,7 @@ import hashlib
 import msgspec
 
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.history.remote_store.access import Access
+from eagle_eye.server.history.remote_store.credentials import Access
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(said).hexdigest()[:16]
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class SenderReport(msgspec.Struct, frozen=True, kw_only=True):
     """A line of standard output: what happened since the last one.
 
     ``refused`` counts samples by reason, ``retries`` attempts; ``lost`` segments by reason. ``problem`` None: no word

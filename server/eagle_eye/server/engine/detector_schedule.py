@@ -12,7 +12,7 @@ RARELY_S = 5.0  # ...but at least so often: what hardware does lasts ten seconds
 SPREAD = (math.sqrt(5) - 1) / 2  # of the time between two askings, from one job to the next: as even as it can be
 
 
-class Answer(NamedTuple):
+class DetectorAnswer(NamedTuple):
     """A detector's word: verdicts, or why it could not tell ("" when it could)."""
 
     attempt: int
@@ -26,7 +26,7 @@ class _Kept(NamedTuple):
     """What is kept of a job: ``share`` is how far into the time between two askings its turn comes, from 0 to 1."""
 
     share: float
-    answers: dict[str, Answer]
+    answers: dict[str, DetectorAnswer]
 
 
 class _Asked(NamedTuple):
@@ -76,10 +76,12 @@ class Asking:
                 if answer is None or answer.attempt != window.attempt:
                     # The first answer holds for less than others, so that the next one comes in the job's turn.
                     asked_s = window.now_s - kept.share * asked.every_s
-                    answer = kept.answers[asked.name] = Answer(window.attempt, asked_s, step, *_said(asked, window))
+                    answer = kept.answers[asked.name] = DetectorAnswer(
+                        window.attempt, asked_s, step, *_said(asked, window)
+                    )
                 elif not _holds(answer, window, step, asked, strained, kept.share):
                     said = _said(asked, window)
-                    answer = kept.answers[asked.name] = Answer(window.attempt, window.now_s, step, *said)
+                    answer = kept.answers[asked.name] = DetectorAnswer(window.attempt, window.now_s, step, *said)
                 found, why = answer.verdicts, answer.blind
             else:
                 found, why = _said(asked, window)
@@ -94,7 +96,7 @@ class Asking:
         self._kept.pop(job, None)
 
 
-def _holds(answer: Answer, window: Window, step: float, asked: _Asked, strained: float, share: float) -> bool:
+def _holds(answer: DetectorAnswer, window: Window, step: float, asked: _Asked, strained: float, share: float) -> bool:
     """Whether an answer still counts; ``strained`` is by how many times there are more jobs than are easy."""
     if asked.by_step and (answer.verdicts or answer.step == step):
         return not answer.verdicts

@@ -16,7 +16,7 @@ from eagle_eye.schema.rows import MAGIC, VERSION
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.history.history import LATE_S, RowsOfMany
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.ingest.outlines import ALONE_BYTES, Known
+from eagle_eye.server.ingest.outlines import ALONE_BYTES, KnownOutline
 from eagle_eye.server.security.auth import Principal
 
 SEQUENCE_MAX = 1 << 53
@@ -62,7 +62,7 @@ class Asker(Protocol):
 class Usual(msgspec.Struct, frozen=True, gc=False):
     """One request as it came; ``started_s`` is by the monotonic clock."""
 
-    known: Known
+    known: KnownOutline
     principal: Principal
     body: bytes
     started_s: float

@@ -20,16 +20,16 @@ from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.recurrence import often_accused
 from eagle_eye.server.engine.repeated_ends import tells_of_an_exception
 from eagle_eye.server.engine.respond import Book, respond, situation_of
-from eagle_eye.server.engine.scheduler_word import SchedulerWord
+from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Incident, Job
-from eagle_eye.server.monitor import closing
-from eagle_eye.server.monitor.announcing import Announcement, announcement, together
+from eagle_eye.server.monitor import incident_closing as closing
+from eagle_eye.server.monitor.judgement_changes import Announcement, announcement, together
+from eagle_eye.server.monitor.row_batching import Intake
 from eagle_eye.server.monitor.settings import EvidenceSettings
-from eagle_eye.server.monitor.watch_intake import Intake
-from eagle_eye.server.monitor.watching import Course, IncidentCounts, Latest, Progress
+from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest, Progress
 from eagle_eye.server.store.open_records import OpenRecords
 from eagle_eye.server.store.store import GPUS, INCIDENTS, JOBS, Change, Store
 from eagle_eye.server.telemetry.latencies import Latencies
@@ -49,7 +49,7 @@ LATEST_INTERVALS, LATEST_FLOOR_S = 4.0, 30.0  # how long a newest value is one o
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class DetectionLoop:
     """Feeds the engine and, every tick, turns its judgements into incidents, actions and events in the store.
 
     The store is the only memory of incidents and actions: whatever people and subscribers changed there through the API
@@ -102,7 +102,7 @@ class Watch:
         """Take what a job's scheduler or launcher said."""
         self._intake.observe_in_turn(functools.partial(self._engine.observe_job, job))
 
-    def observe_scheduler(self, word: SchedulerWord) -> None:
+    def observe_scheduler(self, word: SchedulerReports) -> None:
         """Take when a scheduler was heard, and of which jobs."""
         self._engine.observe_scheduler(word)
 
@@ -253,7 +253,7 @@ class Watch:
             track.last_step, track.advanced_s if stepping else None, track.pace_s, track.checkpoints.stand(track.nodes)
         )
 
-    def courses(self) -> list[Course]:
+    def courses(self) -> list[JobProgress]:
         """Return how far each job has come that was judged in the last tick."""
         found = []
         for track in self._engine.tracks():
@@ -262,7 +262,7 @@ class Watch:
                 continue  # its state is not known before it was judged
             stepping = track.last_step is not None
             found.append(
-                Course(
+                JobProgress(
                     job=track.job,
                     attempt=track.attempt,
                     state=judged.state,

@@ -99,7 +99,7 @@ SIGNALS: tuple[Signal, ...] = (
 
 
 @dataclass(slots=True)
-class Past:
+class NodeRecord:
     """What is on record of one node within the window. ``known_s`` is for how long it has been known at all."""
 
     known_s: float = 0.0
@@ -131,7 +131,7 @@ class Contribution(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lemon:
+class RecurrenceScore:
     """A node's score, 0 (nothing on record) to below 1; None: it cannot be told, and ``reason`` says why."""
 
     score: float | None
@@ -144,19 +144,19 @@ class Lemon:
         return self.score is not None and self.score >= LEMON_MIN
 
 
-def usual(pasts: Iterable[Past]) -> Mapping[str, float]:
+def usual(pasts: Iterable[NodeRecord]) -> Mapping[str, float]:
     """Return what half of the fleet's nodes have of each signal at least; nothing is usual in a small fleet."""
-    fleet: Sequence[Past] = list(pasts)
+    fleet: Sequence[NodeRecord] = list(pasts)
     if len(fleet) < FLEET_MIN:
         return {signal.field: 0.0 for signal in SIGNALS}
     return {signal.field: float(median(getattr(past, signal.field) for past in fleet)) for signal in SIGNALS}
 
 
-def score(past: Past, fleet: Mapping[str, float]) -> Lemon:
+def score(past: NodeRecord, fleet: Mapping[str, float]) -> RecurrenceScore:
     """Return a node's score; ``fleet`` is what ``usual`` said of all nodes."""
     culprit = past.multi_node_failures + past.single_node_failures
     if past.known_s < KNOWN_MIN_S and culprit < CULPRIT_ENOUGH:
-        return Lemon(
+        return RecurrenceScore(
             None,
             reason=(
                 f"known for {past.known_s / DAY_S:.1f} days, failures: {culprit};"
@@ -176,7 +176,7 @@ def score(past: Past, fleet: Mapping[str, float]) -> Lemon:
         Contribution(signal.field, value, fleet[signal.field], total - (1 - innocent / (1 - part)))
         for signal, value, part in weighed
     ]
-    return Lemon(total, tuple(sorted(contributions, key=lambda c: (-c.adds, c.signal))))
+    return RecurrenceScore(total, tuple(sorted(contributions, key=lambda c: (-c.adds, c.signal))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,8 @@ class Scores:
     """The whole fleet's scores, as they were at ``made_s``."""
 
     made_s: float
-    lemons: Mapping[str, Lemon] = field(default_factory=dict)
-    pasts: Mapping[str, Past] = field(default_factory=dict)
+    lemons: Mapping[str, RecurrenceScore] = field(default_factory=dict)
+    pasts: Mapping[str, NodeRecord] = field(default_factory=dict)
 
     def lemons_by_score(self) -> list[tuple[str, float]]:
         """Return the nodes that are lemons, the worst first."""
@@ -195,7 +195,7 @@ class Scores:
         return sorted(found, key=lambda item: (-item[1], item[0]))
 
 
-def scores(pasts: Mapping[str, Past], now_s: float) -> Scores:
+def scores(pasts: Mapping[str, NodeRecord], now_s: float) -> Scores:
     """Return every node's score."""
     fleet = usual(pasts.values())
     return Scores(now_s, {node: score(past, fleet) for node, past in pasts.items()}, pasts)

@@ -16,9 +16,9 @@ from eagle_eye.schema.frame import WIRE_VERSION, Frame, block
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, MetricSpec, Scope
 from eagle_eye.server.history.history import Recorded
 from eagle_eye.server.history.remote_store import promql
-from eagle_eye.server.history.remote_store.figures import Figures
-from eagle_eye.server.history.remote_store.promql import Course, PromQl
-from eagle_eye.server.history.remote_store.series_names import DEVICE, JOB, LINK, NAME, NODE, Place, place_of
+from eagle_eye.server.history.remote_store.promql import PromQl, RemoteSeries
+from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
+from eagle_eye.server.history.remote_store.series_names import DEVICE, JOB, LINK, NAME, NODE, SeriesSubject, place_of
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.remote_store.slices import slices
 from eagle_eye.server.model.errors import RemoteStoreSilent
@@ -33,7 +33,7 @@ _LABEL_OF_KEY = {Scope.DEVICE: DEVICE, Scope.LINK: LINK}
 Series = dict[tuple[str, int | str], dict[int, float]]  # by node and key: the value in each step that has one
 
 
-class Asked(NamedTuple):
+class SeriesQuery(NamedTuple):
     """A course of one metric: the last value in each step; None: of any node, of any job."""
 
     spec: MetricSpec
@@ -52,7 +52,7 @@ class Reach(NamedTuple):
     problem: str | None
 
 
-class Past:
+class RemoteHistory:
     """Reads the store; for any thread."""
 
     def __init__(self, client: httpx.Client, settings: RemoteStoreSettings, figures: Figures) -> None:
@@ -62,7 +62,7 @@ class Past:
         self._figures = figures
         self._turns = threading.BoundedSemaphore(QUESTIONS_MAX)
 
-    def points(self, asked: Asked, steps: int) -> Series:
+    def points(self, asked: SeriesQuery, steps: int) -> Series:
         """Return the last value in each of the first ``steps`` steps that has one. Raises RemoteStoreSilent."""
         if steps == 0:
             return {}
@@ -84,7 +84,7 @@ class Past:
             )
         return {key: points for key, points in found.items() if points}
 
-    def before(self, seam_s: float | None, asked: Asked, steps: int) -> Reach:
+    def before(self, seam_s: float | None, asked: SeriesQuery, steps: int) -> Reach:
         """Return the points of all steps that begin before the embedded history does; None: it has nothing.
 
         A store that gives no answer leaves them empty, with the problem: what is embedded can be shown all the same.
@@ -106,7 +106,7 @@ class Past:
         """
         of = promql.selector("", {**self._external, JOB: job}, {NAME: f"{PROMETHEUS_PREFIX}.+"})
 
-        def ask(begin_s: float, until_s: float) -> list[Course]:
+        def ask(begin_s: float, until_s: float) -> list[RemoteSeries]:
             return self._counted(lambda: self._promql.raw(of, begin_s, until_s))
 
         sequence = 0
@@ -124,7 +124,7 @@ class Past:
         finally:
             self._turns.release()
 
-    def _counted(self, ask: Callable[[], list[Course]]) -> list[Course]:
+    def _counted(self, ask: Callable[[], list[RemoteSeries]]) -> list[RemoteSeries]:
         try:
             with self._turn():
                 return ask()
@@ -134,7 +134,7 @@ class Past:
             raise
 
 
-def frames_of(courses: list[Course], interval_s: float, sequence: int) -> Iterator[Frame]:
+def frames_of(courses: list[RemoteSeries], interval_s: float, sequence: int) -> Iterator[Frame]:
     """Yield the courses' samples as frames of nodes in order of time, numbered from ``sequence`` + 1."""
     rows: dict[tuple[float, str, str | None], dict[Scope, dict[int | str, dict[str, float]]]] = {}
     for course in courses:
@@ -159,8 +159,8 @@ def frames_of(courses: list[Course], interval_s: float, sequence: int) -> Iterat
 
 def _gather(
     rows: dict[tuple[float, str, str | None], dict[Scope, dict[int | str, dict[str, float]]]],
-    place: Place,
-    course: Course,
+    place: SeriesSubject,
+    course: RemoteSeries,
 ) -> None:
     name, scope = place.spec.name, place.spec.scope
     for time_s, value in zip(course.times_s.tolist(), course.values.tolist(), strict=True):

@@ -14,7 +14,7 @@ from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.checkpoints import NOTHING_TOLD, Checkpoints
 from eagle_eye.server.engine.outlined import RowGroup
 from eagle_eye.server.engine.policy import Weighing
-from eagle_eye.server.engine.scheduler_word import SchedulerWord
+from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Incident, Job
 from eagle_eye.server.telemetry.latencies import Latencies
@@ -43,7 +43,7 @@ class Progress(NamedTuple):
     checkpoints: Checkpoints = NOTHING_TOLD
 
 
-class Course(NamedTuple):
+class JobProgress(NamedTuple):
     """How far the latest attempt of a job has come, and who takes part; None: not observed.
 
     ``state`` is the scheduler's word, "running" where nobody ``declared`` the job. ``gpus`` counts device rows, of
@@ -95,7 +95,7 @@ class Watcher(Protocol):
         """Take what a job's scheduler or launcher said."""
         ...
 
-    def observe_scheduler(self, word: SchedulerWord) -> None:
+    def observe_scheduler(self, word: SchedulerReports) -> None:
         """Take when a scheduler was heard, and of which jobs."""
         ...
 
@@ -152,7 +152,7 @@ class Watcher(Protocol):
         """Return how far the job has come, or None for a job that no agent speaks of."""
         ...
 
-    def courses(self) -> list[Course]:
+    def courses(self) -> list[JobProgress]:
         """Return how far each job has come that was judged in the last tick."""
         ...
 
@@ -199,7 +199,7 @@ class Outlook:
         """Return what was done about incidents since the start."""
         return self._ask(self._watcher.incident_counts)
 
-    def courses(self) -> list[Course]:
+    def courses(self) -> list[JobProgress]:
         """Return how far each job has come that was judged in the last tick."""
         return self._ask(self._watcher.courses)
 

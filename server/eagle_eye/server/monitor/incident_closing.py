@@ -10,7 +10,7 @@ from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import AuditEntry, Incident
-from eagle_eye.server.monitor.announcing import WHO
+from eagle_eye.server.monitor.judgement_changes import WHO
 from eagle_eye.server.store.store import Change, Store
 
 BATCH = 500  # incidents closed in one transaction
