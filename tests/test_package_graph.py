@@ -109,3 +109,20 @@ def test_the_servers_app_is_wiring_alone() -> None:
 
 def _is_none_test(node: ast.AST) -> bool:
     return isinstance(node, ast.Compare) and all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+
+
+def test_the_server_has_the_parts_that_its_endpoints_need() -> None:
+    from dataclasses import fields
+
+    from eagle_eye.server.app import Services
+
+    needed: dict[str, set[str]] = {}
+    for path in SERVER.glob("*/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name == "Needs":
+                names = (line.target for line in node.body if isinstance(line, ast.AnnAssign))
+                needed[path.stem] = {name.id for name in names if isinstance(name, ast.Name)}
+    assert len(needed) > 15
+    there = {field.name for field in fields(Services)}
+    assert {name: parts - there for name, parts in needed.items() if parts - there} == {}
+    assert {name for name, parts in needed.items() if not parts} == set()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.server.app import Services
 from eagle_eye.server.delivery.notifiers.guard import Target, parse
 from eagle_eye.server.model.errors import TargetRefused
 from eagle_eye.server.security import auth
@@ -41,7 +42,7 @@ LIMITS: dict[str, Any] = {
 }
 
 
-def keep_in(front: Dispatcher) -> None:
+def keep_in(front: Dispatcher[Services]) -> None:
     """Have the server deliver to loopback alone, whatever a request made it believe."""
 
     async def check(url: str) -> Target:

@@ -22,7 +22,7 @@ from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_fram
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import decode_outline, outline_of_row, read_row
 from eagle_eye.server import config as configuration
-from eagle_eye.server.app import build_watcher, create_app
+from eagle_eye.server.app import Services, build_watcher, create_app
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.checkpoints import Checkpoints
@@ -269,7 +269,7 @@ def subscription(id_: str = "sub-1", url: str = "https://example.com/hook", **mo
 class Running:
     """A server that listens, a client of it, and its parts."""
 
-    front: Dispatcher
+    front: Dispatcher[Services]
     client: httpx.Client
     watcher: FakeWatcher
     url: str

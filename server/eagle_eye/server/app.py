@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,8 +45,9 @@ from eagle_eye.server.api import (
     stream,
     subscriptions,
 )
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.api.requests import OpenStreams
 from eagle_eye.server.background import keep_running
+from eagle_eye.server.charts.reading import Turns
 from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
 from eagle_eye.server.delivery.alert_refresh import AlertRefresh
 from eagle_eye.server.delivery.delivery_metrics import DeliveryCollector
@@ -54,6 +57,7 @@ from eagle_eye.server.delivery.notifiers.targets import Targets
 from eagle_eye.server.delivery.notifiers.webhook import Webhook
 from eagle_eye.server.delivery.outbox import Outbox
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.history import History
 from eagle_eye.server.history.history_metrics import HistoryCollector
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore
 from eagle_eye.server.history.segments.exposition import LevelsCollector
@@ -104,6 +108,42 @@ from eagle_eye.server.web.dispatcher import Dispatcher
 WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
 
 
+@dataclass
+class Services:
+    """The parts of one running server. Each endpoint, and whatever else is handed them, says which it needs."""
+
+    config: ServerConfig
+    clock: Clock
+    store: Store
+    history: History
+    fleet: Fleet
+    known_nodes: KnownNodes
+    tokens: Tokens
+    limits: Limits
+    certificates: Certificates | None  # None: plain HTTP
+    telemetry: Telemetry
+    watcher: Watcher
+    outlook: Outlook
+    doctor: Doctor
+    guard: Guard
+    signal: Signal
+    evidence_requests: EvidenceRequests
+    remote_store: RemoteStore
+    node_checks: NodeChecks
+    idle_checks: IdleChecks
+    missing_gpus: MissingGpus
+    bookkeeper: Bookkeeper
+    archive: Archive
+    job_sources: JobSources
+    places: Places = field(default_factory=Places)  # as the site's file had them at the start
+    turns: Turns = field(default_factory=Turns)  # of those who have pictures drawn
+    open_streams: OpenStreams = field(default_factory=OpenStreams)
+    open_recordings: OpenStreams = field(default_factory=OpenStreams)
+    open_uploads: OpenStreams = field(default_factory=OpenStreams)
+    # Set when the server is asked to stop: readers of /api/v1/events are let go then, or it would wait for them.
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+
 class _Parts(NamedTuple):
     services: Services
     store: SqliteStore
@@ -131,7 +171,7 @@ def create_app(
     resolve: Resolve | None = None,
     jitter: Callable[[], float] = random.random,
     reread: Callable[[], ServerConfig] | None = None,
-) -> Dispatcher:
+) -> Dispatcher[Services]:
     """Return the server as an ASGI application; ``config`` is one that ``config.load`` returned.
 
     ``reread`` returns the configuration as it is now, when a reload is asked for. Opens the files in ``data_dir``

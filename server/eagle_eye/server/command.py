@@ -24,7 +24,7 @@ from eagle_eye.schema.configuration import ConfigurationError, masked
 from eagle_eye.server import config as configuration
 from eagle_eye.server import heap
 from eagle_eye.server.admin.damage import ready
-from eagle_eye.server.app import create_app
+from eagle_eye.server.app import Services, create_app
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.jobs import trial
@@ -165,7 +165,7 @@ def on_port(config: ServerConfig, found: int) -> ServerConfig:
     return msgspec.structs.replace(config, listen=listen, public_url=public_url)
 
 
-def connection_options(dispatcher: Dispatcher) -> dict[str, Any]:
+def connection_options(dispatcher: Dispatcher[Services]) -> dict[str, Any]:
     """Return what uvicorn is told of how connections begin."""
     protocol = protocol_of(dispatcher.taker)
     certificates = dispatcher.services.certificates
@@ -175,7 +175,9 @@ def connection_options(dispatcher: Dispatcher) -> dict[str, Any]:
 
 
 class _Server(AcceptingServer):
-    def __init__(self, dispatcher: Dispatcher, bound: socket.socket, manager: ServiceManager, url: str) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher[Services], bound: socket.socket, manager: ServiceManager, url: str
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 dispatcher,

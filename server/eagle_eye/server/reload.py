@@ -7,23 +7,42 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.api.services import Services
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.delivery.notifiers.guard import Guard
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry
-from eagle_eye.server.store.store import Change
+from eagle_eye.server.monitor.watcher import Watcher
+from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.tls import Certificates
+from eagle_eye.server.store.store import Change, Store
 from eagle_eye.server.telemetry import logs
+from eagle_eye.server.telemetry.counters import Telemetry
 
 WHO = "configuration"  # in the audit trail
 
 _log = logging.getLogger(__name__)
 
-Apply = Callable[[Services, ServerConfig], None]
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    certificates: Certificates | None
+    clock: Clock
+    config: ServerConfig
+    guard: Guard
+    limits: Limits
+    store: Store
+    telemetry: Telemetry
+    watcher: Watcher
+
+
+Apply = Callable[[Needs, ServerConfig], None]
 
 # What each change does, by key or section. All else needs a restart.
 APPLIED: Mapping[str, Apply] = MappingProxyType(
@@ -39,7 +58,7 @@ APPLIED: Mapping[str, Apply] = MappingProxyType(
 class Reload:
     """Reads the configuration anew each time it is asked to. ``read`` returns it or raises ConfigurationError."""
 
-    def __init__(self, services: Services, read: Callable[[], ServerConfig]) -> None:
+    def __init__(self, services: Needs, read: Callable[[], ServerConfig]) -> None:
         self._services = services
         self._read = read
         self._applied = services.config

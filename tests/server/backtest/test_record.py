@@ -23,7 +23,7 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.api import history as api
-from eagle_eye.server.app import create_app
+from eagle_eye.server.app import Services, create_app
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.config import ServerConfig
@@ -55,7 +55,7 @@ class StillWatch(DetectionLoop):
 class Site:
     """A real server with a job on four nodes, and a clock that the test moves."""
 
-    front: Dispatcher
+    front: Dispatcher[Services]
     client: httpx.Client
     clock: FakeClock
     watch: StillWatch

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from msgspec import Struct
 
 from eagle_eye.server.accounts import goodput
-from eagle_eye.server.accounts.archive import Claim
+from eagle_eye.server.accounts.archive import Archive, Claim
 from eagle_eye.server.accounts.goodput import Account, Amount, By
 from eagle_eye.server.accounts.hindsight import Precision, precision
 from eagle_eye.server.accounts.tickets import Format, TicketFileWrong, parse
@@ -22,7 +22,6 @@ from eagle_eye.server.api.requests import (
     FaultName,
     Limit,
     Operator,
-    Parts,
     Reader,
     Since,
     answer,
@@ -31,7 +30,9 @@ from eagle_eye.server.api.requests import (
     decoded,
     given,
     listing,
+    services,
 )
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import BadCursor, Refusal
 from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
 from eagle_eye.server.store.store import NODES, TICKETS, Change, Store
@@ -43,6 +44,17 @@ LEDGER_S = 90 * 86_400.0
 TICKETS_KEPT_MAX = 200_000
 UNKNOWN_NODES_NAMED_MAX = 20
 CAUSES_MAX = 100  # of one job; the costliest
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    archive: Archive
+    clock: Clock
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 class TicketImport(Struct, frozen=True, forbid_unknown_fields=True):

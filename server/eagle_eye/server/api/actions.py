@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from eagle_eye.schema.action import ActionKind, Report
 from eagle_eye.server.api import views
@@ -14,7 +14,6 @@ from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
     Operator,
-    Parts,
     Reader,
     answer,
     audited,
@@ -24,15 +23,28 @@ from eagle_eye.server.api.requests import (
     given,
     listing,
     missing,
+    services,
 )
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine import ledger
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Action, ActionState, Node, NodeState, OutboundEvent
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import ACTIONS, NODES, Change, Store
 
 router = APIRouter(prefix="/api/v1/actions", tags=["actions"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")
@@ -94,7 +106,7 @@ def reject(parts: Parts, principal: Operator, action: str) -> Response:
 
 
 def _changed(
-    parts: Services,
+    parts: Needs,
     principal: Principal,
     action_id: str,
     verb: str,
@@ -137,5 +149,5 @@ def _taken_out(store: Store, action: Action, now_s: float) -> tuple[Node, ...]:
     return tuple(new for old, new in taken if new is not old or store.get(NODES, new.node) is None)
 
 
-def _shown(parts: Services, record: Action) -> Response:
+def _shown(parts: Needs, record: Action) -> Response:
     return answer(views.action(record, parts.config.public_url))

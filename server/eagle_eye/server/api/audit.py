@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from eagle_eye.server.api import views
-from eagle_eye.server.api.requests import Admin, Cursor, Limit, Parts, Since, listing, moment_s
+from eagle_eye.server.api.requests import Admin, Cursor, Limit, Since, listing, moment_s, services
+from eagle_eye.server.store.store import Store
 
 router = APIRouter(prefix="/api/v1/audit", tags=["audit"])
 
 NAME_CHARS_MAX = 1_000
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")

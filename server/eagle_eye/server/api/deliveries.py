@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
@@ -12,7 +12,6 @@ from eagle_eye.server.api.requests import (
     EventType,
     Limit,
     Operator,
-    Parts,
     Reader,
     answer,
     audited,
@@ -20,13 +19,27 @@ from eagle_eye.server.api.requests import (
     given,
     listing,
     missing,
+    services,
 )
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery.delivery_states import again
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import DeliveryState
 from eagle_eye.server.store.store import DELIVERIES, EVENTS, SUBSCRIPTIONS, Change, Store
 
 router = APIRouter(prefix="/api/v1/deliveries", tags=["deliveries"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")

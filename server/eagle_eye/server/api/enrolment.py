@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated, Protocol
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from msgspec.structs import replace
 
 from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.server.api.constraints import NAME
-from eagle_eye.server.api.requests import Body, Parts, Somebody, answer, audited, body_of, decoded
+from eagle_eye.server.api.requests import Body, Somebody, answer, audited, body_of, decoded, services
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.security.auth import mint
+from eagle_eye.server.security.auth import Tokens, mint
 from eagle_eye.server.store.store import TOKENS, Change, Store
 
 router = APIRouter(prefix="/api/v1/enrol", tags=["tokens"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    fleet: Fleet
+    store: Store
+    tokens: Tokens
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

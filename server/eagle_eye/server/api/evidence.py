@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from typing import Annotated, Protocol
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
@@ -17,8 +18,8 @@ from eagle_eye.server.api.requests import (
     Body,
     Cursor,
     Limit,
+    OpenStreams,
     Operator,
-    Parts,
     Reader,
     Somebody,
     answer,
@@ -30,16 +31,20 @@ from eagle_eye.server.api.requests import (
     listing,
     missing,
     read_body,
+    services,
 )
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.gathering import LATE_S
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Evidence, EvidenceKind, EvidenceState, Incident
 from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import Incoming, NotGzip
-from eagle_eye.server.requests.evidence import OPEN_STATES
-from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.requests.evidence import OPEN_STATES, EvidenceRequests
+from eagle_eye.server.security.auth import Principal, Tokens
 from eagle_eye.server.store.store import EVIDENCE, INCIDENTS, JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.telemetry.counters import Telemetry
 
 BUNDLE_TYPE = "application/gzip"
 FAILURE_TYPE = "application/json"
@@ -51,6 +56,22 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _ASKING = {"nodes": list_of(NAME, EvidenceSettings().nodes_max)}
 
 router = APIRouter(prefix="/api/v1", tags=["evidence"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    evidence_requests: EvidenceRequests
+    fleet: Fleet
+    open_uploads: OpenStreams
+    store: Store
+    telemetry: Telemetry
+    tokens: Tokens
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 class Asking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,7 +169,7 @@ async def upload(request: Request, parts: Parts, principal: Somebody, evidence: 
     return answer(views.evidence(record))
 
 
-async def _take(parts: Services, request: Request, record: Evidence) -> Evidence:
+async def _take(parts: Needs, request: Request, record: Evidence) -> Evidence:
     """Return the record once the bundle is on disk. Raises Refusal."""
     declared = request.headers.get("content-length", "")
     limit = parts.config.evidence.bundle_bytes_max
@@ -200,7 +221,7 @@ def _asked_for(store: Store, incident: str) -> list[Evidence]:
     return store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
 
 
-def _nodes(parts: Services, incident: Incident) -> list[str]:
+def _nodes(parts: Needs, incident: Incident) -> list[str]:
     """Return whom an incident concerns: its nodes, else its job's."""
     if incident.nodes:
         return incident.nodes
@@ -211,7 +232,7 @@ def _nodes(parts: Services, incident: Incident) -> list[str]:
     return list(dict.fromkeys(rank.node for rank in ranks))[: parts.config.evidence.nodes_max]
 
 
-def _check(parts: Services, nodes: list[str]) -> None:
+def _check(parts: Needs, nodes: list[str]) -> None:
     most = parts.config.evidence.nodes_max
     if not 0 < len(nodes) <= most:
         raise Refusal(400, "nodes", f"{len(nodes)} nodes; name 1 to {most} (evidence.nodes_max)")
@@ -222,7 +243,7 @@ def _check(parts: Services, nodes: list[str]) -> None:
         )
 
 
-def _request(parts: Services, principal: Principal, incident: Incident, node: str, kind: EvidenceKind) -> Evidence:
+def _request(parts: Needs, principal: Principal, incident: Incident, node: str, kind: EvidenceKind) -> Evidence:
     now_s = parts.clock.now_s()
     within_s = BUG_REPORT_S if kind == "bug_report" else parts.config.evidence.within_s
     return Evidence(

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated, Protocol
+
+from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from eagle_eye.server.api.requests import Parts, Reader, answer
+from eagle_eye.server.api.requests import Reader, answer, services
+from eagle_eye.server.monitor.readiness import Doctor
+from eagle_eye.server.telemetry.counters import Telemetry
 
 router = APIRouter(tags=["health"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    doctor: Doctor
+    telemetry: Telemetry
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("/healthz")

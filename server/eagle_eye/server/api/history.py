@@ -4,32 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.server.api import recorded_jobs
-from eagle_eye.server.api.requests import Moment, Parts, Reader, answer
-from eagle_eye.server.api.services import Services
-from eagle_eye.server.history.history import QueryPart
+from eagle_eye.server.api.requests import Moment, OpenStreams, Reader, answer, services
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.history.history import History, QueryPart
 from eagle_eye.server.history.recording import CONTENT_TYPE as RECORDING
 from eagle_eye.server.history.remote_store.merging import with_past
 from eagle_eye.server.history.remote_store.remote_history import SeriesQuery
+from eagle_eye.server.history.remote_store.remote_store import RemoteStore
 from eagle_eye.server.history.steps import SeriesKey, Statistic, Steps, TooManySeries, has, in_steps
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
 from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
-from eagle_eye.server.store.store import JOBS
+from eagle_eye.server.store.store import JOBS, Store
 
 POINTS_MAX = 11_000  # of one series
 SERIES_MAX = 20_000
 RECORDINGS_MAX = 2  # at a time: each reads as much of the disk as it can
 
 router = APIRouter(prefix="/api/v1", tags=["history"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    fleet: Fleet
+    history: History
+    open_recordings: OpenStreams
+    remote_store: RemoteStore
+    stopping: threading.Event
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 class _Range(NamedTuple):
@@ -126,7 +146,7 @@ async def record(parts: Parts, _: Reader, job: str, start: Moment, end: Moment) 
 
 
 def _read(
-    parts: Services, spec: MetricSpec, statistic: Statistic, of: _Range
+    parts: Needs, spec: MetricSpec, statistic: Statistic, of: _Range
 ) -> tuple[list[QueryPart], dict[SeriesKey, Steps]]:
     """Return in which resolution the history answers, and what. Raises Refusal, HistoryUnavailable."""
     limit = parts.config.history.query_frames_max
@@ -174,7 +194,7 @@ def _range(start: str, end: str, step: float) -> tuple[float, float]:
     return start_s, end_s
 
 
-def _nodes(parts: Services, job: str | None, node: str | None) -> list[str]:
+def _nodes(parts: Needs, job: str | None, node: str | None) -> list[str]:
     """Return the nodes to read; [] for all."""
     if node is not None:
         return [node]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 
 from eagle_eye.server.api import views
 from eagle_eye.server.api.filter_values import ListedIncidentState
@@ -16,7 +17,6 @@ from eagle_eye.server.api.requests import (
     FaultName,
     Limit,
     Operator,
-    Parts,
     Reader,
     Since,
     answer,
@@ -26,11 +26,14 @@ from eagle_eye.server.api.requests import (
     listing,
     missing,
     moment_s,
+    services,
 )
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine import ledger
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Incident
+from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import EVIDENCE, INCIDENTS, PAGE_LIMIT_MAX, Change, Store
 
@@ -41,6 +44,18 @@ LIVE = "live"
 UNTREATED_STATES = ("suspected", "confirmed")
 HISTORY_MAX = 200  # entries that are shown with an incident; GET /api/v1/audit has all
 ACTIONS_TOLD_MAX = 100
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    outlook: Outlook
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")
@@ -119,7 +134,7 @@ def mark_false(parts: Parts, principal: Operator, incident: str) -> Response:
 
 
 def _changed(
-    parts: Services,
+    parts: Needs,
     principal: Principal,
     incident_id: str,
     verb: str,
@@ -141,7 +156,7 @@ def _changed(
     return answer(views.incident(found(parts, INCIDENTS, incident_id)))
 
 
-def _ended(parts: Services, principal: Principal, store: Store, old: Incident, new: Incident, change: Change) -> Change:
+def _ended(parts: Needs, principal: Principal, store: Store, old: Incident, new: Incident, change: Change) -> Change:
     """Return the change with the incident's open requests withdrawn and both announced."""
     now_s = parts.clock.now_s()
     open_requests = [a for a in store.actions_of(new.id) if a.state in ("awaiting", "requested")]

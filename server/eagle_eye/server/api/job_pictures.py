@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from eagle_eye.schema.metrics import BY_NAME as METRICS
 from eagle_eye.schema.natural_order import natural
+from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.goodput import clipped
 from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.pictures import numbers, resolutions
-from eagle_eye.server.api.requests import Parts, Reader, Since, answer, missing
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.api.requests import Reader, Since, answer, missing, services
 from eagle_eye.server.charts import course, lanes
 from eagle_eye.server.charts.cast import picked
 from eagle_eye.server.charts.members import members_of
-from eagle_eye.server.charts.reading import Found, read
+from eagle_eye.server.charts.reading import Found, Turns, read
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, stretch
+from eagle_eye.server.history.history import History
 from eagle_eye.server.history.steps import Statistic
+from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Action, Incident
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.store.store import ACTIONS, ATTEMPTS, INCIDENTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX
+from eagle_eye.server.store.store import ACTIONS, ATTEMPTS, INCIDENTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store
 
 SHOWN_S = 6 * 3_600.0  # of a job that runs for longer, unless since is given
 LEAST_S = 300.0
@@ -39,6 +42,20 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 OptionalMoment = Annotated[
     Since, Query(description="RFC 3339, or Unix seconds; the present run by default, six hours of it at most.")
 ]
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    archive: Archive
+    clock: Clock
+    fleet: Fleet
+    history: History
+    store: Store
+    turns: Turns
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 class _Past(NamedTuple):
@@ -156,7 +173,7 @@ def get_timeline(
     )
 
 
-def _past(parts: Services, job: str, since: str | None, until: str | None) -> _Past:
+def _past(parts: Needs, job: str, since: str | None, until: str | None) -> _Past:
     """Return the job's past of the time asked for. Raises Refusal 404 for a job that nobody has heard of."""
     store, now_s = parts.store, parts.clock.now_s()
     page = store.page(ATTEMPTS, {"job": job}, limit=ATTEMPTS_MAX)
@@ -184,7 +201,7 @@ def _over(run: list[Attempt]) -> bool:
     return bool(run) and all(attempt.ended_s is not None for attempt in run)
 
 
-def _nodes(parts: Services, job: str, past: _Past) -> list[str]:
+def _nodes(parts: Needs, job: str, past: _Past) -> list[str]:
     """Return who took part in the attempts, so far as anybody knows, in the order of their names."""
     names: set[str] = set()
     for attempt in past.attempts[-20:]:

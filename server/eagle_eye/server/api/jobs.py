@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import JobUpdate, MemberRank, PaceLeft
@@ -19,7 +19,6 @@ from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
     Operator,
-    Parts,
     Reader,
     Search,
     answer,
@@ -28,11 +27,14 @@ from eagle_eye.server.api.requests import (
     decoded,
     given,
     missing,
+    services,
 )
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.jobs.reconcile import declared_job
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Job
+from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.store.store import JOBS, OVER_JOB_STATES, PAGE_LIMIT_MAX, Change, Store
 
 STATES = ("running", "completing", "cancelled", "preempted", "timeout", "maintenance", "failed", "finished")
@@ -60,6 +62,19 @@ _UPDATE: dict[str, Constraint] = {
 _PACE_LEFT: dict[str, Constraint] = {"pace_left_ratio": _UPDATE["pace_left_ratio"]}
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    fleet: Fleet
+    outlook: Outlook
+    store: Store
+    watcher: Watcher
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")
@@ -180,7 +195,7 @@ def _check_ranks(ranks: list[MemberRank]) -> None:
             raise Refusal(400, "ranks", detail)
 
 
-def _observed(parts: Services) -> list[Job]:
+def _observed(parts: Needs) -> list[Job]:
     return [
         Job(
             job=name,

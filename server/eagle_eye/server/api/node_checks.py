@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec.structs import replace
 
 from eagle_eye.server.api import views
@@ -14,7 +14,6 @@ from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
     Operator,
-    Parts,
     Reader,
     Reason,
     Somebody,
@@ -26,14 +25,16 @@ from eagle_eye.server.api.requests import (
     listing,
     missing,
     read_body,
+    services,
 )
-from eagle_eye.server.api.services import Services
 from eagle_eye.server.engine.idle_faults import FAULT
 from eagle_eye.server.engine.standing import fault_of
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import CheckOutcome, NodeCheck, NodeCheckPurpose
-from eagle_eye.server.requests.node_checks import asked, find, offer_of, under_way
-from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.requests.node_checks import NodeChecks, asked, find, offer_of, under_way
+from eagle_eye.server.security.auth import Principal, Tokens
 from eagle_eye.server.store.store import NODE_CHECKS, NODES, Change, Store
 
 REPORT_BYTES_MAX = 256 << 10
@@ -43,6 +44,19 @@ TEXT_CHARS_MAX = 300
 SDC_S_MAX = 600.0  # as of eagle-eye check
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    fleet: Fleet
+    node_checks: NodeChecks
+    store: Store
+    tokens: Tokens
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -112,7 +126,7 @@ def check(parts: Parts, principal: Operator, node: str, reason: Reason = "", sdc
         if offer.state != "ready":
             raise Refusal(409, "cannot_check", f"{node} cannot be checked: {offer.why}")
         fault = FAULT if sdc_seconds else fault_of(record)
-        made.append(new_check(parts, principal, node, "look", fault, reason, sdc_seconds))
+        made.append(new_check(parts.fleet, parts.clock.now_s(), principal, node, "look", fault, reason, sdc_seconds))
         entry = audited(parts, principal, "check", node, f"{made[0].id}: {reason}" if reason else made[0].id)
         return Change(node_checks=(made[0],), audit=(entry,))
 
@@ -150,7 +164,8 @@ async def tell(request: Request, parts: Parts, principal: Somebody, check: str) 
 
 
 def new_check(
-    parts: Services,
+    fleet: Fleet,
+    now_s: float,
     principal: Principal,
     node: str,
     purpose: NodeCheckPurpose,
@@ -159,9 +174,9 @@ def new_check(
     sdc_s: float = 0.0,
 ) -> NodeCheck:
     """Return a request to the node's agent, which was heard; ``sdc_s`` as in ``asked``."""
-    heard = parts.fleet.last(node)
+    heard = fleet.last(node)
     interval_s = heard.interval_s if heard is not None else 0.0
-    return asked(node, purpose, fault, principal.who, reason, interval_s, parts.clock.now_s(), sdc_s)
+    return asked(node, purpose, fault, principal.who, reason, interval_s, now_s, sdc_s)
 
 
 def _outcomes(report: Report) -> list[CheckOutcome]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 
+from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.gpus import sat_at
 from eagle_eye.server.accounts.recurrence_score import NodeRecord, RecurrenceScore, Scores
 from eagle_eye.server.api import views
-from eagle_eye.server.api.requests import Cursor, Limit, Parts, Reader, answer, found, given, listing
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.api.requests import Cursor, Limit, Reader, answer, found, given, listing, services
 from eagle_eye.server.model.account_records import Gpu, GpuChecks
 from eagle_eye.server.model.errors import BadCursor, StoreUnavailable
 from eagle_eye.server.model.records import Incident
@@ -31,6 +31,16 @@ from eagle_eye.server.store.store import (
 )
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    archive: Archive
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 class Chapter(NamedTuple):
@@ -120,7 +130,7 @@ def gpu_checks(record: GpuChecks) -> dict[str, Any]:
     return {**views.plain(record), "newest": [views.plain(one) for one in record.newest]}
 
 
-def scores_of(parts: Services) -> Scores | None:
+def scores_of(parts: Needs) -> Scores | None:
     """Return the nodes' scores; None while the records that they are made of cannot be read."""
     try:
         return parts.archive.scores()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from msgspec.structs import replace
 
+from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.api import views
 from eagle_eye.server.api.node_checks import new_check
 from eagle_eye.server.api.node_history import memory, scores_of
@@ -16,7 +17,6 @@ from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
     Operator,
-    Parts,
     Reader,
     Reason,
     answer,
@@ -27,14 +27,17 @@ from eagle_eye.server.api.requests import (
     given,
     listing,
     missing,
+    services,
 )
-from eagle_eye.server.api.services import Services
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.standing import Asking, fault_of, returning
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Node, NodeState
-from eagle_eye.server.monitor.known_nodes import Forgetting
+from eagle_eye.server.monitor.known_nodes import Forgetting, KnownNodes
+from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.requests.node_checks import offer_of, under_way
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change, Store
@@ -42,6 +45,20 @@ from eagle_eye.server.store.store import ACTIONS, NODES, PAGE_LIMIT_MAX, Change,
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"])
 Force = Annotated[bool, Query(description="At once, whatever stands against it.")]
 Checked = Annotated[bool, Query(description="Only after a passed check, whatever policy.readmit_check says.")]
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    archive: Archive
+    clock: Clock
+    fleet: Fleet
+    known_nodes: KnownNodes
+    outlook: Outlook
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")
@@ -125,17 +142,17 @@ def readmit(
     )
 
 
-def _checked_first(parts: Services, principal: Principal, store: Store, node: Node, reason: str) -> Change:
+def _checked_first(parts: Needs, principal: Principal, store: Store, node: Node, reason: str) -> Change:
     """Return the request for a check on which the node's return waits; a mere look that is under way is no such."""
     looking = under_way(store, node.node)
     if looking is not None:
         raise Refusal(409, "busy", f"{node.node} is being checked ({looking.id}): ask again once that is over")
-    check = new_check(parts, principal, node.node, "readmit", fault_of(node), reason)
+    check = new_check(parts.fleet, parts.clock.now_s(), principal, node.node, "readmit", fault_of(node), reason)
     entry = audited(parts, principal, "readmit after check", node.node, f"{check.id}: {reason}" if reason else check.id)
     return Change(nodes=(replace(node, check_id=check.id),), node_checks=(check,), audit=(entry,))
 
 
-def _stand(parts: Services, principal: Principal, name: str, state: NodeState, verb: str, reason: str) -> Response:
+def _stand(parts: Needs, principal: Principal, name: str, state: NodeState, verb: str, reason: str) -> Response:
     def change(store: Store) -> Change:
         old = _known(store, name)
         new = ledger.stand(old, state, reason, parts.clock.now_s(), principal.who)
@@ -152,7 +169,7 @@ def _known(store: Store, name: str) -> Node:
     return node
 
 
-def _shown(parts: Services, name: str) -> Response:
+def _shown(parts: Needs, name: str) -> Response:
     record = found(parts, NODES, name)
     view = views.node(record, parts.fleet, parts.fleet.offsets(), parts.clock.now_s())
     return answer({**view, "memory": memory(scores_of(parts), name)})

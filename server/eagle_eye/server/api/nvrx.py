@@ -5,17 +5,20 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 
 from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.server.api.nvrx_attribution import SubmittedLogs, attribute, body
-from eagle_eye.server.api.requests import Body, Parts, answer, body_of, decoded
+from eagle_eye.server.api.requests import Body, answer, body_of, decoded, services
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.security.auth import Credentials, Principal
-from eagle_eye.server.store.store import INCIDENTS
+from eagle_eye.server.monitor.readiness import Doctor
+from eagle_eye.server.security.auth import Credentials, Principal, Tokens
+from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.store.store import INCIDENTS, Store
 
 PATH_CHARS_MAX = 4_096
 _SUBMITTED = {"log_path": {"minLength": 1, "maxLength": PATH_CHARS_MAX}, "job_id": {"maxLength": NAME_CHARS_MAX}}
@@ -23,6 +26,19 @@ INCIDENTS_MAX = 200
 TERMINAL = "terminal"
 
 router = APIRouter(prefix="/api/v1/nvrx", tags=["nvrx"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    doctor: Doctor
+    limits: Limits
+    store: Store
+    tokens: Tokens
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 class LogSubmission(msgspec.Struct, frozen=True):

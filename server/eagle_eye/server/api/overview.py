@@ -5,26 +5,46 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
+from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.api import fleet_overview as overview
 from eagle_eye.server.api.node_history import scores_of
-from eagle_eye.server.api.requests import Parts, Reader, answer
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.api.requests import Reader, answer, services
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.standing import phase
-from eagle_eye.server.ingest.fleet import Presence
+from eagle_eye.server.ingest.fleet import Fleet, Presence
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.monitor.watcher import JobProgress
-from eagle_eye.server.store.store import NODES
+from eagle_eye.server.monitor.readiness import Doctor
+from eagle_eye.server.monitor.watcher import JobProgress, Outlook
+from eagle_eye.server.site_files.topology import Places
+from eagle_eye.server.store.store import NODES, Store
 
 JOBS_SHOWN_MAX = 1_000
 RECENT_S = 6 * 3_600.0  # a node that is silent for longer has left the fleet, as far as anybody is to be alarmed
 _NO_DETAILS = MappingProxyType({"heard": None, "lemon_score": None, "reasons": None})
 
 router = APIRouter(prefix="/api/v1/fleet", tags=["fleet"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    archive: Archive
+    clock: Clock
+    config: ServerConfig
+    doctor: Doctor
+    fleet: Fleet
+    outlook: Outlook
+    places: Places
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")
@@ -104,7 +124,7 @@ def get_map(
     )
 
 
-def _details(parts: Services, records: list[Node], presences: Mapping[str, Presence]) -> dict[str, Any]:
+def _details(parts: Needs, records: list[Node], presences: Mapping[str, Presence]) -> dict[str, Any]:
     lemons = {} if (scores := scores_of(parts)) is None else scores.lemons
     found = [lemon.score if (lemon := lemons.get(one.node)) is not None else None for one in records]
     received = [presences.get(one.node) for one in records]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from eagle_eye.detectors.faults import BY_NAME as FAULTS
 from eagle_eye.schema.metrics import BY_NAME as METRICS
@@ -13,22 +13,26 @@ from eagle_eye.server.accounts.gpus import sat_at
 from eagle_eye.server.api import views
 from eagle_eye.server.api.history import moments
 from eagle_eye.server.api.node_history import gpu
-from eagle_eye.server.api.requests import Parts, Reader, Since, answer, found
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.api.requests import Reader, Since, answer, found, services
 from eagle_eye.server.charts import band as bands
 from eagle_eye.server.charts import sentence
 from eagle_eye.server.charts.cast import ACCUSED_MAX, Cast, cast
 from eagle_eye.server.charts.commands import commands
 from eagle_eye.server.charts.drawing import Drawing, Panel, drawing_of, panels
 from eagle_eye.server.charts.members import members_of, ranks_seen
-from eagle_eye.server.charts.reading import read
+from eagle_eye.server.charts.reading import Turns, read
 from eagle_eye.server.charts.story import story
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.standing import phase
-from eagle_eye.server.history.history import QueryPart
+from eagle_eye.server.history.history import History, QueryPart
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.monitor.watcher import Outlook
+from eagle_eye.server.site_files.topology import Places
 from eagle_eye.server.store.store import (
     DELIVERIES,
     EVIDENCE,
@@ -38,6 +42,7 @@ from eagle_eye.server.store.store import (
     NODES,
     OVER_JOB_STATES,
     PAGE_LIMIT_MAX,
+    Store,
 )
 
 WHERE_MAX = 16  # nodes of an incident of which is told where they are
@@ -47,6 +52,22 @@ EMPTY_STEPS = 5  # that are shown before the first observation
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 OptionalMoment = Annotated[Since, Query(description="RFC 3339, or Unix seconds; around the onset by default.")]
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    fleet: Fleet
+    history: History
+    outlook: Outlook
+    places: Places
+    store: Store
+    turns: Turns
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("/{incident}/picture")
@@ -148,7 +169,7 @@ def _panel(record: Incident, metric: str | None, node: str | None, device: int |
     )
 
 
-def _cast(parts: Services, record: Incident, panel: Panel) -> Cast:
+def _cast(parts: Needs, record: Incident, panel: Panel) -> Cast:
     """Return who is drawn; the accused of a panel that names nobody are the incident's."""
     accused = [panel.node] if panel.node is not None else [record.node] if record.node is not None else record.nodes
     accused = accused[:ACCUSED_MAX]
@@ -252,7 +273,7 @@ def _name(who: Cast) -> str:
     return who.accused[0] if who.device is None else f"{who.accused[0]} device {who.device}"
 
 
-def _where(parts: Services, record: Incident, name: str, node: Node | None) -> dict[str, Any]:
+def _where(parts: Needs, record: Incident, name: str, node: Node | None) -> dict[str, Any]:
     """Return where a node is and what is on it, as far as anybody said; null and empty: nobody did.
 
     What takes a look at all jobs and GPUs, who was said to be there and sat there then, is done for the accused alone.

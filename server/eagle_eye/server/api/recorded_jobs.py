@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from eagle_eye.schema.frame import encode_frame
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.topology import Topology
-from eagle_eye.server.history.history import Gap, Recorded
+from eagle_eye.server.history.history import Gap, History, Recorded
 from eagle_eye.server.history.recording import VERSION, Opening, Stated, frames_of, message
+from eagle_eye.server.history.remote_store.remote_store import RemoteStore
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryMoved
 from eagle_eye.server.site_files.topology import read_topology
-from eagle_eye.server.store.store import GPUS, JOBS
+from eagle_eye.server.store.store import GPUS, JOBS, Store
 
 AUDIT_PAGES_MAX = 50  # of the newest entries, in which a job's states are looked for
 AUDIT_PAGE = 1_000
@@ -24,7 +28,18 @@ CHUNK_BYTES = 1 << 18  # sent at a time
 _JOB_DETAIL = re.compile(r"attempt (\d{1,10}) (\w+), \d+ ranks")
 
 
-def stream(parts: Services, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[bytes]:
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    fleet: Fleet
+    history: History
+    remote_store: RemoteStore
+    store: Store
+
+
+def stream(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[bytes]:
     """Yield the recording of a job's frames with corrected times in the range, in chunks; ``nodes`` [] looks at all."""
     gaps = parts.history.gaps(nodes, start_s, end_s, levels=False)
     opening = _opening(parts, job, start_s, end_s, gaps)
@@ -41,7 +56,7 @@ def stream(parts: Services, job: str, nodes: Sequence[str], start_s: float, end_
     yield bytes(chunk) + message(b"")
 
 
-def _recorded(parts: Services, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
+def _recorded(parts: Needs, job: str, nodes: Sequence[str], start_s: float, end_s: float) -> Iterator[Recorded]:
     """Yield the frames of the embedded history, after what a remote store has of the time before that begins.
 
     Raises RemoteStoreSilent: the recording would lack what nobody knows of.
@@ -54,7 +69,7 @@ def _recorded(parts: Services, job: str, nodes: Sequence[str], start_s: float, e
     yield from parts.history.query(nodes, start_s, end_s)
 
 
-def _opening(parts: Services, job: str, start_s: float, end_s: float, gaps: Sequence[Gap]) -> Opening:
+def _opening(parts: Needs, job: str, start_s: float, end_s: float, gaps: Sequence[Gap]) -> Opening:
     record = parts.store.get(JOBS, job)
     file = parts.config.topology_file
     return Opening(
@@ -71,14 +86,14 @@ def _opening(parts: Services, job: str, start_s: float, end_s: float, gaps: Sequ
     )
 
 
-def _gpu_models(parts: Services) -> dict[str, str]:
+def _gpu_models(parts: Needs) -> dict[str, str]:
     names: dict[str, set[str]] = {}
     for gpu in parts.store.all(GPUS):
         names.setdefault(gpu.node, set()).add(gpu.model)
     return {node: next(iter(own)) for node, own in names.items() if len(own) == 1 and "" not in own}
 
 
-def _states(parts: Services, job: str, start_s: float, end_s: float) -> list[Stated]:
+def _states(parts: Needs, job: str, start_s: float, end_s: float) -> list[Stated]:
     """Return from the audit trail what the job's scheduler said; the record itself keeps only the last word."""
     found: list[Stated] = []
     cursor: str | None = None

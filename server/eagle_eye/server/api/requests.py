@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Depends, Query, Request, Response
@@ -15,12 +16,13 @@ from eagle_eye.schema.action import EVENT_TYPES
 from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.server.api.constraints import TIME, Constraint
 from eagle_eye.server.api.filter_values import FAULT_NAMES
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry, Scope
 from eagle_eye.server.model.timestamps import unix_seconds
-from eagle_eye.server.security.auth import Credentials, Principal
-from eagle_eye.server.store.store import PAGE_LIMIT_MAX, Kind, Page
+from eagle_eye.server.security.auth import Credentials, Principal, Tokens
+from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.store.store import PAGE_LIMIT_MAX, Kind, Page, Store
 from eagle_eye.server.transport import raw_http
 from eagle_eye.server.transport.path_names import register
 
@@ -32,14 +34,38 @@ StructT = TypeVar("StructT")
 RecordT = TypeVar("RecordT", bound=Struct)
 
 
-def services(request: Request) -> Services:
-    """Return the server's parts."""
-    found = request.app.state.services
-    assert isinstance(found, Services)  # noqa: S101 - app.py put it there
-    return found
+@dataclass(slots=True)
+class OpenStreams:
+    """How many readers of a streaming endpoint are connected; counted on the event loop."""
+
+    count: int = 0
 
 
-def somebody(request: Request, parts: Annotated[Services, Depends(services)]) -> Principal:
+class Identifies(Protocol):
+    """What tells who asks, and how often."""
+
+    limits: Limits
+    tokens: Tokens
+
+
+class Stores(Protocol):
+    """What has the records."""
+
+    store: Store
+
+
+class Times(Protocol):
+    """What has the time."""
+
+    clock: Clock
+
+
+def services(request: Request) -> Any:
+    """Return the server's parts; each endpoint's ``Needs`` says which of them it uses."""
+    return request.app.state.services
+
+
+def somebody(request: Request, parts: Annotated[Identifies, Depends(services)]) -> Principal:
     """Return who asks, whatever the scope; the endpoint judges what that may."""
     principal = parts.tokens.authenticate(Credentials.of(request.method, request.headers, request.scope["state"]))
     parts.limits.check_token(principal)
@@ -49,7 +75,7 @@ def somebody(request: Request, parts: Annotated[Services, Depends(services)]) ->
 def needs(scope: Scope) -> Callable[..., Principal]:
     """Return a dependency that lets only those pass whose scope includes ``scope``, and says who it is."""
 
-    def check(request: Request, parts: Annotated[Services, Depends(services)]) -> Principal:
+    def check(request: Request, parts: Annotated[Identifies, Depends(services)]) -> Principal:
         principal = somebody(request, parts)
         parts.tokens.authorise(principal, scope)
         return principal
@@ -74,7 +100,6 @@ def among(names: Sequence[str]) -> Callable[[str | None], str | None]:
     return check
 
 
-Parts = Annotated[Services, Depends(services)]
 Body = Annotated[bytes, Depends(read_body)]
 Somebody = Annotated[Principal, Depends(somebody)]
 Reader = Annotated[Principal, Depends(needs("read"))]
@@ -129,7 +154,7 @@ def given(**filters: str | None) -> dict[str, str]:
     return {name: value for name, value in filters.items() if value is not None}
 
 
-def found(parts: Services, kind: Kind[RecordT], key: str) -> RecordT:
+def found(parts: Stores, kind: Kind[RecordT], key: str) -> RecordT:
     """Return the record. Raises Refusal 404."""
     record = parts.store.get(kind, key)
     if record is None:
@@ -150,7 +175,7 @@ def missing(kind: str, key: str) -> Refusal:
     return Refusal(404, "not_found", f"none of the {kind} is called {key[:200]!r}; GET /api/v1/{kind} lists them")
 
 
-def audited(parts: Services, principal: Principal, verb: str, subject: str, detail: str = "") -> AuditEntry:
+def audited(parts: Times, principal: Principal, verb: str, subject: str, detail: str = "") -> AuditEntry:
     """Return the entry for the audit trail."""
     return AuditEntry(time_s=parts.clock.now_s(), who=principal.who, verb=verb, subject=subject, detail=detail[:4096])
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Depends, Header, Response
 from fastapi.responses import StreamingResponse
 
 from eagle_eye.server.api import views
-from eagle_eye.server.api.requests import Parts, Reader
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.api.requests import OpenStreams, Reader, services
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
-from eagle_eye.server.store.changes import wait
+from eagle_eye.server.monitor.watcher import Outlook
+from eagle_eye.server.store.changes import Signal, wait
 from eagle_eye.server.store.store import (
     ACTIONS,
     DELIVERIES,
@@ -24,12 +28,31 @@ from eagle_eye.server.store.store import (
     NODES,
     SUBSCRIPTIONS,
     Changed,
+    Store,
 )
+from eagle_eye.server.telemetry.counters import Telemetry
 
 KEEPALIVE_S = 15.0
 BATCH = 500
 
 router = APIRouter(prefix="/api/v1", tags=["events"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    fleet: Fleet
+    open_streams: OpenStreams
+    outlook: Outlook
+    signal: Signal
+    stopping: threading.Event
+    store: Store
+    telemetry: Telemetry
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("/events")
@@ -77,7 +100,7 @@ async def events(
     return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _follow(parts: Services, position: int, woken: asyncio.Event) -> AsyncIterator[bytes]:
+async def _follow(parts: Needs, position: int, woken: asyncio.Event) -> AsyncIterator[bytes]:
     while not parts.stopping.is_set():
         try:
             changes = await asyncio.to_thread(parts.store.changes_since, position, BATCH)
@@ -94,7 +117,7 @@ async def _follow(parts: Services, position: int, woken: asyncio.Event) -> Async
             yield b": still here\n\n"
 
 
-def _messages(parts: Services, changes: list[Changed]) -> list[bytes]:
+def _messages(parts: Needs, changes: list[Changed]) -> list[bytes]:
     # Of several changes of one record only the last is told: each message shows the record as it is now.
     last = {(change.kind, change.key): change.sequence for change in changes}
     found = []
@@ -106,7 +129,7 @@ def _messages(parts: Services, changes: list[Changed]) -> list[bytes]:
     return found
 
 
-def _shown(parts: Services, change: Changed) -> tuple[str, dict[str, Any]] | None:
+def _shown(parts: Needs, change: Changed) -> tuple[str, dict[str, Any]] | None:
     """Return the kind's singular and the record, or None when it is no longer kept."""
     store, url = parts.store, parts.config.public_url
     offsets = parts.fleet.offsets() if change.kind == NODES.name else {}

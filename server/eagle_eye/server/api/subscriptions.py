@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from typing import Annotated, Protocol
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from msgspec.structs import replace
 
 from eagle_eye.server.api import views
@@ -16,7 +17,6 @@ from eagle_eye.server.api.requests import (
     Cursor,
     Limit,
     Operator,
-    Parts,
     Reader,
     answer,
     audited,
@@ -24,8 +24,8 @@ from eagle_eye.server.api.requests import (
     decoded,
     found,
     missing,
+    services,
 )
-from eagle_eye.server.api.services import Services
 from eagle_eye.server.api.subscription_bodies import (
     CHANGING,
     ROTATING,
@@ -39,9 +39,12 @@ from eagle_eye.server.api.subscription_bodies import (
     check_overlap,
     usable_secret,
 )
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.delivery_states import again
 from eagle_eye.server.delivery.notifiers import signing
+from eagle_eye.server.delivery.notifiers.guard import Guard
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import IllegalTransition, Refusal
 from eagle_eye.server.model.records import Subscription, SubscriptionHealth
 from eagle_eye.server.model.timestamps import rfc3339, unix_seconds
@@ -52,6 +55,18 @@ PAUSED = "paused"
 REDELIVER_MAX = 1_000  # at a time
 
 router = APIRouter(prefix="/api/v1/subscriptions", tags=["subscriptions"])
+
+
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    clock: Clock
+    config: ServerConfig
+    guard: Guard
+    store: Store
+
+
+Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("")
@@ -220,7 +235,7 @@ def redeliver(parts: Parts, principal: Operator, subscription: str, body: Body) 
     return answer({"redelivered": len(done.deliveries), "more": more})
 
 
-async def _check_url(parts: Services, url: str) -> None:
+async def _check_url(parts: Needs, url: str) -> None:
     try:
         async with asyncio.timeout(RESOLVE_S):
             await parts.guard.check(url)
@@ -229,13 +244,13 @@ async def _check_url(parts: Services, url: str) -> None:
         raise Refusal(400, "target", "the URL's host does not resolve; check its name") from None
 
 
-def _check_room(parts: Services, active: int) -> None:
+def _check_room(parts: Needs, active: int) -> None:
     limit = parts.config.webhooks.subscriptions_max
     if active >= limit:
         raise Refusal(409, "limit", f"{limit} subscriptions are active, which is the most (webhooks.subscriptions_max)")
 
 
-def _shown(parts: Services, record: Subscription, pending: dict[str, int]) -> dict[str, object]:
+def _shown(parts: Needs, record: Subscription, pending: dict[str, int]) -> dict[str, object]:
     health = parts.store.get(SUBSCRIPTION_HEALTH, record.id) or SubscriptionHealth(subscription_id=record.id)
     return {
         **views.subscription(record),
@@ -243,7 +258,7 @@ def _shown(parts: Services, record: Subscription, pending: dict[str, int]) -> di
     }
 
 
-def _pending(parts: Services) -> dict[str, int]:
+def _pending(parts: Needs) -> dict[str, int]:
     return {backlog.subscription_id: backlog.pending for backlog in parts.store.backlog()}
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE
 from eagle_eye.server.api.description import OPEN
-from eagle_eye.server.api.services import Services
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
+from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.security.auth import Tokens
+from eagle_eye.server.security.limits import Limits
 from eagle_eye.server.security.principals import Principals
+from eagle_eye.server.security.tls import Certificates
+from eagle_eye.server.store.changes import Signal
+from eagle_eye.server.store.store import Store
+from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.transport import methods
 from eagle_eye.server.transport.connection_metrics import ConnectionCollector
 from eagle_eye.server.transport.connections import Connections
@@ -38,7 +47,24 @@ _UNLIMITED = frozenset({"/healthz", "/readyz"})
 _OPEN = OPEN | {"/openapi.json"}
 
 
-class Dispatcher:
+class Needs(Protocol):
+    """What is needed here of the server."""
+
+    certificates: Certificates | None
+    clock: Clock
+    config: ServerConfig
+    limits: Limits
+    signal: Signal
+    stopping: threading.Event
+    store: Store
+    telemetry: Telemetry
+    tokens: Tokens
+
+
+ServicesT = TypeVar("ServicesT", bound=Needs)
+
+
+class Dispatcher(Generic[ServicesT]):
     """The server as an ASGI application. ``reload()`` has the configuration read again, from any thread."""
 
     def __init__(
@@ -46,7 +72,7 @@ class Dispatcher:
         api: FastAPI,
         ingest: Ingest,
         remote_write: RemoteWrite,
-        services: Services,
+        services: ServicesT,
         reload: Callable[[], None],
     ) -> None:
         self.api = api
