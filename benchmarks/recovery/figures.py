@@ -48,13 +48,14 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return round(found, 2) if math.isfinite(found) else None
 
 
-def times(outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """Return how long it took from fault to first new step; an aborted one took for ever."""
-    waited = [
-        one.first_step_s if one.first_step_s is not None else math.inf
+def times(outcomes: Iterable[Outcome], *, from_last: bool = False) -> dict[str, Any]:
+    """Return how long it took from the first fault, or the last, to the first new step; for ever where aborted."""
+    took = [
+        one.since_last_harm_s if from_last else one.first_step_s
         for one in outcomes
         if one.result not in ("undisturbed", "disturbed")
     ]
+    waited = [math.inf if seconds is None else seconds for seconds in took]
     finite = [value for value in waited if math.isfinite(value)]
     return {
         "runs": len(waited),
@@ -99,6 +100,7 @@ def figures(outcomes: Sequence[Outcome], sessions: Sequence[Session]) -> dict[st
             "all": times(outcomes),
             "by_kind": _grouped(outcomes, lambda one: one.harms[0].kind if one.shape == "single" and one.harms else ""),
             "by_shape": _grouped(outcomes, lambda one: one.shape),
+            "from_the_second_fault": times((one for one in outcomes if len(one.harms) > 1), from_last=True),
         },
         "steps_per_hour": {
             "undisturbed": round(3600 * pace),

@@ -37,7 +37,9 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """One item of the plan and what followed. ``first_step_s``: from the first harm to the next attempt's first step.
+    """One item of the plan and what followed.
+
+    ``first_step_s``: from the first harm to the first step of the attempt that no harm troubles any more.
 
     ``steps_lost`` are those done again or thrown away. ``restarts`` are attempts begun because of it,
     ``restarts_explained`` how many of them something happened for.
@@ -55,6 +57,13 @@ class Outcome(msgspec.Struct, kw_only=True):
     asked: list[Asked] = []
     alarm: str = ""  # what the launcher made of an action by hand
     note: str = ""
+
+    @property
+    def since_last_harm_s(self) -> float | None:
+        """Return the same time from the last harm."""
+        if self.first_step_s is None or not self.harms:
+            return self.first_step_s
+        return self.first_step_s - (self.harms[-1].at_s - self.harms[0].at_s)
 
     @property
     def named(self) -> list[Harm]:

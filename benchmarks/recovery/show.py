@@ -21,6 +21,8 @@ def show(kept: Kept, *, as_json: bool) -> None:
     found, console = kept.figures, Console(highlight=False)
     table = Table("from fault to first new step", "runs", "aborted", "p50 s", "p95 s", "max s")
     groups = {**found["first_step"]["by_kind"], **found["first_step"]["by_shape"], "all": found["first_step"]["all"]}
+    if found["first_step"]["from_the_second_fault"]["runs"]:
+        groups["from the second fault"] = found["first_step"]["from_the_second_fault"]
     for name, times in groups.items():
         table.add_row(name, *(_cell(times[key]) for key in ("runs", "aborted", "p50_s", "p95_s", "max_s")))
     console.print(table)

@@ -87,6 +87,14 @@ def test_a_healthy_node_that_was_excluded_is_said() -> None:
     assert not passed(found)
 
 
+def test_of_two_faults_the_time_since_the_second_is_told_apart() -> None:
+    two = outcome(1, ("slow", "n1"), ("kill", "n2"))
+    two.harms[1] = msgspec.structs.replace(two.harms[1], at_s=two.harms[0].at_s + 5)
+    found = figures([two, outcome(2, ("hang", "n1"))], [session()])["first_step"]
+    assert (found["all"]["max_s"], found["from_the_second_fault"]["max_s"]) == (8.0, 3.0)
+    assert found["from_the_second_fault"]["runs"] == 1
+
+
 def test_an_aborted_run_counts() -> None:
     runs = [outcome(n, ("hang", "n1")) for n in range(1, 10)]
     found = figures([*runs, outcome(10, ("hang", "n1"), result="stuck", first_step_s=None)], [session()])
