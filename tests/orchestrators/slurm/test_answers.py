@@ -17,7 +17,6 @@ from eagle_eye.orchestrators.slurm.answers import (
     nodes_of_text,
 )
 from eagle_eye.orchestrators.slurm.errors import SlurmError
-from eagle_eye.orchestrators.slurm.states import is_drained, is_free, is_usable, job_phase, node_words
 
 RUNNING = "17|17|N/A|N/A|RUNNING|2|1|1|2|n[1-2]||all|ann|4294901759|N/A|None|"
 JSON = """{"jobs": [{"job_id": 17, "array_job_id": {"set": true, "number": 0},
@@ -112,34 +111,6 @@ def test_a_nodes_reason_may_hold_anything_and_its_partitions_are_gathered() -> N
     (node,) = nodes_of_text("n3|mixed+drain|all*|bad | fan|\nn3|mixed+drain|gpu|bad | fan|")
     assert (node.name, node.reason, node.partitions) == ("n3", "bad | fan", frozenset({"all", "gpu"}))
     assert (node.drained, node.usable, node.free) == (True, False, False)
-
-
-@pytest.mark.parametrize(
-    ("state", "drained", "usable", "free"),
-    [
-        ("idle", False, True, True), ("mixed", False, True, False), ("allocated*", False, True, False),
-        ("idle+drain", True, False, False), ("drained*", True, False, False),
-        ("down+not_responding", False, False, False),
-        ("allocated+drain", True, False, False), ("idle+powered_down", False, False, False),
-        ("completing", False, True, False), ("idle+not_responding", False, True, True),
-    ],
-)  # fmt: skip
-def test_the_words_of_a_nodes_state(state: str, drained: bool, usable: bool, free: bool) -> None:
-    words = node_words(state)
-    assert (is_drained(words), is_usable(words), is_free(words)) == (drained, usable, free)
-
-
-@pytest.mark.parametrize(
-    ("words", "phase"),
-    [
-        (["CANCELLED", "COMPLETING"], "cancelled"), (["COMPLETING"], "completing"),
-        (["FAILED", "COMPLETING"], "completing"),
-        (["NODE_FAIL", "REQUEUED"], "pending"), (["TIMEOUT"], "timeout"),
-        (["CONFIGURING"], "running"), (["NEW"], "unknown"),
-    ],
-)  # fmt: skip
-def test_the_words_of_a_jobs_state(words: list[str], phase: str) -> None:
-    assert job_phase(words) == phase
 
 
 def recorded(name: str) -> list[str]:

@@ -38,6 +38,21 @@ def test_a_running_or_failed_batch_job_is_requeued() -> None:
     assert way_of([replace(JOB, words=("NODE_FAIL",))], (), ()) == "requeue"
 
 
+def test_a_job_whose_nodes_still_boot_is_requeued_like_one_that_runs() -> None:
+    assert way_of([replace(JOB, words=("RUNNING", "CONFIGURING"))], ("n1",), ()) == "requeue"
+
+
+@pytest.mark.parametrize(
+    ("words", "phase"),
+    [
+        ("COMPLETING", "completing"), ("FAILED COMPLETING", "completing"), ("PENDING COMPLETING", "completing"),
+        ("COMPLETED STAGE_OUT", "completing"), ("CANCELLED COMPLETING", "cancelled"), ("FAILED", "failed"),
+    ],
+)  # fmt: skip
+def test_a_job_is_ending_while_its_processes_are_unless_it_is_left_alone_anyway(words: str, phase: str) -> None:
+    assert phase_of([replace(JOB, words=tuple(words.split()))]) == phase
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -47,7 +62,7 @@ def test_a_running_or_failed_batch_job_is_requeued() -> None:
         ({"preempted": True}, "preempted"),
         ({"words": ("COMPLETED",)}, "has finished"),
         ({"words": ("SUSPENDED",)}, "is suspended"),
-        ({"words": ("COMPLETING",)}, "how does not show"),
+        ({"words": ("COMPLETING",)}, "still ending"),
         ({"words": ("PENDING",)}, "waits in the queue"),
         ({"words": ("BRAND_NEW",)}, "not known here"),
         ({"batch": False}, "interactive"),

@@ -117,6 +117,20 @@ def test_a_job_whose_processes_do_not_end_stays_held_and_is_reported(world: Worl
         world.orchestrator.restart("17", restart("n1"))
 
 
+@pytest.mark.parametrize("words", [("PENDING", "REQUEUE_HOLD", "COMPLETING"), ("FAILED", "COMPLETING")])
+def test_a_requeued_job_is_waited_for_while_its_last_run_ends(world: World, words: tuple[str, ...]) -> None:
+    world.cluster.instead_of_requeue = words, 0
+    with pytest.raises(CannotCarryOutError, match="its processes have not ended after 10 s; it stays held"):
+        world.orchestrator.restart("17", restart("n1"))
+    assert world.cluster.done == ["requeue"]
+
+
+def test_a_job_whose_nodes_still_boot_is_not_said_to_run(world: World) -> None:
+    world.cluster.instead_of_requeue = ("RUNNING", "CONFIGURING"), 1
+    said = world.orchestrator.restart("17", restart("n1"))
+    assert said.endswith("job 17 has n1, n2, which still boot after 10 s")
+
+
 def test_a_job_held_for_want_of_nodes_goes_on_when_one_is_readmitted(world: World) -> None:
     world.cluster.job = replace(world.cluster.job, nodes_wanted=4, nodes="n1,n2,n3,n4")
     world.orchestrator.exclude(exclusion("17", "n1"))

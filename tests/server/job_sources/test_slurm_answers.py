@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from eagle_eye.server.jobs import slurm_answers
 from eagle_eye.server.jobs.slurm_answers import jobs_of_json, jobs_of_text, nodes_of_json, nodes_of_text
-from eagle_eye.server.jobs.slurm_states import job_state, node_state
 from eagle_eye.server.jobs.source import ScheduledJob, ScheduledNode, SourceFailed
 
 
@@ -47,37 +46,8 @@ def test_columns_say_what_json_does() -> None:
     assert jobs_of_text(LINE.encode(), Counter()) == (EXPECTED,)
 
 
-@pytest.mark.parametrize(
-    ("words", "state"),
-    [
-        (["PENDING"], "pending"),
-        (["RUNNING"], "running"),
-        (["RUNNING", "CONFIGURING"], "pending"),
-        (["RUNNING", "RESIZING"], "running"),
-        (["RUNNING", "SIGNALING"], "running"),
-        (["SUSPENDED"], "suspended"),
-        (["RUNNING", "STOPPED"], "suspended"),
-        (["COMPLETING"], "completing"),
-        (["STAGE_OUT"], "completing"),
-        (["CANCELLED", "COMPLETING"], "cancelled"),
-        (["REVOKED"], "cancelled"),
-        (["PREEMPTED"], "preempted"),
-        (["PREEMPTED", "REQUEUED"], "pending"),
-        (["TIMEOUT", "COMPLETING"], "timeout"),
-        (["DEADLINE"], "timeout"),
-        (["FAILED", "COMPLETING"], "failed"),
-        (["NODE_FAIL"], "failed"),
-        (["NODE_FAIL", "REQUEUED"], "pending"),
-        (["OUT_OF_MEMORY"], "failed"),
-        (["BOOT_FAIL"], "failed"),
-        (["COMPLETED"], "finished"),
-        (["PENDING", "SPECIAL_EXIT"], "pending"),
-        (["PENDING", "REQUEUE_HOLD"], "pending"),
-        (["SOMETHING_NEW"], ""),
-    ],
-)
-def test_each_state_of_a_job_has_a_meaning(words: list[str], state: str) -> None:
-    assert job_state(words) == state
+def test_a_job_whose_nodes_still_boot_is_pending() -> None:
+    assert one_job({**NEW, "job_state": ["RUNNING", "CONFIGURING"]}).state == "pending"
 
 
 def test_a_job_in_its_grace_time_is_preempted_though_it_runs() -> None:
@@ -151,24 +121,29 @@ def test_no_value_breaks_the_reader_of_json(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("state", "expected"),
     [
-        (["idle"], ("in_service", False, False)),
-        (["allocated"], ("in_service", False, False)),
-        (["mixed*"], ("in_service", False, False)),
-        (["idle", "drain"], ("excluded", True, False)),
-        (["allocated", "drain"], ("draining", True, False)),
-        (["drained*"], ("excluded", True, False)),
-        (["draining"], ("draining", True, False)),
-        (["down"], ("excluded", False, False)),
-        (["down", "drain", "not_responding"], ("excluded", True, False)),
-        (["failing"], ("draining", True, False)),
-        (["idle", "maintenance"], ("in_service", False, True)),
-        (["allocated", "maint"], ("in_service", False, True)),
+        ("idle", ("in_service", False, False)),
+        ("mixed*", ("in_service", False, False)),
+        ("idle+reboot_issued", ("in_service", False, False)),
+        ("idle+drain", ("excluded", True, False)),
+        ("allocated+drain", ("draining", True, False)),
+        ("down", ("excluded", False, False)),
+        ("future", ("excluded", False, False)),
+        ("idle+maintenance", ("in_service", False, True)),
+        ("unknown", ("", False, False)),
+        ("brand_new", ("", False, False)),
     ],
 )
-def test_each_state_of_a_node_has_a_meaning(words: list[str], expected: tuple[str, bool, bool]) -> None:
-    assert tuple(node_state(words)) == expected
+def test_a_node_stands_as_its_state_says(state: str, expected: tuple[str, bool, bool]) -> None:
+    (node,) = nodes_of_text(f"n1|{state}|none|".encode(), Counter())
+    assert (node.state, node.drained, node.maintenance) == expected
+
+
+def test_a_node_of_which_nobody_can_tell_is_counted() -> None:
+    left_out: Counter[str] = Counter()
+    nodes_of_text(b"n1|unknown|none|\nn2|idle|none|", left_out)
+    assert left_out == {"unknown_state": 1}
 
 
 def test_nodes_are_read_from_json_and_from_columns_alike() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from eagle_eye.server.jobs.source import ScheduledNode
 from eagle_eye.server.jobs.standing import standing
 from eagle_eye.server.model.node_names import NodeNames
@@ -37,6 +39,11 @@ def test_it_comes_back_on_his_word() -> None:
     node = after(ScheduledNode("n1", "in_service"), state="excluded", by="slurm", reason="bad fan")
     assert node is not None
     assert node.state == "in_service"
+
+
+@pytest.mark.parametrize("known", [{}, {"state": "excluded", "by": "slurm", "reason": "bad fan"}])
+def test_a_node_of_which_the_scheduler_cannot_tell_stays_as_it_is(known: dict[str, str]) -> None:
+    assert after(ScheduledNode("n1", ""), **known) is None
 
 
 def test_another_reason_is_written_down() -> None:

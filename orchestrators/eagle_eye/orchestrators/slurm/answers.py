@@ -7,7 +7,6 @@ be to act on a guess.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 
 from eagle_eye.orchestrators.slurm.errors import SlurmError
-from eagle_eye.orchestrators.slurm.states import JobPhase, is_drained, is_free, is_usable, job_phase, node_words
+from eagle_eye.schema.slurm_states import JobPhase, JobReading, NodeReading, read_job, read_node, state_names
 
 # squeue --Format. What Slurm or its plugins word freely comes last; what users write is not asked for.
 JOB_FIELDS = (
@@ -43,13 +42,13 @@ SEPARATOR = "|"
 ID_MAX = 1 << 32
 RESTARTS_MAX = (1 << 31) - 1
 NONE_WORDS = frozenset({"", "N/A", "(null)", "None", "none", "NONE"})
-_WORD = re.compile(r"[A-Za-z_]{1,32}")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One job as Slurm counts them: a task of an array and a component of a heterogeneous job are jobs of their own.
 
+    ``words`` are the names of its state.
     ``nodes`` is Slurm's host list, "" for none, ``required`` likewise what it asks for by name; ``nodes_wanted`` how
     many it has, or waits for at least.
     ``array_id`` and ``het_id`` are 0 for a job that is neither; ``task`` is -1 likewise.
@@ -80,12 +79,21 @@ class Job:
     @property
     def phase(self) -> JobPhase:
         """Where it is."""
-        return job_phase(self.words, preempted=self.preempted)
+        return self._reading.phase
+
+    @property
+    def completing(self) -> bool:
+        """Whether processes of it may still be ending, whatever its phase."""
+        return self._reading.completing
+
+    @property
+    def _reading(self) -> JobReading:
+        return read_job(self.words, preempted=self.preempted)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node; ``reason`` is why it is out, "" where nobody says."""
+    """One node; ``words`` are the names of its state, ``reason`` is why it is out, "" where nobody says."""
 
     name: str
     words: frozenset[str]
@@ -95,17 +103,26 @@ class Node:
     @property
     def drained(self) -> bool:
         """Whether somebody has drained it."""
-        return is_drained(self.words)
+        return self._reading.drained
+
+    @property
+    def down(self) -> bool:
+        """Whether it is out of service, drained or not."""
+        return self._reading.down
 
     @property
     def usable(self) -> bool:
-        """Whether Slurm would start jobs on it."""
-        return is_usable(self.words)
+        """Whether Slurm starts jobs on it, now or once it is free and back."""
+        return self._reading.usable
 
     @property
     def free(self) -> bool:
-        """Whether nothing runs on it, and something could."""
-        return is_free(self.words)
+        """Whether nothing runs on it, and a job could start there now."""
+        return self._reading.free
+
+    @property
+    def _reading(self) -> NodeReading:
+        return read_node(self.words)
 
 
 def jobs_of_text(text: str) -> tuple[Job, ...]:
@@ -166,7 +183,7 @@ def _job_of_line(line: str) -> Job:
         array_id=_optional(said["ArrayJobID"]),
         task=_optional(said["ArrayTaskID"], -1),
         het_id=_optional(said["HetJobID"]),
-        words=_words(said["State"].split("+")),
+        words=state_names(said["State"]),
         restarts=int(said["RestartCnt"]),
         requeues=_flag(said["Requeue"]),
         batch=_flag(said["BatchFlag"]),
@@ -182,7 +199,6 @@ def _job_of_line(line: str) -> Job:
 
 
 def _job_of_json(said: Any) -> Job:
-    state = said["job_state"]
     preempted = _number(said.get("preempt_time"))
     task = _number(said.get("array_task_id"))
     nodes, required = said.get("nodes") or "", said.get("required_nodes") or ""
@@ -193,7 +209,7 @@ def _job_of_json(said: Any) -> Job:
         array_id=_number(said.get("array_job_id")) or 0,
         task=-1 if task is None else task,
         het_id=_number(said.get("het_job_id")) or 0,
-        words=_words(state if isinstance(state, list) else [state]),
+        words=state_names(said["job_state"]),
         restarts=_number(said["restart_cnt"]) or 0,
         requeues=bool(_number(said["requeue"])),
         batch=bool(_number(said["batch_flag"])),
@@ -224,15 +240,11 @@ def _node_of_line(line: str) -> Node:
         raise ValueError(f"expected {len(NODE_FIELDS)} or {len(NODE_FIELDS) + 1} fields")
     name, state, partition = fields
     reason = reason.removesuffix(SEPARATOR).strip()
-    words = node_words(state)
+    words = frozenset(state_names(state))
     if not name or not words:
         raise ValueError("a node without a name or a state")
     partitions = frozenset({partition.rstrip("*")} - {""})
     return Node(name, words, partitions, "" if reason in NONE_WORDS else reason)
-
-
-def _words(parts: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(found[0] for part in parts if isinstance(part, str) and (found := _WORD.match(part)))
 
 
 def _optional(text: str, otherwise: int = 0) -> int:

@@ -95,7 +95,7 @@ class Cluster:
 
     def undrain(self, node: Node) -> None:
         """The node is not drained any more; one that is down as well takes no job before it is back."""
-        self._update_node(node.name, "UNDRAIN" if "down" in node.words else "RESUME")
+        self._update_node(node.name, "UNDRAIN" if node.down else "RESUME")
 
     def exclude(self, job: Job, host_list: str) -> None:
         """The job, which waits, is not started on these nodes."""

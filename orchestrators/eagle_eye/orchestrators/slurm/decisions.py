@@ -13,8 +13,8 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.reasons import drain_of
-from eagle_eye.orchestrators.slurm.states import JobPhase
 from eagle_eye.planning.plan import Plan
+from eagle_eye.schema.slurm_states import JobPhase
 
 Way = Literal["requeue", "resubmit"]
 WhenFull = Literal["queue", "hold", "refuse"]
@@ -31,13 +31,15 @@ SLOWNESS = frozenset(
         "cpu_contention",
     }
 )
+HOLDS_NODES: tuple[JobPhase, ...] = ("running", "configuring")  # in which a job can be stopped to start elsewhere
+_AFTER_THE_END: tuple[JobPhase, ...] = ("failed", "finished", "pending")
 _WHY_NOT: dict[JobPhase, str] = {
     "cancelled": "was cancelled: somebody meant it to stop",
     "preempted": "was preempted: Slurm starts it again itself, if it is to be",
     "timeout": "reached its time limit",
     "finished": "has finished",
     "suspended": "is suspended: whoever did that resumes it",
-    "completing": "is ending, and how does not show yet",
+    "completing": "has processes that are still ending",
     "pending": "waits in the queue and runs nowhere",
     "unknown": "is in a state that is not known here",
 }
@@ -76,13 +78,18 @@ class Capacity:
 
 
 def phase_of(jobs: Sequence[Job]) -> JobPhase:
-    """Return where the job is: as all its components are, else as the one that is furthest from running."""
+    """Return where the job is: as all its components are, else as the one that is furthest from running.
+
+    It is "completing" also where it has failed, finished or waits again and processes of it may still run: it is not
+    started, nor taken for ended, before they are gone.
+    """
     order: tuple[JobPhase, ...] = (
         *("cancelled", "preempted", "timeout", "suspended", "unknown", "completing", "pending"),
-        *("failed", "finished", "running"),
+        *("failed", "finished", "configuring", "running"),
     )
     phases = {job.phase for job in jobs}
-    return next(phase for phase in order if phase in phases)
+    phase = next(phase for phase in order if phase in phases)
+    return "completing" if phase in _AFTER_THE_END and any(job.completing for job in jobs) else phase
 
 
 def restarts_of(jobs: Sequence[Job]) -> int:
@@ -104,7 +111,7 @@ def way_of(jobs: Sequence[Job], without: Collection[str], required: Collection[s
     Raises CannotCarryOutError.
     """
     title, phase = title_of(jobs), phase_of(jobs)
-    if phase not in ("running", "failed"):
+    if phase not in (*HOLDS_NODES, "failed"):
         words = "+".join(dict.fromkeys(word for job in jobs for word in job.words))
         raise CannotCarryOutError(f"{title} {_WHY_NOT[phase]} ({words}); nothing was done")
     if asked := sorted(set(without) & set(required)):

@@ -14,6 +14,7 @@ from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from eagle_eye.orchestrators.slurm.answers import Job, Node
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.decisions import (
+    HOLDS_NODES,
     foreign,
     hold_for_room,
     phase_of,
@@ -54,12 +55,12 @@ class SlurmOrchestrator:
         if not found:
             return None
         nodes = frozenset(cluster.names_of(found))
-        return JobState(restarts_of(found), nodes, phase_of(found) == "running")
+        return JobState(restarts_of(found), nodes, phase_of(found) in HOLDS_NODES)
 
     def stop(self, job: str, reason: str) -> str:  # noqa: ARG002 - the protocol's name
         """The job is being stopped and held in the queue; cancelled where it may not be requeued."""
         found = self._found(job)
-        if phase_of(found) not in ("running", "pending", "suspended"):
+        if phase_of(found) not in (*HOLDS_NODES, "pending", "suspended"):
             return f"{title_of(found)} runs no more"
         if all(one.requeues and one.batch for one in found):
             self.cluster.requeue_held(found[0], incomplete=True)
@@ -109,7 +110,7 @@ class SlurmOrchestrator:
                 said.append(f"{why}: left as it is")
             else:
                 self.cluster.undrain(node)
-                said.append(f"{node.name} is {'undrained, and down' if 'down' in node.words else 'in service'}")
+                said.append(f"{node.name} is {'undrained, and down' if node.down else 'in service'}")
         for action_id, begun in self.memory.all().items():
             said += self._allow(action_id, begun, nodes)
         return "; ".join(dict.fromkeys(said)) or "none of these nodes is Slurm's"
@@ -120,7 +121,7 @@ class SlurmOrchestrator:
         for job in self.plans:
             job_id = self.names.id_of(job)
             found = () if job_id is None else self.cluster.jobs(job_id)
-            plan = self._plan(job, found)[0] if found and phase_of(found) == "running" else None
+            plan = self._plan(job, found)[0] if found and phase_of(found) in HOLDS_NODES else None
             if plan is not None:
                 nodes = sum(one.nodes_wanted for one in found)
                 spare = self.restarting.room(found, (), plan).free > nodes
@@ -218,7 +219,7 @@ class SlurmOrchestrator:
         back = [name for name in begun.without if name in nodes]
         found = self.cluster.jobs(begun.became or begun.slurm_id) if back or begun.held else ()
         fewer = sum(job.nodes_wanted for job in found)
-        if found and back and fewer < begun.wanted and phase_of(found) == "running":
+        if found and back and fewer < begun.wanted and phase_of(found) in HOLDS_NODES:
             runs = f"{title_of(found)} runs on {fewer} of {begun.wanted} nodes"
             return [f"{runs}, and by plan on more after its next restart"]
         if begun.became or not found or phase_of(found) != "pending" or restarts_of(found) != begun.restarts + 1:

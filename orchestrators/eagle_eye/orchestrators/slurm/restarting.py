@@ -17,6 +17,7 @@ from eagle_eye.orchestrators.protocol import Cause, Restart
 from eagle_eye.orchestrators.slurm.answers import NONE_WORDS, Job
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.decisions import (
+    HOLDS_NODES,
     Capacity,
     WhenFull,
     capacity_of,
@@ -91,7 +92,7 @@ class Restarting:
             allow: Collection[str] = self._back(jobs, begun) if plan is not None else ()
             new_id = self.resubmission.submit(jobs[0], without, cause, word, nodes, allow)
             return self._resubmitted(jobs, new_id, begun, cause)
-        self.cluster.requeue_held(jobs[0], incomplete=phase_of(jobs) == "running")
+        self.cluster.requeue_held(jobs[0], incomplete=phase_of(jobs) in HOLDS_NODES)
         cause.tell(f"{title_of(jobs)} is being stopped; it will wait in the queue, held")
         return self._go_on(self._known(job_id), begun, request, plan)
 
@@ -170,7 +171,7 @@ class Restarting:
     def _resubmitted(self, jobs: Sequence[Job], new_id: int, begun: Begun, cause: Cause) -> str:
         """Return how the job goes on that was submitted anew and starts once the old one has ended."""
         self.memory.keep(cause.action_id, msgspec.structs.replace(begun, became=new_id))
-        if phase_of(jobs) in ("running", "suspended", "pending"):
+        if phase_of(jobs) in (*HOLDS_NODES, "suspended", "pending"):
             self.cluster.cancel(jobs[0])
         cause.tell(f"{title_of(jobs)} is being cancelled; job {new_id} starts in its place")
         return f"{title_of(jobs)} cancelled and submitted again as job {new_id}; {self._runs(new_id, 0, cause)}"
@@ -189,13 +190,13 @@ class Restarting:
 
         def done(found: Sequence[Job]) -> bool:
             phase = phase_of(found)
-            if restarts_of(found) <= begun.restarts and phase not in ("running", "completing"):
+            if restarts_of(found) <= begun.restarts and phase not in (*HOLDS_NODES, "completing"):
                 if phase != "failed":
                     ended = "+".join(found[0].words)
                     raise CannotCarryOutError(f"{title_of(found)} ended meanwhile ({ended}) and was not requeued")
                 self.cluster.requeue_held(found[0], incomplete=False)  # it failed in the moment before
                 return False
-            return restarts_of(found) > begun.restarts and phase in ("pending", "running")
+            return restarts_of(found) > begun.restarts and phase in ("pending", *HOLDS_NODES)
 
         found = self._wait(begun.slurm_id, jobs, done, self.limits.stop_s)
         if not done(found):
@@ -215,13 +216,16 @@ class Restarting:
             if phase_of(found) == "pending" and why not in (told, *NONE_WORDS):
                 told = why
                 cause.tell(f"{title_of(found)} waits in the queue: {why}")
-            return phase_of(found) not in ("pending", "completing")
+            return phase_of(found) not in ("pending", "configuring", "completing")
 
         found = self._wait(job_id, self._known(job_id), over, self.limits.run_s)
         phase, title = phase_of(found), title_of(found)
         if phase == "running" and restarts_of(found) >= restarts:
             return f"{title} runs again as attempt {restarts_of(found)} on {', '.join(self.cluster.names_of(found))}"
         words = "+".join(found[0].words)
+        if phase == "configuring":
+            nodes = ", ".join(self.cluster.names_of(found))
+            return f"{title} has {nodes}, which still boot after {self.limits.run_s:g} s"
         if phase == "pending":
             held = " and is held by somebody" if any(job.held for job in found) else ""
             return f"{title} still waits in the queue after {self.limits.run_s:g} s{held}: {found[0].why}"

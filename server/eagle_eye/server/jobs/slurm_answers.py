@@ -7,15 +7,14 @@ Nothing is trusted.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from eagle_eye.schema.host_lists import BadHostList, expand
-from eagle_eye.server.jobs.slurm_states import job_state, node_state
+from eagle_eye.schema.slurm_states import read_job, read_node, state_names
 from eagle_eye.server.jobs.source import (
     HELD_STATES,
     JOBS_MAX,
@@ -26,6 +25,7 @@ from eagle_eye.server.jobs.source import (
     ScheduledState,
     SourceFailed,
 )
+from eagle_eye.server.model.records import NodeState
 
 # squeue --Format: a field, and after the colon what ends it. No field may hold what a user wrote.
 JOB_FIELDS = (
@@ -60,7 +60,6 @@ _OF_COMPONENTS: tuple[ScheduledState, ...] = (
     "finished",
     "",
 )
-_WORD = re.compile(r"[A-Za-z_]{1,32}")
 
 RecordT = TypeVar("RecordT", ScheduledJob, ScheduledNode)
 
@@ -156,7 +155,7 @@ def _each(items: Iterable[Any], read: Callable[[Any], RecordT], left_out: Counte
         except (ValueError, TypeError, OverflowError):
             left_out["malformed"] += 1
             continue
-        if isinstance(record, ScheduledJob) and not record.state:
+        if not record.state:
             left_out["unknown_state"] += 1
         yield record
 
@@ -166,7 +165,7 @@ def _job_of_json(said: _Job) -> ScheduledJob:
     return _job(
         _number(said.job_id) or 0,
         _number(said.het_job_id) or 0,
-        _words(said.job_state),
+        state_names(said.job_state),
         _number(said.restart_cnt) or 0,
         said.nodes if isinstance(said.nodes, str) else "",
         _time(_number(said.start_time)),
@@ -187,7 +186,7 @@ def _job_of_line(line: str) -> ScheduledJob:
     return _job(
         int(job_id),
         int(first) if first.isdigit() else 0,
-        _words(state),
+        state_names(state),
         int(restarts),
         nodes,
         _time(_plain(started)),
@@ -200,7 +199,7 @@ def _job_of_line(line: str) -> ScheduledJob:
 def _job(
     job_id: float,
     first: float,
-    words: tuple[str, ...],
+    names: tuple[str, ...],
     restarts: float,
     nodes: str,
     started_s: float | None,
@@ -210,7 +209,7 @@ def _job(
 ) -> ScheduledJob:
     if not 0 < job_id < 1 << 32 or not 0 <= restarts <= ATTEMPT_MAX:
         raise ValueError("a job's id or restarts out of range")
-    state = job_state(words, preempted=preempted)
+    state = _state(names, preempted)
     # A component of a heterogeneous job goes by the first one's id, as SLURM_JOB_ID does.
     name = str(int(first)) if 0 < first < 1 << 32 else str(int(job_id))
     return ScheduledJob(
@@ -221,9 +220,17 @@ def _job(
         nodes=expand(nodes),
         started_s=None if state == "pending" else started_s,  # of one that waits it is a guess
         ends_s=ends_s if state in HELD_STATES else None,
-        said="+".join(words),
+        said="+".join(names),
         owner=_printable(user),
     )
+
+
+def _state(names: tuple[str, ...], preempted: bool) -> ScheduledState:
+    """Return the server's word. A job whose nodes still boot is judged as little as one that waits in the queue."""
+    phase = read_job(names, preempted=preempted).phase
+    if phase == "configuring":
+        return "pending"
+    return "" if phase == "unknown" else phase
 
 
 def _whole(jobs: Iterable[ScheduledJob]) -> tuple[ScheduledJob, ...]:
@@ -254,25 +261,22 @@ def _joined(components: list[ScheduledJob]) -> ScheduledJob:
 
 
 def _node_of_json(said: _Node) -> ScheduledNode:
-    return _node(said.name, (*_words(said.state), *_words(said.state_flags)), str(said.reason or ""))
+    return _node(said.name, (*state_names(said.state), *state_names(said.state_flags)), str(said.reason or ""))
 
 
 def _node_of_line(line: str) -> ScheduledNode:
     name, state, reason = line.split(SEPARATOR, len(NODE_FIELDS) - 1)
     reason = reason.strip().removesuffix(SEPARATOR)
-    return _node(name.strip(), _words(state.strip()), "" if reason in ("none", "N/A") else reason)
+    return _node(name.strip(), state_names(state.strip()), "" if reason in ("none", "N/A") else reason)
 
 
-def _node(name: str, words: tuple[str, ...], reason: str) -> ScheduledNode:
+def _node(name: str, names: tuple[str, ...], reason: str) -> ScheduledNode:
     (only,) = expand(name, 1)
-    word = node_state(words)
-    return ScheduledNode(only, word.state, _printable(reason), word.drained, word.maintenance)
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    """Return a state's words, of a list or a text; what is no word is left out."""
-    parts = value if isinstance(value, list) else re.split(r"[+ ,]", value) if isinstance(value, str) else []
-    return tuple(found[0] for part in parts[:16] if isinstance(part, str) and (found := _WORD.match(part)))
+    node = read_node(names)
+    state: NodeState | Literal[""] = "in_service" if node.usable else ""
+    if node.drained or node.down:
+        state = "draining" if node.drained and node.busy else "excluded"
+    return ScheduledNode(only, state, _printable(reason), node.drained, node.maintenance)
 
 
 def _number(value: Any) -> float | None:

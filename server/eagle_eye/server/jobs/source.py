@@ -21,7 +21,7 @@ KnownState = Literal[
     "failed",
     "finished",
 ]
-# "" where a source has a word for it that is not known here: then what was known before stands.
+# "" where it can't be told from what a source says: then what was known before stands.
 ScheduledState = Literal["", KnownState]
 HELD_STATES = frozenset({"running", "suspended", "completing"})  # in which a job has its nodes
 OVER_STATES = frozenset({"cancelled", "preempted", "timeout", "failed", "finished"})
@@ -64,13 +64,13 @@ class ScheduledJob:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledNode:
-    """One node: whether the scheduler has it in service, and why not.
+    """One node: whether the scheduler has it in service, "" where it cannot tell, and why not.
 
     ``drained``: somebody took it out, it did not just fail. ``maintenance``: it is reserved for that.
     """
 
     name: str
-    state: NodeState
+    state: NodeState | Literal[""]
     reason: str = ""
     drained: bool = False
     maintenance: bool = False

@@ -44,7 +44,7 @@ def _stands(source: str, said: ScheduledNode, old: Node, now_s: float) -> Node:
     if said.state == "in_service":
         back = theirs and old.state != "in_service"
         return ledger.stand(old, "in_service", f"in service in {source}", now_s, source) if back else old
-    if is_our_reason(said.reason):
+    if not said.state or is_our_reason(said.reason):
         return old
     reason = said.reason or f"out of service in {source}"
     if old.state == "in_service" or theirs:
