@@ -112,4 +112,5 @@ def _is_none_test(node: ast.AST) -> bool:
 
 def test_every_package_of_the_server_has_an_init() -> None:
     folders = {path.parent for path in SERVER.rglob("*.py")} - {SERVER}
+    assert folders
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
