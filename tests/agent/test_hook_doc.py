@@ -22,5 +22,7 @@ def test_the_page_has_every_event_and_the_limit() -> None:
 
 def test_the_page_has_every_reason_for_dropping_a_message() -> None:
     source = (REPOSITORY / "agent/eagle_eye/agent/training_hook/message.py").read_text(encoding="utf-8")
-    for reason in re.findall(r'BadMessage\(\s*"(\w+)"', source):
+    reasons = re.findall(r'BadMessage\(\s*"(\w+)"', source)
+    assert reasons
+    for reason in reasons:
         assert f"`{reason}`" in TEXT, reason

@@ -512,7 +512,9 @@ def recorded(name: str) -> list[bytes]:
     files = sorted((Path(folder) / "real/fixtures").rglob(name))
     if not files:
         pytest.skip(f"no {name} under {folder}/real/fixtures")
-    return [line for file in files for line in file.read_bytes().splitlines()]
+    lines = [line for file in files for line in file.read_bytes().splitlines()]
+    assert lines, f"{name} under {folder}/real/fixtures is empty"
+    return lines
 
 
 def test_recorded_lines_are_read_and_nothing_is_invented() -> None:

@@ -74,6 +74,7 @@ def test_no_two_panels_lie_on_each_other(name: str) -> None:
         assert not cells & taken, panel["title"]
         assert place["x"] + place["w"] <= 24
         taken |= cells
+    assert taken
 
 
 def test_panels_say_in_which_unit_they_are() -> None:

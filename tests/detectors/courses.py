@@ -109,6 +109,3 @@ def uneven() -> Story:
     story = job()
     story.device["train_compute_seconds"] = 0.6 * np.exp(0.3 * np.random.default_rng(9).normal(size=(120, 8)))
     return story
-
-
-STORIES = (wrong_gradient, wrong_parameters, spiking, diverging, slowed, uneven)

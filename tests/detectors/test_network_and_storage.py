@@ -196,7 +196,7 @@ class TestNicDegraded:
         count_up(story.node["node_rdma_errors_total"][:, 3], 20)
         for node in range(8):
             count_up(story.node["node_congestion_notifications_total"][:, node], 5_000)
-        assert all(verdict.confidence < 0.9 for verdict in detect("nic_degraded", story.window()))
+        assert only("nic_degraded", story.window()).confidence < 0.9
 
     def test_errors_on_many_nodes_are_the_networks(self) -> None:
         story = slower_by_network(job())
@@ -218,7 +218,7 @@ class TestNicDegraded:
         story = slower_by_network(job())
         story.device["train_compute_seconds"][-SINCE:, 5] += 0.15
         story.node["node_pfc_tx_pause_packets_per_second"][-SINCE:, 3] = 5_000
-        assert all(verdict.slowdown_ratio == 0 for verdict in detect("nic_degraded", story.window()))
+        quiet(story, "nic_degraded")
 
     def test_a_port_that_was_never_up_is_unused_by_design(self) -> None:
         story = job().ports()

@@ -30,6 +30,7 @@ def services() -> dict[str, Any]:
     if shutil.which("docker-compose") is None:
         pytest.skip("docker-compose is not installed: apt-get install docker-compose")
     found: dict[str, Any] = described("demo", "victoria-metrics")["services"]
+    assert found
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.exhaustive import least_mixture_s
@@ -22,7 +22,7 @@ def test_no_other_mixture_and_no_other_batch_is_faster(
     try:
         templates = plan_templates(job, hardware(nodes, memory_bytes), tolerate, micro_batches)
     except DoesNotFit:
-        return
+        reject()
     for layout in plan_layouts(templates, nodes, tolerate, micro_batches):
         pipelines_min = min(tolerate + 1, layout.nodes // templates[0].nodes)
         assert layout.step_s == pytest.approx(least_mixture_s(templates, layout.nodes, pipelines_min, micro_batches))
@@ -36,7 +36,7 @@ def test_every_number_of_nodes_has_a_layout_with_the_same_batch_and_its_copies(
     try:
         templates = plan_templates(job, hardware(nodes, memory_bytes), tolerate, micro_batches)
     except DoesNotFit:
-        return
+        reject()
     least = templates[0].nodes
     layouts = plan_layouts(templates, nodes, tolerate, micro_batches)
     assert [layout.nodes for layout in layouts] == [*range(least, nodes + 1)]

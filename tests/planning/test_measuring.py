@@ -78,11 +78,12 @@ def test_activations_are_what_is_kept_for_the_backward_pass(capsys: pytest.Captu
 
 
 def test_every_layer_that_computes_takes_time_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    assert all(layer["forward_s"] > 0 and layer["backward_s"] > 0 for layer in measured(capsys, "job")["layers"])
+    layers = measured(capsys, "job")["layers"]
+    assert [min(layer["forward_s"], layer["backward_s"]) > 0 for layer in layers] == [True] * 3
 
 
 def test_the_jobs_own_optimizer_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert all(layer["optimizer_bytes"] == 0 for layer in measured(capsys, "plain_descent")["layers"])
+    assert [layer["optimizer_bytes"] for layer in measured(capsys, "plain_descent")["layers"]] == [0] * 3
 
 
 def test_layers_may_pass_several_tensors_and_begin_with_tokens(capsys: pytest.CaptureFixture[str]) -> None:

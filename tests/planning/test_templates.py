@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.exhaustive import least_cut_s, together
@@ -37,7 +37,7 @@ def test_every_template_has_all_layers_once_and_keeps_the_memory(
     try:
         templates = plan_templates(job, hardware(nodes, memory_bytes, gpus), tolerate, 16)
     except DoesNotFit:
-        return
+        reject()
     for template in templates:
         stages = template.stages
         assert [number for stage in stages for number in range(stage.first, stage.last + 1)] == [
@@ -57,7 +57,7 @@ def test_the_sizes_cover_every_number_of_nodes_as_oobleck_proves(
     try:
         sizes = [template.nodes for template in plan_templates(job, hardware(nodes, memory_bytes), tolerate, 16)]
     except DoesNotFit:
-        return
+        reject()
     least = sizes[0]
     assert sizes == [*range(least, sizes[-1] + 1)]
     assert 2 * least - 1 <= sizes[-1] <= max(2 * least - 1, nodes - tolerate * least)

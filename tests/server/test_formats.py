@@ -52,7 +52,10 @@ def every_event() -> list[OutboundEvent]:
 
 
 def sayable(name: WebhookFormat) -> list[OutboundEvent]:
-    return [event for event in every_event() if event.type in types_of(name)]
+    """Return one event of each type that the format tells of."""
+    said = [event for event in every_event() if event.type in types_of(name)]
+    assert said, f"{name} tells of nothing"
+    return said
 
 
 def test_every_format_has_a_shape_and_every_type_an_event() -> None:

@@ -33,6 +33,7 @@ def taken(server: Running) -> dict[str, set[str]]:
     for path in (template.format(**KNOWN) for template in document["paths"]):
         # A fixed path may also be a name's: a node can be called "forget".
         found[path] = {method.upper() for known, one in paths.items() if known.fullmatch(path) for method in one}
+    assert found
     return found | {path: {"GET"} for path in (*read_page(), "/openapi.json")}
 
 

@@ -88,7 +88,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    return [(path, method, one) for path, methods in document["paths"].items() for method, one in methods.items()]
+    found = [(path, method, one) for path, methods in document["paths"].items() for method, one in methods.items()]
+    assert found
+    return found
 
 
 def test_every_endpoint_says_who_may_ask_and_which_problems_it_answers(document: dict[str, Any]) -> None:

@@ -39,9 +39,11 @@ def test_counters_never_go_back(fault: str) -> None:
 
 def test_ratios_stay_ratios() -> None:
     recording = recorded("cpu_contention", strength="strong")
-    for name, values in (recording.device | recording.node).items():
-        if name.endswith("_ratio"):
-            assert 0 <= np.nanmin(values) <= np.nanmax(values) <= 1, name
+    everything = recording.device | recording.node
+    ratios = {name for name in everything if name.endswith("_ratio")}
+    assert ratios > {"gpu_utilization_ratio", "node_cpu_pressure_ratio"}
+    for name in ratios:
+        assert 0 <= np.nanmin(everything[name]) <= np.nanmax(everything[name]) <= 1, name
 
 
 def test_every_metric_of_the_catalogue_is_written_by_some_job() -> None:
@@ -55,7 +57,7 @@ def test_every_metric_of_the_catalogue_is_written_by_some_job() -> None:
 def test_scopes_agree_with_the_catalogue() -> None:
     recording = recorded()
     for scope, values in ((Scope.DEVICE, recording.device), (Scope.NODE, recording.node), (Scope.LINK, recording.link)):
-        assert all(BY_NAME[name].scope is scope for name in values)
+        assert {BY_NAME[name].scope for name in values} == {scope}
 
 
 def test_waiting_gpus_look_utilised_and_rest_their_tensor_cores() -> None:

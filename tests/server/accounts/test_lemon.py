@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from eagle_eye.server.accounts.recurrence_score import (
@@ -107,6 +107,7 @@ def test_a_worse_past_never_scores_less(one: NodeRecord, more: str) -> None:
 @given(one=pasts)
 def test_each_contribution_is_what_the_score_would_lack_without_it(one: NodeRecord) -> None:
     found = score(one, NOTHING)
+    assume(found.contributions)
     for part in found.contributions:
         without = score(one, {**NOTHING, part.signal: part.value}).score
         assert found.score is not None
