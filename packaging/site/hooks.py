@@ -1,7 +1,7 @@
 """What mkdocs is told beyond mkdocs.yml, so that one set of Markdown files is right on GitHub and in the site.
 
-- Pages and files that docs/ links to outside of itself come along: ``../DECISIONS.md`` becomes the page
-  ``project/DECISIONS.md``, ``../packaging/x.yaml`` the file ``source/packaging/x.yaml``. A link to nothing ends the
+- Pages and files that docs/ links to outside of itself come along: ``../CHANGELOG.md`` becomes the page
+  ``project/CHANGELOG.md``, ``../packaging/x.yaml`` the file ``source/packaging/x.yaml``. A link to nothing ends the
   build.
 - Anchors are GitHub's. A link that shows a page's file name (``[policy.md](policy.md)``) shows its title.
 - The API reference that ``make docs`` has written (``build/site-pages/``) is one more page.
@@ -25,7 +25,7 @@ from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "build" / "site-pages"
-PROJECT = ("ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
+PROJECT = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
 _FENCE = re.compile(r"^ *(```|~~~)")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _NAMED = re.compile(r"\[(?:docs/)?([\w-]+\.md)\]\(([^()\s#:]+)")
