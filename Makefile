@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FAULT ?= hang
-# For images: podman or docker; more flags for its build, such as --build-arg BASE=... (docs/containers.md).
+# For images: podman or docker; more flags for its build, such as --build-arg BASE=... (docs/get-started/containers.md).
 CONTAINER ?= podman
 IMAGE_FLAGS ?=
 # Where test-kubernetes keeps the control plane that it builds.
@@ -101,8 +101,9 @@ dist: venv  ## what a release is made of: wheel, sdist, .deb, .rpm, bills of mat
 	$(BIN)/python -m release.describe dist
 
 docs: venv .venv-docs/.ready  ## the documentation as a site: build/site/index.html
-	mkdir -p build/site-pages
-	$(BIN)/python packaging/site/api_reference.py > build/site-pages/api-reference.md
+	rm -rf build/site-pages
+	mkdir -p build/site-pages/reference
+	$(BIN)/python packaging/site/api_reference.py > build/site-pages/reference/api-reference.md
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 .venv-docs/.ready: packaging/site/requirements.lock

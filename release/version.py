@@ -24,7 +24,7 @@ REPEATED = re.compile(
     rf"(\beagle[-_]eye(?:-[a-z]+)*[:_-]v?|^version: |^appVersion: \"?|\bVERSION: )({VERSION})", re.MULTILINE
 )
 # The past, which keeps its numbers, and what is of other versions on purpose.
-ELSEWHERE = ("CHANGELOG.md", "DECISIONS.md", "release/", "tests/", "benchmarks/")
+ELSEWHERE = ("CHANGELOG.md", "docs/decisions/", "release/", "tests/", "benchmarks/")
 READ = (".md", ".yaml", ".yml", ".toml", ".tpl", ".Dockerfile", ".sh")
 CHANGELOG = ROOT / "CHANGELOG.md"
 UNRELEASED = "## Unreleased\n"

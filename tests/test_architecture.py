@@ -84,7 +84,7 @@ def test_every_fault_and_event_says_what_it_means() -> None:
 
 
 def test_every_fault_is_in_the_docs() -> None:
-    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "faults.md").read_text(encoding="utf-8")
     for fault in FAULTS:
         assert f"| `{fault.name}` |" in text
         assert fault.meaning in text
@@ -120,7 +120,7 @@ def test_no_requirement_names_an_index() -> None:
     ],
 )
 def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     sections = {
         "detection", "policy", "webhooks", "ingest", "remote_write", "remote_store",
         "history", "evidence", "idle_checks", "limits", "accounts", "log",

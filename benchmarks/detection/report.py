@@ -1,4 +1,4 @@
-"""The suite's figures as Markdown, for docs/detection.md: ``python -m benchmarks.detection.report RESULTS.json``."""
+"""The suite's figures for docs/explanation/detection.md: ``python -m benchmarks.detection.report RESULTS.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's webhook receiver: prints each event once. A real one does something about it (docs/webhooks.md).
+"""The demo's webhook receiver: prints each event once. A real one does something about it (docs/reference/webhooks.md).
 
 python receiver.py SECRET-FILE
 """

@@ -1,4 +1,4 @@
-# The agent's image. How to build and run it, and what each permission is for: docs/containers.md.
+# The agent's image. How to build and run it, and what each permission is for: docs/get-started/containers.md.
 
 ARG BASE=docker.io/library/python:3.13.16-slim-trixie
 

@@ -1,4 +1,4 @@
-# The image of `eagle-eye orchestrate`: webhooks in, the site's own tools out. How to run it in Kubernetes: docs/kubernetes.md.
+# The image of `eagle-eye orchestrate`: webhooks in, the site's own tools out. How to run it in Kubernetes: docs/how-to/kubernetes.md.
 
 ARG BASE=docker.io/library/python:3.13.16-slim-trixie
 

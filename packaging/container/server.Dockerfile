@@ -1,4 +1,4 @@
-# The server's image. How to build and run it: docs/containers.md.
+# The server's image. How to build and run it: docs/get-started/containers.md.
 
 ARG BASE=docker.io/library/python:3.13.16-slim-trixie
 

@@ -19,6 +19,7 @@ from sources import files
 HERE = Path(__file__).parent
 PROGRAMS = {"eagle-eye": 0o755, "compile": 0o755, "find-python": 0o644}
 UNITS = Path("usr/lib/systemd/system")
+DECISIONS = REPOSITORY / "docs" / "decisions"  # for contributors
 
 
 def stage(tree: Path, recipe: Recipe, pythons: Iterable[str], architecture: Architecture) -> None:
@@ -75,7 +76,8 @@ def _document(tree: Path, recipe: Recipe) -> None:
     _write(documents / "copyright", _copyright(tree / recipe.home).encode())
     _copy(REPOSITORY / "CHANGELOG.md", documents / "NEWS.md")
     for page in files("docs"):
-        _copy(page, documents / page.relative_to(REPOSITORY))
+        if not page.is_relative_to(DECISIONS):
+            _copy(page, documents / page.relative_to(REPOSITORY))
     _write(tree / f"usr/share/man/man1/{recipe.name}.1.gz", _zipped(manual(recipe.name, recipe.portions, version())))
 
 

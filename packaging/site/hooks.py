@@ -1,12 +1,13 @@
 """What mkdocs is told beyond mkdocs.yml, so that one set of Markdown files is right on GitHub and in the site.
 
-- Pages and files that docs/ links to outside of itself come along: ``../DECISIONS.md`` becomes the page
-  ``project/DECISIONS.md``, ``../packaging/x.yaml`` the file ``source/packaging/x.yaml``. A link to nothing ends the
+- Pages and files that docs/ links to outside of itself come along: ``../CHANGELOG.md`` becomes the page
+  ``project/CHANGELOG.md``, ``../packaging/x.yaml`` the file ``source/packaging/x.yaml``. A link to nothing ends the
   build.
 - Anchors are GitHub's. A link that shows a page's file name (``[policy.md](policy.md)``) shows its title.
 - The API reference that ``make docs`` has written (``build/site-pages/``) is one more page.
 - A table or list that Markdown did not recognise, and anything that a browser would load from another host, ends the
   build, too.
+- At the addresses that pages once had (``moved.toml``) lie pages that lead to them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
+from redirects import write as write_redirects
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "build" / "site-pages"
-PROJECT = ("ARCHITECTURE.md", "DECISIONS.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
+API_REFERENCE = "reference/api-reference.md"
+PROJECT = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
 _FENCE = re.compile(r"^ *(```|~~~)")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
-_NAMED = re.compile(r"\[(?:docs/)?([\w-]+\.md)\]\(([^()\s#:]+)")
+_NAMED = re.compile(r"\[(?:docs/(?:[\w-]+/)*)?([\w-]+\.md)\]\(([^()\s#:]+)")
 _ELSEWHERE = re.compile(r"^[a-z][a-z+.-]*:|^#")  # another address, or a place on the same page
 # What a browser fetches by itself. A link that a person follows (<a href>) may lead anywhere.
 _LOADED = re.compile(
@@ -49,10 +52,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the API reference, the project's pages, and whatever pages link to outside docs/."""
-    for path in sorted(GENERATED.glob("*.md")):
-        files.append(File.generated(config, path.name, abs_src_path=str(path)))
-    if files.get_file_from_path("api-reference.md") is None:
-        raise PluginError(f"{GENERATED}/api-reference.md is missing; make docs writes it")
+    for path in sorted(GENERATED.rglob("*.md")):
+        files.append(File.generated(config, path.relative_to(GENERATED).as_posix(), abs_src_path=str(path)))
+    if files.get_file_from_path(API_REFERENCE) is None:
+        raise PluginError(f"{GENERATED}/{API_REFERENCE} is missing; make docs writes it")
     seen = {origin(file) for file in files.documentation_pages()} | set(PROJECT)
     waiting = sorted(seen)
     while waiting:
@@ -89,11 +92,12 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site that makes a browser load something from another host."""
+    """Refuse a site that makes a browser load something from another host; write the redirects."""
     site = Path(config.site_dir)
     for path in sorted([*site.rglob("*.html"), *site.rglob("*.css")]):
         if loaded := _LOADED.search(path.read_text(encoding="utf-8")):
             raise PluginError(f"{path.relative_to(site)} loads from elsewhere: {loaded[0]!r}; bring it along instead")
+    write_redirects(site)
 
 
 def outside_code(lines: list[str]) -> Iterator[tuple[int, str]]:

@@ -116,7 +116,7 @@ def test_the_mapping_stays_within_the_catalogue() -> None:
 
 
 def test_the_mapping_is_in_the_docs() -> None:
-    text = (REPOSITORY / "docs" / "agent.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "reference" / "agent.md").read_text(encoding="utf-8")
     for name, source in SOURCES.items():
         assert f"| `{name}` | `{source.metric}` |" in text
 

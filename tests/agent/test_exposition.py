@@ -194,7 +194,7 @@ def test_any_name_and_number_come_out_as_they_went_in(name: str, value: float) -
 
 
 def test_every_metric_of_the_agent_s_own_is_in_the_docs() -> None:
-    text = (REPOSITORY / "docs" / "agent.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "reference" / "agent.md").read_text(encoding="utf-8")
     for spec in OWN.values():
         assert f"| `{PROMETHEUS_PREFIX}{spec.name}` | {spec.help} |" in text
 

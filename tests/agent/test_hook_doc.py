@@ -5,7 +5,7 @@ import re
 from eagle_eye.agent.training_hook.message import HOOK_EVENTS, MESSAGE_BYTES_MAX, Totals
 from tests.agent.fakes import REPOSITORY
 
-TEXT = (REPOSITORY / "docs" / "hook.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "reference" / "hook.md").read_text(encoding="utf-8")
 
 
 def test_the_page_lists_the_totals_in_their_order() -> None:

@@ -1,4 +1,4 @@
-"""The recipes of docs/hook-recipes.md that are marked as run, as they stand there."""
+"""The recipes of docs/how-to/hook-recipes.md that are marked as run, as they stand there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.agent.hearing import Hearing  # noqa: E402
 
 STEPS = 4
 _RUN = re.compile(r"<!-- run by tests/agent/test_hook_recipes\.py -->\n```python\n([^`]*)```")
-_SECTIONS = (REPOSITORY / "docs/hook-recipes.md").read_text(encoding="utf-8").split("\n## ")
+_SECTIONS = (REPOSITORY / "docs/how-to/hook-recipes.md").read_text(encoding="utf-8").split("\n## ")
 RECIPES = {section.partition("\n")[0]: found[1] for section in _SECTIONS if (found := _RUN.search(section))}
 
 

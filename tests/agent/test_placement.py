@@ -186,5 +186,5 @@ def test_an_empty_command_line_is_no_launcher() -> None:
 
 
 def test_the_page_names_every_variable_that_is_read() -> None:
-    page = (REPOSITORY / "docs" / "who-runs-here.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "explanation" / "who-runs-here.md").read_text(encoding="utf-8")
     assert [name for name in environment._WANTED if f"`{name}`" not in page] == []

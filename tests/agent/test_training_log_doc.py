@@ -8,7 +8,7 @@ from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
 from eagle_eye.agent.training_logs.tensorboard_tags import TAGS
 from tests.agent.fakes import REPOSITORY
 
-TEXT = (REPOSITORY / "docs/training-logs.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs/explanation/training-logs.md").read_text(encoding="utf-8")
 MODULES = [
     *(REPOSITORY / "agent/eagle_eye/agent/training_logs").glob("*.py"),
     REPOSITORY / "agent/eagle_eye/agent/collectors/training_log.py",

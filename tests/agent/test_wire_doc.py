@@ -12,7 +12,7 @@ from eagle_eye.schema.events import EVENTS, Event
 from eagle_eye.schema.names import NAME_CHARS_MAX
 from tests.agent.fakes import REPOSITORY
 
-TEXT = (REPOSITORY / "docs" / "wire.md").read_text(encoding="utf-8")
+TEXT = (REPOSITORY / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 
 
 def fenced(language: str) -> str:

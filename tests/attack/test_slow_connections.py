@@ -18,7 +18,7 @@ from tests.server.builders import NOW, Running, body, frame, running
 
 SLOW = 200
 FRAMES = 100
-ANSWER_S = 5.0  # what an agent waits for an answer (docs/wire.md), whatever else the machine does
+ANSWER_S = 5.0  # what an agent waits for an answer (docs/reference/wire.md), whatever else the machine does
 TRICKLE_S = 0.2
 HEAD = b"POST /api/v1/frames HTTP/1.1\r\nhost: localhost\r\n"
 LONG = b"content-type: application/x-eagle-eye-frames\r\ncontent-length: 1000000\r\n\r\n"

@@ -1,4 +1,4 @@
-"""The recipes of docs/checkpoint-recipes.md that are marked as run, as they stand there."""
+"""The recipes of docs/how-to/checkpoint-recipes.md that are marked as run, as they stand there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 STEPS = 3
 node = kept_training.node
-_PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-recipes.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "checkpoint-recipes.md"
 _RUN = re.compile(r"<!-- run by tests/checkpoint/test_checkpoint_recipes\.py -->\n```python\n([^`]*)```")
 _SECTIONS = _PAGE.read_text(encoding="utf-8").split("\n## ")
 RECIPES = {section.partition("\n")[0]: found[1] for section in _SECTIONS if (found := _RUN.search(section))}

@@ -179,7 +179,7 @@ def test_the_command_loads_neither_torch_nor_what_may_be_missing() -> None:
 
 
 def test_every_check_threshold_and_flag_is_in_the_docs() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "check.md").read_text(encoding="utf-8")
     assert [each.name for each in CHECKS if f"| `{each.name}` | {each.needs} |" not in text] == []
     for each in THRESHOLDS.values():
         value = "" if each.value is None else f"{each.value:g}"

@@ -22,7 +22,7 @@ from eagle_eye.schema.events import EVENTS
 from eagle_eye.schema.metrics import METRICS
 from eagle_eye.server.config import ServerConfig
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def names() -> dict[str, dict[str, Any]]:

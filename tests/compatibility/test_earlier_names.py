@@ -1,4 +1,4 @@
-"""What dashboards, receivers and configuration files build on keeps its name and meaning: docs/compatibility.md."""
+"""What dashboards, receivers and configurations build on keeps name and meaning: docs/reference/compatibility.md."""
 
 from __future__ import annotations
 

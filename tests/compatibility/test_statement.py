@@ -1,4 +1,4 @@
-"""docs/compatibility.md: each promise is held by tests that are there and run."""
+"""docs/reference/compatibility.md: each promise is held by tests that are there and run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/compatibility.md").read_text(encoding="utf-8")
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")][1:]
 
 

@@ -54,7 +54,7 @@ def test_each_alert_is_tested_with_a_time_at_which_it_is_quiet_and_one_at_which_
 def test_no_rule_asks_for_a_metric_that_does_not_exist() -> None:
     documented = "".join(
         (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
-        for name in ("metrics.md", "orchestrators.md", "remote-store.md")
+        for name in ("reference/metrics.md", "how-to/orchestrators.md", "how-to/remote-store.md")
     )
     known = set(re.findall(r"`(eagle_eye_\w+)`", documented)) | {PROMETHEUS_PREFIX + spec.name for spec in METRICS}
     known |= {f"eagle_eye_remote_store_{name}" for name in re.findall(r"`(lag_seconds)`", documented)}
@@ -65,19 +65,19 @@ def test_no_rule_asks_for_a_metric_that_does_not_exist() -> None:
 
 
 def test_each_alert_has_a_severity_words_for_people_and_an_entry_in_the_runbooks() -> None:
-    text = (REPOSITORY / "docs/runbooks.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/how-to/runbooks.md").read_text(encoding="utf-8")
     entries = {re.sub(r"[^\w-]", "", title.lower()) for title in re.findall(r"^## (\w+)$", text, re.MULTILINE)}
     for name, body in zip(NAMES, re.split(r"- alert: \w+", ALERTS)[1:], strict=True):
         assert re.search(r"severity: (critical|warning|none)}", body), name
         assert "summary:" in body, name
         assert "description:" in body, name
-        anchor = re.search(r"runbook: docs/runbooks\.md#([\w-]+)", body)
+        anchor = re.search(r"runbook: docs/how-to/runbooks\.md#([\w-]+)", body)
         assert anchor is not None, name
         assert anchor[1] in entries, name
 
 
 def test_the_runbooks_have_no_entry_of_an_alert_that_is_gone() -> None:
-    text = (REPOSITORY / "docs/runbooks.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/how-to/runbooks.md").read_text(encoding="utf-8")
     shared = {"EagleEyeCertificateEndsTomorrow"}  # one entry for both
     assert set(re.findall(r"^## (EagleEye\w+)$", text, re.MULTILINE)) == set(NAMES) - shared
 

@@ -24,9 +24,12 @@ class Elsewhere(NamedTuple):
 ANY = ".*"
 KNOWN = (
     Elsewhere(
-        r"docs/checkpoint\.md", r"eagle-eye checkpoint (status|verify)", "tests/checkpoint/test_store.py", "verify"
+        r"docs/how-to/checkpoint\.md",
+        r"eagle-eye checkpoint (status|verify)",
+        "tests/checkpoint/test_store.py",
+        "verify",
     ),
-    Elsewhere(r"docs/planning\.md", r"eagle-eye plan profile", "tests/planning/test_measuring.py", "profile"),
+    Elsewhere(r"docs/how-to/planning\.md", r"eagle-eye plan profile", "tests/planning/test_measuring.py", "profile"),
     Elsewhere(ANY, r"make demo", "tests/demo/test_loop.py", "demo"),
     Elsewhere(ANY, r"make images", "tests/packaging/container_site.py", "images"),
     Elsewhere(ANY, r"make\b", why="CI itself, or what a release is made with; the target must exist"),
@@ -36,10 +39,10 @@ KNOWN = (
     Elsewhere(ANY, r"helm\b", "tests/packaging/test_helm_cluster.py", "helm"),
     Elsewhere(ANY, r"(\S*/)?pip install|python3? -m venv", "tests/packaging/test_installs.py", "pip"),
     Elsewhere(
-        r"docs/install-hosts\.md",
+        r"docs/get-started/install-hosts\.md",
         r"(apt|dnf|runuser|install|systemctl|journalctl|kill|eagle-eye (nodes|doctor|backup))\b",
         "tests/packaging/test_newcomer.py",
-        "docs/install-hosts.md",
+        "docs/get-started/install-hosts.md",
     ),
     Elsewhere(ANY, r"\S*python packaging/host/build\.py", "tests/packaging/test_host_install.py", "build.py"),
     Elsewhere(ANY, r"ln -s \S+ /usr/bin", why="changes the host's own folders"),
@@ -51,7 +54,7 @@ KNOWN = (
     ),
     Elsewhere(ANY, r"\S*python -m release\.version", "tests/packaging/test_version.py", "version"),
     Elsewhere(ANY, r"\S*python (-m )?tests[./]compatibility", why="records a release: tests/compatibility reads it"),
-    Elsewhere(r"docs/releasing\.md", r"git (add|checkout|commit|tag|push)\b", why="changes the repository"),
+    Elsewhere(r"docs/how-to/releasing\.md", r"git (add|checkout|commit|tag|push)\b", why="changes the repository"),
     Elsewhere(ANY, r"eagle-eye orchestrate slurm", "tests/orchestrators/slurm/test_real.py", "orchestrator"),
     Elsewhere(ANY, r"eagle-eye train", "tests/learning/test_command.py", "train"),
     Elsewhere(ANY, r"eagle-eye nodes (check|readmit)", "tests/server/test_node_checks_end_to_end.py", "readmit"),
@@ -66,11 +69,11 @@ KNOWN = (
 SLOW = (
     (ANY, r"eagle-eye check\b(?! --list)"),
     (ANY, r"eagle-eye simulate .*--nodes (32|[1-9]\d\d+)|eagle-eye backtest /tmp/hot|eagle-eye replay .*--speed 10\b"),
-    (r"docs/(traces|tuning)\.md", r"eagle-eye (record|backtest|replay)\b"),
-    (r"docs/webhook-receivers\.md", r"eagle-eye simulate\b"),
-    (r"docs/quick-start\.md", r"eagle-eye (simulate|backtest)\b"),
+    (r"docs/.*/(traces|tuning)\.md", r"eagle-eye (record|backtest|replay)\b"),
+    (r"docs/how-to/webhook-receivers\.md", r"eagle-eye simulate\b"),
+    (r"docs/get-started/quick-start\.md", r"eagle-eye (simulate|backtest)\b"),
     (r"docs/.*", r"eagle-eye (server|loadtest)\b"),
-    (r"docs/orchestrate-.*\.md", r"eagle-eye orchestrate"),
+    (r"docs/how-to/orchestrate-.*\.md", r"eagle-eye orchestrate"),
 )
 
 

@@ -139,7 +139,7 @@ class Site:
         for name in ("TRACE", "last-week"):
             shutil.copytree(self.root / "trace", folder / name)
         for name in ("FILE", "site-cases.toml"):
-            shutil.copy(ROOT / "docs/policy-cases.toml", folder / name)
+            shutil.copy(ROOT / "docs/reference/policy-cases.toml", folder / name)
         write(folder / "DUMPS", dump(entry(7), rank=0), dump(entry(7), rank=1), dump(entry(6), rank=2), form="json")
         shutil.copytree(folder / "DUMPS", folder / "FOLDER")
         tickets = "id,node,opened,closed,text\nINC-1,{node},2026-01-31T08:15:00Z,2026-02-02T10:00:00Z,GPU 3 replaced\n"

@@ -1,4 +1,4 @@
-"""The receivers of docs/webhook-receivers.md, as they stand there, against a real server's deliveries."""
+"""The receivers of docs/how-to/webhook-receivers.md, as they stand there, against a real server's deliveries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.server.builders import Running, running
 from tests.server.test_end_to_end import eventually
 
 PYTHON, LISTEN, SHELL, WORK = (
-    block.text for block in blocks("docs/webhook-receivers.md") if block.mark.startswith("run by tests/docs")
+    block.text for block in blocks("docs/how-to/webhook-receivers.md") if block.mark.startswith("run by tests/docs")
 )
 OTHER = "whsec_" + "A" * 32  # the secret before the last rotation
 

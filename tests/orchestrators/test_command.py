@@ -135,7 +135,7 @@ def test_errors_of_reading_name_the_key() -> None:
 
 
 def test_every_flag_and_every_event_is_in_the_manual() -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[2] / "docs" / "how-to" / "launch.md").read_text(encoding="utf-8")
     parser = argparse.ArgumentParser(add_help=False)
     command.configure(parser)
     flags = [flag for action in parser._actions for flag in action.option_strings]

@@ -23,7 +23,7 @@ from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, 
 from eagle_eye.schema.action import JobUpdate, MemberRank
 from tests.orchestrators.contract import OrchestratorContract, cause
 
-DOCS = Path(__file__).parents[2] / "docs" / "orchestrate-command.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "orchestrate-command.md"
 
 
 def documented_program(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The programs of docs/orchestrate-recipes.md, against a flux and a Ray that answer as their manuals say."""
+"""The programs of docs/how-to/orchestrate-recipes.md, against a flux and a Ray that answer as their manuals say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from tests.orchestrators.contract import cause
 from tests.orchestrators.test_command_orchestrator import script
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to"
 NODES = frozenset({"n1", "n2", "n3"})
 
 # Keeps its state in a file beside it. Jobs run at once.

@@ -1,4 +1,4 @@
-"""The DiLoCo program of docs/orchestrate-torchft.md, as it stands there, against torchft itself."""
+"""The DiLoCo program of docs/how-to/orchestrate-torchft.md, as it stands there, against torchft itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.loopback import free_port
 from tests.orchestrators.contract import cause
 from tests.orchestrators.test_torchft_real import HOW, TIMING, until
 
-PAGE = Path(__file__).parents[2] / "docs" / "orchestrate-torchft.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "orchestrate-torchft.md"
 GROUPS = 2
 HEARD_WITHIN_S = 60.0
 

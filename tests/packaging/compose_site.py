@@ -92,7 +92,7 @@ class Composed:
         self.compose("up", "--detach", "--no-build", *services)
 
     def token(self, scope: str) -> str:
-        """Return a new token, made as docs/compose.md says."""
+        """Return a new token, made as docs/get-started/compose.md says."""
         return self.podman.run(
             *("exec", "eagleeyetest_server_1", "eagle-eye", "tokens", "create", "--scope", scope)
         ).stdout.strip()

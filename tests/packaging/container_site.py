@@ -1,4 +1,4 @@
-"""Images built and run by podman as docs/containers.md says; in place of a registry's base, a Debian made here."""
+"""Images built and run by podman as docs/get-started/containers.md says; a Debian made here is their base."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def version() -> str:
 
 
 def documented(name: str) -> list[list[str]]:
-    """Return the words of podman's commands that docs/containers.md gives in its blocks that mention ``name``."""
-    text = (REPOSITORY / "docs/containers.md").read_text(encoding="utf-8")
+    """Return the words of podman's commands in docs/get-started/containers.md, of blocks that mention ``name``."""
+    text = (REPOSITORY / "docs/get-started/containers.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if f"--name {name}" in block]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))[:1] == ["podman"]]

@@ -230,7 +230,7 @@ def test_a_site_that_asks_for_none_gets_no_store() -> None:
 def test_the_agent_has_of_its_host_what_the_page_of_containers_says() -> None:
     spec = pod(recording("least"), "agent")
     [container] = spec["containers"]
-    page = (REPOSITORY / "docs/containers.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/get-started/containers.md").read_text(encoding="utf-8")
     command = next(
         block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "--name eagle-eye-agent" in block
     )
@@ -258,7 +258,7 @@ def test_only_who_speaks_with_the_api_server_has_a_token_for_it(name: str) -> No
 
 
 def test_the_servers_roles_are_those_of_the_job_source_and_change_nothing() -> None:
-    page = (REPOSITORY / "docs/job-sources.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/how-to/job-sources.md").read_text(encoding="utf-8")
     documented = yaml.safe_load(re.search(r"```yaml\n(rules:.*?)```", page, re.DOTALL)[1])["rules"]  # type: ignore[index]
     granted = [rule for one in recording("least") if one["kind"] == "ClusterRole" for rule in one["rules"]]
     assert _rights(granted) == _rights(documented)
@@ -338,7 +338,7 @@ def test_a_changed_configuration_starts_the_server_anew() -> None:
 
 @needs_helm
 def test_the_values_of_the_page_are_taken_one_after_the_other(tmp_path: Path) -> None:
-    page = (REPOSITORY / "docs/install-kubernetes.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/get-started/install-kubernetes.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "volumeMounts" not in block]
     assert len(blocks) == 3
     words = []

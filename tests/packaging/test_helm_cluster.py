@@ -246,8 +246,8 @@ def shell(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 
 def page(beginning: str) -> str:
-    """Return the block of docs/install-kubernetes.md that begins so, as it is typed after those before it."""
-    text = (REPOSITORY / "docs/install-kubernetes.md").read_text(encoding="utf-8")
+    """Return the block of docs/get-started/install-kubernetes.md that begins so, typed after those before it."""
+    text = (REPOSITORY / "docs/get-started/install-kubernetes.md").read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- run by tests/packaging/test_helm_cluster.py -->\n```sh\n(.*?)```", text, re.DOTALL)
     [function] = re.findall(r"^ee\(\) .*$", text, re.MULTILINE)
     [block] = [block for block in blocks if block.startswith(beginning)]

@@ -188,6 +188,13 @@ def test_each_unit_of_the_repository_is_in_one_package() -> None:
     assert sorted(packed) == sorted(path.name for path in (REPOSITORY / "packaging/systemd").iterdir())
 
 
+def test_documents_come_along_but_for_those_of_contributors(tmp_path: Path) -> None:
+    tree_module._document(tmp_path, recipes.AGENT)
+    documents = tmp_path / "usr/share/doc/eagle-eye-agent/docs"
+    assert (documents / "reference/agent.md").is_file()
+    assert not (documents / "decisions").exists()
+
+
 def test_the_manual_page_tells_of_the_commands_that_the_package_can_carry_out() -> None:
     agents = manual.manual("eagle-eye-agent", recipes.AGENT.portions, "1.0")
     servers = manual.manual("eagle-eye-server", recipes.SERVER.portions, "1.0")

@@ -25,7 +25,7 @@ from tests.packaging.booted_debian import Debian, Done, booted, missing
 DIST = Path(os.environ.get("EAGLE_EYE_TEST_NEWCOMER", ""))
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 NEEDED = ("eagle-eye-agent_*_amd64.deb", "eagle-eye-server_*python{}_*.deb", "eagle_eye-*.whl")
-INSTALL, RECEIVERS = "docs/install-hosts.md", "docs/webhook-receivers.md"
+INSTALL, RECEIVERS = "docs/get-started/install-hosts.md", "docs/how-to/webhook-receivers.md"
 LATER = "99.0.0"
 COMMAND_S = 900.0  # apt installs thousands of files, on a machine that may be busy with others
 SEEN_S = 120.0
@@ -167,7 +167,7 @@ def test_an_agent_enrols_and_is_listed(newcomer: Newcomer) -> None:
 def test_a_job_is_watched_by_the_hooks_two_lines(newcomer: Newcomer) -> None:
     newcomer.type("python3 -m venv TRAIN")
     newcomer.follow(INSTALL, "A job, and a first incident", 0)
-    two_lines = next(block for block in blocks("docs/hook.md") if block.language == "python")
+    two_lines = next(block for block in blocks("docs/reference/hook.md") if block.language == "python")
     (newcomer.debian.root / "root/release/train.py").write_text(PROGRAM + two_lines.text)
     newcomer.type(
         "EAGLE_EYE_JOB=llm-1 RANK=0 WORLD_SIZE=1 TRAIN/bin/python train.py > train.log 2>&1 & echo $! > train.pid"

@@ -85,7 +85,7 @@ def test_a_unit_of_the_template_is_named_by_its_kind() -> None:
     assert options(template, "ExecStart") == [
         "/usr/bin/eagle-eye orchestrate %i --config /etc/eagle-eye/orchestrate-%i.toml"
     ]
-    page = (REPOSITORY / "docs/install-hosts.md").read_text()
+    page = (REPOSITORY / "docs/get-started/install-hosts.md").read_text()
     assert [kind.name for kind in KINDS if f"`{kind.name}`" not in page] == []
 
 

@@ -18,7 +18,7 @@ def test_a_file_by_hand_is_read(tmp_path: Path) -> None:
 
 
 def test_the_documents_profile_is_read(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "planning.md").read_text(encoding="utf-8")
     (tmp_path / "profile.json").write_text(page.partition("```json\n")[2].partition("```")[0])
     assert read_profile(tmp_path / "profile.json").layers[0].name == "Block"
 

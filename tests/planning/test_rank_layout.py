@@ -60,6 +60,6 @@ def test_it_is_said_as_json_and_not_for_fewer_nodes_than_hold_the_model() -> Non
 
 
 def test_the_manual_shows_what_three_nodes_are_told() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "planning.md").read_text(encoding="utf-8")
     block = page.partition("## Following it")[2].partition("```json\n")[2].partition("```")[0]
     assert msgspec.json.decode(block, type=RankLayout) == rank_layout(plan(3), 3)

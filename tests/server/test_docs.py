@@ -14,7 +14,7 @@ from eagle_eye.schema.action import EVENT_TYPES, ReportState
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from tests.server.builders import Running, running
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
 
 @pytest.fixture(scope="module")

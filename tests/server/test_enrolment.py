@@ -134,9 +134,8 @@ def test_a_join_token_must_end_soon() -> None:
 
 
 def test_the_wires_document_names_what_enrolling_may_be_answered(server: Running) -> None:
-    section = (
-        (ROOT / "docs" / "wire.md").read_text(encoding="utf-8").partition("\n## Enrolment\n")[2].partition("\n## ")[0]
-    )
+    page = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Enrolment\n")[2].partition("\n## ")[0]
     text, store = join(server), server.front.services.store
     reader, record = mint("read", None, NOW, None)
     store.commit(Change(tokens=(record,)))

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_eye.cli.main import main
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "policy-cases.toml"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "reference" / "policy-cases.toml"
 ONE = """
 format = "eagle-eye-policy-cases/1"
 [[case]]

@@ -51,7 +51,7 @@ def attach(
     """Return the object that reports this process's training; it also reports by itself that the process lives.
 
     ``model`` (a torch module, after wrapping and compiling) and ``optimizer`` are optional: with them a step's
-    compute, wait for data and collectives are seen where ``docs/hook.md`` says so.
+    compute, wait for data and collectives are seen where ``docs/reference/hook.md`` says so.
     ``step`` is the last step that was finished before, when a job resumes. ``socket`` overrides where the
     agent listens. Attaching again ends the earlier report. Never raises.
     """

@@ -33,7 +33,7 @@ GUIDES: dict[str, Guide] = {
         ),
         "0 stopped by SIGTERM or SIGINT; 1 its address or its files are not to be had, or a scheduler gives no answer;"
         " 2 wrong configuration.",
-        ("configuration", "operations", "security"),
+        ("reference/configuration", "how-to/operations", "explanation/security"),
     ),
     "agent": Guide(
         "Watches this host and its training processes and reports to the server, until it is stopped.",
@@ -44,7 +44,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye agent --once --check --gpus 8", "in a prolog: is this host sick?"),
         ),
         "0 done or stopped; 1 failed; 2 wrong configuration. With --check: 0 healthy, 3 sick, 1 nobody can tell.",
-        ("agent", "hook", "configuration"),
+        ("reference/agent", "reference/hook", "reference/configuration"),
     ),
     "doctor": Guide(
         "Says what works on this host, what doesn't, and what to do about it. Changes nothing.",
@@ -53,7 +53,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye doctor --json", "for programs"),
         ),
         "0 all works that this host can have; 1 there is something to do; 2 wrong configuration.",
-        ("agent",),
+        ("reference/agent",),
     ),
     "launch": Guide(
         "Runs a torchrun-style training job over a set of nodes with spares, restarts it without a node when Eagle Eye"
@@ -65,7 +65,7 @@ GUIDES: dict[str, Guide] = {
             ),
         ),
         "0 finished; 1 failed; 2 wrong usage; 130 after Ctrl-C; 143 after SIGTERM.",
-        ("launch",),
+        ("how-to/launch",),
     ),
     "orchestrate": Guide(
         "Carries out what Eagle Eye asks for, with the site's own tools, and reports what came of it.",
@@ -78,7 +78,13 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye orchestrate kubernetes --help", "the options of a kind"),
         ),
         "0 stopped by SIGTERM or SIGINT; 1 failed, start it again; 2 wrong usage or configuration.",
-        ("orchestrators", "slurm", "kubernetes", "orchestrate-torchft", "orchestrate-command"),
+        (
+            "how-to/orchestrators",
+            "how-to/slurm",
+            "how-to/kubernetes",
+            "how-to/orchestrate-torchft",
+            "how-to/orchestrate-command",
+        ),
     ),
     "demo": Guide(
         "Starts a server, four nodes with an agent each and a real training job on three of them, harms a node from"
@@ -88,7 +94,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye demo --fault slow --keep", "a straggler; the page stays up"),
         ),
         "0 all of it truly happened; 1 it did not; 2 wrong usage.",
-        ("quick-start",),
+        ("get-started/quick-start",),
     ),
     "simulate": Guide(
         "Writes a labelled trace of a job with a fault in it, or with something that only looks like one.",
@@ -97,25 +103,25 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye simulate /tmp/hot --fault thermal_throttle --nodes 32 --seed 1", "a GPU too hot"),
         ),
         _DONE,
-        ("traces", "faults"),
+        ("reference/traces", "reference/faults"),
     ),
     "loadtest": Guide(
         "Sends a server what the agents of a large fleet would send, and measures how it keeps up.",
         (("eagle-eye loadtest --nodes 1000 --duration 60 --json", "a thousand nodes, a frame a second each"),),
         "0 every frame was acknowledged; 1 some were not, or the server could not be reached; 2 wrong usage.",
-        ("loadtest", "performance"),
+        ("how-to/loadtest", "explanation/performance"),
     ),
     "replay": Guide(
         "Sends a trace through the wire as if it happened now, faster than it did.",
         (("eagle-eye replay /tmp/hot --speed 10 --suffix=-again", "into the server of this machine"),),
         "0 done; 1 something was not acknowledged; 2 wrong usage or trace.",
-        ("traces",),
+        ("reference/traces",),
     ),
     "record": Guide(
         "Writes a trace of a job from a running server's history, to be judged again.",
         (("eagle-eye record /tmp/monday --job llm --since -2h --until -1h", "an hour of it"),),
         _ANSWERED,
-        ("traces",),
+        ("reference/traces",),
     ),
     "import": Guide(
         "Writes a trace of a job from a Prometheus that scrapes dcgm-exporter and node_exporter.",
@@ -126,7 +132,7 @@ GUIDES: dict[str, Guide] = {
             ),
         ),
         "0 done; 1 the Prometheus cannot be reached, or has nothing of it; 2 wrong usage.",
-        ("traces", "prometheus"),
+        ("reference/traces", "how-to/prometheus"),
     ),
     "backtest": Guide(
         "Judges recorded traces with the server's own engine, on the traces' clock, and scores it by their labels.",
@@ -135,7 +141,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye backtest /tmp/hot /tmp/monday --report report.json --verdicts verdicts.jsonl", "for programs"),
         ),
         "0 done, also when faults were found; 1 a trace cannot be judged; 2 wrong usage or configuration.",
-        ("traces", "tuning", "detection"),
+        ("reference/traces", "how-to/tuning", "explanation/detection"),
     ),
     "train": Guide(
         "Learns from traces or a server's history what healthy nodes of this site look like.",
@@ -145,7 +151,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye train --show site.model", "what a model was learned from"),
         ),
         "0 done; 1 no model was made, or the new one is no better; 2 wrong usage.",
-        ("learning",),
+        ("how-to/learning",),
     ),
     "check": Guide(
         "Puts this node to work and says whether it is sick: the site's own tools where they are installed, else small"
@@ -157,7 +163,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye check --list", "what there is to check"),
         ),
         "0 healthy; 3 sick; 1 nobody can tell, stderr and --json say why; 2 wrong usage.",
-        ("check", "probation"),
+        ("how-to/check", "explanation/probation"),
     ),
     "checkpoint": Guide(
         "Says where the copies of a job's checkpoints would lie in its nodes' memory, and which losses they outlive.",
@@ -170,7 +176,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye checkpoint plan --nodes 16 --shard-bytes 24GiB --keep 2", "and the memory that it takes"),
         ),
         _DONE,
-        ("checkpoint",),
+        ("how-to/checkpoint",),
     ),
     "plan": Guide(
         "Plans how a pipeline-parallel job goes on when nodes are lost and no spare is left: the best layout for every"
@@ -189,13 +195,13 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye plan layout --plan plan.json --nodes 7", "what a job's script puts into EAGLE_EYE_LAYOUT"),
         ),
         "0 done; 1 no layout for so few nodes, or failed; 2 wrong usage, profile or plan.",
-        ("planning",),
+        ("how-to/planning",),
     ),
     "flight-recorder": Guide(
         "Reads PyTorch's flight-recorder dumps of a hung job and names the rank that holds it up.",
         (("eagle-eye flight-recorder /tmp/nccl_traces", "one dump for each rank"),),
         "0 done, also when nobody can tell; 1 there are no dumps to read; 2 wrong usage.",
-        ("flight-recorder",),
+        ("how-to/flight-recorder",),
     ),
     "nodes": Guide(
         "Lists nodes and what is known of them; takes them out of service, puts them to work, takes them back.",
@@ -207,13 +213,13 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye nodes forget --unheard-for 30d", "those that are gone for good"),
         ),
         _ANSWERED + " nodes check: 0 healthy, 3 sick, 1 nobody can tell.",
-        ("incidents", "probation", "accounts"),
+        ("explanation/incidents", "explanation/probation", "explanation/accounts"),
     ),
     "jobs": Guide(
         "Lists jobs, their state, ranks and pace.",
         (("eagle-eye jobs", "the newest 100"), ("eagle-eye jobs show llm --json", "one, for programs")),
         _ANSWERED,
-        ("concepts", "job-sources"),
+        ("explanation/concepts", "how-to/job-sources"),
     ),
     "incidents": Guide(
         "Lists incidents with their evidence; takes what a person has to say about them.",
@@ -223,7 +229,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye incidents false INCIDENT", "it was a false alarm"),
         ),
         _ANSWERED,
-        ("incidents", "runbooks"),
+        ("explanation/incidents", "how-to/runbooks"),
     ),
     "actions": Guide(
         "Lists what was asked of orchestrators; approves or rejects it, or reports on it by hand.",
@@ -233,40 +239,40 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye actions report ACTION done --detail 'requeued by hand'", "what came of it"),
         ),
         _ANSWERED,
-        ("policy", "orchestrators"),
+        ("reference/policy", "how-to/orchestrators"),
     ),
     "audit": Guide(
         "Says who changed what, and when: people by their token, the server, the configuration.",
         (("eagle-eye audit --verb approve", "who approved what"),),
         _ANSWERED,
-        ("operations", "security"),
+        ("how-to/operations", "explanation/security"),
     ),
     "goodput": Guide(
         "Says where the jobs' time went: training, or lost to what fault on which node.",
         (("eagle-eye goodput --by fault", "the last seven days"),),
         _ANSWERED,
-        ("accounts",),
+        ("explanation/accounts",),
     ),
     "ledger": Guide(
         "Sets what would have been done beside what happened: is it time to let the server act?",
         (("eagle-eye ledger --standing wrong", "where it would have been wrong"),),
         _ANSWERED,
-        ("accounts", "policy"),
+        ("explanation/accounts", "reference/policy"),
     ),
     "tickets": Guide(
         "Lists repair tickets, and imports those of the site's own system.",
         (("eagle-eye tickets import repairs.csv", "columns id, node, opened, closed, text"),),
         _ANSWERED,
-        ("accounts",),
+        ("explanation/accounts",),
     ),
     "policy": Guide(
         "Says rule by rule why an action was asked for or not, and runs cases that a site has written.",
         (
             ("eagle-eye policy explain INCIDENT", "why, or why not"),
-            ("eagle-eye policy test docs/policy-cases.toml", "does the policy do what we want?"),
+            ("eagle-eye policy test docs/reference/policy-cases.toml", "does the policy do what we want?"),
         ),
         "0 done, all cases passed; 1 one failed, or the server cannot be reached; 2 wrong usage or cases.",
-        ("policy",),
+        ("reference/policy",),
     ),
     "deliveries": Guide(
         "Lists webhooks, sent and to be sent, with what came back; sends one again.",
@@ -275,7 +281,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye deliveries redeliver DELIVERY", "once more"),
         ),
         _ANSWERED,
-        ("webhooks",),
+        ("reference/webhooks",),
     ),
     "subscriptions": Guide(
         "Says who gets events; adds, changes, pauses, tests and repairs subscriptions.",
@@ -285,7 +291,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye subscriptions rotate SUBSCRIPTION", "a new secret; the old one signs for a while, too"),
         ),
         _ANSWERED,
-        ("webhooks", "webhook-receivers"),
+        ("reference/webhooks", "how-to/webhook-receivers"),
     ),
     "tokens": Guide(
         "Makes, lists and revokes tokens in the server's files, on the server's host, as its user or as root.",
@@ -298,7 +304,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye tokens list", "never their text"),
         ),
         "0 done; 1 the server's files cannot be read or written; 2 wrong usage or configuration.",
-        ("security", "install-hosts"),
+        ("explanation/security", "get-started/install-hosts"),
     ),
     "backup": Guide(
         "Copies the server's files to a new folder while it runs, and puts them back while it does not.",
@@ -307,7 +313,7 @@ GUIDES: dict[str, Guide] = {
             ("eagle-eye backup restore /backup/monday --config /etc/eagle-eye/server.toml", "the way back"),
         ),
         "0 done; 1 failed; 2 wrong usage or configuration.",
-        ("operations",),
+        ("how-to/operations",),
     ),
 }
 

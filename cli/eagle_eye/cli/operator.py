@@ -117,7 +117,7 @@ def add_limit(parser: argparse.ArgumentParser, default: Any = LIST_MAX, most: in
 
 def add_filter(parser: argparse.ArgumentParser, name: str, values: Sequence[str] = ANY, default: Any = None) -> None:
     """Add a filter; with ``values`` it takes no others."""
-    where = "docs/faults.md has them" if name == "fault" else ", ".join(values)
+    where = "docs/reference/faults.md has them" if name == "fault" else ", ".join(values)
     parser.add_argument(
         f"--{name}",
         default=default,

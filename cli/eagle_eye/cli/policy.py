@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     explain.add_argument("--token-file", type=Path, metavar="FILE", help="file with a bearer token of scope read")
     explain.add_argument("--all", action="store_true", help="show also the rules that had nothing to judge")
     test = verbs.add_parser("test", help="run written cases; exit code 1 when one fails")
-    test.add_argument("file", type=Path, metavar="FILE", help="cases as in docs/policy.md")
+    test.add_argument("file", type=Path, metavar="FILE", help="cases as in docs/reference/policy.md")
     test.add_argument("--config", type=Path, metavar="FILE", help="the server's configuration: its [policy] counts")
     for one in (explain, test):
         one.add_argument("--json", action="store_true", help="print JSON")

@@ -116,7 +116,7 @@ def _course() -> Sequence[Panel]:
             "Held back, by rule of policy",
             [Query(counted(f"sum by (rule) ({Q}incidents_held)", "rule"), "{{rule}}")],
             stacked=True,
-            about="docs/policy.md says what each rule means.",
+            about="docs/reference/policy.md says what each rule means.",
         ),
         lines(
             "Actions of the last hour, by what became of them",

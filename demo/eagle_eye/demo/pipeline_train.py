@@ -1,4 +1,4 @@
-"""A real training job of pipelines side by side, laid out as ``EAGLE_EYE_LAYOUT`` says: docs/planning.md.
+"""A real training job of pipelines side by side, laid out as ``EAGLE_EYE_LAYOUT`` says: docs/how-to/planning.md.
 
 Started by ``eagle-eye launch --layouts``; torch.distributed.pipelining over Gloo, on the CPU. The course of training is
 the same in every layout: a step's samples follow from its number, its loss and gradients are sums over tokens, and each

@@ -1,6 +1,6 @@
 """The frame: what one agent saw in one interval, and its codec.
 
-Frames are MessagePack maps; the numbers travel as columns of little-endian float64. ``docs/wire.md``
+Frames are MessagePack maps; the numbers travel as columns of little-endian float64. ``docs/reference/wire.md``
 describes the bytes for clients in other languages. Everything in a frame is untrusted: decoding checks
 types, names, sizes and finiteness, and raises ``BadFrame`` with a machine-readable reason.
 

@@ -2,7 +2,7 @@
 
 A row names its outline by the hash of the outline's bytes, so that whoever keeps outlines can read rows whatever
 connection, request or process they come from. Half of the numbers' bytes and all names are saved, and rows of one
-layout can be read together, as one matrix. ``docs/wire.md`` describes the bytes. All of it is untrusted:
+layout can be read together, as one matrix. ``docs/reference/wire.md`` describes the bytes. All of it is untrusted:
 decoding raises ``BadFrame``.
 """
 

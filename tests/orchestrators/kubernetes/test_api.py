@@ -120,7 +120,8 @@ def test_a_config_map_that_is_not_there_is_none() -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_missing_right_says_where_rights_are_explained(status: int) -> None:
     script = Script(other=[(status, {"message": 'nodes "n1" is forbidden'})])
-    with talking_to(script) as api, pytest.raises(CannotCarryOutError, match=r"n1\" is forbidden; see docs/kubernetes"):
+    where = r"n1\" is forbidden; see docs/how-to/kubernetes"
+    with talking_to(script) as api, pytest.raises(CannotCarryOutError, match=where):
         api.node("n1")
     assert len(script.asked) == 1
 

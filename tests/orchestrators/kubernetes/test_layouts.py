@@ -357,7 +357,7 @@ def test_an_object_that_has_changed_since_it_was_read_is_a_conflict() -> None:
 
 
 def test_pods_read_their_layout_where_the_manual_says() -> None:
-    (block,) = (one for one in blocks("docs/kubernetes.md") if one.mark.endswith("kubernetes/test_layouts.py"))
+    (block,) = (one for one in blocks("docs/how-to/kubernetes.md") if one.mark.endswith("kubernetes/test_layouts.py"))
     (given,) = yaml.safe_load(block.text)["env"]
     assert given["name"] == LAYOUT_VARIABLE
     reference = {"name": documents()["ConfigMap"]["metadata"]["name"], "key": "JOB", "optional": True}

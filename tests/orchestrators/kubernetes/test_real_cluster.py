@@ -281,7 +281,7 @@ def test_a_missing_right_is_named(cluster: Cluster, job: str) -> None:
     cluster.ask("POST", "/api/v1/namespaces/eagle-eye/serviceaccounts", {"metadata": {"name": "nobody"}})
     said = Told(cluster, "no_rights", "nobody").by(["state", job], ["exclude", job, ["n1"]])
     assert said[0].startswith("refused: list pods: the API server answers 403: pods is forbidden: User ")
-    assert said[1].endswith("; see docs/kubernetes.md, Rights")
+    assert said[1].endswith("; see docs/how-to/kubernetes.md, Rights")
 
 
 def test_a_list_of_names_leaves_the_rest_of_each_node_out(cluster: Cluster) -> None:

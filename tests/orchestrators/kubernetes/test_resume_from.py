@@ -22,8 +22,8 @@ def documents() -> dict[str, dict[str, Any]]:
 
 
 def pod() -> dict[str, Any]:
-    """What docs/checkpoint.md puts into a job's pods."""
-    (block,) = [block for block in blocks("docs/checkpoint.md") if block.language == "yaml"]
+    """What docs/how-to/checkpoint.md puts into a job's pods."""
+    (block,) = [block for block in blocks("docs/how-to/checkpoint.md") if block.language == "yaml"]
     found: dict[str, Any] = yaml.safe_load(block.text)
     return found
 

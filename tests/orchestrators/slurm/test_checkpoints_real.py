@@ -1,6 +1,6 @@
 """Checkpoints in memory under a real Slurm that knows a job's processes by their control group, as sites' do.
 
-It runs with make test-full alone (tests/real_slurm.py). What a job's script and the prolog do is docs/checkpoint.md's.
+It runs with make test-full alone (tests/real_slurm.py). docs/how-to/checkpoint.md has a job's script and the prolog.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.real_slurm import Slurm, running, skip_reason, until
 
 PROLOG, READ_COMMENT = (
     block.text
-    for block in blocks("docs/checkpoint.md")
+    for block in blocks("docs/how-to/checkpoint.md")
     if block.mark == "run by tests/orchestrators/slurm/test_checkpoints_real.py"
 )
 _numbers = itertools.count()

@@ -322,13 +322,13 @@ def test_on_a_full_cluster_a_job_is_held_where_that_is_wanted_until_there_is_roo
 
 @pytest.fixture
 def follows_plan(slurm: Slurm, tmp_path: Path) -> str:
-    """The script of docs/slurm.md, whose ranks write what they were told in place of training."""
+    """The script of docs/how-to/slurm.md, whose ranks write what they were told in place of training."""
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan(4, job="llm7b")))
     command = f"{sys.executable} -c 'from eagle_eye.cli.main import main; raise SystemExit(main())'"
     words = "$SLURM_PROCID of $SLURM_NTASKS on $SLURM_JOB_NUM_NODES: $EAGLE_EYE_LAYOUT"
     (tmp_path / "train.sh").write_text(f'#!/bin/sh\necho "{words}" >> {tmp_path}/said\nsleep 300\n')
     (tmp_path / "train.sh").chmod(0o755)
-    (script,) = (block.text for block in blocks("docs/slurm.md") if block.mark.endswith("slurm/test_real.py"))
+    (script,) = (block.text for block in blocks("docs/how-to/slurm.md") if block.mark.endswith("slurm/test_real.py"))
     return (
         f"export PYTHONPATH={':'.join(filter(None, sys.path))} HOME=/nonexistent\n"
         f'eagle_eye() {{ {command} "$@"; }}\n'

@@ -74,7 +74,7 @@ def test_what_a_fault_costs_is_all_that_follows_from_it() -> None:
 
 
 def test_the_documented_example_comes_out() -> None:
-    """The figures of docs/accounts.md."""
+    """The figures of docs/explanation/accounts.md."""
     first = attempt(0, 0, 3600, end="failed", first_step=1, first_step_s=360, last_step=900, last_step_s=3240)
     second = attempt(
         1,

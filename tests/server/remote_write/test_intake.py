@@ -452,7 +452,7 @@ def test_rows_of_devices_nodes_and_links_stand_apart() -> None:
 
 
 def test_the_document_names_every_series_and_metric_of_the_table() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "prometheus.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "prometheus.md").read_text(encoding="utf-8")
     metrics = {use.rule.to for uses in TABLE.metrics.values() for use in uses}
     assert [name for name in (*TABLE.metrics, *TABLE.events, *metrics) if f"`{name}`" not in text] == []
     (kept,) = re.findall(r'regex: "(.*)", action: keep', text)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed: apt-get install prometheus"
 )
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "prometheus.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to" / "prometheus.md"
 WITHIN_S = 40.0
 NODES = ("n1", "n2", "n3", "n4")
 SCRAPE_CONFIG = """

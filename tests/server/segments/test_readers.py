@@ -65,7 +65,7 @@ def test_pandas_reads_minutes(minutes: Path) -> None:
 
 def test_duckdb_adds_up_increases_as_the_document_says(minutes: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason=f"duckdb {HOW}")
-    text = (Path(__file__).parents[3] / "docs" / "history.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "explanation" / "history.md").read_text()
     statement = text[text.index("SELECT node, device, sum(increase") :].split(";")[0]
     assert duckdb.sql(statement.replace("history/1m", str(minutes))).fetchall() == [("n1", 0, 5.0)]
 

@@ -139,7 +139,7 @@ class DcgmExporterCollector:
             any_known = True
             self._take(sample, observed)
         if not any_known:
-            raise ValueError("its page has none of the metrics that are read (docs/agent.md)")
+            raise ValueError("its page has none of the metrics that are read (docs/reference/agent.md)")
         return observed
 
     def _take(self, sample: Sample, observed: Observed) -> None:

@@ -36,9 +36,9 @@ class ProcessesCollector:
 
     At each look it also tells what the processes of all ranks do: processor time, bytes, whether the kernel holds one.
 
-    A rank is a process that holds a GPU and whose environment names a rank; ``docs/who-runs-here.md`` says what counts
-    where there is no GPU, and how jobs are named. A process that has been found to hold a GPU stays a rank until it
-    ends, also when NVML has lost the GPU.
+    A rank is a process that holds a GPU and whose environment names a rank; where there is no GPU,
+    ``docs/explanation/who-runs-here.md`` says what counts, and how jobs are named. A process that has been found to
+    hold a GPU stays a rank until it ends, also when NVML has lost the GPU.
 
     The end of a process whose exit code nobody can read for certain is no event, only counted as ``exit_code_unread``:
     without a goodbye, which such a process cannot say, it would look like a crash when the job just ends.

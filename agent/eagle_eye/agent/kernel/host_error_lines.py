@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 LINE_CHARS_MAX = 1_024  # of a line that are looked at
 
-# What a line says of the host. Who reads the events depends on these words: docs/wire.md.
+# What a line says of the host. Who reads the events depends on these words: docs/reference/wire.md.
 NIC_FAILED, NIC_STALLED = "nic_failed", "nic_stalled"
 PCIE_FATAL, DEVICE_GONE, GPU_UNUSABLE = "pcie_fatal", "device_gone", "gpu_unusable"
 CPU_STUCK, TASK_BLOCKED = "cpu_stuck", "task_blocked"

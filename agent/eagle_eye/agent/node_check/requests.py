@@ -202,7 +202,7 @@ class NodeChecks:
         if limit_bytes is not None and limit_bytes < MEMORY_BYTES_MIN:
             return (
                 f"the agent's control group allows {limit_bytes >> 20} MiB of memory, a check needs"
-                f" {MEMORY_BYTES_MIN >> 20} (docs/probation.md)"
+                f" {MEMORY_BYTES_MIN >> 20} (docs/explanation/probation.md)"
             )
         return ""
 

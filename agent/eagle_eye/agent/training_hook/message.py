@@ -1,7 +1,7 @@
 """The datagram in which a training process tells the agent its state, and its codec.
 
 A message carries totals since the process attached, never differences: whoever misses a thousand
-messages and reads the next one has lost nothing but resolution. ``docs/hook.md`` describes the bytes.
+messages and reads the next one has lost nothing but resolution. ``docs/reference/hook.md`` describes the bytes.
 Decoding trusts nothing: it raises ``BadMessage`` with one stable reason.
 """
 

@@ -1,6 +1,6 @@
 """Sends the spool's frames to the server and forgets what the server has: live frames at once, old ones between them.
 
-Touches: two HTTP connections, two threads. ``docs/wire.md`` is the protocol.
+Touches: two HTTP connections, two threads. ``docs/reference/wire.md`` is the protocol.
 """
 
 from __future__ import annotations

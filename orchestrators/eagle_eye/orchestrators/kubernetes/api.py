@@ -243,7 +243,7 @@ class Api:
 def refused(what: str, error: ApiException) -> CannotCarryOutError:
     """Return what to tell people: what was asked, what the server says, and where rights are granted."""
     said = _said(error) or str(error.reason or "")
-    remedy = "; see docs/kubernetes.md, Rights" if error.status in (401, 403) else ""
+    remedy = "; see docs/how-to/kubernetes.md, Rights" if error.status in (401, 403) else ""
     if error.status == 0:  # as the client says that TLS failed
         return CannotCarryOutError(f"{what}: {' '.join(said.split())[:300]}")
     return CannotCarryOutError(f"{what}: the API server answers {error.status}: {said[:500]}{remedy}")

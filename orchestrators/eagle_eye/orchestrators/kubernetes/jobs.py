@@ -1,4 +1,4 @@
-"""Which pods are a job's, and how it is. Pure; the same rules as the server's source of jobs has (docs/job-sources.md).
+"""Which pods are a job's, and how it is. Pure; by the rules of docs/how-to/job-sources.md, as in the server.
 
 The first of the labels that a pod has names its job. Of pods that replaced each other the newest counts.
 """

@@ -13,7 +13,7 @@ _WORD = re.compile(r"eagle-eye:attempt=\d+:resume_from=\S*", re.ASCII)
 
 
 def resume_word(attempt: int, resume_from: str) -> str:
-    """Return the word that has this attempt resume from there (docs/checkpoint.md has the line that reads it)."""
+    """Return the word that has this attempt resume from there (docs/how-to/checkpoint.md: the line that reads it)."""
     return f"eagle-eye:attempt={attempt}:resume_from={resume_from}"
 
 

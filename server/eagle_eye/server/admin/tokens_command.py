@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write its text to a new file, for its owner alone",
     )
     scopes = ["agent", "remote_write", "join", "read", "operate", "admin"]
-    create.add_argument("--scope", required=True, choices=scopes, help="what it may do: docs/security.md")
+    create.add_argument("--scope", required=True, choices=scopes, help="what it may do: docs/explanation/security.md")
     create.add_argument("--node", help="the node that an agent's token is bound to")
     create.add_argument("--expires-days", type=float, metavar="N", help="default: never; a join token's: 1")
     create.add_argument(

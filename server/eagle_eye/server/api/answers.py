@@ -292,7 +292,7 @@ QueryRange = made(
 
 
 class Accepted(Struct, forbid_unknown_fields=True):
-    """What an agent is answered; the fields that may be absent are described in docs/wire.md."""
+    """What an agent is answered; the fields that may be absent are described in docs/reference/wire.md."""
 
     accepted: int
     duplicates: int

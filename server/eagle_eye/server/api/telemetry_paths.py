@@ -23,7 +23,7 @@ def _frames() -> dict[str, Any]:
     return {
         "tags": ["telemetry"],
         "summary": "Frames",
-        "description": "An agent's frames, whole or as rows (docs/wire.md). Taken whole or refused whole.",
+        "description": "An agent's frames, whole or as rows (docs/reference/wire.md). Taken whole or refused whole.",
         "operationId": "frames_api_v1_frames_post",
         "parameters": [_header("Content-Encoding", encoding, "Of rows; whole frames have none.", required=False)],
         "requestBody": {

@@ -1,7 +1,7 @@
 """Written cases of policy: an incident in a situation, and what is expected of it. Pure, but for reading the file.
 
-The format is described in docs/policy.md. What a case does not say is as in an everyday situation: a running job of
-eight nodes whose fault is certain, a fleet of 100 nodes, nothing asked for before, mode act.
+The format is described in docs/reference/policy.md. What a case does not say is as in an everyday situation: a running
+job of eight nodes whose fault is certain, a fleet of 100 nodes, nothing asked for before, mode act.
 """
 
 from __future__ import annotations

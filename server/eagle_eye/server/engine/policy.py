@@ -1,8 +1,8 @@
 """Policy: what may be asked for because of an incident, and if nothing, why not. Pure.
 
-``weigh`` walks a literal list of rules, each with a stable name (docs/policy.md). First come those that choose what is
-asked for, then those that hold it back, last the mode. Every rule's word is kept, with the values that it weighed, so
-that an operator reads why something was done or not.
+``weigh`` walks a literal list of rules, each with a stable name (docs/reference/policy.md). First come those that
+choose what is asked for, then those that hold it back, last the mode. Every rule's word is kept, with the values that
+it weighed, so that an operator reads why something was done or not.
 """
 
 from __future__ import annotations

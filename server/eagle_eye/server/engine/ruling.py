@@ -46,7 +46,7 @@ class Ruling:
 
 
 class Rule(NamedTuple):
-    """A rule with its stable name: it is in records, in the API, in written cases and in docs/policy.md."""
+    """A rule with its stable name: it is in records, in the API, in written cases and in docs/reference/policy.md."""
 
     name: str
     judge: Callable[[Incident, Situation, Plan], Ruling]

@@ -1,8 +1,8 @@
 """A job's part of the history as one stream, for ``eagle-eye record`` and whoever else wants frames back.
 
 The stream is a sequence of messages, each after its length as four bytes, most significant first: an ``Opening``
-(MessagePack map), then frames in the encoding of ``docs/wire.md``, their times on the server's clock, in the order of
-``History.query``. A length of zero ends it; a stream without it was cut off.
+(MessagePack map), then frames in the encoding of ``docs/reference/wire.md``, their times on the server's clock, in the
+order of ``History.query``. A length of zero ends it; a stream without it was cut off.
 """
 
 from __future__ import annotations

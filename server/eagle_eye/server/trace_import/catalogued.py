@@ -153,7 +153,7 @@ def nothing_found(nodes: Nodes, wanted: Wanted) -> str:
         return (
             "the Prometheus has no series of dcgm-exporter, node_exporter or Eagle Eye in that time"
             + (f" with {wanted.matchers}" if wanted.matchers else "")
-            + "; see docs/prometheus.md for those that are read"
+            + "; see docs/how-to/prometheus.md for those that are read"
         )
     if not nodes.seen:
         return (

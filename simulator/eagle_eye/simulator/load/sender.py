@@ -1,4 +1,4 @@
-"""One synthetic agent's way to the server: in order, at least once, obeying what it is told. See docs/wire.md.
+"""One synthetic agent's way to the server: in order, at least once, obeying what it is told: docs/reference/wire.md.
 
 It differs from the real agent in what it counts, and in that it keeps what waits in memory alone.
 """

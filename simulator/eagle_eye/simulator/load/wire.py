@@ -1,4 +1,4 @@
-"""How what one stream sends is encoded; see docs/wire.md. A synthetic fleet's own encoding is in ``rows_wire.py``."""
+"""How what one stream sends is encoded (docs/reference/wire.md); that of a synthetic fleet is in ``rows_wire.py``."""
 
 from __future__ import annotations
 

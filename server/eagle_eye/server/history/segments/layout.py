@@ -1,4 +1,4 @@
-"""What a segment is on disk: a folder of Parquet tables and ``segment.json``. ``docs/history.md`` describes it."""
+"""What a segment is on disk: a folder of Parquet tables and ``segment.json``, as docs/explanation/history.md says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What is kept of the past when raw frames are too many: levels of buckets, each with segments of its own.
 
-A level's segment is a folder with one table and ``segment.json``. ``docs/history.md`` describes it.
+A level's segment is a folder with one table and ``segment.json``. ``docs/explanation/history.md`` describes it.
 """
 
 from __future__ import annotations

@@ -240,7 +240,8 @@ class Intake:
         name = node_of(found, self._node_labels)
         if name is None:
             raise Malformed(
-                "node", f"no label names the node; expected one of {', '.join(self._node_labels)} (docs/prometheus.md)"
+                "node",
+                f"no label names the node; expected one of {', '.join(self._node_labels)} (docs/how-to/prometheus.md)",
             )
         job = next((found[label] for label in self._job_labels if found.get(label)), None)
         if job is not None and not is_name(job):
@@ -273,7 +274,7 @@ class Intake:
                 continue
             cell = self._node(name).cell(use.rule, row)
             if cell is None:
-                raise Malformed("rows_limit", f"node {name} has too many rows; see docs/prometheus.md")
+                raise Malformed("rows_limit", f"node {name} has too many rows; see docs/how-to/prometheus.md")
             member = cell.member(use, tuple(found.get(label, "") for label in use.rule.each))
             member.width = _width(use.rule, found)
             parts.append((row, member))
