@@ -73,9 +73,10 @@ class TestFinds:
     def test_the_rarer_a_score_the_surer_the_claim(self) -> None:
         confidences = []
         for ratio in (1.0, 1.5, 2.0):
-            tails = tiny_model().tails
-            tails = tuple(tail._replace(peaks_per_node_day=ratio * tail.peaks_per_node_day) for tail in tails)
-            (verdict,) = detect(strange().window(), tails=tails)
+            first, second, third = (
+                tail._replace(peaks_per_node_day=ratio * tail.peaks_per_node_day) for tail in tiny_model().tails
+            )
+            (verdict,) = detect(strange().window(), tails=(first, second, third))
             confidences.append(verdict.confidence)
         assert confidences == sorted(set(confidences), reverse=True)
 
