@@ -1,4 +1,4 @@
-"""What one pass over a whole fleet costs: the engine's tick beside two detectors of the shelf, on the same data.
+"""What one pass over a whole fleet costs: the engine's tick beside two off-the-shelf detectors, on the same data.
 
 A pass of Eagle Eye is ``Engine.tick``: every detector judges the whole window. Taking in the frames is reported apart,
 for it happens as they arrive. Beside it, in the same run and on the newest interval of the same data, one row a GPU:
@@ -222,7 +222,7 @@ def jobs_cost(nodes: int, gpus: int, nodes_a_job: int, warm: int, passes: int) -
 
 
 def _others(data: np.ndarray[Any, np.dtype[np.float64]]) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the detectors of the shelf, fitted, as something to call for one pass over the data."""
+    """Yield the off-the-shelf detectors, fitted, as something to call for one pass over the data."""
     from pyod.models.ecod import ECOD
     from sklearn.ensemble import IsolationForest
 

@@ -112,10 +112,10 @@ def _kept_up(
         for part in parts.values():
             submit(history, part)
             history.compaction.compact()
-        before = history.shelf.size()[1]
-        Upkeep(history.journal, history.shelf, settings, SystemClock()).work(perform)
-        history.shelf.measure()
-        kept = history.shelf.kept()
+        before = history.segment_store.size()[1]
+        Upkeep(history.journal, history.segment_store, settings, SystemClock()).work(perform)
+        history.segment_store.measure()
+        kept = history.segment_store.kept()
     finally:
         history.close()
     return spent_s, {"before": before, **{level: one.bytes for level, one in kept.items()}}

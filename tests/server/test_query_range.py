@@ -83,7 +83,7 @@ def test_levels_answer_and_the_broken_among_them_cost_no_answer(tmp_path: Path) 
         answer = asked(server, **query)
         assert [one["resolution_seconds"] for one in answer["resolutions"]] == [60, 0]
         assert values(answer) == [103.5]
-        (folder,) = history.shelf.levels.folder(MINUTES).iterdir()
+        (folder,) = history.segment_store.levels.folder(MINUTES).iterdir()
         (folder / "series.parquet").write_bytes(b"")
         answer = asked(server, **query)
         assert [one["resolution_seconds"] for one in answer["resolutions"]] == [0]

@@ -52,7 +52,7 @@ def test_what_a_real_store_was_sent_is_read_back_the_same(store: str, tmp_path: 
         asked = order(url=f"{url}/api/v1/write", external_labels={"cluster": "a"}, request_samples_max=1_000)
         manifest, file = Manifest(history.journal.path), PositionFile(tmp_path)
         post = Post(http, asked.url, lambda _s: None, lambda *_: None)
-        send(asked, history.shelf.folder, manifest, file, post, said.append)
+        send(asked, history.segment_store.folder, manifest, file, post, said.append)
         manifest.close()
         file.close()
         show(url, store)

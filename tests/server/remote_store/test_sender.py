@@ -154,7 +154,7 @@ def test_a_broken_segment_is_counted_and_passed_over(tmp_path: Path) -> None:
         for at in (0, 1):
             keep(history, second(10 * at))
             compact(history)
-        first = min(history.shelf.folder.iterdir(), key=lambda path: path.name)
+        first = min(history.segment_store.folder.iterdir(), key=lambda path: path.name)
         (first / "samples.parquet").write_bytes(b"PAR1 this is none PAR1")
         said = bring(tmp_path, store)
     assert [told.lost for told in said if told.lost] == [{"broken": 1}]
@@ -163,7 +163,7 @@ def test_a_broken_segment_is_counted_and_passed_over(tmp_path: Path) -> None:
 
 def merge(history: EmbeddedHistory, tmp_path: Path, id_: int, *sources: str) -> None:
     """Have the first segment stand for those that it was merged of."""
-    folder = min(history.shelf.folder.iterdir(), key=lambda path: path.name)
+    folder = min(history.segment_store.folder.iterdir(), key=lambda path: path.name)
     facts = msgspec.json.decode((folder / FACTS_FILE).read_bytes())
     (folder / FACTS_FILE).write_bytes(msgspec.json.encode({**facts, "name": "merged", "sources": sources}))
     folder.rename(folder.with_name("merged"))
@@ -181,7 +181,7 @@ def test_what_segments_were_merged_of_is_not_sent_twice(tmp_path: Path) -> None:
         compact(history)
         bring(tmp_path, store)
         requests = store.requests
-        merge(history, tmp_path, 2, next(history.shelf.folder.iterdir()).name)
+        merge(history, tmp_path, 2, next(history.segment_store.folder.iterdir()).name)
         assert bring(tmp_path, store) == []
     assert store.requests == requests
 
@@ -194,7 +194,7 @@ def test_what_was_merged_before_it_was_sent_is_sent_and_nothing_is_missed(tmp_pa
             compact(history)
             if at == 0:
                 bring(tmp_path, store)
-                shutil.rmtree(next(history.shelf.folder.iterdir()))
+                shutil.rmtree(next(history.segment_store.folder.iterdir()))
         merge(history, tmp_path, 3, "one", "other")
         said = bring(tmp_path, store)
     assert [told.lost for told in said if told.lost] == []

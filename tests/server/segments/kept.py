@@ -36,13 +36,13 @@ def compact(history: EmbeddedHistory, step: Step = no_step) -> None:
     """Compact as the compactor does, without a process of its own."""
     (through,) = history.journal.reader.read("SELECT max(id) FROM chunks", ())[0]
     history.compaction._step = step
-    compactor.compact(history.journal.path, history.shelf.folder, through or 0, history.compaction._take, step)
+    compactor.compact(history.journal.path, history.segment_store.folder, through or 0, history.compaction._take, step)
 
 
 def keep_up(history: EmbeddedHistory, step: Step = no_step) -> None:
     """Downsample and merge what is due, without a process of its own."""
     history.upkeep._step = step
-    history.upkeep.work(lambda task: worker.perform(history.shelf.folder.parent, task, step))
+    history.upkeep.work(lambda task: worker.perform(history.segment_store.folder.parent, task, step))
 
 
 def retain(history: EmbeddedHistory) -> None:

@@ -80,7 +80,7 @@ def test_a_process_that_is_killed_between_any_two_steps_loses_and_doubles_nothin
             compact(history)
             assert told(history) == sorted([*expected, ("n1", "stream-n1", 2_997, rich(2_997))])
             named = history.journal.reader.read("SELECT name FROM segments ORDER BY name", ())
-            assert sorted(path.name for path in history.shelf.folder.iterdir()) == [name for (name,) in named]
+            assert sorted(path.name for path in history.segment_store.folder.iterdir()) == [name for (name,) in named]
 
 
 class Killed(BaseException):

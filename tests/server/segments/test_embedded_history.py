@@ -27,7 +27,7 @@ def with_key(raw: bytes, **more: object) -> bytes:
 
 
 def folders(history: EmbeddedHistory) -> list[Path]:
-    return sorted(history.shelf.folder.iterdir())
+    return sorted(history.segment_store.folder.iterdir())
 
 
 def points(
@@ -46,7 +46,7 @@ def test_segments_tell_what_the_journal_told(tmp_path: Path) -> None:
         before = told(history)
         read = [points(history, name) for name in ("gpu_power_watts", "node_cpu_utilization_ratio", "link_up")]
         compact(history)
-        assert history.shelf.size()[0] == 1
+        assert history.segment_store.size()[0] == 1
         assert told(history) == before
         assert [points(history, n) for n in ("gpu_power_watts", "node_cpu_utilization_ratio", "link_up")] == read
         assert read[2] == {"mlx5_1": [1.0] * 5}
@@ -143,7 +143,7 @@ def test_late_frames_have_segments_of_their_own(tmp_path: Path) -> None:
         history.submit(batch([rich(n) for n in (1, 2)], NOW + 3_000)).result(WITHIN_S)
         history.submit(batch([rich(2_999, "n2")], NOW + 3_000)).result(WITHIN_S)
         compact(history)
-        known = history.shelf.holding(history.journal._writer, [], 0.0, FOREVER_S)
+        known = history.segment_store.holding(history.journal._writer, [], 0.0, FOREVER_S)
         assert sorted((one.first_node, one.frames) for one in known) == [("n1", 2), ("n2", 1)]
         assert [one.frame.sequence for one in history.query([], 0.0, FOREVER_S)] == [1, 2, 2_999]
 
@@ -199,7 +199,7 @@ def test_a_broken_segment_is_set_aside_named_counted_and_the_rest_goes_on(
             table.write_bytes(b"")
         with caplog.at_level(logging.ERROR):
             assert [one.frame.sequence for one in history.query([], 0.0, FOREVER_S)][-2:] == [40, 41]
-        assert history.shelf.set_aside_total == 1
+        assert history.segment_store.set_aside_total == 1
         assert (tmp_path / "history" / "set-aside" / segment.name).is_dir()
         assert segment.name in caplog.text
         assert [sequence for *_, sequence, _ in told(history)] == [40, 41]
@@ -212,13 +212,13 @@ def test_old_segments_go_by_age_and_by_size(tmp_path: Path) -> None:
             history.submit(batch([rich(n)], clock.now_s())).result(WITHIN_S)
             compact(history)
             clock.advance(450)
-        history.shelf.retain(clock.now_s())
+        history.segment_store.retain(clock.now_s())
         assert [sequence for *_, sequence, _ in told(history)] == [2, 3]
-        assert history.shelf.dropped_by_retention == 1
+        assert history.segment_store.dropped_by_retention == 1
         assert len(folders(history)) == 2
     with opened(tmp_path, clock, retention_bytes=1 << 20) as history:
         history.journal.change(lambda writer: writer.execute("UPDATE segments SET bytes = 600000")).result(WITHIN_S)
-        history.shelf.retain(clock.now_s())
+        history.segment_store.retain(clock.now_s())
         assert [sequence for *_, sequence, _ in told(history)] == [3]
 
 
@@ -226,7 +226,7 @@ def test_segments_outlive_a_lost_journal_and_leftovers_of_a_crash_do_not(tmp_pat
     with opened(tmp_path) as history:
         history.submit(batch([rich(1)])).result(WITHIN_S)
         compact(history)
-        (history.shelf.folder / ".partial-1").mkdir()
+        (history.segment_store.folder / ".partial-1").mkdir()
     for file in tmp_path.glob(f"{HISTORY_FILE}*"):
         file.unlink()
     with opened(tmp_path) as history:
@@ -262,7 +262,7 @@ def test_a_compactor_that_fails_is_counted_and_costs_no_frame(tmp_path: Path, ca
     with opened(tmp_path) as history:
         history.submit(batch([rich(1)])).result(WITHIN_S)
         command = (sys.executable, "-S", "-c", "import sys; sys.exit('no room')")
-        failing = Compaction(history.journal, history.shelf, history.compaction._settings, FakeClock(), command)
+        failing = Compaction(history.journal, history.segment_store, history.compaction._settings, FakeClock(), command)
         with caplog.at_level(logging.ERROR):
             failing.compact()
         assert failing.failures == 1
@@ -275,10 +275,10 @@ def test_the_compactor_runs_beside_the_server_once_a_stretch_is_due(tmp_path: Pa
     with opened(tmp_path, clock, segment_s=60.0) as history:
         history.submit(batch([rich(1)])).result(WITHIN_S)
         history.compaction.look()
-        assert history.shelf.size()[0] == 0
+        assert history.segment_store.size()[0] == 0
         clock.advance(61)
         history.compaction.look()
-        assert (history.shelf.size()[0], history.compaction.failures) == (1, 0)
+        assert (history.segment_store.size()[0], history.compaction.failures) == (1, 0)
         assert [sequence for *_, sequence, _ in told(history)] == [1]
 
 
@@ -286,10 +286,10 @@ def test_what_is_too_much_for_the_journal_is_due_however_young(tmp_path: Path) -
     with opened(tmp_path, FakeClock(), retention_bytes=1 << 20) as history:
         history.submit(batch([rich(1)])).result(WITHIN_S)
         history.compaction.look()
-        assert history.shelf.size()[0] == 0
+        assert history.segment_store.size()[0] == 0
         history.submit(batch([rich(number) for number in range(2, 600)])).result(WITHIN_S)
         history.compaction.look()
-        assert history.shelf.size()[0] == 1
+        assert history.segment_store.size()[0] == 1
 
 
 def test_a_node_that_speaks_again_has_a_stretch_of_its_own(tmp_path: Path) -> None:
@@ -300,5 +300,5 @@ def test_a_node_that_speaks_again_has_a_stretch_of_its_own(tmp_path: Path) -> No
             history.submit(batch([rich(number)], received_s=clock.now_s())).result(WITHIN_S)
             clock.advance(40)
             history.compaction.look()
-            stretches.append(history.shelf.size()[0])
+            stretches.append(history.segment_store.size()[0])
         assert stretches == [0, 1, 1, 2]

@@ -42,7 +42,7 @@ def pass_by(history: EmbeddedHistory) -> None:
     assert isinstance(clock, FakeClock)
     for _ in range(3):
         retain(history)
-        history.shelf.retain(clock.now_s())
+        history.segment_store.retain(clock.now_s())
         clock.advance(300)
 
 

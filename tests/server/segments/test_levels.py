@@ -41,7 +41,7 @@ def add(history: EmbeddedHistory, *raws: bytes, received_s: float | None = None)
 
 
 def rows_of(history: EmbeddedHistory, level: Level) -> list[dict[str, Any]]:
-    folders = sorted(history.shelf.levels.folder(level).iterdir())
+    folders = sorted(history.segment_store.levels.folder(level).iterdir())
     return [row for folder in folders for row in pq.read_table(folder / "series.parquet").to_pylist()]
 
 
@@ -165,9 +165,9 @@ def test_minutes_outlive_raw_frames_and_what_comes_later_still_is_added(tmp_path
         add(history, sample(1, START_S + 61, value=100.0), sample(2, START_S + 62, value=200.0))
         clock.advance(3 * 86_400)
         keep_up(history)
-        history.shelf.retain(clock.now_s())
+        history.segment_store.retain(clock.now_s())
         assert told(history) == []
-        assert history.shelf.dropped_as_they_were == 0
+        assert history.segment_store.dropped_as_they_were == 0
         # Of a query with short steps it is said that they answer.
         assert power(history, 1.0, "mean") == {START_S + 60: 150.0}
         assert spans(history, 1.0) == [(0, 1, 60), (1, 24, 0)]
@@ -220,19 +220,19 @@ def test_levels_are_retired_by_age_and_by_size_of_their_own(tmp_path: Path) -> N
             add(history, sample(day + 1, START_S + day * 86_400 + 5), received_s=clock.now_s())
             clock.advance(86_400)
             keep_up(history)
-        assert [history.shelf.kept()[level].segments for level in ("raw", "1m", "1h")] == [3, 3, 3]
-        history.shelf.retain(clock.now_s())
-        assert [history.shelf.kept()[level].segments for level in ("raw", "1m", "1h")] == [3, 2, 3]
-        assert history.shelf.kept()["1m"].oldest_s == START_S + 86_400
+        assert [history.segment_store.kept()[level].segments for level in ("raw", "1m", "1h")] == [3, 3, 3]
+        history.segment_store.retain(clock.now_s())
+        assert [history.segment_store.kept()[level].segments for level in ("raw", "1m", "1h")] == [3, 2, 3]
+        assert history.segment_store.kept()["1m"].oldest_s == START_S + 86_400
         history.journal.change(lambda w: w.execute("UPDATE downsampled SET bytes = 600000 WHERE level = '1h'")).result()
         clock.advance(120)
-        history.shelf.retain(clock.now_s())
-        assert history.shelf.kept()["1h"].segments == 1
+        history.segment_store.retain(clock.now_s())
+        assert history.segment_store.kept()["1h"].segments == 1
         # It is not begun again, although raw frames are there.
         clock.advance(2 * HOUR_S)
         keep_up(history)
-        assert [history.shelf.kept()[level].segments for level in ("1m", "1h")] == [2, 1]
-        assert len(list(history.shelf.levels.folder(MINUTES).iterdir())) == 2
+        assert [history.segment_store.kept()[level].segments for level in ("1m", "1h")] == [2, 1]
+        assert len(list(history.segment_store.levels.folder(MINUTES).iterdir())) == 2
 
 
 def test_raw_frames_that_are_about_to_go_are_downsampled_before_their_hour_is_over(tmp_path: Path) -> None:
@@ -242,14 +242,14 @@ def test_raw_frames_that_are_about_to_go_are_downsampled_before_their_hour_is_ov
         clock.advance(300)
         keep_up(history)
         clock.advance(1_000)
-        history.shelf.retain(clock.now_s())
+        history.segment_store.retain(clock.now_s())
         assert told(history) == []
-        assert (history.shelf.dropped_by_retention, history.shelf.dropped_as_they_were) == (1, 0)
+        assert (history.segment_store.dropped_by_retention, history.segment_store.dropped_as_they_were) == (1, 0)
         assert power(history, 60.0) == {START_S + 60: 300.0}
         add(history, sample(2, START_S + 1_000))
         clock.advance(2_000)
-        history.shelf.retain(clock.now_s())
-        assert history.shelf.dropped_as_they_were == 1
+        history.segment_store.retain(clock.now_s())
+        assert history.segment_store.dropped_as_they_were == 1
 
 
 @pytest.mark.parametrize("level", [MINUTES, HOURS])
@@ -261,7 +261,7 @@ def test_a_broken_segment_of_a_level_is_set_aside_and_made_anew(
         add(history, sample(1, START_S + 61, value=100.0), sample(2, START_S + 3 * HOUR_S, value=500.0))
         clock.advance(86_400)
         keep_up(history)
-        folder = min(history.shelf.levels.folder(level).iterdir())
+        folder = min(history.segment_store.levels.folder(level).iterdir())
         table = folder / "series.parquet"
         content = bytearray(table.read_bytes())
         content[4:60] = b"?" * 56
@@ -272,11 +272,11 @@ def test_a_broken_segment_of_a_level_is_set_aside_and_made_anew(
         # What it was made of answers, and then it is made anew at once.
         assert power(history, level.bucket_s, "max")[at_s] == 100.0
         assert f"{level.name}/{folder.name}" in caplog.text
-        assert history.shelf.levels.set_aside_total == 1
+        assert history.segment_store.levels.set_aside_total == 1
         assert (tmp_path / "history" / "set-aside" / f"{level.name}-{folder.name}").is_dir()
         keep_up(history)
         keep_up(history)
-        assert len(list(history.shelf.levels.folder(level).iterdir())) == (2 if level is MINUTES else 1)
+        assert len(list(history.segment_store.levels.folder(level).iterdir())) == (2 if level is MINUTES else 1)
         assert power(history, level.bucket_s, "max")[at_s] == 100.0
         assert not folder.exists()
 
@@ -287,19 +287,19 @@ def test_hours_answer_for_minutes_that_broke_when_their_frames_were_gone(tmp_pat
         add(history, sample(1, START_S + 61, value=100.0))
         clock.advance(3 * 86_400)
         keep_up(history)
-        history.shelf.retain(clock.now_s())
-        (folder,) = history.shelf.levels.folder(MINUTES).iterdir()
+        history.segment_store.retain(clock.now_s())
+        (folder,) = history.segment_store.levels.folder(MINUTES).iterdir()
         (folder / "series.parquet").write_bytes(b"")
         with pytest.raises(HistoryMoved):
             power(history, 60.0)
         assert power(history, 60.0) == {START_S: 100.0}
         assert spans(history, 60.0)[0] == (0, 1, 3_600)
         keep_up(history)
-        assert history.shelf.kept()["1m"].segments == 0
+        assert history.segment_store.kept()["1m"].segments == 0
         aside = tmp_path / "history" / "set-aside"
         assert [path.name for path in aside.iterdir()] == [f"1m-{folder.name}"]
         clock.advance(100 * 86_400)
-        history.shelf.retain(clock.now_s())
+        history.segment_store.retain(clock.now_s())
         assert list(aside.iterdir()) == []
 
 
@@ -307,13 +307,13 @@ def test_a_broken_raw_segment_costs_only_its_own_frames(tmp_path: Path) -> None:
     clock = FakeClock(START_S + HOUR_S)
     with opened(tmp_path, clock) as history:
         add(history, sample(1, START_S + 61, value=100.0))
-        (broken,) = history.shelf.folder.iterdir()
+        (broken,) = history.segment_store.folder.iterdir()
         add(history, sample(2, START_S + 62, value=200.0))
         (broken / "samples.parquet").write_bytes(b"")
         clock.advance(HOUR_S)
         keep_up(history)
         keep_up(history)
-        assert history.shelf.set_aside_total == 1
+        assert history.segment_store.set_aside_total == 1
         assert power(history, 60.0) == {START_S + 60: 200.0}
 
 
@@ -325,14 +325,14 @@ def test_levels_outlive_a_lost_journal(tmp_path: Path) -> None:
         keep_up(history)
         add(history, sample(2, START_S + 2 * 86_400, value=100.0))
         clock.advance(2 * 86_400)
-        history.shelf.retain(clock.now_s())
-        (history.shelf.levels.folder(MINUTES) / ".partial-1").mkdir()
+        history.segment_store.retain(clock.now_s())
+        (history.segment_store.levels.folder(MINUTES) / ".partial-1").mkdir()
         before = [power(history, step_s) for step_s in (60.0, HOUR_S)]
     for file in tmp_path.glob(f"{HISTORY_FILE}*"):
         file.unlink()
     with opened(tmp_path, clock) as history:
         assert [power(history, step_s) for step_s in (60.0, HOUR_S)] == before
-        assert len(list(history.shelf.levels.folder(MINUTES).iterdir())) == 1
+        assert len(list(history.segment_store.levels.folder(MINUTES).iterdir())) == 1
 
 
 def test_a_query_reads_only_the_row_groups_of_its_metric_and_nodes(
@@ -367,7 +367,9 @@ def test_a_backup_holds_the_levels(tmp_path: Path) -> None:
         clock.advance(86_400)
         keep_up(history)
         copied = {one.file for one in back_up(tmp_path / "data", tmp_path / "backup")}
-        names = {level.name: next(history.shelf.levels.folder(level).iterdir()).name for level in (MINUTES, HOURS)}
+        names = {
+            level.name: next(history.segment_store.levels.folder(level).iterdir()).name for level in (MINUTES, HOURS)
+        }
         assert {f"history/{level}/{name}/series.parquet" for level, name in names.items()} <= copied
         before = [power(history, step_s) for step_s in (60.0, HOUR_S)]
     with opened(tmp_path / "backup", clock) as history:

@@ -88,9 +88,9 @@ def test_a_merged_segment_tells_what_its_sources_told(tmp_path: Path) -> None:
             for time_s, value in zip(run.times_s.tolist(), run.values.tolist(), strict=True)
         )
         keep_up(history)
-        assert (history.upkeep.merged, history.shelf.size()[0]) == (3, 1)
+        assert (history.upkeep.merged, history.segment_store.size()[0]) == (3, 1)
         assert told(history) == before
-        (folder,) = history.shelf.folder.iterdir()
+        (folder,) = history.segment_store.folder.iterdir()
         # By node, device and time, so that one node's values lie together.
         table = pq.read_table(folder / "samples.parquet")
         places = list(zip(*(table[name].to_pylist() for name in ("node", "device", "time")), strict=True))
@@ -119,7 +119,7 @@ def test_row_groups_stay_small_and_nodes_whole(tmp_path: Path, monkeypatch: pyte
         before = told(history)
         history.upkeep._clock.advance(2 * DAY_S)  # type: ignore[attr-defined]
         keep_up(history)
-        (folder,) = history.shelf.folder.iterdir()
+        (folder,) = history.segment_store.folder.iterdir()
         file = pq.ParquetFile(folder / "frames.parquet")
         nodes = [file.read_row_group(n)["node"].to_pylist() for n in range(file.metadata.num_row_groups)]
         assert nodes == [["a"] * 2, ["b"] * 7, ["b"] + ["c"] * 2 + ["d0", "d1"]]
@@ -168,7 +168,7 @@ def test_a_process_that_is_killed_at_any_step_leaves_each_frame_once(tmp_path: P
             for level, table in (("raw", "segments"), ("1m", "downsampled WHERE level = '1m'")):
                 named = {name for (name,) in history.journal.reader.read(f"SELECT name FROM {table}", ())}
                 assert {folder.name for folder in (path / "history" / level).iterdir()} == named
-            assert history.shelf.size()[0] == (1 if whole == "merge" else 3)
+            assert history.segment_store.size()[0] == (1 if whole == "merge" else 3)
 
 
 def test_who_reads_while_segments_are_merged_reads_on(tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def test_who_reads_while_segments_are_merged_reads_on(tmp_path: Path) -> None:
         reading = history.query([], 0.0, FOREVER_S)
         first = next(reading)
         keep_up(history)
-        assert len(list(history.shelf.folder.iterdir())) == 4
+        assert len(list(history.segment_store.folder.iterdir())) == 4
         assert len([first, *reading]) == len(expected)
-        assert len(list(history.shelf.folder.iterdir())) == 1
+        assert len(list(history.segment_store.folder.iterdir())) == 1
 
 
 def test_who_reads_for_too_long_is_told_so(tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_who_reads_for_too_long_is_told_so(tmp_path: Path) -> None:
         next(reading)
         keep_up(history)
         clock.advance(3_601)
-        history.shelf.retain(clock.now_s())
+        history.segment_store.retain(clock.now_s())
         with pytest.raises(HistoryUnavailable, match="took more than 3600 s"):
             list(reading)
-        assert history.shelf.set_aside_total == 0
+        assert history.segment_store.set_aside_total == 0
 
 
 def test_segments_that_went_while_they_were_merged_do_not_come_back(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_segments_that_went_while_they_were_merged_do_not_come_back(tmp_path: Pa
             return answer
 
         history.upkeep.work(perform)
-        assert (history.upkeep.merged, history.shelf.size()[0]) == (0, 2)
-        assert len(list(history.shelf.folder.iterdir())) == 3  # of the one that the test deleted the folder too
+        assert (history.upkeep.merged, history.segment_store.size()[0]) == (0, 2)
+        assert len(list(history.segment_store.folder.iterdir())) == 3  # of the one that the test deleted the folder too
 
 
 def test_a_merged_segment_outlives_a_lost_journal_and_an_older_one(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_merged_segment_outlives_a_lost_journal_and_an_older_one(tmp_path: Pat
     (tmp_path / HISTORY_FILE).write_bytes(older)
     with opened(tmp_path) as history:
         assert told(history) == expected
-        assert history.shelf.set_aside_total == 0
+        assert history.segment_store.set_aside_total == 0
     for file in tmp_path.glob(f"{HISTORY_FILE}*"):
         file.unlink()
     with opened(tmp_path) as history:
@@ -236,11 +236,11 @@ def test_segments_of_another_versions_columns_stay_as_they_are(tmp_path: Path) -
     with opened(tmp_path) as history:
         filled(history)
         expected = told(history)
-        path = min(history.shelf.folder.iterdir()) / "samples.parquet"
+        path = min(history.segment_store.folder.iterdir()) / "samples.parquet"
         pq.write_table(pq.read_table(path).drop_columns(["gpu_power_limit_watts"]), path)
         keep_up(history)
         keep_up(history)
-        assert (history.upkeep.merged, history.upkeep.failures, history.shelf.size()[0]) == (2, 0, 2)
+        assert (history.upkeep.merged, history.upkeep.failures, history.segment_store.size()[0]) == (2, 0, 2)
         assert told(history) == expected
 
 
@@ -260,7 +260,7 @@ def test_a_process_that_fails_is_counted_and_costs_nothing(tmp_path: Path, caplo
         expected = told(history)
         command = (sys.executable, "-S", "-c", "import sys; sys.exit('no room')")
         settings = history.upkeep._settings
-        failing = Upkeep(history.journal, history.shelf, settings, history.upkeep._clock, command)
+        failing = Upkeep(history.journal, history.segment_store, settings, history.upkeep._clock, command)
         failing.look()
         assert (failing.failures, failing.ok) == (1, False)
         assert "no room" in caplog.text

@@ -20,7 +20,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for numbers in ((1, 2), (3,)):
             history.submit(batch([rich(n) for n in numbers])).result(WITHIN_S)
             compact(history)
-        return history.shelf.folder
+        return history.segment_store.folder
 
 
 def test_pandas_reads_a_segment(raw: Path) -> None:
@@ -53,7 +53,7 @@ def minutes(tmp_path_factory: pytest.TempPathFactory) -> Path:
             add(history, *(sample(2 * minute + n, START_S + 60 * minute + n) for n in (1, 2)))
         clock.advance(86_400)
         keep_up(history)
-        return history.shelf.levels.folder(MINUTES)
+        return history.segment_store.levels.folder(MINUTES)
 
 
 def test_pandas_reads_minutes(minutes: Path) -> None:

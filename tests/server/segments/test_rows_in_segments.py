@@ -50,7 +50,7 @@ def tables(history: EmbeddedHistory) -> list[object]:
     """Return what all segments say, table by table."""
     return [
         pq.read_table(path).to_pylist()
-        for folder in sorted(history.shelf.folder.iterdir(), key=lambda one: one.name.rsplit("-", 1)[0])
+        for folder in sorted(history.segment_store.folder.iterdir(), key=lambda one: one.name.rsplit("-", 1)[0])
         for path in sorted(folder.glob("*.parquet"))
     ]
 

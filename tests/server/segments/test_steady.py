@@ -131,7 +131,7 @@ def test_columns_are_written_as_their_values_suit(tmp_path: Path) -> None:
         before = told(history)
         compact(history)
         assert told(history) == before  # also texts that are too many for one dictionary
-        (folder,) = history.shelf.folder.iterdir()
+        (folder,) = history.segment_store.folder.iterdir()
     group = pq.ParquetFile(folder / "samples.parquet").metadata.row_group(0)
     columns = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}
     assert "RLE_DICTIONARY" in columns["gpu_utilization_ratio"].encodings
@@ -144,6 +144,6 @@ def test_readers_are_told_the_documented_types(tmp_path: Path) -> None:
     with opened(tmp_path) as history:
         history.submit(as_rows([frame(1, blocks=[block(Scope.LINK, {"a": {"link_up": 1.0}})])])).result(WITHIN_S)
         compact(history)
-        (folder,) = history.shelf.folder.iterdir()
+        (folder,) = history.segment_store.folder.iterdir()
     assert pq.read_schema(folder / "frames.parquet").equals(FRAMES_SCHEMA)
     assert pq.read_schema(folder / "links.parquet").equals(LINKS_SCHEMA)

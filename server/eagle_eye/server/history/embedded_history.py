@@ -64,9 +64,9 @@ class EmbeddedHistory:
         self.journal = Journal(folder / HISTORY_FILE, settings, pending_bytes_max, clock, window_s)
         self._reader = self.journal.reader
         self._leaving = Leaving(clock)
-        self.shelf = SegmentStore(folder / HISTORY_FOLDER, self.journal, settings, self._leaving)
-        self.compaction = Compaction(self.journal, self.shelf, settings, clock)
-        self.upkeep = Upkeep(self.journal, self.shelf, settings, clock)
+        self.segment_store = SegmentStore(folder / HISTORY_FOLDER, self.journal, settings, self._leaving)
+        self.compaction = Compaction(self.journal, self.segment_store, settings, clock)
+        self.upkeep = Upkeep(self.journal, self.segment_store, settings, clock)
         self._threads = [
             threading.Thread(target=self.compaction.run, name="compaction", daemon=True),
             threading.Thread(target=self.upkeep.run, name="upkeep", daemon=True),
@@ -77,7 +77,7 @@ class EmbeddedHistory:
     @property
     def dropped_by_retention(self) -> int:
         """How many frames were deleted for their age or the history's size."""
-        return self.journal.dropped_by_retention + self.shelf.dropped_by_retention
+        return self.journal.dropped_by_retention + self.segment_store.dropped_by_retention
 
     def submit(self, batch: Batch) -> Future[Appended]:
         """Return a future that is done once the batch is durable. Raises HistoryBusy, HistoryUnavailable."""
@@ -105,7 +105,7 @@ class EmbeddedHistory:
             nodes,
             start_s,
             end_s,
-            lambda segment: self.shelf.frames(segment, nodes, start_s, end_s),
+            lambda segment: self.segment_store.frames(segment, nodes, start_s, end_s),
             lambda chunks: self._reader.frames(chunks, nodes, start_s, end_s),
         )
 
@@ -117,7 +117,7 @@ class EmbeddedHistory:
             nodes,
             start_s,
             end_s,
-            lambda segment: self.shelf.runs(segment, metric, nodes, start_s, end_s, job),
+            lambda segment: self.segment_store.runs(segment, metric, nodes, start_s, end_s, job),
             lambda chunks: self._runs_of(chunks, metric, nodes, start_s, end_s, job),
         )
 
@@ -127,7 +127,7 @@ class EmbeddedHistory:
             nodes,
             start_s,
             end_s,
-            lambda segment: self.shelf.ranks(segment, nodes, start_s, end_s),
+            lambda segment: self.segment_store.ranks(segment, nodes, start_s, end_s),
             lambda chunks: (
                 RankReport(frame.node, frame.time_s + offset_s, frame.ranks)
                 for frame, _, offset_s in self._reader.frames(chunks, nodes, start_s, end_s)
@@ -169,13 +169,15 @@ class EmbeddedHistory:
             for one, low_s, high_s in raw:
                 if frames > limit:
                     break
-                frames += self.shelf.count(one, nodes, low_s, high_s)
+                frames += self.segment_store.count(one, nodes, low_s, high_s)
 
             def read() -> Iterator[Run | BucketSeries]:
                 for piece in choice.pieces:
-                    yield from self.shelf.levels.courses(piece.window, metric, nodes, piece.start_s, piece.end_s, job)
+                    yield from self.segment_store.levels.courses(
+                        piece.window, metric, nodes, piece.start_s, piece.end_s, job
+                    )
                 for one, low_s, high_s in raw:
-                    yield from self.shelf.runs(one, metric, nodes, low_s, high_s, job)
+                    yield from self.segment_store.runs(one, metric, nodes, low_s, high_s, job)
                 yield from self._runs_of(plan.chunks, metric, nodes, start_s, end_s, job)
 
             yield StepQuery(frames, choice.spans, read())
@@ -188,16 +190,16 @@ class EmbeddedHistory:
             for segment in plan.segments:
                 if total > limit:
                     break
-                total += self.shelf.count(segment, nodes, start_s, end_s)
+                total += self.segment_store.count(segment, nodes, start_s, end_s)
         return total
 
     def gaps(self, nodes: Sequence[str], start_s: float, end_s: float, levels: bool) -> list[Gap]:
         """Return which parts of the range cannot be read of the nodes; see History."""
 
         def found(reader: sqlite3.Connection) -> list[Gap]:
-            raw = self.shelf.broken(reader, nodes, start_s, end_s)
+            raw = self.segment_store.broken(reader, nodes, start_s, end_s)
             windows = holding(reader, nodes, start_s, end_s) if levels else []
-            readable = self.shelf.holding(reader, nodes, start_s, end_s)
+            readable = self.segment_store.holding(reader, nodes, start_s, end_s)
             held = [(shard_of(one.name), one.first_s, one.last_s) for one in readable]
             return gaps(raw, windows, held, start_s, end_s)
 
@@ -219,9 +221,9 @@ class EmbeddedHistory:
     def set_aside(self, level: Level | None, name: str, reason: str) -> None:
         """Have a damaged segment, of a level or (None) raw, read no more. Raises HistoryUnavailable."""
         if level is None:
-            self.shelf.set_aside(name, reason)
+            self.segment_store.set_aside(name, reason)
         else:
-            self.shelf.levels.set_aside(level, name, reason)
+            self.segment_store.levels.set_aside(level, name, reason)
 
     def problem(self) -> str | None:
         """Return why frames cannot be made durable at the moment, or None."""
@@ -253,7 +255,8 @@ class EmbeddedHistory:
 
     def _plan_of(self, reader: sqlite3.Connection, nodes: Sequence[str], start_s: float, end_s: float) -> _Plan:
         return _Plan(
-            self.shelf.holding(reader, nodes, start_s, end_s), self._reader.unsealed(reader, nodes, start_s, end_s)
+            self.segment_store.holding(reader, nodes, start_s, end_s),
+            self._reader.unsealed(reader, nodes, start_s, end_s),
         )
 
     def _parts(

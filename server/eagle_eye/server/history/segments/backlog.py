@@ -52,9 +52,9 @@ class _Waiting(NamedTuple):
 class Backlog:
     """The windows that wait, found from the manifests. For one thread."""
 
-    def __init__(self, journal: Journal, shelf: SegmentStore, settings: HistorySettings) -> None:
+    def __init__(self, journal: Journal, segment_store: SegmentStore, settings: HistorySettings) -> None:
         self._journal = journal
-        self._shelf = shelf
+        self._shelf = segment_store
         self._settings = settings
         self._seen = dict.fromkeys((level.name for level in LEVELS), 0)
         self._waiting: dict[str, dict[WindowKey, _Waiting]] = {level.name: {} for level in LEVELS}

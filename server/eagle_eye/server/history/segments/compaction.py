@@ -36,14 +36,14 @@ class Compaction:
     def __init__(
         self,
         journal: Journal,
-        shelf: SegmentStore,
+        segment_store: SegmentStore,
         settings: HistorySettings,
         clock: Clock,
         command: Sequence[str] = COMMAND,
         step: Step = no_step,
     ) -> None:
         self._journal = journal
-        self._shelf = shelf
+        self._shelf = segment_store
         self._settings = settings
         self._clock = clock
         self._command = command

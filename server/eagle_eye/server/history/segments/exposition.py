@@ -15,8 +15,8 @@ from eagle_eye.server.history.segments.upkeep import Upkeep
 class LevelsCollector(Collector):
     """How much there is of each level, and what became of the work on them."""
 
-    def __init__(self, shelf: SegmentStore, upkeep: Upkeep) -> None:
-        self._shelf = shelf
+    def __init__(self, segment_store: SegmentStore, upkeep: Upkeep) -> None:
+        self._shelf = segment_store
         self._upkeep = upkeep
 
     def collect(self) -> Iterator[Metric]:

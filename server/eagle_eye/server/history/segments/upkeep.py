@@ -48,19 +48,19 @@ class Upkeep:
     def __init__(
         self,
         journal: Journal,
-        shelf: SegmentStore,
+        segment_store: SegmentStore,
         settings: HistorySettings,
         clock: Clock,
         command: Sequence[str] = COMMAND,
         step: Step = no_step,
     ) -> None:
         self._journal = journal
-        self._shelf = shelf
+        self._shelf = segment_store
         self._settings = settings
         self._clock = clock
         self._command = command
         self._step = step
-        self._backlog = Backlog(journal, shelf, settings)
+        self._backlog = Backlog(journal, segment_store, settings)
         self._stop = threading.Event()
         self._working = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
