@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.detectors.progress.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE, Hang
 from eagle_eye.detectors.signs.host_activity import busy_with_io
 from eagle_eye.detectors.signs.progress import Patience
-from eagle_eye.detectors.types import Happening, Pause, Verdict
+from eagle_eye.detectors.types import Evidence, Happening, Pause, Verdict
 from tests.detectors.windows import NOW_S, Story
 
 PATIENCE = Patience(floor_s=60, typical_steps=3, start_deadline_s=1800, warmup_steps=3)
@@ -98,6 +98,10 @@ def test_all_ranks_in_one_collective_are_a_hang_of_unknown_culprit_after_the_flo
     assert said(job(standstill=40)) == []
     (verdict,) = said(job(standstill=100))
     assert (verdict.node, verdict.asks) == (None, None)
+
+
+def test_the_floor_itself_is_long_enough() -> None:
+    assert len(said(job(standstill=int(PATIENCE.floor_s)))) == 1
 
 
 def test_while_most_hosts_write_nothing_restarts_the_job() -> None:
@@ -216,6 +220,23 @@ def processes(story: Story, standstill: int, cpus: float, bytes_per_s: float = 0
     story.device["rank_blocked_ratio"] = np.zeros(rates.shape)
     story.device["rank_blocked_ratio"][-standstill:, 3] = held
     return story
+
+
+def test_a_lagging_ranks_evidence_is_by_how_much_it_lags() -> None:
+    (verdict,) = said(lagging(job(), [3]))
+    assert verdict.evidence[1:] == (Evidence("nccl_sequence_lag", "n3", 0, 1.0, 0.0, 0.0, "collectives"),)
+
+
+def test_a_silent_ranks_evidence_is_its_silence() -> None:
+    story = job(standstill=30)
+    story.silent_s[3] = 28.0
+    (verdict,) = said(story)
+    assert verdict.evidence[1:] == (Evidence("rank_silence_seconds", "n3", 0, 28.0, 0.0, 10, "seconds"),)
+
+
+def test_a_resting_process_is_evidence_beside_its_lag() -> None:
+    (verdict,) = said(processes(stuck(45), 45, 0.01))
+    assert [item.metric for item in verdict.evidence[1:]] == ["nccl_sequence_lag", "rank_cpu_seconds_total"]
 
 
 def test_a_process_that_does_nothing_is_acted_on_once_the_job_has_never_paused_so_long() -> None:

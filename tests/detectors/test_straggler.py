@@ -109,6 +109,18 @@ def test_the_onset_is_when_it_became_slow() -> None:
     assert verdict.onset_s == pytest.approx(story.times_s[-60], abs=2 * STEP_S)
 
 
+def test_the_onset_is_the_beginning_of_its_first_slow_step_however_long_that_took() -> None:
+    story = slow(job(), 3.0, 12)
+    (verdict,) = said(story)
+    step_s = float(np.median(story.device["train_step_seconds"][-60:]))
+    assert verdict.onset_s == pytest.approx(story.times_s[-60] - step_s, abs=0.5)
+
+
+def test_the_summary_says_what_it_costs() -> None:
+    (verdict,) = said(slow(job(), 3.0, 12))
+    assert verdict.summary.endswith(f"the job's steps are {100 * verdict.slowdown_ratio:.0f}% longer for it")
+
+
 def test_a_mild_slowness_counts_when_it_has_lasted_and_peers_are_alike() -> None:
     story = job(32)
     story.device["train_compute_seconds"] /= story.device["train_compute_seconds"][:100].mean(axis=0)

@@ -127,6 +127,78 @@ def test_an_early_sign_is_kept_apart_from_the_fault() -> None:
     assert family_of(verdict("gpu_memory_error", asks="drain_node")) == "early:n1"
 
 
+def test_a_silent_node_whose_job_goes_on_is_kept_apart_from_what_stops_it() -> None:
+    assert family_of(verdict("node_unreachable", kinds=frozenset({"silence"}))) == "silence:n1"
+    assert family_of(verdict("node_unreachable", kinds=frozenset({"silence", "standstill"}))) == "stop"
+
+
+def test_gpus_that_failed_on_two_nodes_are_two_findings() -> None:
+    lost = [verdict("gpu_lost", "n1", fact=True), verdict("gpu_lost", "n2", fact=True)]
+    assert {family: f.verdict.node for family, f in findings_of(lost).items()} == {"stop": "n1", "stop:n2": "n2"}
+
+
+def test_once_the_first_of_two_that_stopped_the_job_is_over_a_hang_is_the_laters() -> None:
+    lost = [verdict("gpu_lost", node, fact=True) for node in ("n2", "n3")]
+    found = fuse([*lost, verdict("hang", None)], {"n2": "stop:n2", "n3": "stop:n3"}).findings
+    assert {family: f.detectors for family, f in found.items()} == {
+        "stop:n2": ("gpu_lost", "hang"),
+        "stop:n3": ("gpu_lost",),
+    }
+
+
+def test_a_cause_without_a_culprit_names_no_trouble_that_has_one() -> None:
+    (finding,) = findings_of([verdict("process_crash", None), verdict("hang", "n1")]).values()
+    assert (finding.verdict.fault, finding.verdict.node) == ("hang", "n1")
+
+
+def test_of_two_equal_claims_the_name_decides() -> None:
+    corrupt = [verdict("silent_data_corruption", node) for node in ("n2", "n1")]
+    for said in (corrupt, corrupt[::-1]):
+        (finding,) = findings_of(said).values()
+        assert finding.verdict.node == "n1"
+
+
+def test_a_summary_says_the_cause_and_its_first_symptom() -> None:
+    (finding,) = findings_of([verdict(name) for name in ("straggler", "pcie_degraded", "thermal_throttle")]).values()
+    assert finding.verdict.summary == "thermal_throttle on n1; pcie_degraded on n1"
+
+
+@pytest.mark.parametrize(
+    ("pace", "kinds", "explained"),
+    [
+        (verdict("storage_stall", None), {"data_wait"}, {"slow:n1": "pace"}),
+        (verdict("storage_stall", None), {"data_wait", "compute_time"}, {}),
+        (verdict("storage_stall", "n2"), {"data_wait"}, {}),
+        (verdict("network_congestion", None), {"data_wait"}, {}),
+    ],
+    ids=["stalls", "computes-longer", "one-host", "network"],
+)
+def test_nodes_that_only_wait_for_data_while_the_storage_stalls_for_all_are_its_victims(
+    pace: Verdict, kinds: set[str], explained: dict[str, str]
+) -> None:
+    fused = fuse([pace, verdict("straggler", kinds=frozenset(kinds))])
+    assert fused.explained == explained
+    assert set(fused.findings) == {"pace", "slow:n1"} - set(explained)
+
+
+@pytest.mark.parametrize(("slowdown", "explained"), [(0.1, {"pace": "slow:n1"}), (0.09, {}), (0.0, {})])
+def test_a_slow_node_explains_a_drop_of_which_it_makes_half(slowdown: float, explained: dict[str, str]) -> None:
+    drop = verdict("throughput_drop", None, slowdown_ratio=0.2)
+    assert fuse([drop, verdict("straggler", slowdown_ratio=slowdown)]).explained == explained
+
+
+def test_a_slow_node_of_unknown_cost_explains_no_drop_of_unknown_size() -> None:
+    assert fuse([verdict("throughput_drop", None), verdict("straggler")]).explained == {}
+
+
+@pytest.mark.parametrize(("confidence", "explained"), [(0.9, {"slow:n2": "slow:n1"}), (0.89, {})])
+def test_one_node_that_is_surely_slow_explains_doubtful_slowness_of_others(
+    confidence: float, explained: dict[str, str]
+) -> None:
+    slow = [verdict("straggler", "n1", confidence=confidence), verdict("straggler", "n2", confidence=0.8)]
+    assert fuse(slow).explained == explained
+
+
 @given(
     st.lists(
         st.builds(
