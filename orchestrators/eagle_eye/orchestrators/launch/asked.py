@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, too_few
+from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, renew_all, too_few
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
 from eagle_eye.orchestrators.layouts import no_spare
 
@@ -73,16 +73,20 @@ def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) 
         return state, [to.Answer(wish.request, False, text)]
     state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     state, doubts = _doubting(state, wish)
+    orders: list[to.Order]
     over = wish.over_attempt < state.attempt and state.distrust_since_s is None
     state = replace(state, requests=(*state.requests, wish.request))
     if state.phase is Phase.GATHERING:
-        return state, [to.Persist(), *doubts]  # the attempt being prepared is the one asked for
+        orders = [to.Persist(), *doubts]  # the attempt being prepared is the one asked for
+        if state.kept and (wish.scope == "job" or state.distrust_since_s is not None):
+            return renew_all(rules, state, wish.reason, now, orders)
+        return consider(rules, state, now, orders) if state.kept else (state, orders)
     if over and state.phase is not Phase.DECIDING and not state.excluded & set(state.members):
         if state.phase in UP:
-            orders: list[to.Order] = [to.Answer(wish.request, True, f"attempt {state.attempt} runs already")]
+            orders = [to.Answer(wish.request, True, f"attempt {state.attempt} runs already")]
             return replace(state, requests=()), orders
         return state, []
-    state, orders = gather(rules, state, wish.reason, now)
+    state, orders = gather(rules, state, wish.reason, now, wish.scope)
     return state, [*doubts, *orders]
 
 

@@ -11,6 +11,7 @@ from eagle_eye.orchestrators.launch.budget import pause_s, settle
 from eagle_eye.orchestrators.launch.failed_start import note_end
 from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
+from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
 UNSEEN_S = 5.0  # ranks that end so soon may have ended before any agent saw them, and nobody tells of them...
 UNSEEN_WAIT_S = 6.0  # ...so that word of something else, a lost GPU, is waited for no longer: facts come in seconds
@@ -62,15 +63,14 @@ def unverified(state: State, held_up: str = "") -> Step:
 def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
     """A node's ranks are gone: the attempt has failed, or it has finished once all have ended so."""
     if not ended.success:
-        state = replace(state, raised=state.raised.and_also(ended.node, ended.detail))
+        raised = state.raised.and_also(ended.node, ended.detail)
+        state = replace(state, raised=raised, failed=state.failed | {ended.node})
         state = note_end(state, ended, now)
         exits = {str(rank): code for rank, code in ended.exits}
         told = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
         if state.phase is not Phase.STARTING and state.phase not in UP:
             return state, [told]
-        wait_s = rules.verdict_wait_s if ended.in_touch else 0.0
-        if state.phase is Phase.STARTING or now.monotonic_s - state.up_since_s < UNSEEN_S:
-            wait_s = min(wait_s, UNSEEN_WAIT_S)
+        wait_s = word_within_s(rules, state, now, in_touch=ended.in_touch)
         first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"
         state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
         return state, [told, *orders]
@@ -80,6 +80,14 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         state, more = end(state, Phase.FINISHED, "every rank ended with success", 0)
         return state, orders + more
     return state, orders
+
+
+def word_within_s(rules: Rules, state: State, now: on.Moment, *, in_touch: bool) -> float:
+    """Return how long to wait for Eagle Eye's word on an attempt that fails now."""
+    if not in_touch:
+        return 0.0
+    unseen = state.phase is Phase.STARTING or now.monotonic_s - state.up_since_s < UNSEEN_S
+    return min(rules.verdict_wait_s, UNSEEN_WAIT_S) if unseen else rules.verdict_wait_s
 
 
 def attempt_failed(rules: Rules, state: State, reason: str, now: on.Moment, wait_s: float) -> Step:
@@ -93,6 +101,7 @@ def attempt_failed(rules: Rules, state: State, reason: str, now: on.Moment, wait
     state = move(
         state, Phase.DECIDING,
         requests=(), up_since_s=NEVER_S, settled_due_s=NEVER_S, due_s=now.monotonic_s + wait_s,
+        kept=frozenset(), regroup_due_s=NEVER_S,
     )  # fmt: skip
     left = max(0, rules.restarts_max - state.restarts)
     return state, [*orders, to.Say("attempt_failed", {"reason": reason, "waits_s": wait_s, "restarts_left": left})]
@@ -111,7 +120,8 @@ def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> St
         why = "it held two starts in a row up"
         state, given_up = abandon(rules, state, dict.fromkeys(state.stuck_again, why), now)
     text = f"{reason}; restart {state.restarts} of {rules.restarts_max} by the launcher itself"
-    state, orders = gather(rules, state, text, now)
+    # Nothing speaks against the nodes and the processes that live: Eagle Eye would have said so.
+    state, orders = gather(rules, state, text, now, "process_group")
     return state, given_up + orders
 
 
@@ -124,7 +134,9 @@ def _chosen(rules: Rules, state: State, chosen: on.CheckpointChosen, now: on.Mom
         chosen=True, resumed_step=chosen.step, resumed_s=chosen.written_s, step_max=max(known, default=None),
         due_s=now.monotonic_s + rules.started_within_s,
     )  # fmt: skip
-    return state, [to.StartRanks(state.attempt, state.members, chosen.path, chosen.step)]
+    if state.kept and not chosen.path.startswith(MEMORY_PREFIX):
+        return gather(rules, state, "no step is whole in the nodes' memory, from which processes could go on", now)
+    return state, [to.StartRanks(state.attempt, state.members, chosen.path, chosen.step, state.kept)]
 
 
 def _verified(state: State, step: int, most: int, fields: dict[str, object], now: on.Moment) -> Step:
@@ -139,11 +151,14 @@ def _verified(state: State, step: int, most: int, fields: dict[str, object], now
             f"it was at step {step} when first heard of, and could have come from step {resumed} to {most} at most:"
             " it resumed from something else than it was told to"
         )
-    took_s = now.monotonic_s - state.up_since_s
-    starts = state.starts.after(state.members, took_s, resumed=state.resumed_step is not None)
+    starts = state.starts
+    if not state.kept:  # processes that went on say nothing of how long a start takes
+        took_s = now.monotonic_s - state.up_since_s
+        starts = starts.after(state.members, took_s, resumed=state.resumed_step is not None)
     state = move(
         state, Phase.RUNNING,
         due_s=NEVER_S, starts=starts, stuck=frozenset(), stuck_again=frozenset(), stepped=True,
+        kept=frozenset(), regroup_due_s=NEVER_S,
     )  # fmt: skip
     if wrong:
         return state, [

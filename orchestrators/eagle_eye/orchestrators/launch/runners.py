@@ -90,6 +90,10 @@ class Runners:
         """The node's ranks will be started."""
         self._runners[node].run(start)
 
+    def regroup(self, node: str, regroup: messages.Regroup) -> None:
+        """The node's ranks will go on in another attempt."""
+        self._runners[node].regroup(regroup)
+
     def stop(self, node: str) -> None:
         """What runs on the node will be killed."""
         if node in self._runners:
@@ -182,20 +186,29 @@ class Runners:
                 self._post(on.RunnerReady(node, check, standby))
             case messages.Unfit(reasons):
                 self._post(on.NodeUnfit(node, reasons))
-            case messages.Started():
-                self.started[node] = message
-                self._post(on.RanksStarted(node, message.attempt, tuple(rank.rank for rank in message.ranks)))
-            case messages.Seen():
-                self._post(_seen(node, message, self._in_touch()))
-            case messages.Ended(attempt, success, exits, detail):
-                codes = tuple((one.rank, one.exit_code) for one in exits)
-                self._post(on.RanksEnded(node, attempt, success, codes, detail, self._in_touch()))
+            case messages.Started() | messages.RankAtPoint() | messages.Seen() | messages.Ended():
+                self._heard_of_ranks(node, message)
             case messages.Stopped(survivors):
                 self._post(on.RanksStopped(node, len(survivors)))
             case messages.Held(copies):
                 self._note_memory(node, copies)
             case messages.Logs(attempt, files):
                 self._gather(node, attempt, files)
+
+    def _heard_of_ranks(
+        self, node: str, message: messages.Started | messages.RankAtPoint | messages.Seen | messages.Ended
+    ) -> None:
+        match message:
+            case messages.Started():
+                self.started[node] = message
+                self._post(on.RanksStarted(node, message.attempt, tuple(rank.rank for rank in message.ranks)))
+            case messages.RankAtPoint(attempt, rank, waits, reason):
+                self._post(on.RankAtPoint(node, attempt, rank, waits, reason, self._in_touch()))
+            case messages.Seen():
+                self._post(_seen(node, message, self._in_touch()))
+            case messages.Ended(attempt, success, exits, detail):
+                codes = tuple((one.rank, one.exit_code) for one in exits)
+                self._post(on.RanksEnded(node, attempt, success, codes, detail, self._in_touch()))
 
     def _note_doing(self, node: str, doing: str) -> None:
         if doing and self._doing.get(node) != doing:
