@@ -231,6 +231,16 @@ def test_detaching_says_goodbye_and_ends_the_thread(listener: Listener) -> None:
     assert training.failures == 0
 
 
+def test_the_environment_says_which_attempt_is_reported_while_the_hook_is_attached(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_EYE_ATTEMPT", "7")
+    training = attach(socket=listener.path, heartbeat_s=QUIET_S)
+    assert os.environ["EAGLE_EYE_HOOK_ATTEMPT"] == "7"
+    training.detach()
+    assert "EAGLE_EYE_HOOK_ATTEMPT" not in os.environ
+
+
 def test_attaching_again_ends_the_earlier_report(listener: Listener) -> None:
     first = attach(socket=listener.path, heartbeat_s=QUIET_S)
     process = listener.read_last().process

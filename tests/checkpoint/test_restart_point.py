@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'eagle-eye[checkpoint]'")
 
 from eagle_eye.checkpoint import restart_point, run_restartable
-from eagle_eye.schema.restart_names import LAST_GROUP_VARIABLE, SOCKET_VARIABLE
+from eagle_eye.schema.restart_names import HOOK_ATTEMPT_VARIABLE, LAST_GROUP_VARIABLE, SOCKET_VARIABLE
 from eagle_eye.schema.restart_point import AtPoint, GoOn
 
 CLOSED = "[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
@@ -30,6 +30,12 @@ class Keeper:
 
     def abandon(self) -> None:
         self.abandoned = True
+
+
+def begins(keeper: Keeper) -> None:
+    """As in a training function: the state is restored, the hook attached."""
+    restart_point.keeps(keeper)
+    os.environ[HOOK_ATTEMPT_VARIABLE] = os.environ["EAGLE_EYE_ATTEMPT"]
 
 
 class Runner:
@@ -73,11 +79,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Runner]]
         monkeypatch.setenv(SOCKET_VARIABLE, runners[-1].name)
         return runners[-1]
 
-    for name, value in (("RANK", "3"), ("EAGLE_EYE_ATTEMPT", "1"), ("MASTER_PORT", "6"), (LAST_GROUP_VARIABLE, "")):
+    for name, value in (("RANK", "3"), ("EAGLE_EYE_ATTEMPT", "1"), ("MASTER_PORT", "6")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in (LAST_GROUP_VARIABLE, HOOK_ATTEMPT_VARIABLE):  # they are as before once the test has ended
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     yield launch
-    restart_point._keepers.clear()
     for runner in runners:
         runner.close()
 
@@ -90,7 +97,7 @@ def test_after_a_broken_collective_the_training_is_called_again_in_the_next_atte
 
     def train() -> tuple[str, str]:
         keepers.append(Keeper(captured=5))
-        restart_point.keeps(keepers[-1])
+        begins(keepers[-1])
         if len(keepers) == 1:
             raise RuntimeError(CLOSED)
         return os.environ["EAGLE_EYE_ATTEMPT"], os.environ["MASTER_PORT"]
@@ -116,7 +123,7 @@ def test_what_the_training_held_is_gone_before_its_rank_waits(launched: Callable
         model = Keeper(captured=1)
         model.itself = model  # type: ignore[attr-defined]  # wrapped models hold their groups in such cycles
         held.append(weakref.ref(model))
-        restart_point.keeps(model)
+        begins(model)
         if len(held) == 1:
             raise RuntimeError(CLOSED)
 
@@ -128,6 +135,7 @@ def test_what_the_training_held_is_gone_before_its_rank_waits(launched: Callable
     ("captured", "error"),
     [
         pytest.param(5, ValueError("no more data"), id="its own"),
+        pytest.param(5, RuntimeError("ProcessGroupGloo::allreduce: unsupported layout"), id="of what it hands to gloo"),
         pytest.param(0, RuntimeError(CLOSED), id="before the first step was kept"),
     ],
 )
@@ -135,10 +143,24 @@ def test_any_other_error_is_the_callers(captured: int, error: Exception, launche
     runner = launched()
 
     def train() -> None:
-        restart_point.keeps(Keeper(captured))
+        begins(Keeper(captured))
         raise error
 
     with pytest.raises(type(error)):
+        run_restartable(train)
+    runner.close()
+    assert [said.waits for said in runner.heard] == [False]
+
+
+def test_a_rank_whose_hook_was_not_attached_in_the_training_ends(launched: Callable[..., Runner]) -> None:
+    runner = launched()
+    os.environ[HOOK_ATTEMPT_VARIABLE] = "1"  # attached before: its report would stay one of this attempt
+
+    def train() -> None:
+        restart_point.keeps(Keeper(captured=5))
+        raise RuntimeError(CLOSED)
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
         run_restartable(train)
     runner.close()
     assert [said.waits for said in runner.heard] == [False]
@@ -148,20 +170,21 @@ def test_a_rank_whose_launcher_goes_while_it_waits_ends(launched: Callable[..., 
     launched(gone=True)
 
     def train() -> None:
-        restart_point.keeps(Keeper(captured=5))
+        begins(Keeper(captured=5))
         raise RuntimeError(CLOSED)
 
     with pytest.raises(ConnectionError, match="has ended while this rank waited"):
         run_restartable(train)
 
 
-def test_without_a_launcher_the_training_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+@pytest.mark.parametrize("socket_name", ["", "eagle-eye-test-nobody-listens"])
+def test_without_a_launcher_the_training_is_called_once(socket_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ((SOCKET_VARIABLE, socket_name), ("RANK", "3"), ("EAGLE_EYE_ATTEMPT", "1")):
+        monkeypatch.setenv(name, value)
     calls: list[int] = []
 
     def train() -> None:
         calls.append(1)
-        restart_point.keeps(Keeper(captured=5))
         raise RuntimeError(CLOSED)
 
     with pytest.raises(RuntimeError, match="closed by peer"):
@@ -173,7 +196,7 @@ def test_with_gpus_the_rank_has_no_restart_point(
     launched: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = launched()
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     assert run_restartable(lambda: 7) == 7
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:  # for the runner to end
         other.connect(b"\0" + runner.name.encode())

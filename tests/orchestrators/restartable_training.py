@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from eagle_eye.agent.hook import attach
 from eagle_eye.checkpoint import MemoryCheckpointer, run_restartable
 
 FOLDER, STEPS, STEP_S = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -34,6 +35,7 @@ def train() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     checkpointer = MemoryCheckpointer({"model": model, "optimizer": optimizer}, FOLDER)
     step = checkpointer.restore()
+    attach(model, optimizer, step=step)
     with (FOLDER / f"losses-{rank}.jsonl").open("a", buffering=1) as losses:
         while step < STEPS:
             step += 1

@@ -187,13 +187,12 @@ def test_without_a_first_step_in_time_every_process_is_new() -> None:
 @pytest.mark.parametrize(
     "second",
     [
-        failed("n3"),
         on.RunnerLost("n3", "gone"),
         on.RunnerLost("n2", "gone"),
         on.RanksStopped("n2", survivors=1),
         exclude("n3"),
     ],
-    ids=["a rank that was to stay ends", "its node goes", "the culprit's node goes", "it cannot be killed", "excluded"],
+    ids=["a node goes", "the culprit's node goes", "it cannot be killed", "excluded"],
 )
 def test_a_second_failure_meanwhile_renews_every_process(second: on.Happening) -> None:
     story = loses_n2(trains())
@@ -204,6 +203,74 @@ def test_a_second_failure_meanwhile_renews_every_process(second: on.Happening) -
     assert [to_scope for _, to_scope in widened(story)] == ["job"]
     assert story.state.kept == frozenset()
     assert story.state.attempt == 2
+
+
+def test_a_rank_that_ends_and_was_to_stay_is_new_and_the_others_stay() -> None:
+    story = loses_n2(trains())
+    come(story, "n1")
+    story.happens(failed("n3"))
+    assert widened(story) == [("process_group", "rank")]
+    assert story.ordered(to.StopRanks) == [to.StopRanks(("n3",))]
+    story.stopped("n2", "n3")
+    assert begun(story) == to.StartRanks(2, MEMBERS, "memory:40", 40, frozenset({"n1"}))
+
+
+def test_without_eagle_eye_the_end_that_a_rank_waits_for_is_waited_for_and_no_longer() -> None:
+    story = trains()
+    story.happens(on.RankAtPoint("n1", 1, 0, waits=True, reason="Connection closed by peer", in_touch=False))
+    story.passes(2.0)
+    assert story.is_in(Phase.DECIDING)
+    story.happens(failed("n2", in_touch=False))
+    story.passes(0.0)
+    assert story.state.kept == {"n1", "n3"}
+
+
+def test_a_first_step_may_take_as_long_as_a_start_of_the_job_took() -> None:
+    story = trains(stepped=False)
+    story.passes(50.0)
+    story.happens(on.StepSeen(1, 41, 41))
+    loses_n2(story)
+    story.stopped("n2")
+    come(story, "n1", "n3")
+    story.starts()
+    story.passes(49.0)
+    assert widened(story) == []
+    story.passes(1.0)
+    assert widened(story) == [("process_group", "job")]
+
+
+def test_an_attempt_of_which_nobody_can_tell_a_step_is_left_to_run() -> None:
+    story = loses_n2(trains(verified_within_s=4.0))
+    story.stopped("n2")
+    come(story, "n1", "n3")
+    story.starts()
+    for _ in range(60):
+        story.passes(1.0)
+    assert story.is_in(Phase.RUNNING)
+    assert story.state.attempt == 2
+
+
+def test_who_asks_for_new_processes_is_not_answered_with_those_that_went_on() -> None:
+    story = loses_n2(trains())
+    story.stopped("n2")
+    come(story, "n1", "n3")
+    story.starts()
+    story.happens(on.StepSeen(2, 41, 41), restart(over=1, request=3))
+    assert story.ordered(to.StopRanks) == [to.StopRanks(MEMBERS)]
+    story.stopped(*MEMBERS)
+    story.starts()
+    story.happens(restart(over=2, request=4))
+    assert [order.request for order in story.ordered(to.Answer)] == [4]  # attempt 3 is what it asks for
+
+
+def test_a_node_whose_ranks_are_to_go_on_is_not_checked_meanwhile() -> None:
+    story = trains(check=True)
+    story.happens(exclude("n4"), exclude("n1", request=5, now=False))
+    loses_n2(story)
+    assert story.state.kept == {"n1", "n3"}
+    story.happens(on.ReadmitAsked(6, ("n1",)))
+    assert story.ordered(to.Check) == []
+    assert story.state.kept == {"n1", "n3"}
 
 
 def test_what_ends_before_the_first_step_is_no_reason_to_keep_anybody_again() -> None:

@@ -40,10 +40,15 @@ def memory() -> Iterator[Path]:
 
 
 def words(memory: Path, *more: str) -> tuple[str, ...]:
-    store = f"EAGLE_EYE_CHECKPOINT_STORE={memory}/{{node}}"
-    imports = "torch.nn.parallel,eagle_eye.checkpoint.checkpointer"
+    env = {
+        "EAGLE_EYE_CHECKPOINT_STORE": f"{memory}/{{node}}",
+        "EAGLE_EYE_HOOK_SOCKET": f"{memory}/nobody-listens",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    imports = "torch.nn.parallel,eagle_eye.agent.hook,eagle_eye.checkpoint.checkpointer"
     standby = ("--standby", "on", "--standby-import", imports)
-    return ("--nnodes", "3", "--env", store, "--env", "GLOO_SOCKET_IFNAME=lo", *standby, *more)
+    variables = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    return ("--nnodes", "3", *variables, *standby, *more)
 
 
 def losses(folder: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:

@@ -6,3 +6,4 @@ SOCKET_VARIABLE = "EAGLE_EYE_RESTART_SOCKET"  # where the runner listens (restar
 # The number that torch's flight recorder gave the last process group of the attempts before in this process: what has
 # it, or a lower one, is over. "unknown" where the recorder does not say.
 LAST_GROUP_VARIABLE = "EAGLE_EYE_LAST_PROCESS_GROUP"
+HOOK_ATTEMPT_VARIABLE = "EAGLE_EYE_HOOK_ATTEMPT"  # the attempt that this process's hook reports, while it is attached

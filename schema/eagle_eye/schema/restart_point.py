@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 PACKET_BYTES_MAX = 256 << 10  # the environment of an attempt has a layout in it, where the job follows a plan
+REASON_CHARS_MAX = 300
 
 
 class AtPoint(msgspec.Struct, frozen=True):

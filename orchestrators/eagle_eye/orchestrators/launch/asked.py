@@ -74,7 +74,9 @@ def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) 
     state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     state, doubts = _doubting(state, wish)
     orders: list[to.Order]
-    over = wish.over_attempt < state.attempt and state.distrust_since_s is None
+    # Processes that went on from the attempt before are not new ones, where that is what is asked for.
+    renewed = wish.scope != "job" or state.scope == "job"
+    over = wish.over_attempt < state.attempt and state.distrust_since_s is None and renewed
     state = replace(state, requests=(*state.requests, wish.request))
     if state.phase is Phase.GATHERING:
         orders = [to.Persist(), *doubts]  # the attempt being prepared is the one asked for
@@ -119,7 +121,7 @@ def _doubting(state: State, wish: on.RestartAsked) -> Step:
 def _readmit(rules: Rules, state: State, wish: on.ReadmitAsked, now: on.Moment) -> Step:
     nodes = frozenset(wish.nodes) & set(rules.fleet.nodes)
     back = nodes & (state.excluded | state.draining | state.unfit)
-    busy = frozenset() if state.phase is Phase.GATHERING else frozenset(state.members)
+    busy = state.kept if state.phase is Phase.GATHERING else frozenset(state.members)
     revived = nodes & state.lost - state.returning
     called = revived & state.excluded  # what kept its runner away is over
     # Whatever it was readmitted for, it joins once it has been looked at.

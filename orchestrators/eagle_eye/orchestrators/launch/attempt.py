@@ -29,10 +29,16 @@ def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
     running = to.Running(state.attempt, state.members, state.requests, tuple(sorted(state.awaiting)))
     state = move(
         state, Phase.VERIFYING,
+        regroup_due_s=now.monotonic_s + first_step_within_s(rules, state) if state.kept else NEVER_S,
         requests=(), up_since_s=now.monotonic_s, settled_due_s=now.monotonic_s + rules.settled_after_s,
         due_s=now.monotonic_s + within_s, looking=False, sights=(), held_before=frozenset(),
     )  # fmt: skip
     return state, [running]
+
+
+def first_step_within_s(rules: Rules, state: State) -> float:
+    """Return how long an attempt that keeps processes may take to its first step: at least what starts took so far."""
+    return max(rules.regroup_within_s, state.starts.longest_s)
 
 
 def start_within_s(rules: Rules, state: State) -> float:
@@ -57,7 +63,8 @@ def progress(rules: Rules, state: State, seen: on.Progress, now: on.Moment) -> S
 def unverified(state: State, held_up: str = "") -> Step:
     """Nobody could say from which step the attempt went on; ``held_up`` says who may keep it from starting."""
     detail = f"{UNSEEN}; {held_up}" if held_up else UNSEEN
-    return move(state, Phase.RUNNING, due_s=NEVER_S), [to.Say("unverified", {"detail": detail})]
+    state = move(state, Phase.RUNNING, due_s=NEVER_S, kept=frozenset(), regroup_due_s=NEVER_S)
+    return state, [to.Say("unverified", {"detail": detail})]
 
 
 def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
@@ -69,6 +76,8 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         exits = {str(rank): code for rank, code in ended.exits}
         told = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
         if state.phase is not Phase.STARTING and state.phase not in UP:
+            if not ended.in_touch:  # what another rank waits for is known now, and nobody has more to say of it
+                state = replace(state, due_s=min(state.due_s, now.monotonic_s + pause_s(rules, state.restarts)))
             return state, [told]
         wait_s = word_within_s(rules, state, now, in_touch=ended.in_touch)
         first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"

@@ -77,6 +77,7 @@ class Coordinator:
         self._store: Any = None
         self._found: list[Checkpoint] = []
         self._copies: list[MemoryStep] = []
+        self._begun: dict[str, int] = {}  # the attempt in which each node's processes began, and have their logs
         self._end: to.End | None = None
         self._told: tuple[to.TellServer, float | None] | None = None
         self._closed = False
@@ -251,8 +252,8 @@ class Coordinator:
             return
         self._runners.started = {}
         self._watcher.watch(order.attempt, order.step, self._found, self._copies)
-        if not order.kept:  # whose processes write on to the logs of an earlier attempt
-            logs.drop_old(job.log_dir, order.attempt)
+        self._begun = {node: self._begun[node] if node in order.kept else order.attempt for node in order.nodes}
+        logs.drop_old(job.log_dir, order.attempt, self._begun.values())
         self._output.say(
             "starting",
             order.attempt,

@@ -128,18 +128,19 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment, scope: Resta
 
 
 def renew_all(rules: Rules, state: State, reason: str, now: on.Moment, orders: list[to.Order] | None = None) -> Step:
-    """While gathering: no process goes on after all. Those that were to are stopped, and the attempt is a new one's."""
-    return _renew(rules, state, state.kept, reason, now, orders or [])
+    """While gathering: no process goes on after all; those that were to are stopped."""
+    return renew(rules, state, state.kept, reason, now, orders)
 
 
-def renew_late(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
-    """While gathering: what has not come to its restart point is stopped, and new there; all, where nothing has."""
-    return _renew(rules, state, late(state), reason, now, [])
-
-
-def _renew(
-    rules: Rules, state: State, nodes: frozenset[str], reason: str, now: on.Moment, orders: list[to.Order]
+def renew(
+    rules: Rules,
+    state: State,
+    nodes: frozenset[str],
+    reason: str,
+    now: on.Moment,
+    orders: list[to.Order] | None = None,
 ) -> Step:
+    """While gathering: the ranks of these of the ``kept`` nodes are stopped after all, and new in the attempt."""
     kept = state.kept - nodes
     scope: RestartScope = "rank" if kept else "job"
     told = {"from": state.scope, "to": scope, "reason": reason, "stay": sorted(kept)}
@@ -152,16 +153,16 @@ def _renew(
         regroup_due_s=now.monotonic_s + rules.regroup_within_s if kept else NEVER_S,
     )  # fmt: skip
     stop = to.StopRanks(tuple(node for node in state.members if node in alive))
-    return consider(rules, state, now, [*orders, to.Say("widened", told), stop])
+    return consider(rules, state, now, [*(orders or []), to.Say("widened", told), stop])
 
 
 def abandon(rules: Rules, state: State, why: dict[str, str], now: on.Moment) -> Step:
     """The nodes are given up, each for its reason; they are spares again once a runner of theirs is ready.
 
-    A process that nobody knows to have ended must meet none that goes on: then all are new.
+    A process of the attempt before that nobody knows to have ended must meet none that goes on: then all are new.
     """
     nodes = frozenset(why)
-    if state.kept and state.phase is Phase.GATHERING:
+    if state.kept and state.phase is Phase.GATHERING and not nodes.isdisjoint(state.members):
         state, first = renew_all(rules, state, f"{', '.join(sorted(nodes))} may still run what was to end", now)
         state, more = abandon(rules, state, why, now)
         return state, first + more

@@ -89,12 +89,14 @@ def _rank_says(rules: Rules, state: State, said: on.RankWord, now: on.Moment) ->
     if not before and (said.attempt != state.attempt or said.node not in state.members):
         return state, []  # word of an attempt that is over
     match said:
-        case on.RanksStarted(node, _, ranks):
-            return running_yet(rules, replace(state, started={**state.started, node: ranks}), now)
+        case on.RanksStarted(node, attempt, ranks):
+            if attempt == state.attempt:
+                return running_yet(rules, replace(state, started={**state.started, node: ranks}), now)
         case on.RankAtPoint():
             return regroup.at_point(rules, state, said, now)
         case on.RanksEnded():
             return (regroup.ended_meanwhile if before else ranks_ended)(rules, state, said, now)
+    return state, []
 
 
 def _runner_prepares(

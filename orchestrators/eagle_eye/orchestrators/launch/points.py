@@ -17,10 +17,9 @@ from functools import partial
 import msgspec
 
 from eagle_eye.orchestrators.launch.own_process import note
-from eagle_eye.schema.restart_point import PACKET_BYTES_MAX, AtPoint, GoOn
+from eagle_eye.schema.restart_point import PACKET_BYTES_MAX, REASON_CHARS_MAX, AtPoint, GoOn
 
 CONNECTIONS_MAX = 1024
-REASON_CHARS_MAX = 300
 SENT_WITHIN_S = 1.0  # a rank that waits reads
 
 _CREDENTIALS = struct.Struct("3i")
@@ -34,17 +33,24 @@ class _Connection:
 
 
 class RestartPoints:
-    """Those of the ranks that run. ``heard`` gets what each says. All is called from the runner's main thread."""
+    """Those of the ranks that run. ``heard`` gets what each says. All is called from the runner's main thread.
+
+    ``name`` is that of the socket; "" where there can be none, and no rank then has a restart point.
+    """
 
     def __init__(self, selector: selectors.BaseSelector, heard: Callable[[AtPoint], None]) -> None:
-        """Raise OSError where there is no such socket."""
         self._selector = selector
         self._heard = heard
         self._connections: list[_Connection] = []
         self.name = f"eagle-eye-restart-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(b"\0" + self.name.encode())
-        self._listener.listen()
+        try:
+            self._listener.bind(b"\0" + self.name.encode())
+            self._listener.listen()
+        except OSError as error:
+            note(f"ranks have no restart points: {error}")
+            self.name = ""
+            return
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 

@@ -3,7 +3,7 @@
 What a rank says of its restart point is noted; one that waits there has lost its peers, and its attempt has failed. A
 restart that keeps processes has a limit (``regroup_within_s``): so long they have to come to their restart points, and
 so long the attempt then has to its first step. Beyond it, or where anything else fails meanwhile, more is renewed: the
-processes that have not come, then all.
+processes that have not come or have ended, then all.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.attempt import attempt_failed, word_within_s
-from eagle_eye.orchestrators.launch.gathering import consider, gather, renew_all, renew_late
+from eagle_eye.orchestrators.launch.attempt import attempt_failed, first_step_within_s, word_within_s
+from eagle_eye.orchestrators.launch.gathering import consider, gather, renew, renew_all
 from eagle_eye.orchestrators.launch.scopes import late
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step
 
-LAST_WORDS_S = 1.0  # a rank hears of a peer's end sooner than the launcher does
+LAST_WORDS_S = 3.0  # a rank hears of a peer's end sooner than the launcher does
 
 
 def from_before(state: State, node: str, attempt: int) -> bool:
@@ -40,10 +40,10 @@ def at_point(rules: Rules, state: State, said: on.RankAtPoint, now: on.Moment) -
 
 
 def ended_meanwhile(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
-    """The ranks of a node that were to go on have ended as well."""
+    """The ranks of a node that were to go on have ended: be it that the others wait because of just that."""
     reason = f"{ended.node}: its ranks ended while the others waited for the next attempt"
     if state.phase is Phase.GATHERING:
-        return renew_all(rules, state, reason, now)
+        return renew(rules, state, frozenset({ended.node}), reason, now)
     return gather(rules, state, reason, now)
 
 
@@ -56,9 +56,12 @@ def overdue(rules: Rules, state: State, now: on.Moment) -> Step:
             return replace(state, regroup_due_s=NEVER_S), []
         reason = f"restart of scope {scope}: {missing} did not come to its restart point within {within_s:g} s"
         if scope == "process_group":
-            return renew_late(rules, state, reason, now)
+            return renew(rules, state, late(state), reason, now)
         return renew_all(rules, state, reason, now)
-    reason = f"restart of scope {scope}: no first step within {within_s:g} s"
+    if state.phase is Phase.STARTING:
+        reason = f"restart of scope {scope}: not every rank began within {within_s:g} s"
+    else:
+        reason = f"restart of scope {scope}: no first step within {first_step_within_s(rules, state):g} s"
     told = to.Say("widened", {"from": scope, "to": "job", "reason": reason, "stay": []})
     state, orders = gather(rules, replace(state, regroup_due_s=NEVER_S), reason, now)
     return state, [told, *orders]

@@ -50,7 +50,8 @@ class Runners:
         self._doing: dict[str, str] = {}
         self.started: dict[str, messages.Started] = {}  # of the attempt that runs, by node
         self._memory_heard = threading.Condition()
-        self._in_memory: dict[str, list[MemoryStep]] = {}
+        self._in_memory: dict[str, list[MemoryStep]] = {}  # what each node said last...
+        self._memory_words: dict[str, int] = {}  # ...and how often it has
         self._keeps_in_memory = False
 
     @property
@@ -110,12 +111,15 @@ class Runners:
         Any thread may ask.
         """
         with self._memory_heard:
-            self._in_memory = {}
-            asked = [node for node in nodes if node in self._runners]
-            for node in asked:
+            before = {node: self._memory_words.get(node, 0) for node in nodes if node in self._runners}
+
+            def answered() -> list[str]:
+                return [node for node, words in before.items() if self._memory_words.get(node, 0) > words]
+
+            for node in before:
                 self._runners[node].hold(self._job.name)
-            self._memory_heard.wait_for(lambda: self._in_memory.keys() >= set(asked), within_s)
-            return [copy for copies in self._in_memory.values() for copy in copies]
+            self._memory_heard.wait_for(lambda: len(answered()) == len(before), within_s)
+            return [copy for node in answered() for copy in self._in_memory[node]]
 
     def check(self, node: str) -> None:
         """The node is checked again, by the runner that it has or by a new one."""
@@ -218,6 +222,7 @@ class Runners:
     def _note_memory(self, node: str, copies: list[MemoryStep]) -> None:
         with self._memory_heard:
             self._in_memory[node] = copies
+            self._memory_words[node] = self._memory_words.get(node, 0) + 1
             self._keeps_in_memory = self._keeps_in_memory or bool(copies)
             self._memory_heard.notify_all()
 

@@ -59,7 +59,8 @@ class Rules:
     which it has killed its ranks. ``verified_within_s`` is how long a first step is waited for, ``warm_within_s`` at
     the least before a start is looked at that is known to take less. ``checkpoints`` says whether the launcher sees
     the job's checkpoints. With ``layouts`` the job runs on every number of nodes that the plan has a layout for.
-    ``regroup_within_s`` is how long a restart that keeps processes may take to its first step, before a larger one.
+    ``regroup_within_s`` is how long ranks may take to come to their restart points, and then to a first step, before
+    a larger restart follows; to the latter at least as long as a start of the job is known to take. 0: none is kept.
     """
 
     fleet: Fleet
@@ -100,8 +101,8 @@ class State:
     without a step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those
     whose ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. ``failed`` are the nodes
     whose ranks have ended without success, ``points`` those ranks, by node, that have a restart point and ``waiting``
-    those of them that wait there; the ranks of ``kept`` nodes go on in the attempt that is prepared, or has begun so
-    without a first step yet, by a restart of this ``scope``. Dues are monotonic times.
+    those of them that wait there; ``scope`` is that of the restart by which the attempt begins, or began, and the ranks
+    of ``kept`` nodes go on in it from the one before, until a first step is heard of. Dues are monotonic times.
     """
 
     phase: Phase = Phase.GATHERING
