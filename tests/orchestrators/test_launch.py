@@ -99,8 +99,8 @@ class Launched:
         assert seen is not None
         return seen
 
-    def ends(self) -> int:
-        code = self.process.wait(PATIENCE_S)
+    def ends(self, within_s: float = PATIENCE_S) -> int:
+        code = self.process.wait(within_s)
         self._thread.join()
         return code
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("restartable_training.py")
 NODES = ("n1", "n2", "n3", "n4")
-STEPS = 200
+STEPS = 100
+ENDS_WITHIN_S = 300.0  # on a machine that has other work as well
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int
     memory = Path(tempfile.mkdtemp(prefix="eagle-eye-test-", dir="/dev/shm"))
     try:
         with launched(folder, "n1,n2,n3", *words(memory), "--without-server", steps=STEPS, script=SCRIPT) as launcher:
-            assert launcher.ends() == 0
+            assert launcher.ends(ENDS_WITHIN_S) == 0
         return {key: said[-1]["loss"] for key, said in losses(folder).items()}
     finally:
         for node in NODES:
@@ -111,7 +112,7 @@ def test_after_a_killed_rank_the_others_stay_and_the_course_of_training_is_that_
         second = launcher.wait("running", 2)
         assert second["kept"] == ["n1", "n3"], launcher.events
         assert [pids(second)[rank] == pids(first)[rank] for rank in range(3)] == [True, False, True]
-        assert launcher.ends() == 0
+        assert launcher.ends(ENDS_WITHIN_S) == 0
     assert [one for one in launcher.events if one["event"] == "widened"] == []
     assert_same_course(tmp_path, undisturbed)
     assert {one["pid"] for (rank, _), said in losses(tmp_path).items() if rank == 0 for one in said} == {pids(first)[0]}
@@ -136,14 +137,14 @@ def test_of_a_hang_the_culprit_ends_and_the_others_go_on_with_a_spare(
         assert second["kept"] == ["n1", "n3"], launcher.events
         assert pids(second)[0] == pids(first)[0]
         assert not running(pids(first)[1])
-        assert launcher.ends() == 0
+        assert launcher.ends(ENDS_WITHIN_S) == 0
     assert_same_course(tmp_path, undisturbed)
 
 
 def test_where_those_that_stay_make_no_step_in_time_every_process_is_new(
     tmp_path: Path, memory: Path, undisturbed: dict[tuple[int, int], str]
 ) -> None:
-    more = ("--regroup-wait", "3", "--env", "STAYS_AWAY=1")
+    more = ("--regroup-wait", "8", "--env", "STAYS_AWAY=1")
     with launched(
         tmp_path, "n1,n2,n3", *words(memory, *more), "--without-server", steps=STEPS, script=SCRIPT
     ) as launcher:
@@ -151,10 +152,9 @@ def test_where_those_that_stay_make_no_step_in_time_every_process_is_new(
         launcher.wait("verified", 1)
         came_to(launcher, 1, 20)
         os.kill(pids(first)[1], signal.SIGKILL)
-        widened = launcher.wait("widened")
-        assert (widened["from"], widened["to"]) == ("process_group", "job")
         third = launcher.wait("running", 3)
+        assert [event["to"] for event in launcher.events if event["event"] == "widened"][-1:] == ["job"]
         assert third["kept"] == []
         assert set(pids(third).values()).isdisjoint(pids(first).values())
-        assert launcher.ends() == 0
+        assert launcher.ends(ENDS_WITHIN_S) == 0
     assert_same_course(tmp_path, undisturbed)
