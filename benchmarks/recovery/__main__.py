@@ -30,7 +30,7 @@ from benchmarks.recovery.figures import Session, passed, starts
 from benchmarks.recovery.fire import Fire
 from benchmarks.recovery.hand import Hand
 from benchmarks.recovery.keeping import Kept, keep, opened
-from benchmarks.recovery.plan import SHARES, Item, draw
+from benchmarks.recovery.plan import PROCESS_KINDS, SHARES, Item, draw
 from benchmarks.recovery.show import show
 from benchmarks.recovery.site import BUDGETS, NODES, START_DEADLINE_S, FireStack, can_simulate_gpus
 from benchmarks.recovery.spent import spent
@@ -48,12 +48,13 @@ def main() -> int:
     until_s = time.monotonic() + 60 * args.minutes
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     no_gpus = can_simulate_gpus()
-    items = draw(args.faults, args.seed, gpus=not no_gpus, only=args.shapes)
+    items = draw(args.faults, args.seed, gpus=not no_gpus, only=args.shapes, kinds_only=args.kinds)
     settings: dict[str, Any] = {
         "repair_after_s": args.repair_after,
         "without_minutes": args.without_minutes,
         "standby": args.standby,
         "checkpoints": args.checkpoints,
+        "restarts": args.restarts,
         "notice_s": args.notice,
         "every_s": args.every,
         "budgets": dict(line.split(" = ") for line in BUDGETS.split("\n") if line),
@@ -62,6 +63,8 @@ def main() -> int:
     }
     if args.shapes:
         settings["shapes"] = args.shapes
+    if args.kinds:
+        settings["kinds"] = args.kinds
     try:
         kept = opened(args.out, items, args.seed, settings)
     except ValueError as error:
@@ -182,7 +185,9 @@ def _under_fire(
 
 def _stack(site: Site, folder: Path, args: argparse.Namespace) -> FireStack:
     gpus = not can_simulate_gpus()
-    return FireStack(site, folder, gpus=gpus, standby=args.standby, checkpoints=args.checkpoints)
+    return FireStack(
+        site, folder, gpus=gpus, standby=args.standby, checkpoints=args.checkpoints, restarts=args.restarts
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -193,6 +198,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the plan (1)")
     parser.add_argument("--shapes", nargs="+", choices=SHARES, default=[], metavar="SHAPE",
                         help="of these alone, in turns (all, by their shares)")  # fmt: skip
+    parser.add_argument("--kinds", nargs="+", choices=PROCESS_KINDS, default=[], metavar="KIND",
+                        help="of faults, of these alone (all)")  # fmt: skip
     parser.add_argument("--repair-after", type=float, default=20.0, metavar="S", help="nodes come back (20)")
     parser.add_argument("--calm", type=float, default=30.0, metavar="S", help="undisturbed, for the pace (30)")
     parser.add_argument("--without-minutes", type=float, default=12.0, metavar="M", help="of torchrun alone (12)")
@@ -202,6 +209,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--checkpoints", choices=("memory", "storage"), default="memory",
                         help="at each step in memory, or each tenth on storage (memory)")  # fmt: skip
+    parser.add_argument("--restarts", choices=("in-process", "process"), default="in-process",
+                        help="ranks have restart points, so that processes may stay, or none (in-process)")  # fmt: skip
     parser.add_argument("--notice", type=float, default=300.0, metavar="S",
                         help="when a person looks after a job without Eagle Eye (300)")  # fmt: skip
     parser.add_argument("--every", type=float, default=14.0, metavar="S",

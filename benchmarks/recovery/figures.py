@@ -34,10 +34,11 @@ class Session(msgspec.Struct, kw_only=True):
 
 
 def starts(told: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how often a node's ranks came from a standby or were spawned, by what the launcher said."""
+    """Return how often a node's ranks came from a standby, went on or were spawned, by what the launcher said."""
     runs = [line for line in told if line["event"] == "running"]
-    standbys = sum(len(line["standbys"]) for line in runs)
-    return {"standby": standbys, "spawned": sum(len(line["nodes"]) for line in runs) - standbys}
+    standbys, kept = sum(len(line["standbys"]) for line in runs), sum(len(line.get("kept", ())) for line in runs)
+    spawned = sum(len(line["nodes"]) for line in runs) - standbys - kept
+    return {"standby": standbys, "kept": kept, "spawned": spawned}
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -101,6 +102,7 @@ def figures(outcomes: Sequence[Outcome], sessions: Sequence[Session]) -> dict[st
             "by_kind": _grouped(outcomes, lambda one: one.harms[0].kind if one.shape == "single" and one.harms else ""),
             "by_shape": _grouped(outcomes, lambda one: one.shape),
             "from_the_second_fault": times((one for one in outcomes if len(one.harms) > 1), from_last=True),
+            "by_scope": _grouped(outcomes, lambda one: one.scopes[0] if _is_one_restart(one) else ""),
         },
         "steps_per_hour": {
             "undisturbed": round(3600 * pace),
@@ -121,6 +123,10 @@ def passed(found: dict[str, Any]) -> bool:
     """Return whether nothing happened that must never happen, and nobody had to help."""
     never = ("healthy_nodes_excluded", "restarts_double", "stale_actions_done")
     return not any(found[name] for name in never) and not set(found["results"]) - set(ENDED_WELL)
+
+
+def _is_one_restart(one: Outcome) -> bool:
+    return one.shape == "single" and len(one.scopes) == 1
 
 
 def _grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], str]) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ import psutil
 from benchmarks.recovery import harm as harming
 from benchmarks.recovery.hand import Hand
 from benchmarks.recovery.harm import ENDING, LASTING, Harm, harm
-from benchmarks.recovery.outcome import OPEN_STATES, Outcome, Result, asked_of, steps_lost
+from benchmarks.recovery.outcome import OPEN_STATES, Outcome, Result, asked_of, scopes_of, steps_lost
 from benchmarks.recovery.plan import Item
 from benchmarks.recovery.site import MEMBERS, FireStack
 from benchmarks.recovery.yard import Yard
@@ -167,6 +167,7 @@ class Fire:
         if step is not None:
             outcome.first_step_s = round(step["time_s"] - harms[0].at_s, 3)
         outcome.restarts = self._attempt() - attempt
+        outcome.scopes = scopes_of(self._stack.told(), attempt, self._attempt())
         # Each incident explains one: a loss that is no number restarts, and its culprit is excluded once it is known.
         acted = {asked.incident for asked in outcome.asked if asked.restart and asked.state == "done"}
         outcome.restarts_explained = explained + max(0, len(acted) - len(harms))

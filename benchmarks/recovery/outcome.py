@@ -54,6 +54,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     restarts: int = 0
     restarts_explained: int = 0
     steps_lost: int = 0
+    scopes: list[str] = []  # of the restarts: what the launcher renewed in the end
     asked: list[Asked] = []
     alarm: str = ""  # what the launcher made of an action by hand
     note: str = ""
@@ -116,6 +117,18 @@ def steps_lost(steps: Sequence[dict[str, Any]], from_attempt: int, until_attempt
         resumed.setdefault(step["attempt"], step["resumed_from"])
     attempts = [attempt for attempt in sorted(last) if from_attempt <= attempt <= until_attempt]
     return sum(max(0, last[earlier] - resumed[later]) for earlier, later in pairwise(attempts))
+
+
+def scopes_of(told: Sequence[dict[str, Any]], from_attempt: int, until_attempt: int) -> list[str]:
+    """Return with which scope each attempt after the first one was begun, by the launcher's words, widened or not."""
+    scopes: dict[int, str] = {}
+    for line in told:
+        if from_attempt < line["attempt"] <= until_attempt:
+            if line["event"] == "stopping":
+                scopes[line["attempt"]] = line["scope"]
+            elif line["event"] == "widened" and line["attempt"] in scopes:
+                scopes[line["attempt"]] = line["to"]
+    return [scope for _, scope in sorted(scopes.items())]
 
 
 def stale_done(outcomes: Sequence[Outcome]) -> list[str]:

@@ -43,15 +43,17 @@ class Item(msgspec.Struct, frozen=True):
     pause_s: float
 
 
-def draw(faults: int, seed: int, *, gpus: bool, only: Sequence[Shape] = ()) -> list[Item]:
+def draw(
+    faults: int, seed: int, *, gpus: bool, only: Sequence[Shape] = (), kinds_only: Sequence[str] = ()
+) -> list[Item]:
     """Return items with so many faults in all (one more where the last item has two); an alarm by hand counts as one.
 
     Kinds come about equally often. ``gpus``: whether the nodes have GPUs, simulated ones, that can fail; ``only``: the
-    shapes that there are to be, in turns.
+    shapes that there are to be, in turns; ``kinds_only``: the kinds.
     """
     source = random.Random(seed)
     shapes = list(only) or _shuffled(source, list(SHARES), list(SHARES.values()))
-    kinds = _endless(source, gpus=gpus)
+    kinds = _endless(source, list(kinds_only) or [*PROCESS_KINDS, *(GPU_KINDS if gpus else ())])
     items: list[Item] = []
     count = 0
     while count < faults:
@@ -88,8 +90,7 @@ def _shuffled(source: random.Random, shapes: list[Shape], shares: list[int]) -> 
     return [*first, *rest]
 
 
-def _endless(source: random.Random, *, gpus: bool) -> Iterator[str]:
-    kinds = [*PROCESS_KINDS, *(GPU_KINDS if gpus else ())]
+def _endless(source: random.Random, kinds: list[str]) -> Iterator[str]:
     while True:
         source.shuffle(kinds)
         yield from kinds

@@ -20,11 +20,13 @@ def show(kept: Kept, *, as_json: bool) -> None:
         return
     found, console = kept.figures, Console(highlight=False)
     table = Table("from fault to first new step", "runs", "aborted", "p50 s", "p95 s", "max s")
-    groups = {**found["first_step"]["by_kind"], **found["first_step"]["by_shape"], "all": found["first_step"]["all"]}
-    if found["first_step"]["from_the_second_fault"]["runs"]:
-        groups["from the second fault"] = found["first_step"]["from_the_second_fault"]
-    for name, times in groups.items():
-        table.add_row(name, *(_cell(times[key]) for key in ("runs", "aborted", "p50_s", "p95_s", "max_s")))
+    times = found["first_step"]
+    scopes = {f"scope {name}": one for name, one in times["by_scope"].items()}
+    groups = {**times["by_kind"], **times["by_shape"], **scopes, "all": times["all"]}
+    if times["from_the_second_fault"]["runs"]:
+        groups["from the second fault"] = times["from_the_second_fault"]
+    for name, one in groups.items():
+        table.add_row(name, *(_cell(one[key]) for key in ("runs", "aborted", "p50_s", "p95_s", "max_s")))
     console.print(table)
     right, steps, lost = found["right_node"], found["steps_per_hour"], found["steps_lost"]
     lines = {

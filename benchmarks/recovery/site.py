@@ -34,6 +34,7 @@ probation_s = 0.0
 LAUNCH_FLAGS = (
     *("--nnodes", f"2:{MEMBERS}", "--restarts-max", "1000", "--backoff", "1", "--settled-after", "20"),
     *("--warm-wait", "15", "--verify-wait", str(int(START_DEADLINE_S))),  # starts take five seconds here
+    *("--regroup-wait", "6"),  # one that keeps processes takes a second or two here
     *("--check", "off"),  # simulated GPUs have nothing that a check could see
 )
 IMPORTS = "eagle_eye.agent.hook,eagle_eye.checkpoint.checkpointer,torch.nn.parallel"
@@ -92,10 +93,12 @@ class FireStack(Stack):
         gpus: bool,
         standby: bool = False,
         checkpoints: str = "memory",
+        restarts: str = "in-process",
         waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         flags = (*LAUNCH_FLAGS, *(STANDBY_FLAGS if standby else ()))
-        super().__init__(site, folder, {**JOB_ARGUMENTS, "checkpoints": checkpoints}, waiting, _config(), flags)
+        arguments = {**JOB_ARGUMENTS, "checkpoints": checkpoints, "restarts": restarts}
+        super().__init__(site, folder, arguments, waiting, _config(), flags)
         if gpus and not isinstance(site, NamespaceSite):
             raise StageFailed("GPU faults are in the plan, and need nodes in network namespaces: run it without root")
         self._with_gpus = gpus

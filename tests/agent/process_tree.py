@@ -124,6 +124,7 @@ class Node:
         self.processes = TrainingProcesses()
         self.on_gpu: dict[int, int] = {}
         self.hooked: set[int] = set()
+        self.attempts: dict[int, int] = {}
         self.uuids: dict[str, int] = {}
         self.bus_ids: dict[str, int] = {}
         self.wakes = 0
@@ -133,6 +134,7 @@ class Node:
             self.drops,
             gpu_processes=lambda: dict(self.on_gpu),
             hooked_pids=lambda: set(self.hooked),
+            hooked_attempts=lambda: dict(self.attempts),
             devices_by_uuid=self.uuids,
             devices_by_bus_id=self.bus_ids,
             node="node17",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -230,6 +231,16 @@ def test_detaching_says_goodbye_and_ends_the_thread(listener: Listener) -> None:
     assert training.failures == 0
 
 
+def test_the_environment_says_which_attempt_is_reported_while_the_hook_is_attached(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_EYE_ATTEMPT", "7")
+    training = attach(socket=listener.path, heartbeat_s=QUIET_S)
+    assert os.environ["EAGLE_EYE_HOOK_ATTEMPT"] == "7"
+    training.detach()
+    assert "EAGLE_EYE_HOOK_ATTEMPT" not in os.environ
+
+
 def test_attaching_again_ends_the_earlier_report(listener: Listener) -> None:
     first = attach(socket=listener.path, heartbeat_s=QUIET_S)
     process = listener.read_last().process
@@ -331,8 +342,13 @@ def test_the_environment_says_who_we_are(environ: dict[str, str], expected: Iden
     assert Identity.of(environ) == expected
 
 
-def test_sequences_are_those_of_the_default_group() -> None:
-    dumped = b'{"pg_status":{"0":{"last_enqueued_collective":"11","last_completed_collective":"10"},"1":{}}}'
+def modules_with(*groups: tuple[int, int, int]) -> dict[str, object]:
+    """A torch whose recorder knows these process groups: number, newest collective enqueued and completed."""
+    status = {
+        str(number): {"last_enqueued_collective": str(enqueued), "last_completed_collective": str(completed)}
+        for number, enqueued, completed in groups
+    }
+    dumped = json.dumps({"pg_status": status}).encode()
 
     class Distributed:
         @staticmethod
@@ -344,8 +360,19 @@ def test_sequences_are_those_of_the_default_group() -> None:
         def _dump_fr_trace_json(_collectives: bool, _active: bool) -> bytes:
             return dumped
 
-    modules = {"torch.distributed": Distributed, "torch._C._distributed_c10d": Binding}
-    assert collective_sequences(modules) == (11, 10)
+    return {"torch.distributed": Distributed, "torch._C._distributed_c10d": Binding}
+
+
+def test_sequences_are_those_of_the_default_group() -> None:
+    assert collective_sequences(modules_with((0, 11, 10), (1, 99, 99))) == (11, 10)
+
+
+@pytest.mark.parametrize(("over", "told"), [("1", (5, 4)), ("3", (-1, -1)), ("unknown", (-1, -1))])
+def test_in_a_process_that_went_on_they_are_those_of_the_default_group_of_its_own_attempt(
+    over: str, told: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE_EYE_LAST_PROCESS_GROUP", over)
+    assert collective_sequences(modules_with((0, 811, 810), (1, 99, 99), (2, 5, 4), (3, 7, 7))) == told
 
 
 @pytest.mark.parametrize("modules", [{}, {"torch.distributed": object()}])

@@ -187,6 +187,15 @@ def test_ranks_with_a_hook_are_published_and_not_reported(node: Node) -> None:
     assert node.drops.snapshot() == {}
 
 
+def test_a_process_that_went_on_in_the_next_attempt_is_of_the_one_that_its_hook_reports(node: Node) -> None:
+    node.tree.starts(10, rank(0, EAGLE_EYE_ATTEMPT="1"))
+    node.hooked, node.attempts = {10}, {10: 1}
+    node.look()
+    node.attempts = {10: 2}
+    node.look()
+    assert [process.attempt for process in node.processes.all()] == [2]
+
+
 def test_a_hook_that_reports_makes_its_process_a_rank_at_once(node: Node) -> None:
     node.tree.starts(10, rank(0))
     node.look()

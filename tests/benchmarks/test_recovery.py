@@ -12,7 +12,7 @@ from benchmarks.recovery.figures import Session, figures, passed, percentile, st
 from benchmarks.recovery.harm import Harm
 from benchmarks.recovery.keeping import keep, opened
 from benchmarks.recovery.newest import newest
-from benchmarks.recovery.outcome import Asked, Outcome, stale_done, steps_lost
+from benchmarks.recovery.outcome import Asked, Outcome, scopes_of, stale_done, steps_lost
 from benchmarks.recovery.plan import GPU_KINDS, PROCESS_KINDS, SHARES, draw, faults_in
 from benchmarks.recovery.site import Lines
 from benchmarks.recovery.spent import Spent, spent
@@ -64,6 +64,25 @@ def test_a_plan_may_have_one_shape_alone() -> None:
     assert {item.shape for item in items} == {"during_recovery"}
     assert (len(items), faults_in(items)) == (8, 16)
     assert {kind for item in items for kind in item.kinds} == {*PROCESS_KINDS, *GPU_KINDS}
+
+
+def test_a_plan_may_have_some_kinds_alone() -> None:
+    items = draw(8, 1, gpus=True, only=("single",), kinds_only=("crash", "kill"))
+    assert [sorted(kind for item in items[at : at + 2] for kind in item.kinds) for at in (0, 2, 4, 6)] == [
+        ["crash", "kill"]
+    ] * 4
+
+
+def test_a_restart_has_the_scope_to_which_it_was_widened_and_times_are_told_by_scope() -> None:
+    told = [
+        {"event": "stopping", "attempt": 2, "scope": "process_group"},
+        {"event": "stopping", "attempt": 3, "scope": "rank"},
+        {"event": "widened", "attempt": 3, "to": "job"},
+        {"event": "stopping", "attempt": 4, "scope": "job"},
+    ]
+    assert scopes_of(told, 1, 3) == ["process_group", "job"]
+    found = figures([outcome(1, ("crash", "n1"), scopes=["process_group"], first_step_s=2.0)], [session()])
+    assert found["first_step"]["by_scope"]["process_group"]["p50_s"] == 2.0
 
 
 def test_a_harm_that_anothers_restart_ended_is_neither_named_nor_missed() -> None:
@@ -130,7 +149,7 @@ def test_where_ranks_came_from_is_counted_by_node_over_all_sessions() -> None:
         {"event": "running", "nodes": ["n1", "n2"], "standbys": []},
         {"event": "running", "nodes": ["n1", "n3"], "standbys": ["n1", "n3"]},
     ]
-    assert starts(told) == {"standby": 2, "spawned": 2}
+    assert starts(told) == {"standby": 2, "kept": 0, "spawned": 2}
     both = figures([outcome()], [session(starts=starts(told)), session(starts={"standby": 3, "spawned": 0})])
     assert both["starts"] == {"standby": 5, "spawned": 2}
 

@@ -154,7 +154,7 @@ def test_the_program_gets_the_whole_request_and_its_arguments(playing: Playing) 
     said = json.loads(orchestrator.restart("j", Restart(1, 7.5, cause(), ("n2",), resume_from="memory:40")))
     assert said[2] == {
         **head, "verb": "restart", "job": "j", "over_attempt": 1, "without": ["n2"], "distrust_since_s": 7.5,
-        "resume_from": "memory:40", "cause": why,
+        "resume_from": "memory:40", "restart_scope": "job", "cause": why,
     }  # fmt: skip
     assert json.loads(orchestrator.readmit(["n2", "n9"]))[2] == {**head, "verb": "readmit", "nodes": ["n2"]}
     assert json.loads(orchestrator.stop("j", "why"))[2] == {**head, "verb": "stop", "job": "j", "reason": "why"}

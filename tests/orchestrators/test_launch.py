@@ -55,16 +55,24 @@ REPORTS = "/api/v1/actions/act-1/reports"
 class Launched:
     """A launcher in a process of its own; ``events`` are the lines it has written so far."""
 
-    def __init__(self, folder: Path, nodes: str, *words: str, steps: int, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: str,
+        *words: str,
+        steps: int,
+        env: dict[str, str] | None = None,
+        script: Path = SCRIPT,
+    ) -> None:
         self.folder = folder
         self.events: list[dict[str, Any]] = []
         self._arrived = threading.Condition()
-        script = (str(SCRIPT), str(folder / "checkpoints"), str(steps), "0.05", "5")
+        command = (str(script), str(folder / "checkpoints"), str(steps), "0.05", "5")
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-c", MAIN, "--job", "j", "--nodes", nodes, "--json"),
                 *("--checkpoint-dir", str(folder / "checkpoints"), "--state-dir", str(folder / "state")),
-                *("--env", "OMP_NUM_THREADS=1", *words, "--", *script),
+                *("--env", "OMP_NUM_THREADS=1", *words, "--", *command),
             ],
             stdout=subprocess.PIPE,
             env={**os.environ, **(env or {})},
@@ -91,8 +99,8 @@ class Launched:
         assert seen is not None
         return seen
 
-    def ends(self) -> int:
-        code = self.process.wait(PATIENCE_S)
+    def ends(self, within_s: float = PATIENCE_S) -> int:
+        code = self.process.wait(within_s)
         self._thread.join()
         return code
 
@@ -113,9 +121,9 @@ def eventually(what: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def launched(
-    folder: Path, nodes: str, *words: str, steps: int, env: dict[str, str] | None = None
+    folder: Path, nodes: str, *words: str, steps: int, env: dict[str, str] | None = None, script: Path = SCRIPT
 ) -> Iterator[Launched]:
-    launcher = Launched(folder, nodes, *words, steps=steps, env=env)
+    launcher = Launched(folder, nodes, *words, steps=steps, env=env, script=script)
     try:
         yield launcher
     finally:

@@ -130,12 +130,12 @@ def test_only_ends_of_ranks_logs_are_gathered_and_only_under_their_names(tmp_pat
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == sorted(ends)
 
 
-def test_of_old_attempts_the_last_ones_keep_their_logs(tmp_path: Path) -> None:
-    for attempt in (1, 2, 3, 4):
+def test_of_old_attempts_the_last_ones_keep_their_logs_and_those_whose_processes_run(tmp_path: Path) -> None:
+    for attempt in (0, 1, 2, 3, 4):
         (tmp_path / f"attempt-{attempt}" / "n1").mkdir(parents=True)
     (tmp_path / "attempt-x").mkdir()
-    logs.drop_old(tmp_path, 4, kept=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["attempt-3", "attempt-4", "attempt-x"]
+    logs.drop_old(tmp_path, 4, in_use={1, 4}, kept=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attempt-1", "attempt-3", "attempt-4", "attempt-x"]
 
 
 def test_a_runner_tells_the_launchers_own_folder_from_another_of_the_same_name(tmp_path: Path) -> None:

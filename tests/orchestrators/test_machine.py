@@ -18,11 +18,13 @@ from eagle_eye.orchestrators.launch.memory import Memory, remember, resume
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.orchestrators.launch.state import ENDED, UP, Phase, Rules, State, due_s
 from eagle_eye.planning.plan import Plan
+from eagle_eye.schema.action import RestartScope
 from tests.planning.jobs import plan
 
 OrderT = TypeVar("OrderT")
 NODES = ("n1", "n2", "n3", "n4")
 UNIX_S = 1_800_000_000.0
+SCOPES: tuple[RestartScope, ...] = ("process_group", "rank", "job")
 WRITTEN_S = UNIX_S - 60.0  # when the checkpoint was, from which attempts resume
 
 
@@ -37,6 +39,7 @@ class Story:
         self.state = State()
         self.memory = Memory("j")
         self.newest: int | None = None
+        self.where = "step_"
         self.now_s = 0.0
         self.orders: list[to.Order] = []
         self.everything: list[to.Order] = []
@@ -56,7 +59,7 @@ class Story:
             self.memory = remember(self.memory, self.state)
         for order in orders:
             if isinstance(order, to.ChooseCheckpoint) and self.state.attempt == order.attempt:
-                self._happens(on.CheckpointChosen(order.attempt, self.newest, f"step_{self.newest}", WRITTEN_S))
+                self._happens(on.CheckpointChosen(order.attempt, self.newest, f"{self.where}{self.newest}", WRITTEN_S))
 
     def is_killed_and_started_again(self, attempts_before: int = 0) -> None:
         self.state = resume(self.memory, self.rules.fleet, attempts_before)
@@ -907,12 +910,14 @@ class AnyOrder(RuleBasedStateMachine):
     """Whatever happens in whatever order."""
 
     layouts: Plan | None = None
+    where = "step_"
 
     def __init__(self) -> None:
         super().__init__()
         self.story = Story(
             least=2, verdict_wait_s=10.0, checkpoints=True, grow_at_checkpoint=True, check=True, layouts=self.layouts
         )
+        self.story.where = self.where
         self.asked = 100
         self.unanswered: set[int] = set()
         self.attempts: list[int] = []
@@ -926,7 +931,10 @@ class AnyOrder(RuleBasedStateMachine):
     def check(self) -> None:
         for order in self.story.orders:
             match order:
-                case to.StartRanks(attempt, members):
+                case to.StartRanks(attempt, members, _, _, kept):
+                    assert kept <= set(members)
+                    # Whatever does not go on has ended before anybody does.
+                    assert not kept or not self.story.state.awaiting
                     # Excluded before it, however long ago, and not readmitted.
                     assert not set(members) & (self.story.state.unusable | self.out)
                     assert self.story.state.ready.issuperset(members)
@@ -992,10 +1000,29 @@ class AnyOrder(RuleBasedStateMachine):
     def excludes(self, excluded: list[str], now: bool, waits: bool) -> None:
         self.happens(on.ExcludeAsked(self.request(), tuple(excluded), now, "because", waits=waits))
 
-    @rule(behind=st.integers(0, 1), since_s=st.none() | st.just(UNIX_S))
-    def restarts(self, behind: int, since_s: float | None) -> None:
+    @rule(behind=st.integers(0, 1), since_s=st.none() | st.just(UNIX_S), scope=st.sampled_from(SCOPES))
+    def restarts(self, behind: int, since_s: float | None, scope: RestartScope) -> None:
         over = self.story.state.attempt - behind
-        self.happens(on.RestartAsked(self.request(), over, since_s, "because"))
+        self.happens(on.RestartAsked(self.request(), over, since_s, "because", scope=scope))
+
+    @rule(node=nodes, behind=st.integers(0, 1), waits=st.booleans())
+    def is_at_its_restart_point(self, node: str, behind: int, waits: bool) -> None:
+        self.happens(on.RankAtPoint(node, self.story.state.attempt - behind, 0, waits, "closed"))
+
+    @precondition(lambda self: self.story.state.phase in UP)
+    @rule(scope=st.sampled_from(SCOPES), failing=st.integers(0, 2))
+    def loses_a_rank_of_a_job_with_restart_points(self, scope: RestartScope, failing: int) -> None:
+        state = self.story.state
+        victim = state.members[failing % len(state.members)]
+        self.happens(on.StepSeen(state.attempt, 25, 25))
+        for rank, node in enumerate(state.members):
+            self.happens(on.RanksStarted(node, state.attempt, (rank,)))
+            self.happens(on.RankAtPoint(node, state.attempt, rank))
+        self.happens(on.RanksEnded(victim, state.attempt, success=False, exits=((0, -9),)))
+        self.happens(on.RestartAsked(self.request(), state.attempt, None, "because", scope=scope))
+        for rank, node in enumerate(state.members):
+            if node != victim:
+                self.happens(on.RankAtPoint(node, state.attempt, rank, waits=True))
 
     @rule(node=nodes)
     def readmits(self, node: str) -> None:
@@ -1079,6 +1106,16 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+class AnyOrderInMemory(AnyOrder):
+    """The same for a job that keeps its steps in the nodes' memory."""
+
+    where = "memory:"
+
+
+TestAnyOrderInMemory = AnyOrderInMemory.TestCase
+TestAnyOrderInMemory.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 class AnyOrderLaidOut(AnyOrder):

@@ -125,6 +125,16 @@ def test_where_to_resume_is_said_where_later_steps_are_not_to_be_trusted(
     assert [verb.resume_from for verb in asked if isinstance(verb, Restart)] == [told]
 
 
+def test_a_restart_has_the_scope_that_is_safe_and_all_of_the_job_where_nobody_says() -> None:
+    scopes = [
+        verb.scope
+        for scope in ("process_group", "rank", None)
+        for verb in verbs(action(NOW_S, restart_scope=scope))
+        if isinstance(verb, Restart)
+    ]
+    assert scopes == ["process_group", "rank", "job"]
+
+
 def test_an_exclusion_says_what_its_restart_will_distrust_and_a_drain_does_not() -> None:
     spoilt = {"fault": "silent_data_corruption", "onset": rfc3339(NOW_S - 30)}
     assert [verb.distrust_since_s for verb in verbs(action(NOW_S, **spoilt))] == [NOW_S - 30, NOW_S - 30]

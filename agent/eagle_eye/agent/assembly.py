@@ -66,6 +66,7 @@ class Assembly:
             drops,
             gpu_processes=self.nvml.compute_processes,
             hooked_pids=self.training.pids,
+            hooked_attempts=self.training.attempts,
             devices_by_uuid=uuids,
             devices_by_bus_id=bus_ids,
             node=configuration.node,

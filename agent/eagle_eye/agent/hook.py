@@ -8,7 +8,7 @@
 
 Nothing here waits, and nothing raises into the training loop: failures are counted and logged once. With
 the agent gone or stopped it behaves the same. Touches: a Unix datagram socket, one daemon thread,
-``sys.excepthook`` (chained), ``atexit``.
+``sys.excepthook`` (chained), ``atexit``, one variable of its own in the environment.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from eagle_eye.agent.training_hook.sender import Identity, Sender, State, collec
 from eagle_eye.agent.training_hook.tally import RunningTotals
 from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
 from eagle_eye.agent.training_hook.torch_module import Watch
+from eagle_eye.schema.restart_names import HOOK_ATTEMPT_VARIABLE
 
 SEND_EVERY_S = 0.1  # what is new is sent at most so often: frames are a second apart
 TRACEBACK_CHARS_READ_MAX = 16_384
@@ -188,11 +189,13 @@ class Training:
         atexit.register(self._end)
         self._heartbeat = threading.Thread(target=self._beat, name="eagle-eye-hook", daemon=True)
         self._heartbeat.start()
+        os.environ[HOOK_ATTEMPT_VARIABLE] = str(identity.attempt)
 
     def _end(self) -> None:
         sender, self._sender = self._sender, None
         if sender is None:
             return
+        os.environ.pop(HOOK_ATTEMPT_VARIABLE, None)
         self._stopped.set()
         self._watch.remove()
         if self._state.progress[1][0] > 0.0:  # steps

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eagle_eye.checkpoint.checkpointer import AnotherModel, MemoryCheckpointer, NoCheckpoint, NotTheSame
+    from eagle_eye.checkpoint.restart_point import run_restartable
     from eagle_eye.checkpoint.state import RandomState
 
-__all__ = ["AnotherModel", "MemoryCheckpointer", "NoCheckpoint", "NotTheSame", "RandomState"]
+__all__ = ["AnotherModel", "MemoryCheckpointer", "NoCheckpoint", "NotTheSame", "RandomState", "run_restartable"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from eagle_eye.checkpoint import checkpointer, state
+    from eagle_eye.checkpoint import checkpointer, restart_point, state
 
-    return getattr(state if name == "RandomState" else checkpointer, name)
+    elsewhere: dict[str, Any] = {"RandomState": state, "run_restartable": restart_point}
+    return getattr(elsewhere.get(name, checkpointer), name)

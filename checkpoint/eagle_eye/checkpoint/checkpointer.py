@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
+from eagle_eye.checkpoint import restart_point
 from eagle_eye.checkpoint.connection import connect
 from eagle_eye.checkpoint.device_copies import Copies, HostCopies, copies_for
 from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
@@ -195,6 +196,7 @@ class MemoryCheckpointer:
             self._plan, self._whole = self._planned(), step or None
         self._copies = copies_for(self._plan[1].devices, self._state.optimizers)
         self._agreed(lambda: self._client.open(self._opening(everyone, step, chosen), self._attach, self._hear))
+        restart_point.keeps(self)
         return step
 
     def capture(self, step: int) -> None:
@@ -222,6 +224,16 @@ class MemoryCheckpointer:
         self._client.close(ended=True, within_s=within_s)
         with self._lock:
             self._granted, self._slots = None, {}
+            self._copies.close()
+
+    def abandon(self) -> None:
+        """The training goes on with another one: what is whole stays in memory for it, as if the process had died.
+
+        Nothing is captured any more.
+        """
+        self._client.close(ended=False)
+        with self._lock:
+            self._granted, self._line, self._slots = None, None, {}
             self._copies.close()
 
     # Where to go on.

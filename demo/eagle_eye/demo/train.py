@@ -2,12 +2,14 @@
 
 Started by torchrun or ``eagle-eye launch``; Gloo on the CPU. Knows nothing of faults. The two lines that
 tell Eagle Eye how training goes are marked. Its state is kept in memory at each step and goes to storage now and then;
-with ``--checkpoints storage`` it goes there at once, and the training waits.
+with ``--checkpoints storage`` it goes there at once, and the training waits. With ``--restarts in-process`` a process
+whose peers were lost goes on in the next attempt; it is a new one otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
@@ -24,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 from eagle_eye.agent.hook import attach
-from eagle_eye.checkpoint import MemoryCheckpointer
+from eagle_eye.checkpoint import MemoryCheckpointer, run_restartable
 
 CONTEXT_CHARS = 64
 WIDTH = 128
@@ -54,6 +56,7 @@ class CharacterModel(nn.Module):
         return logits
 
 
+@functools.cache
 def documentation() -> tuple[torch.Tensor, int]:
     """Return the documentation's text, each character as its number, and how many characters there are."""
     text = "\n".join(topics.topics[key] for key in sorted(topics.topics))
@@ -80,9 +83,18 @@ class Text:
 
 
 def main() -> None:
-    """Train until ``--steps``, with checkpoints and evaluations, resuming where the launcher says."""
+    """Train until ``--steps``, again and again where the launcher restarts it in this process."""
     args = _arguments()
     torch.set_num_threads(1)
+    documentation()  # what needs no process group is there once
+    if args.restarts == "in-process":
+        run_restartable(lambda: train(args))
+    else:
+        train(args)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train until ``--steps``, with checkpoints and evaluations, resuming where the launcher says."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=args.collective_seconds_max))
     rank, attempt = dist.get_rank(), int(os.environ.get("EAGLE_EYE_ATTEMPT", "0"))
     text = Text(1000 * attempt + rank, args.batch)
@@ -134,6 +146,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     parser.add_argument("--checkpoint-every", type=int, default=10)
     parser.add_argument("--checkpoints", choices=("memory", "storage"), default="memory")
+    parser.add_argument("--restarts", choices=("in-process", "process"), default="in-process")
     parser.add_argument("--evaluate-every", type=int, default=50)
     parser.add_argument("--evaluation-batches", type=int, default=10)
     parser.add_argument("--collective-seconds-max", type=float, default=1800.0)  # torch's own default for Gloo

@@ -10,10 +10,16 @@ DefaultAction = Literal["exclude_node", "restart_job", "drain_node", "checkpoint
 # What kind of trouble a fault makes: it stops the job, breaks its numbers, slows it by one node, slows it as a
 # whole, or is a sign of something to come. Within one kind the cause explains the symptoms.
 Trouble = Literal["stop", "numbers", "slow", "pace", "early"]
+# What a restart has to renew at least: the communicators of processes that live on, the processes of the culprit
+# besides, or every process.
+RestartScope = Literal["process_group", "rank", "job"]
 
 
 class Fault(NamedTuple):
-    """One fault: its name, the trouble it makes, its meaning, the evidence that tells it apart, repair and action."""
+    """One fault: its name, the trouble it makes, its meaning, the evidence that tells it apart, repair and action.
+
+    ``restart_scope`` is the smallest restart that is safe after it.
+    """
 
     name: str
     trouble: Trouble
@@ -21,6 +27,7 @@ class Fault(NamedTuple):
     evidence: str
     repair: Repair
     action: DefaultAction
+    restart_scope: RestartScope = "job"
 
 
 # In order of causation: of several that explain one trouble, the first is the cause and the rest are its symptoms.
@@ -121,6 +128,7 @@ FAULTS: tuple[Fault, ...] = (
         "A rank's exit by a signal or with an error that is not the echo of a peer's death.",
         "none",
         "restart_job",
+        "process_group",  # the process is gone already, and nothing says that its node or the others' state is bad
     ),
     Fault(
         "hang",
@@ -130,6 +138,7 @@ FAULTS: tuple[Fault, ...] = (
         " collective that it has not reached.",
         "inspect",
         "exclude_node",
+        "rank",  # its peers wait in the collective until the culprit's process has ended
     ),
     Fault(
         "loss_not_finite",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from eagle_eye.schema.action import JobUpdate
+from eagle_eye.schema.action import JobUpdate, RestartScope
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Restart:
     restart has happened and must not happen twice. ``without`` names the nodes that were excluded just before.
     ``job`` is the one that ``restart`` is called with, for a preview; "" where nobody says. ``resume_from`` is what
     the next attempt must find in EAGLE_EYE_RESUME_FROM; "" where it may go on at the newest step that it finds.
+    ``scope`` is the smallest restart that is safe: an orchestrator that cannot do less restarts every process.
     """
 
     over_attempt: int
@@ -81,6 +82,7 @@ class Restart:
     without: tuple[str, ...] = ()
     job: str = ""
     resume_from: str = ""
+    scope: RestartScope = "job"
 
 
 class Orchestrator(Protocol):

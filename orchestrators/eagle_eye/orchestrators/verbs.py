@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
-from eagle_eye.schema.action import ActionRequest
+from eagle_eye.schema.action import ActionRequest, RestartScope
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
 # After these, what a checkpoint holds may be the damage itself.
@@ -33,7 +33,8 @@ def verbs(action: ActionRequest, tell: Callable[[str], None] = lambda _: None) -
     if action.kind in ("exclude_node", "drain_node"):
         asked.append(Exclusion(action.job, action.attempt, nodes, restarts(action), cause, since_s))
     if restarts(action):
-        asked.append(Restart(action.attempt, since_s, cause, nodes, action.job, resume_from(action)))
+        scope: RestartScope = action.restart_scope or "job"
+        asked.append(Restart(action.attempt, since_s, cause, nodes, action.job, resume_from(action), scope))
     return tuple(asked)
 
 

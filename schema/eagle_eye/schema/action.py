@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 ActionKind = Literal["exclude_node", "restart_job", "drain_node", "checkpoint_now", "notify", "none"]
+RestartScope = Literal["process_group", "rank", "job"]
 ReportState = Literal["accepted", "running", "done", "failed", "refused"]
 
 INCIDENT_OPENED = "eagle_eye.incident.opened"
@@ -67,7 +68,9 @@ class ActionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     A subscriber refuses it after ``expires`` and when ``attempt`` is older than the job's own.
     ``onset`` is when the fault began: a checkpoint written after it is not to be trusted for a
     fault of loss or data. ``resume_from`` is where the server knows of such a step that is to be trusted; else it is
-    left out.
+    left out. ``restart_scope``, of actions that restart, is the smallest restart that is safe: ``process_group`` renews
+    the communicators of the processes that live, ``rank`` ends the culprit's processes first, ``job`` renews every
+    process.
     """
 
     action_id: str
@@ -88,6 +91,7 @@ class ActionRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks: list[MemberRank]
     report_to: str
     resume_from: ResumeFrom | None = None
+    restart_scope: RestartScope | None = None
 
 
 class Report(msgspec.Struct, frozen=True):

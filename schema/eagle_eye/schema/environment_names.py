@@ -24,9 +24,10 @@ READ_ELSEWHERE = frozenset(
             "DEMO_CORRUPTION",
             "DRY_RUN",
         ),
-        *("HOOK_SOCKET", "INTERVAL_S", "JOB", "JOBS", "JOIN_TOKEN_FILE", "JSON", "KEY_FILE", "LAUNCH"),
-        *("LAYOUT", "LISTEN"),
-        *("METRICS_LISTEN", "NODE", "POLL", "PORT", "PUBLIC_URL", "PUBLISH", "RESUME_FROM", "ROLE", "SECRET_FILE"),
+        *("HOOK_ATTEMPT", "HOOK_SOCKET", "INTERVAL_S", "JOB", "JOBS", "JOIN_TOKEN_FILE", "JSON", "KEY_FILE", "LAUNCH"),
+        *("LAST_PROCESS_GROUP", "LAYOUT", "LISTEN"),
+        *("METRICS_LISTEN", "NODE", "POLL", "PORT", "PUBLIC_URL", "PUBLISH", "RESTART_SOCKET"),
+        *("RESUME_FROM", "ROLE", "SECRET_FILE"),
         *(
             "SERIES_MAX",
             "SERVER",

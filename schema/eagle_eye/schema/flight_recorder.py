@@ -201,7 +201,34 @@ def entries_of(dump: Mapping[str, Any]) -> list[dict[str, Any]]:
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise BadDump(f"entries[{number}] is {shown(entry)}; expected a dictionary")
-    return entries
+    return _of_living_groups(entries)
+
+
+def _of_living_groups(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what belongs to the last group of each name: a process that has made its groups anew counts from 0 again.
+
+    Groups are numbered on their rank as they are made.
+    """
+    made = [(name, entry.get("pg_id")) for entry in entries if (name := _name_in(entry)) is not None]
+    last: dict[str, int] = {}
+    for name, number in made:
+        if isinstance(number, int):
+            last[name] = max(number, last.get(name, number))
+    if len({pair for pair in made if isinstance(pair[1], int)}) == len(last):
+        return entries
+    return [
+        entry
+        for entry in entries
+        if not isinstance(number := entry.get("pg_id"), int)
+        or (name := _name_in(entry)) is None
+        or number == last[name]
+    ]
+
+
+def _name_in(entry: Mapping[str, Any]) -> str | None:
+    said = entry.get("process_group")
+    name = said[0] if isinstance(said, (list, tuple)) and said else None
+    return name if isinstance(name, str) else None
 
 
 def sequence_of(entry: Mapping[str, Any]) -> tuple[int, bool]:

@@ -364,6 +364,7 @@ def test_a_webhook_has_it_only_where_it_is_known() -> None:
     action = asked("gpu_lost", WHOLE)
     assert action is not None
     data = request_data(action, "https://server")
+    assert data["restart_scope"] == "job"
     assert data["resume_from"] == {"step": 40, "where": "memory", "nodes": ["n0", "n2"]}
     assert "resume_from" not in request_data(msgspec.structs.replace(action, resume_from=None), "https://server")
 

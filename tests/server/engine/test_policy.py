@@ -34,6 +34,25 @@ def test_a_crash_restarts_and_its_repetition_on_the_node_excludes() -> None:
     assert decide(crash, situation(actions=(before,))).kind == "exclude_node"
 
 
+def test_a_restart_is_as_small_as_is_safe_after_its_fault() -> None:
+    crash = incident(fault="process_crash", fact=True, kinds=["exit"])
+    assert decide(crash, situation()).restart_scope == "process_group"
+    assert decide(incident(), situation()).restart_scope == "rank"
+    assert decide(incident(fault="gpu_lost", fact=True), situation()).restart_scope == "job"
+
+
+def test_every_process_is_new_where_what_a_smaller_restart_rests_on_is_not_so() -> None:
+    crash = incident(fault="process_crash", fact=True, kinds=["exit"])
+    again = situation(actions=(past(kind="restart_job", exclude=[], node="n1"),))
+    assert decide(crash, again).restart_scope == "job"  # its node is held to be the cause
+    unknown = incident(node=None, nodes=[], confidence=0.8, kinds=["standstill"])
+    assert decide(unknown, situation()).restart_scope == "job"  # whose processes to end first?
+
+
+def test_what_restarts_nothing_has_no_scope() -> None:
+    assert decide(incident(kinds=["silence"], confidence=0.1), situation()).restart_scope is None
+
+
 def test_a_crash_of_another_node_does_not_count_as_a_repetition() -> None:
     crash = incident(fault="process_crash", fact=True, kinds=["exit"])
     before = past(kind="restart_job", exclude=[], node="n2")

@@ -58,6 +58,7 @@ class ProcessesCollector:
         hooked_pids: Callable[[], set[int]] = set,
         devices_by_uuid: Mapping[str, int] | None = None,
         devices_by_bus_id: Mapping[str, int] | None = None,
+        hooked_attempts: Callable[[], Mapping[int, int]] = dict,
         node: str = "",
         shared_host: bool = False,
         wake: Callable[[], None] = lambda: None,
@@ -69,7 +70,8 @@ class ProcessesCollector:
     ) -> None:
         """``gpu_processes`` returns the rows by process id and must not wait for the driver; empty: not known.
 
-        ``hooked_pids`` are the processes that report themselves. The maps of devices may be filled later. ``node`` is
+        ``hooked_pids`` are the processes that report themselves, ``hooked_attempts`` of which attempt: one that went on
+        in the next has the environment of its own. The maps of devices may be filled later. ``node`` is
         this agent's name for the node, "" for no check of names. On a ``shared_host`` only those processes count whose
         EAGLE_EYE_NODE is that name. ``wake`` is called when a process ended.
         """
@@ -77,6 +79,8 @@ class ProcessesCollector:
         self._drops = drops
         self._gpu_processes = gpu_processes
         self._hooked_pids = hooked_pids
+        self._hooked_attempts = hooked_attempts
+        self._attempts: Mapping[int, int] = {}
         self._devices_by_uuid = {} if devices_by_uuid is None else devices_by_uuid
         self._devices_by_bus_id = {} if devices_by_bus_id is None else devices_by_bus_id
         self._node = node
@@ -138,6 +142,9 @@ class ProcessesCollector:
         if self._census.whole:
             self._look_every_s = min(LOOK_S_MAX, max(LOOK_S, listing_s / LOOK_COST_RATIO))
         self._note_certain(hooked)
+        attempts = self._hooked_attempts()
+        self._changed |= attempts != self._attempts
+        self._attempts = attempts
         self._look_for_torch(monotonic_s)
         # Copies: whoever knows the GPUs changes the maps meanwhile.
         known = self._census.changes, dict(self._devices_by_uuid), dict(self._devices_by_bus_id)
@@ -158,7 +165,8 @@ class ProcessesCollector:
         self._drops.count("process_rank_conflicts", len(set(choice.conflicts) - set(self._conflicts)))
         self._conflicts = choice.conflicts
         self._chosen = [members[candidate.pid] for candidate in choice.ranks.values()]
-        self._ranks.take([(_process(member, node), member.started) for member in self._chosen], listed)
+        found = [(_process(member, node, self._attempts.get(member.pid)), member.started) for member in self._chosen]
+        self._ranks.take(found, listed)
 
     def _note_certain(self, hooked: set[int]) -> None:
         """Note which processes hold a GPU or report, and which jobs have such: for as long as any of theirs lives."""
@@ -262,7 +270,8 @@ class ProcessesCollector:
         return [text]
 
 
-def _process(member: Member, node: Gpus) -> TrainingProcess:
+def _process(member: Member, node: Gpus, attempt: int | None) -> TrainingProcess:
+    """``attempt`` is what its hook reports, None: nothing."""
     who = member.identity
     device = named_device(member.variables, node)  # before NVML's word, which knows no MIG instances' rows
     if device is None:
@@ -276,7 +285,7 @@ def _process(member: Member, node: Gpus) -> TrainingProcess:
         world_size=who.world_size,
         device=who.local_rank if device is None else device,
         local_rank=who.local_rank,
-        attempt=who.attempt,
+        attempt=who.attempt if attempt is None else attempt,
         role=who.role,
     )
 

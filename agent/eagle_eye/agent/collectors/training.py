@@ -93,6 +93,10 @@ class TrainingCollector:
         """Return the processes whose hooks report; empty while nobody listens."""
         return {process.pid for process in self._reporting() if process.pid}
 
+    def attempts(self) -> dict[int, int]:
+        """Return the attempts that the hooks of these processes report, by process id."""
+        return {process.pid: process.message.attempt for process in self._reporting() if process.pid}
+
     def devices(self) -> set[int]:
         """Return the rows of the ranks whose hooks report; empty while nobody listens."""
         return {process.device for process in self._reporting()}

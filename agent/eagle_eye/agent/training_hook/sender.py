@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -31,6 +32,7 @@ from eagle_eye.agent.training_hook.message import (
     encode,
     encode_tail,
 )
+from eagle_eye.schema.restart_names import LAST_GROUP_VARIABLE
 
 SENDS_PER_EVENT = 4  # an event goes out in so many messages that somebody took
 
@@ -222,13 +224,18 @@ def collective_sequences(modules: Mapping[str, object]) -> tuple[int, int]:
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         dump = getattr(binding, name, None)
         if dump is not None:
-            newest = max(newest, _sequences_in(dump(False, False)))
+            newest = max(newest, _sequences_in(dump(False, False), os.environ.get(LAST_GROUP_VARIABLE, "")))
     return newest
 
 
-def _sequences_in(dumped: bytes | str) -> tuple[int, int]:
+def _sequences_in(dumped: bytes | str, over: str) -> tuple[int, int]:
+    """Return those of the default group: no other is wider. It is the first that is not ``over``."""
     groups = json.loads(dumped).get("pg_status", {})
-    status = groups.get("0")  # the default group: no other is wider
+    default = "0"
+    if over:
+        later = [int(number) for number in groups if over != "unknown" and int(number) > int(over)]
+        default = str(min(later, default=-1))
+    status = groups.get(default)
     if not status:
         return -1, -1
     return int(status.get("last_enqueued_collective", -1)), int(status.get("last_completed_collective", -1))

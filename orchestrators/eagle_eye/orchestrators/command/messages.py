@@ -60,7 +60,8 @@ def exclude_request(request: Exclusion) -> dict[str, Any]:
 def restart_request(job: str, request: Restart) -> dict[str, Any]:
     """Return the wish that a job's next attempt runs; ``distrust_since_s`` is a Unix time or null.
 
-    ``resume_from`` is what it must find in EAGLE_EYE_RESUME_FROM; "" where it may choose.
+    ``resume_from`` is what it must find in EAGLE_EYE_RESUME_FROM; "" where it may choose. ``restart_scope`` is
+    the smallest restart that is safe.
     """
     return {
         "format": FORMAT,
@@ -70,6 +71,7 @@ def restart_request(job: str, request: Restart) -> dict[str, Any]:
         "without": list(request.without),
         "distrust_since_s": request.distrust_since_s,
         "resume_from": request.resume_from,
+        "restart_scope": request.scope,
         "cause": _cause(request.cause),
     }
 

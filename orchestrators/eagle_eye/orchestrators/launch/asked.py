@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, too_few
+from eagle_eye.orchestrators.launch.gathering import consider, gather, possible_nodes, renew_all, too_few
 from eagle_eye.orchestrators.launch.state import UP, Phase, Rules, State, Step
 from eagle_eye.orchestrators.layouts import no_spare
 
@@ -73,16 +73,22 @@ def _restart(rules: Rules, state: State, wish: on.RestartAsked, now: on.Moment) 
         return state, [to.Answer(wish.request, False, text)]
     state = _distrusting(state, wish.over_attempt, wish.distrust_since_s)
     state, doubts = _doubting(state, wish)
-    over = wish.over_attempt < state.attempt and state.distrust_since_s is None
+    orders: list[to.Order]
+    # Processes that went on from the attempt before are not new ones, where that is what is asked for.
+    renewed = wish.scope != "job" or state.scope == "job"
+    over = wish.over_attempt < state.attempt and state.distrust_since_s is None and renewed
     state = replace(state, requests=(*state.requests, wish.request))
     if state.phase is Phase.GATHERING:
-        return state, [to.Persist(), *doubts]  # the attempt being prepared is the one asked for
+        orders = [to.Persist(), *doubts]  # the attempt being prepared is the one asked for
+        if state.kept and (wish.scope == "job" or state.distrust_since_s is not None):
+            return renew_all(rules, state, wish.reason, now, orders)
+        return consider(rules, state, now, orders) if state.kept else (state, orders)
     if over and state.phase is not Phase.DECIDING and not state.excluded & set(state.members):
         if state.phase in UP:
-            orders: list[to.Order] = [to.Answer(wish.request, True, f"attempt {state.attempt} runs already")]
+            orders = [to.Answer(wish.request, True, f"attempt {state.attempt} runs already")]
             return replace(state, requests=()), orders
         return state, []
-    state, orders = gather(rules, state, wish.reason, now)
+    state, orders = gather(rules, state, wish.reason, now, wish.scope)
     return state, [*doubts, *orders]
 
 
@@ -115,7 +121,7 @@ def _doubting(state: State, wish: on.RestartAsked) -> Step:
 def _readmit(rules: Rules, state: State, wish: on.ReadmitAsked, now: on.Moment) -> Step:
     nodes = frozenset(wish.nodes) & set(rules.fleet.nodes)
     back = nodes & (state.excluded | state.draining | state.unfit)
-    busy = frozenset() if state.phase is Phase.GATHERING else frozenset(state.members)
+    busy = state.kept if state.phase is Phase.GATHERING else frozenset(state.members)
     revived = nodes & state.lost - state.returning
     called = revived & state.excluded  # what kept its runner away is over
     # Whatever it was readmitted for, it joins once it has been looked at.

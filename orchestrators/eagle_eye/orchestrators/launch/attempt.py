@@ -11,6 +11,7 @@ from eagle_eye.orchestrators.launch.budget import pause_s, settle
 from eagle_eye.orchestrators.launch.failed_start import note_end
 from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
+from eagle_eye.schema.memory_steps import MEMORY_PREFIX
 
 UNSEEN_S = 5.0  # ranks that end so soon may have ended before any agent saw them, and nobody tells of them...
 UNSEEN_WAIT_S = 6.0  # ...so that word of something else, a lost GPU, is waited for no longer: facts come in seconds
@@ -28,10 +29,16 @@ def running_yet(rules: Rules, state: State, now: on.Moment) -> Step:
     running = to.Running(state.attempt, state.members, state.requests, tuple(sorted(state.awaiting)))
     state = move(
         state, Phase.VERIFYING,
+        regroup_due_s=now.monotonic_s + first_step_within_s(rules, state) if state.kept else NEVER_S,
         requests=(), up_since_s=now.monotonic_s, settled_due_s=now.monotonic_s + rules.settled_after_s,
         due_s=now.monotonic_s + within_s, looking=False, sights=(), held_before=frozenset(),
     )  # fmt: skip
     return state, [running]
+
+
+def first_step_within_s(rules: Rules, state: State) -> float:
+    """Return how long an attempt that keeps processes may take to its first step: at least what starts took so far."""
+    return max(rules.regroup_within_s, state.starts.longest_s)
 
 
 def start_within_s(rules: Rules, state: State) -> float:
@@ -56,21 +63,23 @@ def progress(rules: Rules, state: State, seen: on.Progress, now: on.Moment) -> S
 def unverified(state: State, held_up: str = "") -> Step:
     """Nobody could say from which step the attempt went on; ``held_up`` says who may keep it from starting."""
     detail = f"{UNSEEN}; {held_up}" if held_up else UNSEEN
-    return move(state, Phase.RUNNING, due_s=NEVER_S), [to.Say("unverified", {"detail": detail})]
+    state = move(state, Phase.RUNNING, due_s=NEVER_S, kept=frozenset(), regroup_due_s=NEVER_S)
+    return state, [to.Say("unverified", {"detail": detail})]
 
 
 def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment) -> Step:
     """A node's ranks are gone: the attempt has failed, or it has finished once all have ended so."""
     if not ended.success:
-        state = replace(state, raised=state.raised.and_also(ended.node, ended.detail))
+        raised = state.raised.and_also(ended.node, ended.detail)
+        state = replace(state, raised=raised, failed=state.failed | {ended.node})
         state = note_end(state, ended, now)
         exits = {str(rank): code for rank, code in ended.exits}
         told = to.Say("ranks_failed", {"node": ended.node, "exit_codes": exits, "detail": ended.detail})
         if state.phase is not Phase.STARTING and state.phase not in UP:
+            if not ended.in_touch:  # what another rank waits for is known now, and nobody has more to say of it
+                state = replace(state, due_s=min(state.due_s, now.monotonic_s + pause_s(rules, state.restarts)))
             return state, [told]
-        wait_s = rules.verdict_wait_s if ended.in_touch else 0.0
-        if state.phase is Phase.STARTING or now.monotonic_s - state.up_since_s < UNSEEN_S:
-            wait_s = min(wait_s, UNSEEN_WAIT_S)
+        wait_s = word_within_s(rules, state, now, in_touch=ended.in_touch)
         first = f"rank {ended.exits[0][0]} ended with {ended.exits[0][1]}" if ended.exits else "its ranks ended"
         state, orders = attempt_failed(rules, state, f"{ended.node}: {first}", now, wait_s)
         return state, [told, *orders]
@@ -80,6 +89,14 @@ def ranks_ended(rules: Rules, state: State, ended: on.RanksEnded, now: on.Moment
         state, more = end(state, Phase.FINISHED, "every rank ended with success", 0)
         return state, orders + more
     return state, orders
+
+
+def word_within_s(rules: Rules, state: State, now: on.Moment, *, in_touch: bool) -> float:
+    """Return how long to wait for Eagle Eye's word on an attempt that fails now."""
+    if not in_touch:
+        return 0.0
+    unseen = state.phase is Phase.STARTING or now.monotonic_s - state.up_since_s < UNSEEN_S
+    return min(rules.verdict_wait_s, UNSEEN_WAIT_S) if unseen else rules.verdict_wait_s
 
 
 def attempt_failed(rules: Rules, state: State, reason: str, now: on.Moment, wait_s: float) -> Step:
@@ -93,6 +110,7 @@ def attempt_failed(rules: Rules, state: State, reason: str, now: on.Moment, wait
     state = move(
         state, Phase.DECIDING,
         requests=(), up_since_s=NEVER_S, settled_due_s=NEVER_S, due_s=now.monotonic_s + wait_s,
+        kept=frozenset(), regroup_due_s=NEVER_S,
     )  # fmt: skip
     left = max(0, rules.restarts_max - state.restarts)
     return state, [*orders, to.Say("attempt_failed", {"reason": reason, "waits_s": wait_s, "restarts_left": left})]
@@ -111,7 +129,8 @@ def restart_alone(rules: Rules, state: State, reason: str, now: on.Moment) -> St
         why = "it held two starts in a row up"
         state, given_up = abandon(rules, state, dict.fromkeys(state.stuck_again, why), now)
     text = f"{reason}; restart {state.restarts} of {rules.restarts_max} by the launcher itself"
-    state, orders = gather(rules, state, text, now)
+    # Nothing speaks against the nodes and the processes that live: Eagle Eye would have said so.
+    state, orders = gather(rules, state, text, now, "process_group")
     return state, given_up + orders
 
 
@@ -124,7 +143,9 @@ def _chosen(rules: Rules, state: State, chosen: on.CheckpointChosen, now: on.Mom
         chosen=True, resumed_step=chosen.step, resumed_s=chosen.written_s, step_max=max(known, default=None),
         due_s=now.monotonic_s + rules.started_within_s,
     )  # fmt: skip
-    return state, [to.StartRanks(state.attempt, state.members, chosen.path, chosen.step)]
+    if state.kept and not chosen.path.startswith(MEMORY_PREFIX):
+        return gather(rules, state, "no step is whole in the nodes' memory, from which processes could go on", now)
+    return state, [to.StartRanks(state.attempt, state.members, chosen.path, chosen.step, state.kept)]
 
 
 def _verified(state: State, step: int, most: int, fields: dict[str, object], now: on.Moment) -> Step:
@@ -139,11 +160,14 @@ def _verified(state: State, step: int, most: int, fields: dict[str, object], now
             f"it was at step {step} when first heard of, and could have come from step {resumed} to {most} at most:"
             " it resumed from something else than it was told to"
         )
-    took_s = now.monotonic_s - state.up_since_s
-    starts = state.starts.after(state.members, took_s, resumed=state.resumed_step is not None)
+    starts = state.starts
+    if not state.kept:  # processes that went on say nothing of how long a start takes
+        took_s = now.monotonic_s - state.up_since_s
+        starts = starts.after(state.members, took_s, resumed=state.resumed_step is not None)
     state = move(
         state, Phase.RUNNING,
         due_s=NEVER_S, starts=starts, stuck=frozenset(), stuck_again=frozenset(), stepped=True,
+        kept=frozenset(), regroup_due_s=NEVER_S,
     )  # fmt: skip
     if wrong:
         return state, [

@@ -83,6 +83,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="wait before the second own restart, doubling from there to 300 (default 10)")  # fmt: skip
     add("--settled-after", type=seconds_or_none, default=300.0, metavar="S",
         help="after so long, and a new checkpoint, earlier own restarts are forgotten (default 300)")  # fmt: skip
+    add("--regroup-wait", type=seconds_or_none, default=30.0, metavar="S",
+        help="how long ranks may take to come to their restart points, and then to a first step, before a larger "
+        "restart follows; 0: every restart renews every process (default 30)")  # fmt: skip
     add("--verify-wait", type=seconds_or_none, default=1800.0, metavar="S",
         help="how long to wait for the first step of an attempt (default 1800)")  # fmt: skip
     add("--warm-wait", type=seconds_or_none, default=600.0, metavar="S",
@@ -221,6 +224,7 @@ def read_rules(arguments: argparse.Namespace) -> Rules:
         grow_at_checkpoint=(arguments.grow or ("checkpoint" if layouts else "restart")) == "checkpoint",
         check=arguments.check != "off",
         layouts=layouts,
+        regroup_within_s=arguments.regroup_wait,
     )
 
 

@@ -35,6 +35,7 @@ from eagle_eye.orchestrators.launch.state import ENDED, Phase, Rules, due_s
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable
 from eagle_eye.schema.action import JobUpdate, MemberRank
+from eagle_eye.schema.memory_steps import MemoryStep
 
 # The name by which the server knows that it may ask for restarts.
 RESTART_OWNER = "eagle-eye"
@@ -70,11 +71,13 @@ class Coordinator:
         self._runners = Runners(
             job, memory.memory.launch, self.post, lambda: link.in_touch, lambda: self._state.excluded
         )
-        self._watcher = Watcher(job.checkpoint_dir, look, self.post)
+        self._watcher = Watcher(job.checkpoint_dir, look, self.post, in_memory=self._steps_in_memory)
         self._requests = itertools.count(1)
         self._answers: dict[int, Future[tuple[bool, str]]] = {}
         self._store: Any = None
         self._found: list[Checkpoint] = []
+        self._copies: list[MemoryStep] = []
+        self._begun: dict[str, int] = {}  # the attempt in which each node's processes began, and have their logs
         self._end: to.End | None = None
         self._told: tuple[to.TellServer, float | None] | None = None
         self._closed = False
@@ -210,11 +213,18 @@ class Coordinator:
             case to.Revive(node):
                 self._runners.revive(node)
 
+    def _steps_in_memory(self) -> list[MemoryStep]:
+        """Return the copies that the attempt's nodes have of steps in memory. From any thread."""
+        if not self._runners.keeps_in_memory:
+            return []
+        return self._runners.steps_in_memory(self._state.members, IN_MEMORY_WITHIN_S)
+
     def _choose(self, order: to.ChooseCheckpoint) -> None:
         """In a thread, because a folder may hang: choose what to resume from, without what is damaged."""
         try:
             found = find_checkpoints(self._job.checkpoint_dir)
-            left = known = in_memory(self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S)) + found
+            copies = self._runners.steps_in_memory(order.nodes, IN_MEMORY_WITHIN_S)
+            left = known = in_memory(copies) + found
             while (chosen := choose_checkpoint(left, order.distrusted, order.suspected)) is not None:
                 if chosen.folder is None or not (wrong := flaw(chosen.folder)):
                     break
@@ -224,7 +234,7 @@ class Coordinator:
         except OSError as error:
             self.post(on.StartImpossible(order.attempt, f"checkpoints: {type(error).__name__}: {error}"))
             return
-        self._found = found
+        self._found, self._copies = found, copies
         if chosen is None:
             word = beginning(known, order.distrusted, finds_newest=self._runners.keeps_in_memory)
             self.post(on.CheckpointChosen(order.attempt, None, word))
@@ -241,8 +251,9 @@ class Coordinator:
             self.post(on.StartImpossible(order.attempt, f"{type(error).__name__}: {error}"))
             return
         self._runners.started = {}
-        self._watcher.watch(order.attempt, order.step, self._found)
-        logs.drop_old(job.log_dir, order.attempt)
+        self._watcher.watch(order.attempt, order.step, self._found, self._copies)
+        self._begun = {node: self._begun[node] if node in order.kept else order.attempt for node in order.nodes}
+        logs.drop_old(job.log_dir, order.attempt, self._begun.values())
         self._output.say(
             "starting",
             order.attempt,
@@ -254,31 +265,46 @@ class Coordinator:
             },
         )
         for node_rank, node in enumerate(order.nodes):
-            self._runners.run(node, self._start_message(order, node, node_rank))
+            if node in order.kept:
+                self._runners.regroup(node, self._regroup_message(order, node))
+            else:
+                self._runners.run(node, self._start_message(order, node, node_rank))
+
+    def _regroup_message(self, order: to.StartRanks, node: str) -> messages.Regroup:
+        host, port = self._store.host, self._store.port
+        meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": self._run_id(order)}
+        return messages.Regroup(order.attempt, host, port, {**self._env(order, node), **meeting})
+
+    def _run_id(self, order: to.StartRanks) -> str:
+        return f"{self._job.name}-{order.attempt}"
 
     def _start_message(self, order: to.StartRanks, node: str, node_rank: int) -> messages.Start:
-        job, plan = self._job, self._rules.layouts
+        job = self._job
         return messages.Start(
             attempt=order.attempt,
-            run_id=f"{job.name}-{order.attempt}",
+            run_id=self._run_id(order),
             node=node,
             node_rank=node_rank,
             nodes=len(order.nodes),
             ranks_per_node=job.ranks_per_node,
             store_host=self._store.host,
             store_port=self._store.port,
-            env={
-                "EAGLE_EYE_JOB": job.name,
-                "EAGLE_EYE_ATTEMPT": str(order.attempt),
-                "EAGLE_EYE_NODE": node,
-                "EAGLE_EYE_RESUME_FROM": order.resume_from,
-                LAUNCH_VARIABLE: self._memory.memory.launch,
-                **({} if plan is None else {LAYOUT_VARIABLE: variable(plan, len(order.nodes))}),
-            },
+            env=self._env(order, node),
             command=list(job.command),
             log_dir=str(job.log_dir / f"attempt-{order.attempt}" / node),
             log_bytes_max=job.log_bytes_max,
         )
+
+    def _env(self, order: to.StartRanks, node: str) -> dict[str, str]:
+        plan = self._rules.layouts
+        return {
+            "EAGLE_EYE_JOB": self._job.name,
+            "EAGLE_EYE_ATTEMPT": str(order.attempt),
+            "EAGLE_EYE_NODE": node,
+            "EAGLE_EYE_RESUME_FROM": order.resume_from,
+            LAUNCH_VARIABLE: self._memory.memory.launch,
+            **({} if plan is None else {LAYOUT_VARIABLE: variable(plan, len(order.nodes))}),
+        }
 
     def _running(self, order: to.Running) -> None:
         started = {node: said for node in order.nodes if (said := self._runners.started.get(node)) is not None}
@@ -292,6 +318,8 @@ class Coordinator:
         text = f"attempt {order.attempt} runs on {', '.join(order.nodes)} from {resumed}"
         if laid_out := self._laid_out(order.nodes):
             text += f", laid out as {laid_out['layout']}"
+        if kept := [node for node, said in started.items() if said.kept]:
+            text += f"; the processes on {', '.join(kept)} stayed"
         if order.unconfirmed:
             text += f"; {', '.join(order.unconfirmed)} did not confirm that its ranks stopped"
         self._output.say(
@@ -302,6 +330,7 @@ class Coordinator:
                 "ranks": ranks,
                 "resumed_step": step_number,
                 "unconfirmed": list(order.unconfirmed),
+                "kept": kept,
                 "standbys": [node for node, said in started.items() if said.standby],
                 "spawned": {node: said.why_not for node, said in started.items() if said.why_not},
             },

@@ -116,6 +116,12 @@ class TellingAgent(LocalElasticAgent):
         super().__init__(spec, logs, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         self._tell_started = started
 
+    def _exit_barrier(self) -> None:
+        """Do nothing: agents would wait for each other to keep the store, which is the launcher's.
+
+        One whose ranks have gone on in a later attempt has none in common with that of a new node.
+        """
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self._tell_started(
@@ -134,6 +140,8 @@ def run_attempt(start: Start, say: Callable[[FromRunner], None], kept: Collectio
         fork_ranks(kept)
     os.environ.update(start.env)
     set_defaults(os.environ, start.ranks_per_node)
+    # Agents then do not meet to number their ranks: where ranks on other nodes stay, their agents begin nothing anew.
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     logs = Path(start.log_dir)
     spec = WorkerSpec(
         role="default",

@@ -11,7 +11,9 @@ from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.plan import choose_nodes, lay_out
+from eagle_eye.orchestrators.launch.scopes import fits, late, staying
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, Phase, Rules, State, Step, move
+from eagle_eye.schema.action import RestartScope
 
 
 def next_nodes(rules: Rules, state: State, without: AbstractSet[str] = frozenset()) -> tuple[str, ...] | None:
@@ -55,6 +57,8 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
     if state.phase is not Phase.GATHERING:
         return state, orders
     plan = next_nodes(rules, state)
+    if state.kept and not fits(state, state.kept, plan):
+        return renew_all(rules, state, "another node has to be replaced", now, orders)
     if plan is None and possible_nodes(rules, state) is None:
         state, more = _without_enough(rules, state)
         return state, orders + more
@@ -64,15 +68,18 @@ def consider(rules: Rules, state: State, now: on.Moment, orders: list[to.Order] 
         return state, orders  # until they are back, or ready_due_s
     if state.awaiting & set(plan) or not state.ready.issuperset(plan):
         return state, orders
+    if state.kept and (state.awaiting or late(state)):
+        return state, orders  # nobody begins anew while a process of the attempt before may still take part in it
     distrusted = state.distrusted
     if state.distrust_since_s is not None:
         distrusted += (Span(state.distrust_since_s, max(state.distrust_since_s, now.unix_s)),)
     state = move(
         state, Phase.STARTING,
         members=plan, started={}, succeeded=frozenset(), advanced=False, chosen=False,
-        resumed_step=None, resumed_s=None, stepped=False,
+        resumed_step=None, resumed_s=None, stepped=False, failed=frozenset(), points={}, waiting={},
         draining=state.draining & set(plan), excluded=state.excluded | (state.draining - set(plan)),
         distrusted=distrusted, distrust_since_s=None,
+        regroup_due_s=now.monotonic_s + rules.regroup_within_s if state.kept else NEVER_S,
         ready_due_s=NEVER_S, due_s=now.monotonic_s + rules.started_within_s,
     )  # fmt: skip
     return state, [
@@ -95,12 +102,15 @@ def _without_enough(rules: Rules, state: State) -> Step:
     return replace(state, requests=(), ready_due_s=NEVER_S), [*orders, to.Say("waiting", {"reason": reason})]
 
 
-def gather(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
-    """The attempt is over and the next one is prepared; what runs is stopped."""
-    running = frozenset(state.members) - state.lost
+def gather(rules: Rules, state: State, reason: str, now: on.Moment, scope: RestartScope = "job") -> Step:
+    """The attempt is over and the next one is prepared; what runs is stopped, but for what may stay by the scope."""
+    kept = staying(state, scope, next_nodes(rules, state)) if rules.regroup_within_s else frozenset()
+    scope = scope if kept else "job"
+    running = frozenset(state.members) - state.lost - kept
     state = move(
         state, Phase.GATHERING,
-        attempt=state.attempt + 1, awaiting=state.awaiting | running,
+        attempt=state.attempt + 1, awaiting=state.awaiting | running, kept=kept, scope=scope,
+        regroup_due_s=now.monotonic_s + rules.regroup_within_s if kept else NEVER_S,
         stopped_due_s=now.monotonic_s + rules.stopped_within_s, up_since_s=NEVER_S, settled_due_s=NEVER_S,
         ready_due_s=now.monotonic_s + rules.ready_within_s, due_s=NEVER_S,
         raised=Raised(), raised_before=replace(state.raised, step=state.step_max), stuck_again=frozenset(),
@@ -113,13 +123,49 @@ def gather(rules: Rules, state: State, reason: str, now: on.Moment) -> Step:
         # The server before the ranks: the exits that follow belong to an attempt that is over, and are no crash.
         to.TellServer("running", state.attempt, plan),
         to.StopRanks(tuple(node for node in state.members if node in running)),
-        to.Say("stopping", {"reason": reason}),
+        to.Say("stopping", {"reason": reason, "scope": scope, "stay": sorted(kept)}),
     ])  # fmt: skip
 
 
+def renew_all(rules: Rules, state: State, reason: str, now: on.Moment, orders: list[to.Order] | None = None) -> Step:
+    """While gathering: no process goes on after all; those that were to are stopped."""
+    return renew(rules, state, state.kept, reason, now, orders)
+
+
+def renew(
+    rules: Rules,
+    state: State,
+    nodes: frozenset[str],
+    reason: str,
+    now: on.Moment,
+    orders: list[to.Order] | None = None,
+) -> Step:
+    """While gathering: the ranks of these of the ``kept`` nodes are stopped after all, and new in the attempt."""
+    kept = state.kept - nodes
+    scope: RestartScope = "rank" if kept else "job"
+    told = {"from": state.scope, "to": scope, "reason": reason, "stay": sorted(kept)}
+    alive = nodes - state.lost
+    state = replace(
+        state,
+        kept=kept, scope=scope, awaiting=state.awaiting | alive,
+        stopped_due_s=now.monotonic_s + rules.stopped_within_s,
+        ready_due_s=now.monotonic_s + rules.ready_within_s,
+        regroup_due_s=now.monotonic_s + rules.regroup_within_s if kept else NEVER_S,
+    )  # fmt: skip
+    stop = to.StopRanks(tuple(node for node in state.members if node in alive))
+    return consider(rules, state, now, [*(orders or []), to.Say("widened", told), stop])
+
+
 def abandon(rules: Rules, state: State, why: dict[str, str], now: on.Moment) -> Step:
-    """The nodes are given up, each for its reason; they are spares again once a runner of theirs is ready."""
+    """The nodes are given up, each for its reason; they are spares again once a runner of theirs is ready.
+
+    A process of the attempt before that nobody knows to have ended must meet none that goes on: then all are new.
+    """
     nodes = frozenset(why)
+    if state.kept and state.phase is Phase.GATHERING and not nodes.isdisjoint(state.members):
+        state, first = renew_all(rules, state, f"{', '.join(sorted(nodes))} may still run what was to end", now)
+        state, more = abandon(rules, state, why, now)
+        return state, first + more
     state = replace(
         state,
         lost=state.lost | nodes, ready=state.ready - nodes, awaiting=state.awaiting - nodes,
@@ -146,7 +192,7 @@ def end(state: State, phase: Phase, reason: str, exit_code: int) -> Step:
     ended = move(
         state, phase,
         requests=(), ready_due_s=NEVER_S, stopped_due_s=NEVER_S, settled_due_s=NEVER_S, unreached_due_s=NEVER_S,
-        due_s=NEVER_S,
+        regroup_due_s=NEVER_S, due_s=NEVER_S,
     )  # fmt: skip
     return ended, [
         to.Persist(),

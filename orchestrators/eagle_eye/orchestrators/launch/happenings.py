@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eagle_eye.schema.action import RestartScope
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -111,6 +113,21 @@ class RanksEnded:
 
 
 @dataclass(frozen=True)
+class RankAtPoint:
+    """A rank has a restart point, and ``waits`` there because its peers are gone, or does not. See regroup.py.
+
+    ``reason`` is what it says of its peers; ``in_touch`` is whether Eagle Eye could send word about it.
+    """
+
+    node: str
+    attempt: int
+    rank: int
+    waits: bool = False
+    reason: str = ""
+    in_touch: bool = True
+
+
+@dataclass(frozen=True)
 class RanksStopped:
     """Nothing runs on the node but for some processes that cannot be killed."""
 
@@ -176,7 +193,8 @@ class ExcludeAsked:
 class RestartAsked:
     """The attempt shall be ended and a next one started; see protocol.Restart.
 
-    ``blames_nobody``: no node is left behind, so that the fault may lie in what the attempt resumed from.
+    ``blames_nobody``: no node is left behind, so that the fault may lie in what the attempt resumed from. ``scope`` is
+    the smallest restart that is safe.
     """
 
     request: int
@@ -184,6 +202,7 @@ class RestartAsked:
     distrust_since_s: float | None
     reason: str
     blames_nobody: bool = False
+    scope: RestartScope = "job"
 
 
 @dataclass(frozen=True)
@@ -207,7 +226,8 @@ class Tick:
     """Time has passed."""
 
 
-RunnerWord = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStarted | RanksEnded | RanksStopped
+RankWord = RanksStarted | RankAtPoint | RanksEnded
+RunnerWord = RunnerReady | RunnerBusy | RunnerLost | RunnerSilent | NodeUnfit | RanksStopped | RankWord
 Progress = CheckpointChosen | StepSeen | CheckpointWritten
 Asked = ExcludeAsked | RestartAsked | ReadmitAsked
 Happening = RunnerWord | RanksSeen | Progress | Asked | Opened | StartImpossible | Cancelled | Tick

@@ -24,6 +24,11 @@ class KnownStarts(msgspec.Struct, frozen=True):
         """Whether a start of this job was ever seen to end, so that the end of another one would be seen."""
         return self.fresh_s is not None or self.resumed_s is not None
 
+    @property
+    def longest_s(self) -> float:
+        """Return the longest known start; 0 where there is none."""
+        return max(self.fresh_s or 0.0, self.resumed_s or 0.0)
+
     def after(self, members: Iterable[str], took_s: float, *, resumed: bool) -> KnownStarts:
         """Return them with one more."""
         nodes = self.nodes | frozenset(members)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 LOOK_EVERY_S = 5.0
@@ -105,13 +105,13 @@ def gather(folder: Path, files: Mapping[str, str]) -> None:
             (folder / name).write_text(text, encoding="utf-8")
 
 
-def drop_old(folder: Path, attempt: int, kept: int = ATTEMPTS_KEPT) -> None:
-    """Of the attempts before this one only the last ``kept`` have logs left."""
+def drop_old(folder: Path, attempt: int, in_use: Collection[int] = (), kept: int = ATTEMPTS_KEPT) -> None:
+    """Of the attempts before this one only the last ``kept``, and those ``in_use``, have logs left."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
         named = _ATTEMPT.match(path.name)
-        if named is not None and int(named[1]) <= attempt - kept:
+        if named is not None and int(named[1]) <= attempt - kept and int(named[1]) not in in_use:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -8,8 +8,9 @@
 GATHERING waits until the nodes of the next attempt are ready, checked where that is asked for, and what ran on
 them has stopped. VERIFYING runs, and waits for word that the attempt went on from the checkpoint it was given; a
 start that takes too long is looked at (warm_up.py). DECIDING leaves a failed attempt as it is and waits for word from
-Eagle Eye, then restarts by itself: training never depends on us. A launcher that was killed begins at GATHERING with
-what memory.py kept of its state.
+Eagle Eye, then restarts by itself: training never depends on us. Where a restart need not renew every process
+(scopes.py, regroup.py) GATHERING waits for those that stay to come to their restart points. A launcher that was killed
+begins at GATHERING with what memory.py kept of its state.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch import regroup
 from eagle_eye.orchestrators.launch.asked import asked, turn_away
 from eagle_eye.orchestrators.launch.attempt import (
     attempt_failed,
@@ -28,7 +30,7 @@ from eagle_eye.orchestrators.launch.attempt import (
 )
 from eagle_eye.orchestrators.launch.budget import settle
 from eagle_eye.orchestrators.launch.failed_start import look_at_the_others, others_seen
-from eagle_eye.orchestrators.launch.gathering import abandon, consider, end, next_nodes, not_ready
+from eagle_eye.orchestrators.launch.gathering import abandon, consider, end, next_nodes, not_ready, renew_all
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, UP, Phase, Rules, State, Step
 from eagle_eye.orchestrators.launch.warm_up import overdue, seen
 
@@ -78,13 +80,23 @@ def _runner_says(rules: Rules, state: State, said: on.RunnerWord, now: on.Moment
             return _runner_silent(rules, state, said, now)
         case on.RanksStopped(node, survivors):
             return _ranks_stopped(rules, state, node, survivors, now)
+        case on.RanksStarted() | on.RankAtPoint() | on.RanksEnded():
+            return _rank_says(rules, state, said, now)
+
+
+def _rank_says(rules: Rules, state: State, said: on.RankWord, now: on.Moment) -> Step:
+    before = regroup.from_before(state, said.node, said.attempt)
+    if not before and (said.attempt != state.attempt or said.node not in state.members):
+        return state, []  # word of an attempt that is over
+    match said:
         case on.RanksStarted(node, attempt, ranks):
-            if attempt == state.attempt and node in state.members:
+            if attempt == state.attempt:
                 return running_yet(rules, replace(state, started={**state.started, node: ranks}), now)
-        case on.RanksEnded(node, attempt):
-            if attempt == state.attempt and node in state.members:
-                return ranks_ended(rules, state, said, now)
-    return state, []  # word of an attempt that is over
+        case on.RankAtPoint():
+            return regroup.at_point(rules, state, said, now)
+        case on.RanksEnded():
+            return (regroup.ended_meanwhile if before else ranks_ended)(rules, state, said, now)
+    return state, []
 
 
 def _runner_prepares(
@@ -135,6 +147,8 @@ def _without_it(
 ) -> Step:
     """The attempt fails if it needed the node; where the next one is gathered, another may take its place."""
     needed = node in state.members and node not in state.succeeded
+    if state.kept and state.phase is Phase.GATHERING and node in state.members:
+        return renew_all(rules, state, f"{node} is gone, and what ran there may not be", now, orders)
     if needed and (state.phase is Phase.STARTING or state.phase in UP):
         wait_s = rules.verdict_wait_s if in_touch else 0.0
         state, more = attempt_failed(rules, state, f"{node}: {detail}", now, wait_s)
@@ -169,6 +183,8 @@ def _tick(rules: Rules, state: State, now: on.Moment) -> Step:
         state = replace(state, stopped_due_s=NEVER_S)
         why = f"did not confirm within {rules.stopped_within_s:g} s that its ranks stopped"
         return abandon(rules, state, dict.fromkeys(state.awaiting, why), now)
+    if now.monotonic_s >= state.regroup_due_s:
+        return regroup.overdue(rules, state, now)
     if state.phase is Phase.GATHERING and now.monotonic_s >= state.ready_due_s:
         late = (set(next_nodes(rules, state) or ()) - state.ready) | state.returning
         return abandon(rules, state, {node: not_ready(state, node, rules.ready_within_s) for node in late}, now)

@@ -66,6 +66,18 @@ class Start(msgspec.Struct, frozen=True, tag_field="do", tag="start"):
     log_bytes_max: int = 64 << 20
 
 
+class Regroup(msgspec.Struct, frozen=True, tag_field="do", tag="regroup"):
+    """The ranks that run on this node go on in another attempt, from their restart points; answered by Started.
+
+    ``env`` is what of their environment is new.
+    """
+
+    attempt: int
+    store_host: str
+    store_port: int
+    env: dict[str, str]
+
+
 class Stop(msgspec.Struct, frozen=True, tag_field="do", tag="stop"):
     """Kill whatever runs; answered by Stopped."""
 
@@ -143,12 +155,25 @@ class Unfit(msgspec.Struct, frozen=True, tag_field="is", tag="unfit"):
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="is", tag="started"):
-    """The node's ranks were spawned, or came from a standby. ``why_not`` says why not, where one was wanted."""
+    """The node's ranks were spawned, or came from a standby. ``why_not`` says why not, where one was wanted.
+
+    ``kept``: they ran already, and have gone on from their restart points.
+    """
 
     attempt: int
     ranks: list[Rank]
     standby: bool = False
     why_not: str = ""
+    kept: bool = False
+
+
+class RankAtPoint(msgspec.Struct, frozen=True, tag_field="is", tag="rank_at_point"):
+    """A rank has a restart point, and waits there or not (schema/restart_point.py)."""
+
+    attempt: int
+    rank: int
+    waits: bool = False
+    reason: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True, tag_field="is", tag="ended"):
@@ -181,7 +206,7 @@ class Logs(msgspec.Struct, frozen=True, tag_field="is", tag="logs"):
     files: dict[str, str]
 
 
-ToRunner = Configure | Start | Stop | Check | Look | Hold | Ping
+ToRunner = Configure | Start | Regroup | Stop | Check | Look | Hold | Ping
 
 
 class Held(msgspec.Struct, frozen=True, tag_field="is", tag="held"):
@@ -191,7 +216,7 @@ class Held(msgspec.Struct, frozen=True, tag_field="is", tag="held"):
 
 
 OfStandby = Prepare | Prepared | Forked
-FromRunner = Alive | Ready | Unfit | Started | Seen | Ended | Stopped | Logs | Held
+FromRunner = Alive | Ready | Unfit | Started | RankAtPoint | Seen | Ended | Stopped | Logs | Held
 
 decode_to_runner = msgspec.json.Decoder(ToRunner).decode
 decode_from_runner = msgspec.json.Decoder(FromRunner).decode

@@ -22,6 +22,7 @@ from eagle_eye.orchestrators.launch.messages import (
     Hold,
     Look,
     Ping,
+    Regroup,
     Start,
     Stop,
     ToRunner,
@@ -104,6 +105,10 @@ class NodeRunner:
     def run(self, start: Start) -> None:
         """The ranks will be started, replacing what runs."""
         self._send(start)
+
+    def regroup(self, regroup: Regroup) -> None:
+        """The ranks that run will go on in another attempt, once all of them wait at their restart points."""
+        self._send(regroup)
 
     def stop(self) -> None:
         """What runs will be killed and the runner will confirm it."""

@@ -48,7 +48,9 @@ class LaunchOrchestrator:
         """The next attempt's ranks were spawned."""
         over, since_s, reason = request.over_attempt, request.distrust_since_s, request.cause.reason
         return self._coordinator.ask(
-            lambda number: on.RestartAsked(number, over, since_s, reason, blames_nobody=not request.without)
+            lambda number: on.RestartAsked(
+                number, over, since_s, reason, blames_nobody=not request.without, scope=request.scope
+            )
         )
 
     def checkpoint(self, job: str) -> str:  # noqa: ARG002 - the protocol's name

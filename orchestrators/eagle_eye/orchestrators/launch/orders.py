@@ -24,12 +24,16 @@ class ChooseCheckpoint:
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Start the attempt on the nodes, by node rank. ``resume_from``: a folder, ``memory:STEP``, or ""."""
+    """Start the attempt on the nodes, by node rank. ``resume_from``: a folder, ``memory:STEP``, or "".
+
+    The ranks of nodes that are ``kept`` wait at their restart points, and go on from there.
+    """
 
     attempt: int
     nodes: tuple[str, ...]
     resume_from: str
     step: int | None
+    kept: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from eagle_eye.orchestrators.launch import happenings as on
 from eagle_eye.orchestrators.launch.checkpoints import Checkpoint, find_checkpoints
 from eagle_eye.orchestrators.launch.job import Sight
+from eagle_eye.schema.memory_steps import MemoryStep, whole_in_memory
 
 LOOK_EVERY_S = 1.0
 # How many more steps an attempt may have made than at the pace at which it was then seen to go.
@@ -30,12 +31,14 @@ class _Attempt:
     known: set[tuple[str, float]]
     first: tuple[float, int] | None = None  # when the first step was seen, and which it was
     told: bool = False
+    captures_before: int = 0  # the last attempt, as stores count them, of which the nodes' memory held steps before
 
 
 class Watcher:
     """Tells of the first step that is heard of an attempt and of each checkpoint that it completes.
 
-    ``look`` returns what the server says of the job, None where it says nothing.
+    ``look`` returns what the server says of the job, None where it says nothing; ``in_memory`` the copies of steps in
+    the nodes' memory.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class Watcher:
         look: Callable[[], Sight | None],
         post: Callable[[on.Happening], None],
         clock: Callable[[], float] = time.monotonic,
+        in_memory: Callable[[], list[MemoryStep]] = list,
     ) -> None:
         self._folder = folder
+        self._in_memory = in_memory
         self._look_at_server = look
         self._post = post
         self._clock = clock
@@ -63,10 +68,16 @@ class Watcher:
         self._stopping = True
         self._changed.set()
 
-    def watch(self, attempt: int, resumed_step: int | None, known: Iterable[Checkpoint]) -> None:
-        """This attempt is watched from now on, and the last one no more. ``known`` checkpoints were there before."""
+    def watch(
+        self, attempt: int, resumed_step: int | None, known: Iterable[Checkpoint], copies: Iterable[MemoryStep] = ()
+    ) -> None:
+        """This attempt is watched from now on, and the last one no more.
+
+        ``known`` checkpoints were there before, and these ``copies`` in the nodes' memory.
+        """
         before = {(one.path, one.written_s) for one in known}
-        self._attempt = _Attempt(attempt, resumed_step or 0, self._clock(), before)
+        captures_before = max((copy.attempt for copy in copies), default=0)
+        self._attempt = _Attempt(attempt, resumed_step or 0, self._clock(), before, captures_before=captures_before)
         self._changed.set()
 
     def look(self) -> None:
@@ -76,10 +87,20 @@ class Watcher:
             return
         if not attempt.told and (sight := self._look_at_server()) is not None and sight.attempt == attempt.number:
             self._step_seen(attempt, sight.step)
+        if not attempt.told:
+            self._in_memory_seen(attempt)
         for path, written_s in sorted(self._checkpoints() - attempt.known, key=lambda one: one[1]):
             attempt.known.add((path, written_s))
             attempt.told = True
             self._post(on.CheckpointWritten(attempt.number, int(path.rpartition("_")[2])))
+
+    def _in_memory_seen(self, attempt: _Attempt) -> None:
+        """Tell of a step that the attempt has captured on each rank."""
+        captured = [copy for copy in self._in_memory() if copy.attempt > attempt.captures_before]
+        whole = [step for step in whole_in_memory(captured) if step > attempt.resumed_step]
+        if whole and attempt is self._attempt:
+            attempt.told = True
+            self._post(on.StepSeen(attempt.number, min(whole), min(whole)))
 
     def _step_seen(self, attempt: _Attempt, step: int) -> None:
         """Tell of the first step once a later one shows the pace, and that it is no dead attempt's last word."""

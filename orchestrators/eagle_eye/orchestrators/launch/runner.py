@@ -33,7 +33,9 @@ from eagle_eye.orchestrators.launch.messages import (
     Look,
     Ping,
     Rank,
+    RankAtPoint,
     Ready,
+    Regroup,
     Seen,
     Start,
     Started,
@@ -45,11 +47,14 @@ from eagle_eye.orchestrators.launch.messages import (
     line,
 )
 from eagle_eye.orchestrators.launch.own_process import PR_SET_CHILD_SUBREAPER, note, prctl, write
+from eagle_eye.orchestrators.launch.points import RestartPoints
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
 from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks, reaches
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
 from eagle_eye.orchestrators.launch.store_keeper import StoreKeeper
 from eagle_eye.schema.memory_steps import STORE_WORDS, read_steps, store_folder
+from eagle_eye.schema.restart_names import SOCKET_VARIABLE
+from eagle_eye.schema.restart_point import AtPoint, GoOn
 
 KILL_DEADLINE_S = 3.0
 POLL_S = 0.5
@@ -81,6 +86,8 @@ class Runner:
         self._doing = ""
         self._standbys = StandbyKeeper(self._selector)
         self._standby_outcome = ""
+        self._points = RestartPoints(self._selector, self._at_point)
+        self._regroup: Regroup | None = None
         self._store = StoreKeeper()
         self._answer: FromRunner | None = None
         self._start_owed: Start | None = None
@@ -122,26 +129,34 @@ class Runner:
             case Configure():
                 # Before torch: some of its settings are read when it is imported.
                 os.environ.update(message.env)
+                os.environ[SOCKET_VARIABLE] = self._points.name
                 self._configured = message
                 self._prepare()
             case Check():
                 self._prepare()
-            case Start() if self._preparing is not None:
-                self._start_owed = message
-            case Start():
-                self._kill()
-                self._start(message)
-            case Stop():
-                self._start_owed = None
-                survivors = self._kill()
-                self._bring_logs()
-                self._say(Stopped(survivors))
+            case Start() | Regroup() | Stop():
+                self._run_ranks(message)
             case Look(attempt):
                 self._say(self._look(attempt))
             case Hold(job, node):
                 self._say(Held(read_steps(store_folder(node), job)))
             case Ping(store):
                 self._answer_ping(store=store)
+
+    def _run_ranks(self, message: Start | Regroup | Stop) -> None:
+        match message:
+            case Start() if self._preparing is not None:
+                self._start_owed = message
+            case Start():
+                self._kill()
+                self._start(message)
+            case Regroup():
+                self._regroup_ranks(message)
+            case Stop():
+                self._start_owed = None
+                survivors = self._kill()
+                self._bring_logs()
+                self._say(Stopped(survivors))
 
     def _answer_ping(self, *, store: bool) -> None:
         self._say(Alive(self._doing))
@@ -214,6 +229,7 @@ class Runner:
                 for descriptor in (self._incoming, self._outgoing, self._prepared, self._prepared_end):
                     os.close(descriptor)
                 self._standbys.disown()
+                self._points.disown()
                 become_attempt(start, write_end)
         os.close(write_end)
         self._child_pipe, self._child_unread = read_end, b""
@@ -225,6 +241,21 @@ class Runner:
         if self._logs_owed is not None:
             logs.drop_old(folder.parent.parent, start.attempt)
         self._selector.register(read_end, selectors.EVENT_READ, self._read_child)
+
+    def _regroup_ranks(self, regroup: Regroup) -> None:
+        """Whatever is heard of the ranks from now on is of the new attempt; they begin it, all at once."""
+        self._regroup = regroup
+        self._child_attempt = regroup.attempt
+        self._store_host, self._store_port = regroup.store_host, regroup.store_port
+        self._points.go_on(GoOn(regroup.attempt, regroup.env))
+
+    def _at_point(self, said: AtPoint) -> None:
+        self._say(RankAtPoint(said.attempt, said.rank, said.waits, said.reason))
+        regroup = self._regroup
+        if regroup is None or not self._points.ranks(regroup.attempt).issuperset(rank.rank for rank in self._ranks):
+            return
+        self._regroup = None
+        self._say(Started(regroup.attempt, self._ranks, kept=True))
 
     def _look(self, attempt: int) -> Seen:
         if attempt != self._child_attempt:
@@ -247,6 +278,7 @@ class Runner:
             if isinstance(message, Started) and not message.standby:
                 message = msgspec.structs.replace(message, why_not=self._standbys.why_not)
             if isinstance(message, Ended):
+                message = msgspec.structs.replace(message, attempt=self._child_attempt)  # they may have gone on
                 self._child_ended = True
                 self._bring_logs()
             self._say(message)
@@ -275,6 +307,8 @@ class Runner:
             _reap()
             time.sleep(0.005)
         _reap()
+        self._points.clear()
+        self._regroup = None
         if self._child_pipe is not None:
             self._selector.unregister(self._child_pipe)
             os.close(self._child_pipe)

@@ -50,7 +50,8 @@ class Runners:
         self._doing: dict[str, str] = {}
         self.started: dict[str, messages.Started] = {}  # of the attempt that runs, by node
         self._memory_heard = threading.Condition()
-        self._in_memory: dict[str, list[MemoryStep]] = {}
+        self._in_memory: dict[str, list[MemoryStep]] = {}  # what each node said last...
+        self._memory_words: dict[str, int] = {}  # ...and how often it has
         self._keeps_in_memory = False
 
     @property
@@ -90,6 +91,10 @@ class Runners:
         """The node's ranks will be started."""
         self._runners[node].run(start)
 
+    def regroup(self, node: str, regroup: messages.Regroup) -> None:
+        """The node's ranks will go on in another attempt."""
+        self._runners[node].regroup(regroup)
+
     def stop(self, node: str) -> None:
         """What runs on the node will be killed."""
         if node in self._runners:
@@ -106,12 +111,15 @@ class Runners:
         Any thread may ask.
         """
         with self._memory_heard:
-            self._in_memory = {}
-            asked = [node for node in nodes if node in self._runners]
-            for node in asked:
+            before = {node: self._memory_words.get(node, 0) for node in nodes if node in self._runners}
+
+            def answered() -> list[str]:
+                return [node for node, words in before.items() if self._memory_words.get(node, 0) > words]
+
+            for node in before:
                 self._runners[node].hold(self._job.name)
-            self._memory_heard.wait_for(lambda: self._in_memory.keys() >= set(asked), within_s)
-            return [copy for copies in self._in_memory.values() for copy in copies]
+            self._memory_heard.wait_for(lambda: len(answered()) == len(before), within_s)
+            return [copy for node in answered() for copy in self._in_memory[node]]
 
     def check(self, node: str) -> None:
         """The node is checked again, by the runner that it has or by a new one."""
@@ -182,20 +190,29 @@ class Runners:
                 self._post(on.RunnerReady(node, check, standby))
             case messages.Unfit(reasons):
                 self._post(on.NodeUnfit(node, reasons))
-            case messages.Started():
-                self.started[node] = message
-                self._post(on.RanksStarted(node, message.attempt, tuple(rank.rank for rank in message.ranks)))
-            case messages.Seen():
-                self._post(_seen(node, message, self._in_touch()))
-            case messages.Ended(attempt, success, exits, detail):
-                codes = tuple((one.rank, one.exit_code) for one in exits)
-                self._post(on.RanksEnded(node, attempt, success, codes, detail, self._in_touch()))
+            case messages.Started() | messages.RankAtPoint() | messages.Seen() | messages.Ended():
+                self._heard_of_ranks(node, message)
             case messages.Stopped(survivors):
                 self._post(on.RanksStopped(node, len(survivors)))
             case messages.Held(copies):
                 self._note_memory(node, copies)
             case messages.Logs(attempt, files):
                 self._gather(node, attempt, files)
+
+    def _heard_of_ranks(
+        self, node: str, message: messages.Started | messages.RankAtPoint | messages.Seen | messages.Ended
+    ) -> None:
+        match message:
+            case messages.Started():
+                self.started[node] = message
+                self._post(on.RanksStarted(node, message.attempt, tuple(rank.rank for rank in message.ranks)))
+            case messages.RankAtPoint(attempt, rank, waits, reason):
+                self._post(on.RankAtPoint(node, attempt, rank, waits, reason, self._in_touch()))
+            case messages.Seen():
+                self._post(_seen(node, message, self._in_touch()))
+            case messages.Ended(attempt, success, exits, detail):
+                codes = tuple((one.rank, one.exit_code) for one in exits)
+                self._post(on.RanksEnded(node, attempt, success, codes, detail, self._in_touch()))
 
     def _note_doing(self, node: str, doing: str) -> None:
         if doing and self._doing.get(node) != doing:
@@ -205,6 +222,7 @@ class Runners:
     def _note_memory(self, node: str, copies: list[MemoryStep]) -> None:
         with self._memory_heard:
             self._in_memory[node] = copies
+            self._memory_words[node] = self._memory_words.get(node, 0) + 1
             self._keeps_in_memory = self._keeps_in_memory or bool(copies)
             self._memory_heard.notify_all()
 

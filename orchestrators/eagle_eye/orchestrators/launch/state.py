@@ -15,6 +15,7 @@ from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.known_starts import KnownStarts
 from eagle_eye.orchestrators.launch.plan import Fleet
 from eagle_eye.planning.plan import Plan
+from eagle_eye.schema.action import RestartScope
 
 NEVER_S = float("inf")
 
@@ -58,6 +59,8 @@ class Rules:
     which it has killed its ranks. ``verified_within_s`` is how long a first step is waited for, ``warm_within_s`` at
     the least before a start is looked at that is known to take less. ``checkpoints`` says whether the launcher sees
     the job's checkpoints. With ``layouts`` the job runs on every number of nodes that the plan has a layout for.
+    ``regroup_within_s`` is how long ranks may take to come to their restart points, and then to a first step, before
+    a larger restart follows; to the latter at least as long as a start of the job is known to take. 0: none is kept.
     """
 
     fleet: Fleet
@@ -76,6 +79,7 @@ class Rules:
     grow_at_checkpoint: bool = False
     check: bool = False
     layouts: Plan | None = None
+    regroup_within_s: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,10 @@ class State:
     took; while ``looking``, ``sights`` says where ranks are; ``held_before`` seemed to hold the start up one look ago.
     ``stuck`` are the nodes that held the last start up, ``stuck_again`` those that held two in a row up. Of an attempt
     without a step, ``unreached`` are the nodes whose ranks could not reach others, with these ranks, ``followed`` those
-    whose ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. Dues are monotonic times.
+    whose ranks ended for that; ``ended_otherwise`` says that ranks ended of something else. ``failed`` are the nodes
+    whose ranks have ended without success, ``points`` those ranks, by node, that have a restart point and ``waiting``
+    those of them that wait there; ``scope`` is that of the restart by which the attempt begins, or began, and the ranks
+    of ``kept`` nodes go on in it from the one before, until a first step is heard of. Dues are monotonic times.
     """
 
     phase: Phase = Phase.GATHERING
@@ -135,6 +142,12 @@ class State:
     followed: frozenset[str] = frozenset()
     ended_otherwise: bool = False
     unreached_due_s: float = field(default=NEVER_S)
+    failed: frozenset[str] = frozenset()
+    points: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    waiting: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    scope: RestartScope = "job"
+    kept: frozenset[str] = frozenset()
+    regroup_due_s: float = field(default=NEVER_S)
     up_since_s: float = NEVER_S
     ready_due_s: float = field(default=NEVER_S)
     stopped_due_s: float = field(default=NEVER_S)
@@ -164,4 +177,7 @@ def move(state: State, phase: Phase, **changes: Any) -> State:
 
 def due_s(state: State) -> float:
     """Return the monotonic time at which something is to be done although nothing happens."""
-    return min(state.ready_due_s, state.stopped_due_s, state.settled_due_s, state.unreached_due_s, state.due_s)
+    return min(
+        state.ready_due_s, state.stopped_due_s, state.settled_due_s, state.unreached_due_s, state.regroup_due_s,
+        state.due_s,
+    )  # fmt: skip

@@ -114,6 +114,7 @@ def request_data(action: Action, public_url: str) -> dict[str, Any]:
         ranks=action.ranks,
         report_to=report_url(public_url, action.id),
         resume_from=action.resume_from,
+        restart_scope=action.restart_scope,
     )
     plain = msgspec.to_builtins(request)
     assert isinstance(plain, dict)  # noqa: S101 - a Struct becomes a dict

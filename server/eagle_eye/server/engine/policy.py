@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eagle_eye.detectors.faults import BY_NAME, Repair
-from eagle_eye.schema.action import ActionKind
+from eagle_eye.schema.action import ActionKind, RestartScope
 from eagle_eye.server.engine import budgets, choice_rules, deferred_drains, failed_together, hold_rules
 from eagle_eye.server.engine.modes import Mode, mode_of
 from eagle_eye.server.engine.ruling import NOT_APPLICABLE, Plan, Rule, Ruling
@@ -37,7 +37,8 @@ class Decision:
     it is less than the fault's own action; ``rule`` names who said so.
 
     A kind of "notify" or "none" is never asked of a subscriber: the incident itself tells. ``first`` is an action to
-    ask for before this one. ``notes`` are for whoever carries it out.
+    ask for before this one. ``notes`` are for whoever carries it out. ``restart_scope`` is the smallest restart that is
+    safe, None without one.
     """  # noqa: D205 - one thought
 
     kind: ActionKind
@@ -49,6 +50,7 @@ class Decision:
     mode: Mode = "act"
     first: ActionKind | None = None
     notes: tuple[str, ...] = ()
+    restart_scope: RestartScope | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,19 @@ def weigh(incident: Incident, situation: Situation) -> Weighing:
         mode=mode_of(settings.mode, settings.modes, incident.job, incident.fault, plan.kind).mode,
         first=None if hold else plan.first,
         notes=plan.notes,
+        restart_scope=_restart_scope(incident, plan) if plan.restart else None,
     )
     return Weighing(decision, tuple(words))
+
+
+def _restart_scope(incident: Incident, plan: Plan) -> RestartScope:
+    """Return the fault's own scope, where what it rests on is known of this incident."""
+    scope = BY_NAME[incident.fault].restart_scope
+    if scope == "process_group" and plan.exclude:
+        return "job"  # not by itself then: the node that is excluded is held to be the cause
+    if scope == "rank" and plan.exclude != (incident.node,):
+        return "job"  # nobody knows whose processes to end first
+    return scope
 
 
 def _word(rule: Rule, ruling: Ruling) -> RuleWord:

@@ -290,6 +290,7 @@ def _asked(incident: Incident, weighing: Weighing, situation: Situation, action_
         preliminary=first,
         policy=[word for word in weighing.words if word.outcome != "not_applicable"],
         resume_from=resume_from(incident, situation, decision.exclude) if decision.restart and not first else None,
+        restart_scope=None if first else decision.restart_scope,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank, ResumeFrom
+from eagle_eye.schema.action import ActionKind, EvidenceItem, MemberRank, RestartScope, ResumeFrom
 
 # suspected: too little evidence to act on; confirmed: enough; acting: something was asked for; recovered: gone for now;
 # closed: over for good, or merged into another; false: a false alarm, on a person's word.
@@ -119,7 +119,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something asked of the subscribers because of an incident; ``reports`` keeps every answer, oldest first.
 
     ``preliminary`` marks a checkpoint before the incident's own action. ``policy`` is what the rules with something to
-    judge said at first, ``resume_from`` where the job could go on then. ``reason`` is why it was taken back, or "".
+    judge said at first, ``resume_from`` where the job could go on then, ``restart_scope`` the smallest restart that is
+    safe. ``reason`` is why it was taken back, or "".
     """
 
     id: str
@@ -146,6 +147,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     preliminary: bool = False
     policy: list[RuleWord] = []
     resume_from: ResumeFrom | None = None
+    restart_scope: RestartScope | None = None
     reason: str = ""
 
 

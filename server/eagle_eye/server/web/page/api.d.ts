@@ -44,6 +44,7 @@ export interface Action {
   reports: Array<ReportOfAction>;
   preliminary: boolean;
   resume_from: ResumeFrom | null;
+  restart_scope: "job" | "process_group" | "rank" | null;
   reason: string;
   report_to: string;
 }
