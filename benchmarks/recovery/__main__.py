@@ -32,7 +32,16 @@ from benchmarks.recovery.hand import Hand
 from benchmarks.recovery.keeping import Kept, keep, opened
 from benchmarks.recovery.plan import PROCESS_KINDS, SHARES, Item, draw
 from benchmarks.recovery.show import show
-from benchmarks.recovery.site import BUDGETS, NODES, START_DEADLINE_S, FireStack, can_simulate_gpus
+from benchmarks.recovery.site import (
+    BUDGETS,
+    JOB_ARGUMENTS,
+    NODES,
+    SOME_NODES,
+    STANDBY_FLAGS,
+    START_DEADLINE_S,
+    FireStack,
+    can_simulate_gpus,
+)
 from benchmarks.recovery.spent import spent
 from benchmarks.recovery.yard import Yard
 from eagle_eye.demo.site import Site, open_site
@@ -184,10 +193,9 @@ def _under_fire(
 
 
 def _stack(site: Site, folder: Path, args: argparse.Namespace) -> FireStack:
-    gpus = not can_simulate_gpus()
-    return FireStack(
-        site, folder, gpus=gpus, standby=args.standby, checkpoints=args.checkpoints, restarts=args.restarts
-    )
+    arguments = {**JOB_ARGUMENTS, "checkpoints": args.checkpoints, "restarts": args.restarts}
+    flags = (*SOME_NODES, *(STANDBY_FLAGS if args.standby else ()))
+    return FireStack(site, folder, gpus=not can_simulate_gpus(), arguments=arguments, flags=flags)
 
 
 def _arguments() -> argparse.Namespace:

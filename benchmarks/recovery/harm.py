@@ -12,7 +12,7 @@ import psutil
 from benchmarks.recovery.site import FireStack
 from eagle_eye.demo.faults import RUNS_S, inject, throttle
 from eagle_eye.demo.site import ranks_of
-from eagle_eye.demo.stack import SCRIPT, StageFailed
+from eagle_eye.demo.stack import StageFailed
 
 LASTING = frozenset({"unreachable", "nan"})  # a restart on the same node would meet it again
 ENDING = frozenset({"crash", "kill", "gpu_memory"})  # the job's other ranks end within milliseconds
@@ -73,7 +73,7 @@ def repair(stack: FireStack, node: str) -> None:
         stack.slow.pop(node).set()
     (stack.corruption / node).unlink(missing_ok=True)
     stack.gpus.mend(node)
-    _signal(ranks_of(stack.job, node, SCRIPT.name), signal.SIGCONT)
+    _signal(ranks_of(stack.job, node, stack.script.name), signal.SIGCONT)
     if stack.ended(f"agent-{node}") is not None:
         stack.start_agent(node)
 
@@ -81,14 +81,14 @@ def repair(stack: FireStack, node: str) -> None:
 def spawned(stack: FireStack, node: str) -> None:
     """Wait for the node's ranks, for a moment. Raises StageFailed where none comes."""
     until_s = time.monotonic() + SPAWNED_WITHIN_S
-    while not ranks_of(stack.job, node, SCRIPT.name):
+    while not ranks_of(stack.job, node, stack.script.name):
         if time.monotonic() > until_s:
             raise StageFailed(f"{node} runs no rank that could be harmed")
         time.sleep(0.05)
 
 
 def _ranks(stack: FireStack, node: str) -> list[psutil.Process]:
-    ranks = ranks_of(stack.job, node, SCRIPT.name)
+    ranks = ranks_of(stack.job, node, stack.script.name)
     if not ranks:
         raise StageFailed(f"{node} runs no rank that could be harmed")
     return ranks

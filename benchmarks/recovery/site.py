@@ -7,8 +7,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,9 @@ restarts_fleet = 1000
 breaker_actions = 1000
 probation_s = 0.0
 """
+SOME_NODES = ("--nnodes", f"2:{MEMBERS}")
 LAUNCH_FLAGS = (
-    *("--nnodes", f"2:{MEMBERS}", "--restarts-max", "1000", "--backoff", "1", "--settled-after", "20"),
+    *("--restarts-max", "1000", "--backoff", "1", "--settled-after", "20"),
     *("--warm-wait", "15", "--verify-wait", str(int(START_DEADLINE_S))),  # starts take five seconds here
     *("--regroup-wait", "6"),  # one that keeps processes takes a second or two here
     *("--check", "off"),  # simulated GPUs have nothing that a check could see
@@ -91,14 +91,13 @@ class FireStack(Stack):
         folder: Path,
         *,
         gpus: bool,
-        standby: bool = False,
-        checkpoints: str = "memory",
-        restarts: str = "in-process",
-        waiting: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        arguments: Mapping[str, str] = JOB_ARGUMENTS,
+        flags: Sequence[str] = SOME_NODES,
+        planned: bool = False,
     ) -> None:
-        flags = (*LAUNCH_FLAGS, *(STANDBY_FLAGS if standby else ()))
-        arguments = {**JOB_ARGUMENTS, "checkpoints": checkpoints, "restarts": restarts}
-        super().__init__(site, folder, arguments, waiting, _config(), flags)
+        """``arguments`` are the job's, ``flags`` the launcher's besides LAUNCH_FLAGS, over which they win."""
+        flags = (*LAUNCH_FLAGS, *flags)
+        super().__init__(site, folder, arguments, config=_config(), launch_flags=flags, planned=planned)
         if gpus and not isinstance(site, NamespaceSite):
             raise StageFailed("GPU faults are in the plan, and need nodes in network namespaces: run it without root")
         self._with_gpus = gpus

@@ -15,7 +15,11 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
-from benchmarks.replanning import throughput, traces
+from benchmarks.recovery.harm import Harm
+from benchmarks.replanning import lost_node, storm, throughput, traces
+from benchmarks.replanning.faults import KINDS, Fault, Storm, draw
+from benchmarks.replanning.paced_train import pace_s
+from benchmarks.replanning.planned import trains
 from benchmarks.replanning.systems import (
     Bamboo,
     Oobleck,
@@ -28,6 +32,9 @@ from benchmarks.replanning.systems import (
     step_s,
 )
 from benchmarks.replanning.traces import Event, Pause
+from benchmarks.replanning.undisturbed_train import layout
+from eagle_eye.demo.pipeline_train import read_layout
+from eagle_eye.demo.stack import StageFailed
 from eagle_eye.planning.plan import Hardware, Plan
 from eagle_eye.planning.planner import make_plan
 from eagle_eye.planning.profile import FORMAT, Layer, Profile
@@ -217,15 +224,153 @@ def test_a_throughput_below_the_others_is_told_as_missed() -> None:
     assert any("Oobleck, pause of BERT-large makes 200.0%" in missed for missed in throughput.misses(found))
 
 
+class TestStorm:
+    def test_a_seed_is_a_storm_and_another_one_another(self) -> None:
+        assert draw(100, 15.0, 1) == draw(100, 15.0, 1) != draw(100, 15.0, 2)
+
+    def test_kinds_come_about_equally_often_and_all_faults_within_the_storm(self) -> None:
+        found = draw(100, 15.0, 1)
+        assert {kind: sum(fault.kind == kind for fault in found) for kind in KINDS} == dict.fromkeys(KINDS, 25)
+        moments_s = [fault.at_s for fault in found]
+        assert moments_s == sorted(moments_s)
+        assert 1_400.0 < moments_s[-1] < 1_500.0
+
+    def test_a_fault_takes_the_next_node_that_runs_something_which_is_repaired_after_a_while(self) -> None:
+        arm = Noting(busy={"c"})
+        played = Storm(arm, [Fault(0.0, "hang", 0.0)], 0.0)
+        played.begin()
+        played.tick()
+        assert arm.done == ["hang on c"]
+        played.tick()
+        assert arm.done == ["hang on c", "c repaired"]
+        assert (played.left, played.by_kind) == (0, {"hang": 1})
+
+    def test_a_fault_waits_until_somebody_can_be_harmed(self) -> None:
+        arm = Noting(busy=set())
+        played = Storm(arm, [Fault(0.0, "hang", 0.0)], 0.0)
+        played.begin()
+        played.tick()
+        assert (played.left, arm.done) == (1, [])
+
+    def test_no_fault_strikes_a_node_that_is_being_repaired(self) -> None:
+        arm = Noting(busy={"c"})
+        played = Storm(arm, [Fault(0.0, "kill", 0.0), Fault(0.0, "kill", 0.0)], 60.0)
+        played.begin()
+        played.tick()
+        played.tick()
+        assert (played.left, arm.done) == (1, ["kill on c"])
+
+
+class Noting:
+    """An arm that notes what is done to it; ``busy`` run something."""
+
+    def __init__(self, busy: set[str]) -> None:
+        self.busy, self.done = busy, list[str]()
+
+    def members(self) -> list[str]:
+        return ["a", "b", "c"]
+
+    def harm(self, kind: str, node: str) -> Harm:
+        if node not in self.busy:
+            raise StageFailed(node)
+        self.done.append(f"{kind} on {node}")
+        return Harm(kind, node, 0.0)
+
+    def repair(self, node: str) -> None:
+        self.done.append(f"{node} repaired")
+
+    def tick(self) -> None:
+        pass
+
+
+def test_fewer_nodes_are_paced_by_the_plan() -> None:
+    found = plan()
+    assert pace_s(found, 4, 0.3) == 0.3
+    assert pace_s(found, 3, 0.3) == pytest.approx(0.3 * found.layout(3).step_s / found.layout(4).step_s)
+
+
+def test_undisturbed_ranks_have_all_layers_and_a_part_of_the_samples() -> None:
+    found = read_layout(layout(3, 16), 3)
+    assert [[*pipeline.micro_batches] for pipeline in found.pipelines] == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert len(found.holders()) == 1
+
+
+def test_all_nodes_train_once_the_newest_steps_are_of_one_attempt_on_all() -> None:
+    log = [{"attempt": attempt, "ranks": ranks} for attempt, ranks in ((1, 4), (1, 4), (2, 3), (3, 4), (3, 4))]
+    assert [trains(log[:length], 4, 2) for length in range(1, 6)] == [False, True, False, False, True]
+
+
+def test_the_loss_of_a_step_that_was_made_again_is_the_last_one() -> None:
+    log = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 9.0}, {"step": 2, "loss": 2.0}]
+    assert storm.course(log) == [3.0, 2.0]
+
+
+def test_losses_are_compared_over_the_whole_course() -> None:
+    assert storm.means([1.0] * 25 + [3.0] * 25 + [9.0] * 24) == [1.0, 3.0]
+    assert storm.difference_ratio([1.1, 2.0], [1.0, 2.0]) == pytest.approx(math.sqrt(0.005))
+
+
+def job(**more: Any) -> dict[str, Any]:
+    return {
+        "faults": 2, "by_kind": {"hang": 2}, "exit_code": 0, "stuck": False, "steps_done": 25, "attempts": 3,
+        "steps_with_other_samples": 0, "longest_without_a_step_s": 5.0, "steps_lost": 1, "storm_s": 30.0,
+        "storm_steps": 40, "losses": [2.0], **more,
+    }  # fmt: skip
+
+
+def stormy(*jobs: dict[str, Any], noise: float = 0.0) -> dict[str, Any]:
+    settings = {"faults": 4, "jobs": 2}
+    found = {"settings": settings, "steps": 25, "undisturbed": [[2.0], [2.0 + noise]], "jobs": [*jobs]}
+    return storm.figures(found)
+
+
+def test_a_storm_is_told_of_over_all_its_jobs() -> None:
+    found = stormy(job(), job(longest_without_a_step_s=9.0))
+    assert (found["faults"], found["by_kind"], found["longest_without_a_step_s"]) == (4, {"hang": 4}, 9.0)
+    assert found["effective_training_ratio"] == pytest.approx(80 * 0.3 / 60)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (stormy(job(), job()), ""),
+        (stormy(job()), "1 of 2 jobs"),
+        (stormy(job(), job(faults=1)), "3 of 4 faults"),
+        (stormy(job(), job(steps_done=9, exit_code=1)), "job 2: 9 of 25 steps, the launcher's exit code 1"),
+        (stormy(job(), job(steps_done=9, exit_code=None, stuck=True)), "it made no step any more"),
+        (stormy(job(), job(steps_with_other_samples=3)), "job 2: 3 steps with another global batch"),
+        (stormy(job(), job(losses=[2.01])), "the loss is 5.0e-03 off"),
+        (stormy(job(), job(losses=[2.01]), noise=0.01), ""),
+    ],
+)
+def test_a_storm_that_did_not_end_as_it_should_says_why(found: dict[str, Any], said: str) -> None:
+    assert said in "\n".join(storm.misses(found))
+    assert bool(storm.misses(found)) == bool(said)
+
+
+def test_a_loss_of_a_node_after_which_nobody_steps_took_for_ever() -> None:
+    done = [lost_node.Loss(kind="hang", node="n", first_step_s=value) for value in (4.0, 5.0, 6.0, None)]
+    found = lost_node.figures(done, 4, "here")
+    assert (found["first_step_s"]["p50"], found["first_step_s"]["p95"]) == (5.0, None)
+    assert lost_node.misses(found) == ["lost_node: p95 None s until a new step; asked 15"]
+
+
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.replanning", "--json", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
 
 
 def test_wrong_usage_is_one_line() -> None:
-    ran = run("--nodes", "99")
+    ran = run("--nodes", "99", "--parts", "throughput")
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[-1].endswith("--nodes 99: expected 4 to 10")
+
+
+def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "other.json"
+    out.write_text('{"plan": {}}')
+    ran = run("--out", str(out))
+    assert (ran.returncode, out.read_text()) == (2, '{"plan": {}}')
 
 
 @pytest.mark.slow
@@ -236,3 +381,24 @@ def test_layers_that_are_measured_are_simulated_with(tmp_path: Path) -> None:
     told = json.loads(ran.stdout)
     assert told == json.loads(out.read_text())
     assert told["throughput"]["profile"]["layers"] == 26
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_measured_and_its_pause_is_simulated_with(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    small = ("--nodes", "5", "--draws", "1", "--micro-batches", "16")
+    ran = run("--parts", "lost_node", "throughput", "--repetitions", "2", *small, "--out", str(out))
+    told = json.loads(ran.stdout)
+    assert told == json.loads(out.read_text())
+    assert [(one["where"], one["note"]) for one in told["lost_node"]["each"]] == [("memory", "")] * 2, ran.stderr
+    assert told["throughput"]["pauses_s"]["Eagle Eye"] == told["lost_node"]["first_step_s"]["p50"]
+
+
+@pytest.mark.slow
+def test_a_small_storm_ends_as_if_nothing_had_been_and_is_not_run_again(tmp_path: Path) -> None:
+    words = ("--parts", "storm", "--faults", "4", "--jobs", "1", "--every", "12", "--out", str(tmp_path / "out.json"))
+    ran = run(*words)
+    assert ran.returncode == 0, (ran.stdout, ran.stderr)
+    assert json.loads(ran.stdout)["storm"]["faults"] == 4
+    again = run(*words)
+    assert json.loads(again.stdout)["storm"]["jobs"] == json.loads(ran.stdout)["storm"]["jobs"]

@@ -61,6 +61,16 @@ class TestNodeSilent:
         story.heard_s[2] = NOW_S - 20  # SETTINGS.silent_alone_s is over
         assert "standstill" in only(detect("node_silent", story.window())).kinds
 
+    @pytest.mark.parametrize(("power_watts", "found"), [(230.0, 1), (90.0, 0)])
+    def test_a_stage_that_waits_for_the_silent_one_lags_too_and_its_gpu_spins_as_the_others_do(
+        self, power_watts: float, found: int
+    ) -> None:
+        story = Story().hardware().standstill(14).waiting(14)
+        story.heard_s[2] = NOW_S - 14
+        story.device["nccl_sequence"][-14:, 1] -= 1
+        story.device["gpu_power_watts"][-14:, 1] = power_watts
+        assert len(detect("node_silent", story.window())) == found
+
     def gappy(self, nodes: tuple[int, ...], silent_s: int) -> Window:
         """Nodes that gave nothing for 10 s, half a minute ago; then n2 falls silent with the job."""
         story = Story().standstill(silent_s)

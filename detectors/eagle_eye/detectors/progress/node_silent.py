@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from eagle_eye.detectors.signs.collective_counts import behind
-from eagle_eye.detectors.signs.progress import Patience
+from eagle_eye.detectors.signs.gpu_activity import activity_outliers, waiting
+from eagle_eye.detectors.signs.progress import Patience, Progress
 from eagle_eye.detectors.signs.silence import (
     Silence,
     fell_with_the_job,
@@ -29,11 +32,12 @@ class NodeSilent:
     a second kind of evidence; not when it went on for steps after the node fell silent, for no synchronous job makes a
     step without one of its nodes, nor when the node fell silent long after the stop, unless the others have entered a
     collective since and stay in it; and not before ``alone_s`` while a rank that is heard has not entered the
-    collective that the others wait in, for then it may be that one, nor while silences as long have just passed
-    (``passed_silences_s``). While the job goes on, silence is told of after ``alone_s``, for most of it passes by
-    itself. Nodes that fell silent at one moment and share a switch, or are too many for chance, are told of together
-    and none is accused; when the job stopped with them SwitchDown speaks. When most of a job's nodes are silent the
-    fault is likelier between them and us: Blind. Cannot see: a node whose agent lives on while its GPUs are gone.
+    collective that the others wait in, for then it may be that one (unless its GPU spins as theirs do), nor while
+    silences as long have just passed (``passed_silences_s``). While the job goes on, silence is told of after
+    ``alone_s``, for most of it passes by itself. Nodes that fell silent at one moment and share a switch, or are too
+    many for chance, are told of together and none is accused; when the job stopped with them SwitchDown speaks. When
+    most of a job's nodes are silent the fault is likelier between them and us: Blind. Cannot see: a node whose agent
+    lives on while its GPUs are gone.
     """
 
     patience: Patience
@@ -62,7 +66,7 @@ class NodeSilent:
             if why is None and max(float(found.seconds[node]) for node in group.nodes) >= self.alone_s
         ]
         prompt = state is None or state.prompt
-        elsewhere = why is not None and _held_up_elsewhere(window, found)
+        elsewhere = why is not None and _held_up_elsewhere(window, found, state)
         for node in found.nodes.tolist():
             suspect = why is not None and fell_with_the_job(window, node, state)
             seconds = float(found.seconds[node])
@@ -131,7 +135,14 @@ class NodeSilent:
         )
 
 
-def _held_up_elsewhere(window: Window, found: Silence) -> bool:
-    """Whether a node that is heard has a rank that the others wait for."""
-    lagging = window.node_of[behind(window) > 0]
+def _held_up_elsewhere(window: Window, found: Silence, state: Progress | None) -> bool:
+    """Whether a node that is heard has a rank that the others wait for.
+
+    Not one whose GPU spins as theirs do: a stage of a pipeline that waits for the silent one lags as well.
+    """
+    late = behind(window) > 0
+    spins = None if state is None else waiting(window, state.advanced_s)
+    if state is not None and spins is not None:
+        late &= (spins != 1.0) | np.isin(window.node_of, [*activity_outliers(window, state.advanced_s)])
+    lagging = window.node_of[late]
     return bool(len(lagging)) and not set(lagging.tolist()) <= set(found.nodes.tolist())
