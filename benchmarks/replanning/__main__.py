@@ -93,7 +93,7 @@ def _measure(
     else:
         settings = {
             "every_s": args.every, "repair_s": args.repair_after, "seed": args.seed, "faults": args.faults,
-            "jobs": args.jobs,
+            "each": args.each,
         }  # fmt: skip
         heard(storm.measure(settings, parts.get(part, {}), folder, until_s, say, heard))
 
@@ -181,19 +181,17 @@ def _arguments() -> argparse.Namespace:
     add("--draws", type=int, default=2, metavar="N", help="throughput: traces of each frequency (2)")
     add("--repair-minutes", type=float, default=30.0, metavar="M", help="throughput: a node is away so long (30)")
     add("--faults", type=int, default=100, metavar="N", help="storm: in all (100)")
-    add("--jobs", type=int, default=5, metavar="N", help="storm: in a row, each with its share of the faults (5)")
+    add("--each", type=int, default=20, metavar="N", help="storm: of them on each of the jobs in a row (20)")
     add("--every", type=float, default=15.0, metavar="S", help="storm: from one to the next, on average (15)")
     add("--repair-after", type=float, default=20.0, metavar="S", help="storm: nodes come back (20)")
     add("--folder", type=Path, help="where it runs (temporary folders)")
     add("--out", type=Path, metavar="FILE")
     add("--json", action="store_true", help="one JSON object on stdout")
     args = parser.parse_args()
-    for name in ("minutes", "repetitions", "micro_batches", "draws", "repair_minutes", "faults", "jobs", "every",
+    for name in ("minutes", "repetitions", "micro_batches", "draws", "repair_minutes", "faults", "each", "every",
                  "repair_after"):  # fmt: skip
         if getattr(args, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name):g}: expected more than 0")
-    if args.faults % args.jobs:
-        parser.error(f"--faults {args.faults}: expected a multiple of --jobs {args.jobs}")
     if not throughput.NODES_MIN <= args.nodes <= throughput.NODES_MAX:
         parser.error(f"--nodes {args.nodes}: expected {throughput.NODES_MIN} to {throughput.NODES_MAX}")
     if args.micro_batches < args.nodes:

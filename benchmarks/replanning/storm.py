@@ -42,24 +42,29 @@ def measure(
     """Return the part's figures, and give them to ``heard`` after each job; none is begun after ``until_s``.
 
     What undisturbed layouts make of the same steps is added once all jobs have ended.
-    ``settings``: ``faults`` in all and on each of the ``jobs``, which run in a row, ``every_s``, ``repair_s`` and
-    ``seed``. Jobs that ``kept`` has of the same settings are not run again.
+    ``settings``: how many ``faults`` in all, and how many of ``each`` of the jobs that run in a row, ``every_s``,
+    ``repair_s`` and ``seed``. Faults that a job's end left out come to another one; jobs that ``kept`` has of the same
+    settings are not run again.
     """
-    each = settings["faults"] // settings["jobs"]
-    steps = math.ceil(STEPS_RATIO * each * settings["every_s"] / STEP_S)
+    steps = math.ceil(STEPS_RATIO * settings["each"] * settings["every_s"] / STEP_S)
     found = {**kept} if kept.get("settings") == settings else {"settings": dict(settings), "steps": steps, "jobs": []}
-    while (number := len(found["jobs"])) < settings["jobs"] and time.monotonic() < until_s:
-        faults = draw(each, settings["every_s"], settings["seed"] + number)
+    while (left := settings["faults"] - _struck(found)) > 0 and time.monotonic() < until_s:
+        number = len(found["jobs"])
+        faults = draw(min(left, settings["each"]), settings["every_s"], settings["seed"] + number)
         (place := folder / f"job-{number + 1}").mkdir()
-        named = f"job {number + 1} of {settings['jobs']}"
+        named = f"job {number + 1}, {left} faults left"
         job = _job(place, faults, steps, settings["repair_s"], named, say)
         found["jobs"].append(job)
         heard(figures(found))
         if job["exit_code"] != 0:
             raise StageFailed(f"{named} did not end as it should; logs in {place / 'logs'}")
-    if len(found["jobs"]) == settings["jobs"] and "undisturbed" not in found:
+    if _struck(found) == settings["faults"] and "undisturbed" not in found:
         found["undisturbed"] = [undisturbed(folder, steps, ranks, say) for ranks in (1, 2)]
     return figures(found)
+
+
+def _struck(found: Mapping[str, Any]) -> int:
+    return sum(job["faults"] for job in found["jobs"])
 
 
 def _job(folder: Path, faults: Sequence[Fault], steps: int, repair_s: float, name: str, say: Say) -> dict[str, Any]:
@@ -146,7 +151,7 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     whole = [job["losses"] for job in jobs if one and len(job["losses"]) == len(one)]
     return {
         **found,
-        "faults": sum(job["faults"] for job in jobs), "by_kind": dict(by_kind),
+        "faults": _struck(found), "by_kind": dict(by_kind),
         "deadlocks": sum(job["stuck"] for job in jobs),
         "longest_without_a_step_s": max((job["longest_without_a_step_s"] for job in jobs), default=None),
         "attempts": sum(job["attempts"] for job in jobs), "steps_lost": sum(job["steps_lost"] for job in jobs),
@@ -162,8 +167,6 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
 def misses(found: Mapping[str, Any]) -> list[str]:
     """Return what was asked for and is not so."""
     settings, missed = found["settings"], []
-    if len(found["jobs"]) < settings["jobs"]:
-        missed.append(f"storm: {len(found['jobs'])} of {settings['jobs']} jobs")
     if found["faults"] < settings["faults"]:
         missed.append(f"storm: {found['faults']} of {settings['faults']} faults")
     for number, job in enumerate(found["jobs"], start=1):

@@ -319,7 +319,7 @@ def job(**more: Any) -> dict[str, Any]:
 
 
 def stormy(*jobs: dict[str, Any], noise: float = 0.0) -> dict[str, Any]:
-    settings = {"faults": 4, "jobs": 2}
+    settings = {"faults": 4, "each": 2}
     found = {"settings": settings, "steps": 25, "undisturbed": [[2.0], [2.0 + noise]], "jobs": [*jobs]}
     return storm.figures(found)
 
@@ -334,7 +334,6 @@ def test_a_storm_is_told_of_over_all_its_jobs() -> None:
     ("found", "said"),
     [
         (stormy(job(), job()), ""),
-        (stormy(job()), "1 of 2 jobs"),
         (stormy(job(), job(faults=1)), "3 of 4 faults"),
         (stormy(job(), job(steps_done=9, exit_code=1)), "job 2: 9 of 25 steps, the launcher's exit code 1"),
         (stormy(job(), job(steps_done=9, exit_code=None, stuck=True)), "it made no step any more"),
@@ -396,7 +395,7 @@ def test_a_lost_node_is_measured_and_its_pause_is_simulated_with(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_small_storm_ends_as_if_nothing_had_been_and_is_not_run_again(tmp_path: Path) -> None:
-    words = ("--parts", "storm", "--faults", "4", "--jobs", "1", "--every", "12", "--out", str(tmp_path / "out.json"))
+    words = ("--parts", "storm", "--faults", "4", "--each", "4", "--every", "12", "--out", str(tmp_path / "out.json"))
     ran = run(*words)
     assert ran.returncode == 0, (ran.stdout, ran.stderr)
     assert json.loads(ran.stdout)["storm"]["faults"] == 4
