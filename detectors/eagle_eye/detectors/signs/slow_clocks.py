@@ -46,6 +46,9 @@ SUSPECTS_MAX = 48  # looked at closely in one pass, worst first
 SMOOTHED = 5  # rows whose median is taken to find the onset: single rows are noise, throttling itself flickers
 COARSE_RATIO = 0.2  # of the rows that show anything new: where fewer do, numbers are coarse and not repeated
 LOW_SHARE = 0.6  # of the stretch's rows that must be low
+CHANCE_MAX = 1e-5  # that a healthy GPU shows so many low readings: each is asked every two seconds
+READINGS_SAMPLED = 64  # peers whose single readings tell how often a healthy one is that low
+ROWS_BEFORE_MIN = 8  # before the onset, that tell it: later ones may have caught the same trouble
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +87,15 @@ class _Grouping(NamedTuple):
 
 
 class _Reference(NamedTuple):
-    """What a GPU is compared with: peers, their median clock in each row, the relative spread of their levels."""
+    """What a GPU is compared with: peers, their median clock in each row, the relative spread of their levels.
+
+    ``readings`` (rows, some peers) are single readings over that median.
+    """
 
     peers: Integers
     clock: Floats
     sigma: float
+    readings: Floats
 
 
 @once
@@ -276,15 +283,29 @@ def _company(window: Window, groups: Integers, index: int, known: dict[tuple[int
 
 def _reference(window: Window, clock: Floats, peers: Integers, rows: Rows) -> _Reference:
     if len(peers) < PEERS_MIN:
-        return _Reference(peers, np.full(len(rows), np.nan), math.inf)
+        return _Reference(peers, np.full(len(rows), np.nan), math.inf, np.empty((len(rows), 0)))
     values = clock[np.ix_(rows, peers)]
     levels = median_over_rows(values[-lines_within(window.times_s, LARGE_LASTS_S) :])
     levels = levels[np.isfinite(levels)]
     centre = middle(levels) if len(levels) >= PEERS_MIN else 0.0
     if centre <= 0:
-        return _Reference(peers, np.full(len(rows), np.nan), math.inf)
+        return _Reference(peers, np.full(len(rows), np.nan), math.inf, np.empty((len(rows), 0)))
     sigma = SIGMA_PER_MAD * middle(np.abs(levels - centre)) / centre
-    return _Reference(peers, carried(median_over_rows(values.T)), max(sigma, SIGMA_FLOOR))
+    reference = carried(median_over_rows(values.T))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        readings = values[:, :: values.shape[1] // READINGS_SAMPLED + 1] / reference[:, None]
+    return _Reference(peers, reference, max(sigma, SIGMA_FLOOR), readings)
+
+
+def _by_chance(against: _Reference, before: int, least: float, readings: int) -> bool:
+    """Whether a healthy GPU may show so many readings of at most ``least``, as often as its peers show such a one.
+
+    Clocks have tails: some are low in every tenth reading, and a source that is read twice a minute has few of them.
+    """
+    known = against.readings[:before] if before >= ROWS_BEFORE_MIN else against.readings
+    known = known[np.isfinite(known)]
+    share = max(int(np.count_nonzero(known <= least)), 1) / max(len(known), 1)
+    return share**readings > CHANCE_MAX
 
 
 def _lines(window: Window) -> int:
@@ -333,11 +354,12 @@ def _close_look(
     lasted_s = float(window.times_s[seen[-1]]) - onset_s
     chronic = since == 0
     enough_s = LARGE_LASTS_S if deficit >= LARGE_DEFICIT and not chronic else CLEAR_LASTS_S
-    low = float((stretch < 1 - deficit / 2).mean())
+    low = stretch < 1 - deficit / 2
     anew = read_anew(window, index)
     if anew[rows].mean() < COARSE_RATIO:
         anew[:] = True
     times_read = int(np.count_nonzero(anew[seen[since:]]))
+    times_low = int(np.count_nonzero(anew[seen[since:]] & low))
     newest = rows[rows >= max(seen[since], seen[-min(lines, len(seen))])]
     if not works(window, index, peers, newest):
         return None
@@ -350,7 +372,11 @@ def _close_look(
         earlier_deficit=_largest(ratio[:since], lines),
         onset_s=onset_s,
         chronic=chronic,
-        lasting=deficit >= CLEAR_DEFICIT and times_read >= READINGS_MIN and lasted_s >= enough_s and low >= LOW_SHARE,
+        lasting=deficit >= CLEAR_DEFICIT
+        and times_read >= READINGS_MIN
+        and lasted_s >= enough_s
+        and low.mean() >= LOW_SHARE
+        and not _by_chance(against, int(np.searchsorted(rows, seen[since])), 1 - deficit / 2, times_low),
         rows=newest,
         stretch=rows[rows >= seen[since]],
         peers=peers,
