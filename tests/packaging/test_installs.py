@@ -22,7 +22,7 @@ GATE = "EAGLE_EYE_TEST_PACKAGES"
 RUNTIME = ("agent", "checkpoint", "checkpoint-store", "ml", "nvrx", "orchestrators", "server")
 # Which extras a module needs: the first line that it begins with. What imports torch runs beside the training job.
 NEEDS = (
-    ("agent.nvrx_health", {"agent", "nvrx"}),
+    ("agent.health.nvrx_health", {"agent", "nvrx"}),
     ("agent", {"agent"}),
     ("checkpoint", {"checkpoint"}),
     ("checkpoint.command", set[str]()),
