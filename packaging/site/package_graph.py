@@ -29,11 +29,7 @@ def portions(graph: grimp.ImportGraph) -> Edges:
 
 def server_packages(graph: grimp.ImportGraph) -> Edges:
     """Return which of the server's packages imports which; what puts it together is one, ``app``."""
-    ours = [
-        (_of_server(a), _of_server(b))
-        for a, b in _imports(graph)
-        if a.startswith("eagle_eye.server.") and b.startswith("eagle_eye.server.")
-    ]
+    ours = [tuple("app" if name in WIRING else name for name in edge) for edge in packages_of(graph, "server")]
     return {(a, b) for a, b in ours if a != b}
 
 
@@ -54,11 +50,6 @@ def import_graph() -> grimp.ImportGraph:
 def _imports(graph: grimp.ImportGraph) -> Iterator[tuple[str, str]]:
     for module in graph.modules:
         yield from ((module, other) for other in graph.find_modules_directly_imported_by(module))
-
-
-def _of_server(module: str) -> str:
-    package = module.split(".")[2]
-    return "app" if package in WIRING else package
 
 
 def reduced(edges: Edges) -> Edges:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -357,8 +357,7 @@ def _frames(services: Services, outlines: Outlines) -> Ingest:
     unknown = UnknownThings(services.telemetry)
     reader = RowsReader(outlines, unknown, config.body_bytes_max, services.clock)
 
-    async def found(nodes: list[str]) -> None:
-        await asyncio.to_thread(services.known_nodes.write_down, nodes)
+    found = _found(services)
 
     async def found_one(node: str) -> None:
         await found([node])
@@ -389,10 +388,6 @@ def _remote_write(services: Services) -> RemoteWrite:
     """Return what takes Prometheus' remote write."""
     settings, fleet = services.config.remote_write, services.fleet
     table = mapping.load()
-
-    async def found(nodes: list[str]) -> None:
-        await asyncio.to_thread(services.known_nodes.write_down, nodes)
-
     membership = NodeJobs(services.store, services.clock, fleet.vouchers)
     codes = CodeMemory(services.store, services.telemetry.failures.labels("last codes").inc)
     fleet.when_forgotten(codes.forget)
@@ -411,7 +406,7 @@ def _remote_write(services: Services) -> RemoteWrite:
         services.telemetry,
         services.clock,
         _observe(services),
-        found,
+        _found(services),
         membership.job_of,
         codes,
     )
@@ -428,6 +423,15 @@ def _remote_write(services: Services) -> RemoteWrite:
         services.clock,
         services.limits.check_remote_write,
     )
+
+
+def _found(services: Services) -> Callable[[list[str]], Awaitable[None]]:
+    """Return what writes down nodes that were never heard of."""
+
+    async def found(nodes: list[str]) -> None:
+        await asyncio.to_thread(services.known_nodes.write_down, nodes)
+
+    return found
 
 
 def _observe(services: Services) -> Callable[[Frame, float, float], None]:
