@@ -72,8 +72,8 @@ def _stage_mates(window: Window, index: int) -> Integers:
     Launchers number the ranks of all pipeline stages alike: equal places are one data-parallel replica.
     """
     places = _places(window)
-    mates = np.flatnonzero((places == places[index]).all(axis=1) & (window.node_of != window.node_of[index]))
-    return mates[window.role_of[mates] != window.role_of[index]]
+    same = (places == places[index]).all(axis=1) & (window.role_of != window.role_of[index])
+    return np.flatnonzero(same & (window.node_of != window.node_of[index]))
 
 
 @once_for_members

@@ -101,12 +101,14 @@ class Straggler:
     the second, independent kind of evidence: the last to arrive waits least (correlation -1.0 for reduce-scatter in the
     same work), so what it lacks in waiting is what it has too much of computing. So are its own past
     (``signs/own_history``) and what its GPU shows while its peers wait (``signs/busy_among_waiting``). Where work may
-    be uneven (``signs/even_work``), or nodes share a lower power limit, none of them makes it sure. A verdict is raised
-    after ``STEPS_MIN`` steps and ``floor_s``, and told of before: two steps beyond all that anyone showed, a mild
-    slowness of a few steps, or one that chance brings ten times as often, once the job's pace says what it costs. It is
-    surer once it has lasted ``ripe_s``: what passes by itself has passed by then. Whom no step waits for is none: where
-    noise has heavy tails, or computing is a small part of a step, somebody always computes longer. One whose excess the
-    job's pace does not show (a stage with time to spare, or not yet) is recorded, and nobody is told. Blind with fewer
+    be uneven (``signs/even_work``), or nodes share a lower power limit, none of them makes it sure. Where the ranks of
+    other pipeline stages that have the same data are as slow, that slice of the data is: one ``workload_imbalance``
+    with all their nodes. A verdict is raised after ``STEPS_MIN`` steps and ``floor_s``, and told of before: two steps
+    beyond all that anyone showed, a mild slowness of a few steps, or one that chance brings ten times as often, once
+    the job's pace says what it costs. It is surer once it has lasted ``ripe_s``: what passes by itself has passed by
+    then. Whom no step waits for is none: where noise has heavy tails, or computing is a small part of a step, somebody
+    always computes longer. One whose excess the job's pace does not show (a stage with time to spare, or not yet) is
+    recorded, and nobody is told. Blind with fewer
     than three comparable ranks or no compute time. Cannot see: a whole role that is slow; causes.
     """
 
