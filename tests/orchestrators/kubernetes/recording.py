@@ -13,11 +13,12 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kubernetes import client as official
+
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes.api import Api
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
-from kubernetes import client as official
 from tests.loopback import served
 
 FOLDER = Path(__file__).parent / "recorded"

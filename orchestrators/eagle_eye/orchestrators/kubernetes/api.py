@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import urllib3
+from kubernetes import client as official
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
@@ -21,7 +22,6 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import marks
 from eagle_eye.orchestrators.kubernetes.objects import Node, Page, Pod, Resources, Status
 from eagle_eye.orchestrators.kubernetes.workloads import KINDS, Ref
-from kubernetes import client as official
 
 PAGE = 500  # objects of one answer
 PAGES_MAX = 200

@@ -53,10 +53,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def build(options: argparse.Namespace) -> Orchestrator:
     """Return the orchestrator of the cluster; raises OrchestratorError where nothing says which one."""
     # Only now: the client takes half a second and 30 MB.
+    from kubernetes import client as official
+
     from eagle_eye.orchestrators.kubernetes.api import Api
     from eagle_eye.orchestrators.kubernetes.health_events import HealthEvents
     from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
-    from kubernetes import client as official
 
     plans = read_layouts(options.layouts)
     if plans and not options.layout_config_map:
@@ -86,10 +87,9 @@ def build(options: argparse.Namespace) -> Orchestrator:
 def _cluster(options: argparse.Namespace) -> Any:
     """Return the client's configuration: from the file that was named, the pod that this is, or kubectl's file."""
     import yaml
-    from kubernetes.config.config_exception import ConfigException
-
     from kubernetes import client as official
     from kubernetes import config
+    from kubernetes.config.config_exception import ConfigException
 
     found = official.Configuration()
     # What is asked again, and after how long, is ours to say; and the API server redirects nobody.
