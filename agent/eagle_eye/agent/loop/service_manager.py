@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from eagle_eye.agent.loop.tick import Tick
+from eagle_eye.agent.loop.tick_result import Tick
 from eagle_eye.schema.service_environment import notify_address, watchdog_s
 
 WATCHDOG_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late

@@ -1,4 +1,4 @@
-"""Who is accused in a picture and whom they are compared with. Pure."""
+"""Which nodes a chart highlights, and which peers it compares them with. Pure."""
 
 from __future__ import annotations
 
