@@ -1,4 +1,4 @@
-"""Plans given by ``--layouts``: how a scheduler's job continues on fewer nodes when no spare is left. Reads files, else pure."""
+"""Plans given by ``--layouts``: how a scheduler's job continues on fewer nodes when no spare is left."""
 
 from __future__ import annotations
 
