@@ -1,7 +1,14 @@
-"""Frames as rows: taken by the request, made durable in groups, answered when their group is.
+"""Frames taken by the request, made durable in groups, answered when their group is.
 
 Requests gather until the journal has finished the group before, and for a moment at least: ten thousand agents a second
-cost some dozen transactions, and no future, task or lock of their own. What rows mean is as in ``ingest``.
+cost some dozen transactions, and no future, task or lock of their own.
+
+Clock correction: a node's offset is estimated from its requests (see NodeClock); beyond two seconds it is added to the
+times that the detection loop gets. The history keeps frames as they came, with the offset beside them. Times that
+cannot be, after their receipt or a decade old, are moved: none is refused, as an agent would have to drop what it says.
+Late frames (history.LATE_S) are what an agent kept while the server was away and sends after newer ones. They are
+kept like all others and are no news: they move neither the fleet nor the loop's view of a node. Of them the loop is
+told only what stays true, the facts of ``frame_rules.LASTING``.
 """
 
 from __future__ import annotations
@@ -28,9 +35,10 @@ from eagle_eye.server.ingest.frame_rules import (
     Authenticator,
     belated,
 )
-from eagle_eye.server.ingest.rows_request import RowsRead, RowsReader
+from eagle_eye.server.ingest.rows_request import Request, RowsReader
 from eagle_eye.server.ingest.settings import IngestSettings
 from eagle_eye.server.ingest.single_row_requests import Asker, Usual, UsualRows, read
+from eagle_eye.server.ingest.unknown_fields import UnknownThings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
 from eagle_eye.server.security.auth import Principal
@@ -60,7 +68,8 @@ _log = logging.getLogger(__name__)
 class _Taken(msgspec.Struct, frozen=True, gc=False):
     """One request under way."""
 
-    request: RowsRead
+    request: Request
+    unknown: Sequence[str]
     batch: Batch
     late: tuple[bool, ...]
     size: int
@@ -69,10 +78,11 @@ class _Taken(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowsIngest:
-    """Takes requests of rows. ``observe_rows`` gets durable rows of numbers, ``observe`` whole frames, as Ingest's.
+    """Takes agents' requests.
 
-    ``found(nodes)`` is awaited for nodes that were never heard of, before their rows are acknowledged; where a whole
-    fleet begins to speak, after that.
+    ``observe_rows`` gets durable rows of numbers, ``observe(frame, received_s, offset_s)`` what is more than numbers.
+    ``asked_of(node)`` returns what the node's agent is asked for with the answer. ``found(nodes)`` is awaited for nodes
+    that were never heard of, before their rows are acknowledged; where a whole fleet begins to speak, after that.
     """
 
     def __init__(
@@ -89,6 +99,7 @@ class RowsIngest:
         asked_of: Callable[[str], list[dict[str, Any]]],
         asks_anybody: Callable[[], bool],
         reader: RowsReader,
+        unknown: UnknownThings,
     ) -> None:
         self._settings = settings
         self._history = history
@@ -102,6 +113,7 @@ class RowsIngest:
         self._asked_of = asked_of
         self._asks_anybody = asks_anybody
         self._reader = reader
+        self._unknown = unknown
         self._gathered: list[_Taken] = []
         self._usual: list[Usual] = []
         self._rows = self._bytes = 0  # of what has gathered
@@ -113,19 +125,24 @@ class RowsIngest:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, principal: Principal, body: bytes, started_s: float, reply: Reply) -> None:
-        """Take a request's body; ``reply`` is called once, when its rows are durable or cannot be.
+        """Take the body of a request of rows; see ``take_request``. Raises Refusal."""
+        received_s = self._clock.now_s()
+        self.take_request(principal, self._reader.read(body), len(body), received_s, started_s, reply)
+
+    def take_request(
+        self, principal: Principal, request: Request, size: int, now_s: float, started_s: float, reply: Reply
+    ) -> None:
+        """Take a request of ``size`` bytes that came at ``now_s``; ``reply`` is called once, when it is durable or not.
 
         On the event loop. Raises Refusal at once for what cannot be taken: ``reply`` is not called then.
         """
-        now_s = self._clock.now_s()
-        request = self._reader.read(body)
         node, entries, sent_s = request.node, request.entries, request.sent_s
         self._auth.authorise_frames(principal, node)
         alone = request.known[0]
         if alone is None or not alone.admitted:
             self._settings.check_name(node)
             self._fleet.check_room(node)
-        self._check_room(len(body))
+        self._check_room(size)
         times_s = [entry.time_s for entry in entries]
         offset_s = self._fleet.offset_s(node, sent_s, now_s, max(times_s), request.clock_base_s)
         moved_s = self._fleet.moved_s(node, times_s, now_s)
@@ -141,9 +158,10 @@ class RowsIngest:
             self._late_now += 1
         outlines = tuple([(known.id, known.raw) for known in request.fresh]) if request.fresh else ()
         batch = Batch(node, request.stream, now_s, offset_s, entries, outlines)
-        self._gathered.append(_Taken(request, batch, late, len(body), started_s, reply))
+        unknown = self._unknown.note(node, request.agent_version, request.unknown) if request.unknown else ()
+        self._gathered.append(_Taken(request, unknown, batch, late, size, started_s, reply))
         self._rows += len(entries)
-        self._bytes += len(body)
+        self._bytes += size
         if self._rows >= GROUP_ROWS_MAX:
             self._begin()
         elif self._due is None and self._writing == 0:
@@ -330,8 +348,8 @@ class RowsIngest:
             if asked:
                 said += b',"requests":' + msgspec.json.encode(asked)
             said += self._spread(one.request.interval_s)
-            if one.request.unknown:
-                said += b',"unknown":' + msgspec.json.encode(one.request.unknown)
+            if one.unknown:
+                said += b',"unknown":' + msgspec.json.encode(one.unknown)
             one.reply(200, said + b"}", NO_HEADERS)
         self._count(accepted, total, sum(one.size for one in taken), [one.started_s for one in taken])
 
