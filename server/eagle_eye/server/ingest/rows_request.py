@@ -24,7 +24,7 @@ from eagle_eye.schema.rows import (
     read_row,
     row_head,
 )
-from eagle_eye.server.history.history import Entry
+from eagle_eye.server.history.history import StreamRef
 from eagle_eye.server.ingest.frame_rules import KEYS_EVERY, RETRY_UNAVAILABLE_S, refusal_of
 from eagle_eye.server.ingest.outlines import KnownOutline, Outlines
 from eagle_eye.server.ingest.single_row_requests import ID
@@ -40,6 +40,14 @@ RETRY_LEARN_S = 2
 T = TypeVar("T")
 
 
+class Entry(NamedTuple):
+    """One frame as it came in: its place in its stream, its own time (by its node's clock), and its bytes."""
+
+    sequence: int
+    time_s: float
+    raw: bytes
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """What a body says. ``known`` has each entry's outline, None for one whose frame is in ``frames``.
 
@@ -48,7 +56,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     """
 
     node: str
-    stream: str
+    ref: StreamRef
     interval_s: float
     agent_version: str
     sent_s: float
@@ -194,7 +202,7 @@ def _request(sent_s: float, read: Sequence[_One], what: str) -> Request:
     fresh = {one.known.id: one.known for one in read if one.known is not None and not one.known.durable}
     return Request(
         first.node,
-        first.stream,
+        StreamRef(first.node, first.stream) if read[0].known is None else read[0].known.ref,
         first.interval_s,
         read[-1].says.agent_version,
         sent_s,
