@@ -6,7 +6,6 @@ Beside the detection loop, never in it: the event loop only hands over what it h
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,7 @@ from eagle_eye.server.model.account_records import Attempt, AttemptMembers, Driv
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.watcher import JobProgress, Watcher
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import (
     ATTEMPTS,
     DRIVER_ERRORS,
@@ -48,8 +48,6 @@ MEMBERS_KEPT_S = 14 * 86_400.0  # or twice as long as is looked back
 _Error = tuple[str, int, str, int]  # node, device, kind, code
 _KeyT = TypeVar("_KeyT")
 _ValueT = TypeVar("_ValueT", GpuReport, ErrorCount)
-
-_log = logging.getLogger(__name__)
 
 
 class Bookkeeper:
@@ -100,13 +98,11 @@ class Bookkeeper:
 
     async def run(self) -> None:
         """Look at the jobs every LOOK_S until cancelled."""
-        while True:
-            courses = self._watcher.courses()
-            try:
-                await asyncio.to_thread(self.look, courses, self._clock.now_s())
-            except StoreUnavailable:
-                _log.warning("the accounts are not kept up: the records cannot be written; the next look tries again")
-            await asyncio.sleep(LOOK_S)
+        await repeat(
+            lambda: asyncio.to_thread(self.look, self._watcher.courses(), self._clock.now_s()),
+            LOOK_S,
+            "the accounts are not kept up",
+        )
 
     def look(self, courses: Iterable[JobProgress], now_s: float) -> None:
         """Write down what has changed since the last look. Raises StoreUnavailable; then nothing is forgotten."""

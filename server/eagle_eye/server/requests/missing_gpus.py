@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,9 +19,9 @@ from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Incident
 from eagle_eye.server.requests.idle_incidents import claimed, over
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import GPUS, INCIDENTS, NODES, Change, Store
 
 LOOK_S = 300.0  # of 100,000 GPUs a look takes a third of a second
@@ -32,8 +31,6 @@ COLLECTOR = "nvml"
 LIKE_MIN = 4  # nodes with the same model...
 LIKE_RATIO = 0.75  # ...of which so many show as many GPUs: then fewer are worth a word
 EARLIER_MAX = 50  # newest incidents of a node that are looked at
-
-_log = logging.getLogger(__name__)
 
 
 class _Claim(NamedTuple):
@@ -59,12 +56,7 @@ class MissingGpus:
 
     async def run(self) -> None:
         """Look every LOOK_S until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                await asyncio.to_thread(self.look)
-            except StoreUnavailable:
-                _log.warning("missing GPUs are not looked for: the records cannot be read or written")
+        await repeat(lambda: asyncio.to_thread(self.look), LOOK_S, "missing GPUs are not looked for", wait_first=True)
 
     def look(self) -> None:
         """Open incidents of nodes that lack GPUs, end those whose GPUs are back. Raises StoreUnavailable."""

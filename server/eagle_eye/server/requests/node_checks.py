@@ -6,7 +6,6 @@ Touches: the store.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from eagle_eye.server.model.records import (
 )
 from eagle_eye.server.monitor.judgement_changes import together
 from eagle_eye.server.requests.idle_incidents import claimed
+from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import GPU_CHECKS, GPUS, NODE_CHECKS, NODES, PAGE_LIMIT_MAX, Change, Store
 
 COLLECTOR = "node_check"  # by which an agent says in its frames that it makes checks
@@ -52,8 +52,6 @@ SERVER = "server"
 RESTARTED = "the agent was restarted while it made the check: it, or the node under load, had died"
 
 Verdict = Literal["healthy", "sick", "cannot_tell"]
-
-_log = logging.getLogger(__name__)
 
 
 def offer_of(fleet: Fleet, node: str, now_s: float) -> Offer:
@@ -188,13 +186,8 @@ class NodeChecks:
             self._count(change.node_checks[0].state)
 
     async def run(self) -> None:
-        """Sweep now and then, until cancelled."""
-        while True:
-            try:
-                await asyncio.to_thread(self.sweep)
-            except StoreUnavailable:
-                _log.warning("node checks are not swept: the records cannot be written")
-            await asyncio.sleep(SWEEP_S)
+        """Sweep every SWEEP_S until cancelled."""
+        await repeat(lambda: asyncio.to_thread(self.sweep), SWEEP_S, "node checks are not swept")
 
     def sweep(self) -> None:
         """End what nobody answered in time: it cannot be told. Raises StoreUnavailable."""
