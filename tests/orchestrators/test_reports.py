@@ -7,19 +7,19 @@ from typing import Any, Self
 
 import pytest
 
-from eagle_eye.orchestrators.backoff import Backoff
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.reports import KEEP_AFTER_EXPIRY_S, Reporter
 from eagle_eye.orchestrators.server_client import ServerClient, origin
 from eagle_eye.orchestrators.subscription import Subscription, Wanted
 from eagle_eye.schema.action import JobUpdate, MemberRank
+from eagle_eye.schema.backoff import Backoff
 from tests.orchestrators.builders import StubServer, action, stub_server
 
 REPORTS = "/api/v1/actions/act-1/reports"
 
 
 def quick() -> Backoff:
-    return Backoff(0.01, 0.02, random.Random(1))
+    return Backoff(0.01, 0.02, random.Random(1).random)
 
 
 def wait_for(what: Any, within_s: float = 5.0) -> None:

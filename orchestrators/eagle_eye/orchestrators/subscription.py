@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from eagle_eye.orchestrators.backoff import Backoff
 from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
-from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.server_client import BACKOFF_S, BACKOFF_S_MAX, ServerClient
 from eagle_eye.orchestrators.whole_file import write_whole
 from eagle_eye.schema.action import (
     ACTION_EXPIRED,
@@ -27,6 +26,7 @@ from eagle_eye.schema.action import (
     PING,
     JobUpdate,
 )
+from eagle_eye.schema.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Subscription:
         self._wanted = wanted
         self._file = file
         self._check_every_s = check_every_s
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(BACKOFF_S, BACKOFF_S_MAX)
         self._proposed = "whsec_" + base64.b64encode(random_secrets.token_bytes(32)).decode()
         self._held: _Held | None = None
         self._lock = threading.Lock()

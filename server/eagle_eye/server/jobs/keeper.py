@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.names import is_name
 from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.ingest.fleet import Fleet
@@ -108,7 +109,7 @@ class JobSources:
         return f"{health.source.name} was not heard for {age_s:.0f} s{why}"
 
     async def _follow(self, health: Health) -> None:
-        name, failures = health.source.name, 0
+        name, backoff = health.source.name, Backoff(BACKOFF_S, BACKOFF_S_MAX, self._jitter)
         while True:
             try:
                 async with contextlib.aclosing(health.source.snapshots(self._sooner[name])) as snapshots:
@@ -116,16 +117,15 @@ class JobSources:
                         await self._take(health, snapshot)
                         if health.problem:
                             log.info("a scheduler is heard again", extra={"source": name})
-                        health.problem, failures = "", 0
+                        health.problem = ""
+                        backoff.reset()
             except SourceFailed as error:
                 self._telemetry.job_source_answers.labels(name, error.reason).inc()
                 self._fail(health, str(error))
             except StoreUnavailable:
                 self._telemetry.job_source_answers.labels(name, "unsaved").inc()
                 self._fail(health, "the records cannot be written")
-            delay_s = min(BACKOFF_S * 2**failures, BACKOFF_S_MAX)
-            failures = min(failures + 1, 16)
-            await asyncio.sleep(delay_s * (0.5 + self._jitter() / 2))
+            await asyncio.sleep(backoff.next_s())
 
     def _fail(self, health: Health, problem: str) -> None:
         if problem != health.problem:  # said once, however often it is tried
