@@ -156,6 +156,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _columns(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield aligned lines; not rich's, which a training image does not have."""
     lines = [titles, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

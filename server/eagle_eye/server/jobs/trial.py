@@ -114,6 +114,7 @@ def _some(nodes: Sequence[str]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], total: int) -> Iterator[str]:
+    """Yield aligned lines; not rich's, which breaks names at a terminal's width: this is copied into tickets."""
     shown = [head, *(tuple(map(_clean, row)) for row in rows)]
     if len(shown) == 1:
         return
