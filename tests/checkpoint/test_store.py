@@ -110,11 +110,11 @@ def read(node: Node, rank: int, step: int, plan: str = PLAN) -> bytes:
         found = connection.ask(Find(plan, rank, step), Found)
         assert found.copy is not None, f"no copy of rank {rank}, step {step} on {node.name}"
         connection.send(Read(plan, rank, step, 0, found.length))
-        told = connection.receive()
-        assert isinstance(told, Bytes)
-        data = bytearray(told.length)
+        reported = connection.receive()
+        assert isinstance(reported, Bytes)
+        data = bytearray(reported.length)
         connection.receive_into(memoryview(data))
-        assert told.sums == sums_of(memoryview(data))
+        assert reported.sums == sums_of(memoryview(data))
         return bytes(data)
     finally:
         connection.close()

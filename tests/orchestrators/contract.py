@@ -129,10 +129,10 @@ class OrchestratorContract:
     def test_the_same_action_again_does_nothing(self, world: World, desk_folder: Path) -> None:
         desk, wanted = Desk(world.orchestrator, desk_folder), self.wanted(world)
         desk.takes(wanted)
-        before, told = world.snapshot(), list(desk.reports)
+        before, reported = world.snapshot(), list(desk.reports)
         desk.takes(wanted)
         desk.takes(wanted, "evt-2")
-        assert (world.snapshot(), desk.reports) == (before, told)
+        assert (world.snapshot(), desk.reports) == (before, reported)
 
     def test_an_action_for_an_attempt_that_is_over_is_refused(self, world: World, desk_folder: Path) -> None:
         old = self.wanted(world, action_id="act-old")

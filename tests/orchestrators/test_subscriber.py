@@ -110,7 +110,7 @@ def test_faults_of_loss_and_data_distrust_checkpoints_since_the_onset(desk: Desk
 
 
 @pytest.mark.parametrize(
-    ("fault", "known", "told"),
+    ("fault", "known", "reported"),
     [
         ("loss_divergence", ResumeFrom(40, "memory", ["n1"]), "memory:40"),
         ("silent_data_corruption", ResumeFrom(20, "storage", []), "memory:20"),
@@ -119,10 +119,10 @@ def test_faults_of_loss_and_data_distrust_checkpoints_since_the_onset(desk: Desk
     ],
 )
 def test_where_to_resume_is_said_where_later_steps_are_not_to_be_trusted(
-    fault: str, known: ResumeFrom | None, told: str
+    fault: str, known: ResumeFrom | None, reported: str
 ) -> None:
     asked = verbs(action(NOW_S, fault=fault, resume_from=known))
-    assert [verb.resume_from for verb in asked if isinstance(verb, Restart)] == [told]
+    assert [verb.resume_from for verb in asked if isinstance(verb, Restart)] == [reported]
 
 
 def test_a_restart_has_the_scope_that_is_safe_and_all_of_the_job_where_nobody_says() -> None:

@@ -97,8 +97,8 @@ def test_markup_in_names_and_words_of_agents_stays_text(hung: Running, page: Pag
     )  # fmt: skip
     asked = action("act_script", "failed", incident_id="inc_script", job=SCRIPT, exclude=[SCRIPT], created_s=now_s)
     reports = [{"state": "failed", "detail": SCRIPT, "who": SCRIPT, "time_s": now_s}]
-    told = type(asked)(**{**{name: getattr(asked, name) for name in asked.__struct_fields__}, "reports": reports})
-    hung.front.services.store.commit(Change(incidents=(bad,), actions=(told,)))
+    reported = type(asked)(**{**{name: getattr(asked, name) for name in asked.__struct_fields__}, "reports": reports})
+    hung.front.services.store.commit(Change(incidents=(bad,), actions=(reported,)))
     opened(page, hung, "inc_script")
     assert page.locator(".incident-summary").inner_text() == SCRIPT
     assert page.evaluate("window.harmed") is None

@@ -76,8 +76,8 @@ def test_a_delivery_that_failed_is_delivered_again_by_click(site: Running, page:
 def test_the_ledger_says_how_often_it_would_have_been_right(site: Running, page: Page) -> None:
     now_s = site.front.services.clock.now_s()
     claim = action(state="would_act", created_s=now_s - 600.0, onset_s=now_s - 700.0, detected_s=now_s - 600.0)
-    told = incident(state="false", onset_s=now_s - 700.0, detected_s=now_s - 600.0)
-    site.front.services.store.commit(Change(actions=(claim,), incidents=(told,)))
+    reported = incident(state="false", onset_s=now_s - 700.0, detected_s=now_s - 600.0)
+    site.front.services.store.commit(Change(actions=(claim,), incidents=(reported,)))
     page.goto(f"{site.url}/#/ledger")
     page.get_by_text("0 of 1 right in hindsight: 0% (95% interval 0% to 79%).").wait_for()
     page.get_by_role("region", name="Claims", exact=True).get_by_text("wrong", exact=True).last.wait_for()

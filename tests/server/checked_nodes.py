@@ -33,8 +33,8 @@ class Site:
         time_s = self.clock.now_s()
         collectors = {"node_check": says} if says else {}
         sent = frame(self._sequence, self.node, time_s, collectors=collectors, job="", ranks=[])
-        told: dict[str, Any] = self.server.send(body(sent, sent_s=time_s)).json()
-        return told
+        reported: dict[str, Any] = self.server.send(body(sent, sent_s=time_s)).json()
+        return reported
 
     def wait(self, seconds: float) -> None:
         """Let the time pass, where it does not do so by itself."""

@@ -146,8 +146,8 @@ def test_what_is_left_of_a_jobs_pace_is_told_without_a_word_on_the_job_itself(se
     assert problem(put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 0.75})) == (404, "not_found")
     rank = {"rank": 0, "node": "n1", "device": 3}
     put("/api/v1/jobs/job", json={"attempt": 2, "state": "running", "ranks": [rank]})
-    told = put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 0.75}).json()
-    assert (told["pace_left_ratio"], told["attempt"], len(told["ranks"])) == (0.75, 2, 1)
+    reported = put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 0.75}).json()
+    assert (reported["pace_left_ratio"], reported["attempt"], len(reported["ranks"])) == (0.75, 2, 1)
     assert server.watcher.jobs[-1].pace_left_ratio == 0.75
     assert put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": None}).json()["pace_left_ratio"] is None
     assert problem(put("/api/v1/jobs/job/pace-left", json={"pace_left_ratio": 1.5})) == (400, "pace_left_ratio")
@@ -273,8 +273,8 @@ def test_a_nodes_verbs_change_its_standing_and_readmission_is_announced(server: 
     assert do("drain")["state"] == "draining"
     assert do("readmit")["state"] == "in_service"
     assert do("readmit")["agent"]["job"] == "job"
-    (told,) = server.front.services.store.all(EVENTS)
-    assert (told.type, told.subject) == ("eagle_eye.node.readmitted", "n1")
+    (reported,) = server.front.services.store.all(EVENTS)
+    assert (reported.type, reported.subject) == ("eagle_eye.node.readmitted", "n1")
     assert [verb for _, verb, _ in audit(server)] == ["exclude", "drain", "readmit"]
 
 

@@ -32,7 +32,7 @@ def test_a_frame_keeps_its_numbers_and_loses_its_job(
     with caplog.at_level(logging.WARNING):
         answer = server.send(body(frame(job=name, ranks=[Rank(name, 0, 1, 0), Rank("job", -1, 1, 0)])))
     assert (answer.status_code, answer.json()["accepted"]) == (200, 1)
-    assert [told.partition(" ")[0] for told in answer.json()["unknown"]] == ["name", "name", "number"]
+    assert [reported.partition(" ")[0] for reported in answer.json()["unknown"]] == ["name", "name", "number"]
     assert server.metric("ingest_unknown_total", kind="name") == 2
     assert server.metric("ingest_unknown_total", kind="number") == 1
     assert "sends a name or number that can be none" in caplog.text

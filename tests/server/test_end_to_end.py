@@ -47,9 +47,9 @@ def test_an_approved_action_reaches_a_subscriber_who_reports_on_it(tmp_path: Pat
         eventually(lambda: len(target.got) == 1)
         headers, content = target.got[0]
         standardwebhooks.Webhook(secret).verify(content, headers)
-        told = json.loads(content)
-        assert (told["type"], told["data"]["kind"]) == ("eagle_eye.action.requested", "exclude_node")
-        reported = server.client.post(told["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
+        event = json.loads(content)
+        assert (event["type"], event["data"]["kind"]) == ("eagle_eye.action.requested", "exclude_node")
+        reported = server.client.post(event["data"]["report_to"], json={"state": "done", "detail": "excluded n1"})
         assert reported.json()["state"] == "done"
         eventually(lambda: state(server) == ["delivered"])
 
@@ -70,8 +70,8 @@ def test_however_many_approve_an_action_at_once_it_is_asked_for_once(tmp_path: P
             answers = [people.submit(approve) for _ in range(AT_ONCE)]
         assert {one.result() for one in answers} == {200}
         eventually(lambda: state(server) == ["delivered"])
-        told = [json.loads(content) for _, content in target.got]
-        assert [(one["type"], one["data"]["action_id"]) for one in told] == [("eagle_eye.action.requested", "act_1")]
+        events = [json.loads(content) for _, content in target.got]
+        assert [(one["type"], one["data"]["action_id"]) for one in events] == [("eagle_eye.action.requested", "act_1")]
         approved = [one for one in server.client.get("/api/v1/audit").json()["items"] if one["verb"] == "approve"]
         assert len(approved) == 1
 

@@ -48,8 +48,8 @@ def test_a_list_of_jobs_without_members_says_how_many_nodes_there_are(server: Ru
 
 def test_live_incidents_are_those_whose_trouble_goes_on(server: Running) -> None:
     states = ("suspected", "confirmed", "acting", "recovered", "closed")
-    told = [incident(f"inc_of_{state}", job="j2", state=state, detected_s=NOW - 900) for state in states]
-    server.front.services.store.commit(Change(incidents=tuple(told)))
+    reported = [incident(f"inc_of_{state}", job="j2", state=state, detected_s=NOW - 900) for state in states]
+    server.front.services.store.commit(Change(incidents=tuple(reported)))
     items = server.client.get("/api/v1/incidents", params={"state": "live", "job": "j2"}).json()["items"]
     assert [one["state"] for one in items] == ["acting", "confirmed", "suspected"]
 

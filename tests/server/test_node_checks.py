@@ -56,7 +56,7 @@ def test_a_node_that_a_fault_took_out_returns_once_its_check_has_passed(site: Si
 
 
 @pytest.mark.parametrize(
-    ("told", "state", "why"),
+    ("reported", "state", "why"),
     [
         ({"report": report(verdict="sick", reason="gemm")}, "sick", "gemm"),
         ({"report": report(verdict="cannot_tell", reason="could not check gemm")}, "cannot_tell", "could not"),
@@ -65,10 +65,10 @@ def test_a_node_that_a_fault_took_out_returns_once_its_check_has_passed(site: Si
     ],
 )
 def test_any_other_answer_leaves_the_node_out_and_says_why(
-    site: Site, told: dict[str, Any], state: str, why: str
+    site: Site, reported: dict[str, Any], state: str, why: str
 ) -> None:
     id_ = site.checking()
-    answered = site.tell(id_, **told).json()
+    answered = site.tell(id_, **reported).json()
     assert (answered["state"], why in answered["detail"]) == (state, True)
     node = site.shown()
     assert (node["phase"], node["reason"]) == ("excluded", "gpu_lost: inc_1")

@@ -242,9 +242,9 @@ def test_racks_and_switches_come_from_the_sites_file(tmp_path: Path) -> None:
 
 
 def test_inventory_events_bring_address_and_serial(tmp_path: Path) -> None:
-    told = {"uuid": "GPU-9", "model": "H100", "pci_address": "0000:1b:00.0", "serial": "16520\n"}
+    reported = {"uuid": "GPU-9", "model": "H100", "pci_address": "0000:1b:00.0", "serial": "16520\n"}
     with running(tmp_path) as server:
-        server.send(body(frame(events=[Event(NOW, "inventory", 3, told)])))
+        server.send(body(frame(events=[Event(NOW, "inventory", 3, reported)])))
         server.front.services.bookkeeper.look([], NOW)
         found = server.client.get("/api/v1/gpus/GPU-9").json()
         assert (found["device"], found["pci_address"], found["serial"]) == (3, "0000:1b:00.0", "")

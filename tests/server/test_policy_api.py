@@ -30,24 +30,24 @@ def test_an_incident_is_explained_rule_by_rule_with_what_was_said_when_it_was_ac
     monkeypatch.setenv("EAGLE_EYE_SERVER", server.url)
     server.front.services.store.commit(Change(incidents=(LOST,), actions=(action(policy=WORDS),)))
     server.watcher.weighing = weigh(LOST, situation(blind="dark"))
-    told = server.client.get("/api/v1/incidents/inc_1/policy").json()
-    assert [rule["rule"] for rule in told["rules"]] == list(RULE_NAMES)
-    assert (told["decision"]["kind"], told["decision"]["rule"]) == ("exclude_node", "blind")
-    assert [(asked["action_id"], asked["rules"][0]["rule"]) for asked in told["asked"]] == [("act_1", "blind")]
+    reported = server.client.get("/api/v1/incidents/inc_1/policy").json()
+    assert [rule["rule"] for rule in reported["rules"]] == list(RULE_NAMES)
+    assert (reported["decision"]["kind"], reported["decision"]["rule"]) == ("exclude_node", "blind")
+    assert [(asked["action_id"], asked["rules"][0]["rule"]) for asked in reported["asked"]] == [("act_1", "blind")]
     assert main(["policy", "explain", "inc_1"]) == 0
     text = capsys.readouterr().out
     assert "held by blind: no action while blind: dark" in text
     assert "now: exclude_node n1 and restart the job, held by blind" in text
     assert main(["policy", "explain", "inc_1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told
+    assert json.loads(capsys.readouterr().out) == reported
 
 
 def test_what_nobody_judges_any_more_is_said_to_be_unknown(server: Running) -> None:
     server.front.services.store.commit(Change(incidents=(incident("inc_2"),)))
     server.watcher.weighing = None
-    told = server.client.get("/api/v1/incidents/inc_2/policy").json()
-    assert (told["decision"], told["rules"]) == (None, [])
-    assert "not judged any more" in told["detail"]
+    reported = server.client.get("/api/v1/incidents/inc_2/policy").json()
+    assert (reported["decision"], reported["rules"]) == (None, [])
+    assert "not judged any more" in reported["detail"]
 
 
 def test_an_unknown_incident_is_not_found(server: Running) -> None:

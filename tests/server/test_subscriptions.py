@@ -312,9 +312,9 @@ def test_a_server_that_starts_tells_alertmanagers_what_goes_on_and_repeats_it(tm
         before.close()
         with running(tmp_path, SystemClock(), webhooks__allow_private=True, webhooks__alert_refresh_s=1.0):
             eventually(lambda: len(target.got) >= 2)
-        told = [json.loads(content) for _, content in target.got]
-        assert [[alert["labels"]["incident_id"] for alert in alerts] for alerts in told[:2]] == [["inc_1"]] * 2
-        assert told[1][0]["endsAt"] > told[0][0]["endsAt"]
+        reported = [json.loads(content) for _, content in target.got]
+        assert [[alert["labels"]["incident_id"] for alert in alerts] for alerts in reported[:2]] == [["inc_1"]] * 2
+        assert reported[1][0]["endsAt"] > reported[0][0]["endsAt"]
 
 
 def test_an_alertmanager_that_goes_away_and_comes_back_shows_in_the_api_and_the_metrics(tmp_path: Path) -> None:

@@ -218,9 +218,9 @@ def test_the_certificates_end_is_on_metrics_and_readyz_tells_of_it_and_is_no_les
         assert (server.client.get("/readyz").status_code, server.client.get("/readyz").json()["notes"]) == (200, {})
         clock.time_s = shown_s - 1
         server.send(body(frame(2), sent_s=clock.now_s()))
-        told = server.client.get("/readyz")
-        assert told.status_code == 200
-        assert "live.pem" in told.json()["notes"]["tls"]
+        reported = server.client.get("/readyz")
+        assert reported.status_code == 200
+        assert "live.pem" in reported.json()["notes"]["tls"]
     with running(tmp_path / "plain") as server:
         assert "eagle_eye_tls" not in server.client.get("/metrics").text
 
@@ -324,7 +324,7 @@ OPEN = {"listen": "192.0.2.1:8470"}  # documentation's: nobody listens there
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (OPEN, True),
         ({"listen": "0.0.0.0:8470", "public_url": "http://localhost:8470"}, True),
@@ -334,9 +334,11 @@ OPEN = {"listen": "192.0.2.1:8470"}  # documentation's: nobody listens there
         ({**OPEN, "tls__certificate_file": "/certificate.pem"}, False),
     ],
 )
-def test_an_address_that_others_reach_without_tls_is_told_of(tmp_path: Path, flags: dict[str, str], told: bool) -> None:
+def test_an_address_that_others_reach_without_tls_is_told_of(
+    tmp_path: Path, flags: dict[str, str], reported: bool
+) -> None:
     text = plain_text(settings(tmp_path, **flags))
-    assert (flags["listen"] in text, "tls.certificate_file" in text) == (told, told)
+    assert (flags["listen"] in text, "tls.certificate_file" in text) == (reported, reported)
 
 
 def test_it_is_among_the_notes_that_the_page_and_readyz_show(tmp_path: Path) -> None:

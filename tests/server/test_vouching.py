@@ -198,8 +198,8 @@ def server_unavailable() -> Exception:
 def forget(server: Running, **asked: Any) -> dict[str, Any]:
     answer = server.client.post("/api/v1/nodes/forget", json=asked)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    reported: dict[str, Any] = answer.json()
+    return reported
 
 
 class TestForgetting:
@@ -259,8 +259,8 @@ class TestForgetting:
             store.commit(Change(nodes=(Node(node="n1", state="excluded", reason="", updated_s=NOW),)))
         if case == "open_incident":
             store.commit(Change(incidents=(incident(),)))
-        told = forget(server, nodes=["n1"])
-        assert (told["forgotten"], [kept["reason"] for kept in told["kept"]]) == ([], [case])
+        reported = forget(server, nodes=["n1"])
+        assert (reported["forgotten"], [kept["reason"] for kept in reported["kept"]]) == ([], [case])
         assert forget(server, nodes=["n1"], force=True)["forgotten"] == ([] if case == "not_found" else ["n1"])
         assert len(store.all(INCIDENTS)) == (case == "open_incident")
 
@@ -303,9 +303,9 @@ class TestForgetting:
         monkeypatch.setenv("EAGLE_EYE_SERVER", server.url)
         server.send(body(frame(node="n1")))
         assert main(["nodes", "forget", "n1", "n9"]) == 1
-        told = capsys.readouterr()
-        assert "n1 is kept: it was heard 0 s ago" in told.err
-        assert "n9 is kept: no node is called that\n" in told.err
+        reported = capsys.readouterr()
+        assert "n1 is kept: it was heard 0 s ago" in reported.err
+        assert "n9 is kept: no node is called that\n" in reported.err
         assert main(["nodes", "forget", "n1", "--force", "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"forgotten": ["n1"], "kept": []}
         assert main(["nodes", "forget"]) == 2

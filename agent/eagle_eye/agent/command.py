@@ -279,8 +279,8 @@ def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
         for runner in runners:
             runner.close()
     verdict = judge(ticks[-1], gpus, _changed_s(folder / REPAIRED_FILE))
-    told, unseen = lines(verdict)
-    for line in told:
+    reported, unseen = lines(verdict)
+    for line in reported:
         print(line)
     for line in unseen:
         print(line, file=sys.stderr)

@@ -143,7 +143,7 @@ class Subscription:
     def flush(self, within_s: float) -> bool:
         """Return whether everything told has arrived, waiting for it up to ``within_s``."""
         until_s = time.monotonic() + within_s
-        while not (arrived := self._all_told()) and time.monotonic() < until_s and self._thread.is_alive():
+        while not (arrived := self._all_reported()) and time.monotonic() < until_s and self._thread.is_alive():
             time.sleep(0.01)
         return arrived
 
@@ -295,7 +295,7 @@ class Subscription:
         with self._lock:
             self._jobs = {job: (update, False) for job, (update, _) in self._jobs.items()}
 
-    def _all_told(self) -> bool:
+    def _all_reported(self) -> bool:
         with self._lock:
             return not self._unfit and all(arrived for _, arrived in self._jobs.values())
 

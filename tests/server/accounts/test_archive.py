@@ -87,8 +87,8 @@ def test_driver_errors_count_by_code_and_only_those_of_the_hardware(room: Room) 
         )
 
     # 13 is the program's, 9999 nobody knows, 63 is long ago.
-    told = (error(79), error(79, 1), error(74), error(13), error(9_999), error(63, last_s=NOW - 30 * DAY))
-    room.commit(nodes=(known(),), driver_errors=told)
+    reported = (error(79), error(79, 1), error(74), error(13), error(9_999), error(63, last_s=NOW - 30 * DAY))
+    room.commit(nodes=(known(),), driver_errors=reported)
     assert room.past().driver_errors == 2
 
 

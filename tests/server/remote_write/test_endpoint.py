@@ -247,14 +247,14 @@ def xids(server: Running) -> list[tuple[float, object]]:
 def test_an_xid_of_while_the_server_was_down_is_told_of_once_and_an_old_one_is_not(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    told = []
+    reported = []
     for at, codes in ((0.0, [31.0]), (15.0, [79.0]), (30.0, [79.0, 0.0, 79.0])):
         with running(tmp_path, clock) as server:
             for place, code in enumerate(codes):
                 clock.time_s = NOW + at + 15.0 * place
                 assert write(server, *scraped(clock.time_s, code)).status_code == 204
-            told = xids(server)
-    assert told == [(15.0, 79), (60.0, 79)]
+            reported = xids(server)
+    assert reported == [(15.0, 79), (60.0, 79)]
 
 
 def test_a_code_is_not_remembered_before_the_event_that_tells_of_it_is_durable(

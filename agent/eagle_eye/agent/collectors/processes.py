@@ -100,7 +100,7 @@ class ProcessesCollector:
         self._chosen_for: tuple[int, dict[str, int], dict[str, int]] = (0, {}, {})
         self._chosen: list[Member] = []
         self._conflicts: tuple[Candidate, ...] = ()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._problem = ""
         self._rows: dict[int, dict[str, float]] = {}  # of the last look, until they are told
 
@@ -264,9 +264,9 @@ class ProcessesCollector:
         return _some(list(found)) + remedy
 
     def _said_once(self, about: str, text: str) -> list[str]:
-        if not text or about in self._told:
+        if not text or about in self._reported:
             return []
-        self._told.add(about)
+        self._reported.add(about)
         return [text]
 
 

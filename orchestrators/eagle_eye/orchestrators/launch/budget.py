@@ -25,5 +25,5 @@ def settle(rules: Rules, state: State, now: on.Moment) -> Step:
     state = replace(state, settled_due_s=NEVER_S)
     if not state.restarts or (rules.checkpoints and not state.advanced):
         return state, []
-    told = to.Say("settled", {"restarts_forgotten": state.restarts})
-    return replace(state, restarts=0, raised_before=Raised()), [to.Persist(), told]
+    reported = to.Say("settled", {"restarts_forgotten": state.restarts})
+    return replace(state, restarts=0, raised_before=Raised()), [to.Persist(), reported]

@@ -167,8 +167,8 @@ class Archive:
         for gpu in self._newest(GPUS, {"moved": "1"})[0]:
             if gpu.node in pasts and is_one_gpu(gpu, since_s):
                 elsewhere = [i for i in culprits if i.node != gpu.node and i.device is not None]
-                told = sum(sat_at(gpu, i.onset_s) == (i.node, i.device) for i in elsewhere)
-                pasts[gpu.node].inherited_failures += told
+                reported = sum(sat_at(gpu, i.onset_s) == (i.node, i.device) for i in elsewhere)
+                pasts[gpu.node].inherited_failures += reported
         return pasts
 
     def _count_exclusions(self, pasts: Mapping[str, NodeRecord], since_s: float) -> None:

@@ -87,9 +87,9 @@ class Bookkeeper:
         """Take note of a node's events, their times on the server's clock. On the event loop; returns at once."""
         for event in events:
             if event.kind == gpu_records.INVENTORY:
-                told = gpu_records.told(node, event.device, event.attributes, event.time_s)
-                if told is not None:
-                    self._put(self._gpus, told.uuid, told, "gpu_backlog")
+                reported = gpu_records.reported(node, event.device, event.attributes, event.time_s)
+                if reported is not None:
+                    self._put(self._gpus, reported.uuid, reported, "gpu_backlog")
             elif event.kind in gpu_records.ERRORS:
                 code = gpu_records.code_of(event.attributes)
                 if code is not None:
@@ -201,23 +201,23 @@ class Bookkeeper:
                 seated = tuple(self._seated(self._store, batch))
                 self._store.commit(Change(gpus=seated))
             except StoreUnavailable:
-                for uuid, told in batch.items():
-                    self._put(self._gpus, uuid, told, "gpu_backlog")
+                for uuid, reported in batch.items():
+                    self._put(self._gpus, uuid, reported, "gpu_backlog")
                 raise
 
     def _seated(self, store: Store, batch: Mapping[str, GpuReport]) -> Iterable[Gpu]:
         room: dict[str, int] = {}
-        for uuid, told in batch.items():
+        for uuid, reported in batch.items():
             known = store.get(GPUS, uuid)
             if known is None:
-                if told.node not in room:
-                    there = store.page(GPUS, {"node": told.node}, limit=GPUS_PER_NODE_MAX).items
-                    room[told.node] = GPUS_PER_NODE_MAX - len(there)
-                room[told.node] -= 1
-                if room[told.node] < 0:
+                if reported.node not in room:
+                    there = store.page(GPUS, {"node": reported.node}, limit=GPUS_PER_NODE_MAX).items
+                    room[reported.node] = GPUS_PER_NODE_MAX - len(there)
+                room[reported.node] -= 1
+                if room[reported.node] < 0:
                     self._dropped("gpus_of_node")
                     continue
-            new = gpu_records.seated(known, told)
+            new = gpu_records.seated(known, reported)
             if new is not known:
                 yield new
 
@@ -250,7 +250,7 @@ class Bookkeeper:
                 if room[node] < 0:
                     self._dropped("errors_of_node")
                     continue
-            told = DriverError(
+            reported = DriverError(
                 id=id_,
                 node=node,
                 device=device,
@@ -261,7 +261,7 @@ class Bookkeeper:
                 first_s=tally.first_s,
                 last_s=tally.last_s,
             )
-            yield gpu_records.counted(known, told)
+            yield gpu_records.counted(known, reported)
 
     def _prune(self, now_s: float) -> None:
         aged: tuple[tuple[Kind[Any], str, float], ...] = (

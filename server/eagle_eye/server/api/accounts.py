@@ -156,8 +156,8 @@ def import_tickets(parts: Parts, principal: Operator, body: Body) -> Response:
         write = []
         for ticket in parsed.tickets:
             known = store.get(TICKETS, ticket.id)
-            told = (ticket.node, ticket.opened_s, ticket.closed_s, ticket.text)
-            if known is not None and told == (known.node, known.opened_s, known.closed_s, known.text):
+            reported = (ticket.node, ticket.opened_s, ticket.closed_s, ticket.text)
+            if known is not None and reported == (known.node, known.opened_s, known.closed_s, known.text):
                 counts["unchanged"] += 1
                 continue
             counts["new" if known is None else "changed"] += 1

@@ -81,7 +81,7 @@ class AlertRefresh:
                 continue
             event = outbound.incident_opened(incident, now_s)
             if wants(subscription, event) or (
-                wants(subscription, event, told=True) and self._store.told(subscription.id, incident.id)
+                wants(subscription, event, reported=True) and self._store.reported(subscription.id, incident.id)
             ):
                 found[incident.id] = self._form.alerts(event)
         return found

@@ -143,8 +143,8 @@ def _without_restart(plan: Plan, why: str, remedy: str, values: Values) -> Rulin
     """
     if plan.kind == "restart_job":
         return held(f"{why}: {remedy}", values)
-    told = f"{why}: the node is excluded, no more; {remedy}"
-    return changed(replace(plan, restart=False, notes=(*plan.notes, told)), told, values)
+    reported = f"{why}: the node is excluded, no more; {remedy}"
+    return changed(replace(plan, restart=False, notes=(*plan.notes, reported)), reported, values)
 
 
 def _breaker(incident: Incident, situation: Situation, plan: Plan) -> Ruling:

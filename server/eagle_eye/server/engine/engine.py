@@ -170,9 +170,9 @@ class Engine:
         """Have the rows of nodes no longer go to jobs that have ended."""
         if look := now_s - self._looked_for_left_s >= LOOK_FOR_LEFT_S:
             self._looked_for_left_s = now_s
-        told = [(track, self._declared.get(track.job)) for track in self._jobs.values() if not track.resting]
-        over = [track for track, job in told if is_over(job, track, now_s)]
-        left = [track for track, job in told if look and job is None and is_left(track, self._routes)]
+        reported = [(track, self._declared.get(track.job)) for track in self._jobs.values() if not track.resting]
+        over = [track for track, job in reported if is_over(job, track, now_s)]
+        left = [track for track, job in reported if look and job is None and is_left(track, self._routes)]
         for track in over:
             track.release()
             self._memory.limit(track)

@@ -174,8 +174,8 @@ def _updated(old: Incident, finding: Finding, now_s: float) -> Incident:
     if old.state == "acting":
         return msgspec.structs.replace(old, seen_s=now_s)
     verdict = finding.verdict
-    told = (old.fault, tuple(old.nodes), tuple(old.kinds), old.asks)
-    if told == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds)), verdict.asks or ""):
+    reported = (old.fault, tuple(old.nodes), tuple(old.kinds), old.asks)
+    if reported == (verdict.fault, verdict.nodes, tuple(sorted(verdict.kinds)), verdict.asks or ""):
         # The same claim again: keep the wording, so that subscribers are not told of every tick, until it is surer.
         costs = old.slowdown_ratio <= 0 < verdict.slowdown_ratio  # what it costs is part of the story
         surer = verdict.confidence > old.confidence or costs

@@ -333,26 +333,26 @@ class DetectionLoop:
 
     def _write(self, judgements: Sequence[Judgement], now_s: float) -> None:
         """Write down what follows from judgements, in one transaction."""
-        told: list[Announcement] = []
+        reported: list[Announcement] = []
 
         def work(_: Store) -> Change:
             # Computed again inside the transaction: what a person or subscriber did meanwhile counts, and of one
             # judgement what was asked for because of those before it.
-            told.clear()
+            reported.clear()
             self._records.refresh(self._since_s(now_s))
             for judgement in judgements:
                 announced = self._announced(judgement)
                 self._records.note(announced.change)
-                told.append(announced)
-            return together([one.change for one in told])
+                reported.append(announced)
+            return together([one.change for one in reported])
 
         try:
             self._store.update(work)
         except BaseException:
             self._records.forget()
             raise
-        self._kept_back += sum(one.kept_back for one in told)
-        self._escalations += sum(one.escalations for one in told)
+        self._kept_back += sum(one.kept_back for one in reported)
+        self._escalations += sum(one.escalations for one in reported)
 
     def _announced(self, judgement: Judgement) -> Announcement:
         """Return what follows from a judgement, by the records as they were read."""

@@ -207,14 +207,14 @@ class NodeChecks:
         # Of what a fleet does each day by itself only what was found is kept whole, and in the trail.
         routine = check.purpose == "idle" and state != "sick"
         kept = replace(new, outcomes=[replace(one, values=[]) for one in outcomes]) if routine else new
-        told = AuditEntry(
+        reported = AuditEntry(
             time_s=now_s, who=SERVER, verb=f"check {state}", subject=check.node, detail=f"{check.id}: {said}"
         )
         nodes, events, audit = self._returned(store, new, now_s)
         ended = Change(
             nodes=nodes,
             events=events,
-            audit=() if routine else (replace(told, detail=told.detail[:4096]), *audit),
+            audit=() if routine else (replace(reported, detail=reported.detail[:4096]), *audit),
             node_checks=(kept, *_shortened(store, kept)),
         )
         return together([ended, self._compared(store, new, now_s)])
@@ -236,13 +236,13 @@ class NodeChecks:
             return of_gpus
         known = [one for one in store.open_incidents() if one.job == idle_faults.NO_JOB and one.node == check.node]
         policy = self._policy()
-        told = claimed(known, verdict, policy, self._public_url, now_s)
+        reported = claimed(known, verdict, policy, self._public_url, now_s)
         node = store.get(NODES, check.node)
         suspect = Change()
         if node is not None and node.state != "in_service":
             reason = f"{verdict.fault}: {check.id}"
             suspect = Change(nodes=(ledger.take_out(node, verdict.fault, reason, node.state, now_s),))
-        return together([of_gpus, told, suspect])
+        return together([of_gpus, reported, suspect])
 
     def _returned(
         self, store: Store, check: NodeCheck, now_s: float
