@@ -23,7 +23,7 @@ from tests.server.builders import NOW, Running, action, incident, running
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One server with a past that no test changes but by tickets."""
     with running(tmp_path_factory.mktemp("past")) as started:
-        store = started.front.services.store
+        store = started.dispatcher.services.store
         three_failures(store)
         over = attempt(
             0, -7_200, -3_600, end="failed", first_step=1, first_step_s=-7_100, last_step=9, last_step_s=-4_000
@@ -89,7 +89,7 @@ def test_a_nodes_history_says_how_much_of_each_gpu_was_compared(
         compared(None, f"GPU-{device}", Comparison("chk", "young", NOW, 45.0, 4_000.0, 2.0 * device))
         for device in range(2)
     )
-    server.front.services.store.commit(Change(gpus=gpus, gpu_checks=checks))
+    server.dispatcher.services.store.commit(Change(gpus=gpus, gpu_checks=checks))
     text = reported(capsys, "nodes", "history", "young")
     said = ("nothing found in 4000 products, 45 s", "2 wrong numbers in 4000 products, 45 s", "never")
     lines = [line for line in text.splitlines() if "H100" in line]

@@ -26,7 +26,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]
 
 
 def commit(server: Running, change: Change) -> None:
-    server.front.services.store.commit(change)
+    server.dispatcher.services.store.commit(change)
 
 
 @pytest.mark.parametrize("columns", ["40", "100", ""])

@@ -46,8 +46,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         ]
         out = Node(node="gpu101-07", state="excluded", reason="<i>fan</i>", updated_s=now_s)
         for first in range(0, INCIDENTS, 1000):
-            server.front.services.store.commit(Change(incidents=tuple(reported[first : first + 1000])))
-        server.front.services.store.commit(Change(jobs=tuple(jobs), nodes=(out,)))
+            server.dispatcher.services.store.commit(Change(incidents=tuple(reported[first : first + 1000])))
+        server.dispatcher.services.store.commit(Change(jobs=tuple(jobs), nodes=(out,)))
         yield server
 
 

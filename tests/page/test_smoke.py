@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             owner="ada",
         )  # fmt: skip
         node = Node(node="rack/n1", state="excluded", reason="inc_1", updated_s=now_s)
-        server.front.services.store.commit(Change(incidents=(reported,), jobs=(job,), nodes=(node,)))
+        server.dispatcher.services.store.commit(Change(incidents=(reported,), jobs=(job,), nodes=(node,)))
         yield server
 
 

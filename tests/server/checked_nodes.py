@@ -23,7 +23,7 @@ class Site:
         self.server = server
         self.clock = clock
         self.node = node
-        self.store = server.front.services.store
+        self.store = server.dispatcher.services.store
         self._sequence = 0
 
     def hear(self, says: str = "ok") -> dict[str, Any]:

@@ -57,7 +57,7 @@ def test_what_is_restored_has_the_same_incidents_tokens_history_and_evidence(tmp
     data, copy, restored = tmp_path / "data", tmp_path / "backup", tmp_path / "restored"
     text, token = auth.mint("admin", None, NOW, None)
     with running(data) as server:
-        store = server.front.services.store
+        store = server.dispatcher.services.store
         asked = gathered("ev_1")
         store.commit(Change(incidents=(incident(),), tokens=(token,), evidence=(asked,)))
         assert server.send(body(frame(1), frame(2)), authorization=f"Bearer {text}").status_code == 200

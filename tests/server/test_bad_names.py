@@ -39,7 +39,7 @@ def test_a_frame_keeps_its_numbers_and_loses_its_job(
     (kept, _, _) = server.watcher.frames[0]
     assert (kept.job, kept.ranks, values_of(kept.blocks[0]).tolist()) == (None, [], [101.0])
     assert server.client.get("/api/v1/nodes/n1").json()["agent"]["job"] is None
-    (read,) = [one.frame for one in server.front.services.history.query([], 0.0, NOW + 1e6)]
+    (read,) = [one.frame for one in server.dispatcher.services.history.query([], 0.0, NOW + 1e6)]
     assert (read.job, values_of(read.blocks[0]).tolist()) == (None, [101.0])
 
 
@@ -74,7 +74,7 @@ def test_a_link_s_bad_name_costs_its_row(server: Running) -> None:
 def test_a_job_is_declared_by_no_such_name(server: Running, name: str) -> None:
     answer = server.client.put(f"/api/v1/jobs/{name}", json={"attempt": 0, "state": "running", "ranks": []})
     assert answer.status_code in (400, 404)
-    assert server.front.services.store.all(JOBS) == []
+    assert server.dispatcher.services.store.all(JOBS) == []
 
 
 def test_a_token_for_no_name_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

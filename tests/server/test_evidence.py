@@ -58,7 +58,7 @@ def server(tmp_path: Path, clock: FakeClock) -> Iterator[Running]:
 
 
 def ask(server: Running, *records: Evidence) -> None:
-    server.front.services.store.commit(Change(incidents=(incident(),), evidence=records))
+    server.dispatcher.services.store.commit(Change(incidents=(incident(),), evidence=records))
 
 
 def put(server: Running, content: bytes = BUNDLE, id_: str = "ev_1", **headers: str) -> httpx.Response:
@@ -205,7 +205,7 @@ def tokens(server: Running) -> dict[str, str]:
         "read": mint("read", None, NOW, None),
         "operate": mint("operate", None, NOW, None),
     }
-    server.front.services.store.commit(Change(tokens=tuple(token for _, token in made.values())))
+    server.dispatcher.services.store.commit(Change(tokens=tuple(token for _, token in made.values())))
     return {name: f"Bearer {text}" for name, (text, _) in made.items()}
 
 
@@ -271,7 +271,7 @@ def test_nodes_that_were_never_heard_and_too_many_are_refused(server: Running, n
 def test_an_incident_without_nodes_asks_those_of_its_job(server: Running) -> None:
     for node in ("n1", "n2"):
         server.send(body(frame(1, node=node)))
-    server.front.services.store.commit(Change(incidents=(incident(nodes=[], node=None),)))
+    server.dispatcher.services.store.commit(Change(incidents=(incident(nodes=[], node=None),)))
     items = server.client.post("/api/v1/incidents/inc_1/evidence").json()["items"]
     assert sorted(item["node"] for item in items) == ["n1", "n2"]
 

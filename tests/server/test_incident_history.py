@@ -58,7 +58,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     states = ("suspected", "confirmed", "acting", "recovered", "closed", "false")
     with running(tmp_path_factory.mktemp("searched")) as started:
         made = tuple(incident(state, state=state) for state in states)
-        started.front.services.store.commit(Change(incidents=made, audit=entries))
+        started.dispatcher.services.store.commit(Change(incidents=made, audit=entries))
         yield started
 
 
@@ -163,7 +163,7 @@ def test_an_incident_of_a_job_that_nobody_speaks_of_any_more_is_closed_and_annou
 
 def test_an_incident_shows_its_history_with_that_of_its_actions(server: Running) -> None:
     entries = (entry("server", "open"), entry("server", "request", "act_1"), entry("server", "open", "inc_other"))
-    server.front.services.store.commit(Change(incidents=(incident(),), actions=(action(),), audit=entries))
+    server.dispatcher.services.store.commit(Change(incidents=(incident(),), actions=(action(),), audit=entries))
     server.client.post("/api/v1/incidents/inc_1/resolve").raise_for_status()
     shown = server.client.get("/api/v1/incidents/inc_1").json()
     assert [(one["who"], one["verb"], one["subject"]) for one in shown["history"]] == [
@@ -198,7 +198,7 @@ def test_the_trail_is_searched_by_subject_person_verb_and_time(
 
 def test_the_trail_is_the_administrators(server: Running) -> None:
     text, token = mint("operate", None, NOW, None)
-    server.front.services.store.commit(Change(tokens=(token,)))
+    server.dispatcher.services.store.commit(Change(tokens=(token,)))
     answer = server.client.get("/api/v1/audit", headers={"authorization": f"Bearer {text}"})
     assert answer.status_code == 403
 
@@ -209,7 +209,7 @@ def test_a_time_that_is_none_is_refused(searched: Running) -> None:
 
 
 def test_the_trail_is_read_from_the_command_line(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    server.front.services.store.commit(Change(audit=(entry(), entry("server", "open"))))
+    server.dispatcher.services.store.commit(Change(audit=(entry(), entry("server", "open"))))
     assert main(["audit", "--who", "server", "--json"]) == 0
     assert [one["verb"] for one in json.loads(capsys.readouterr().out)] == ["open"]
     assert main(["audit", "--limit", "1"]) == 0
@@ -233,7 +233,7 @@ def test_metrics_tell_what_is_open_escalated_and_kept_back(server: Running) -> N
         incident("b", escalation="look", escalated_s=NOW),
         incident("c", state="recovered", escalation="look"),
     )
-    server.front.services.store.commit(Change(incidents=made))
+    server.dispatcher.services.store.commit(Change(incidents=made))
     assert server.metric("incidents", state="suspected") == 1
     assert (server.metric("incidents_escalated"), server.metric("incidents_flapping")) == (1, 1)
     assert server.metric("incident_events_suppressed_total") == 2

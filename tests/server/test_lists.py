@@ -25,8 +25,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         Node(node="n2", state="in_service", reason="was out", updated_s=NOW),
     ]
     with running(tmp_path_factory.mktemp("data")) as site:
-        site.front.services.store.commit(Change(jobs=tuple(jobs), incidents=tuple(found), nodes=tuple(nodes)))
-        site.front.services.fleet.heard(frame(node="n2", time_s=NOW), NOW)
+        site.dispatcher.services.store.commit(Change(jobs=tuple(jobs), incidents=tuple(found), nodes=tuple(nodes)))
+        site.dispatcher.services.fleet.heard(frame(node="n2", time_s=NOW), NOW)
         yield site
 
 
@@ -49,7 +49,7 @@ def test_a_list_of_jobs_without_members_says_how_many_nodes_there_are(server: Ru
 def test_live_incidents_are_those_whose_trouble_goes_on(server: Running) -> None:
     states = ("suspected", "confirmed", "acting", "recovered", "closed")
     reported = [incident(f"inc_of_{state}", job="j2", state=state, detected_s=NOW - 900) for state in states]
-    server.front.services.store.commit(Change(incidents=tuple(reported)))
+    server.dispatcher.services.store.commit(Change(incidents=tuple(reported)))
     items = server.client.get("/api/v1/incidents", params={"state": "live", "job": "j2"}).json()["items"]
     assert [one["state"] for one in items] == ["acting", "confirmed", "suspected"]
 

@@ -49,7 +49,7 @@ def messages(lines: Iterator[str]) -> Iterator[Message]:
 
 
 def commit(server: Running, **records: Any) -> None:
-    server.front.services.store.commit(Change(**records))
+    server.dispatcher.services.store.commit(Change(**records))
 
 
 def test_changes_are_told_as_they_happen(server: Running) -> None:
@@ -94,7 +94,7 @@ def test_a_reader_who_was_away_too_long_is_told_to_read_anew(
     monkeypatch.setattr(sqlite_store, "CHANGES_KEPT", 2)
     for number in range(5):
         commit(server, incidents=(incident(f"inc_{number}"),))
-    server.front.services.store.prune(NOW, 1e9)
+    server.dispatcher.services.store.prune(NOW, 1e9)
     with reading(server, last) as reported:
         assert next(reported) == (5, "reset", {})
         commit(server, incidents=(incident("new"),))
@@ -132,6 +132,6 @@ def test_secrets_do_not_go_out_with_changes(server: Running) -> None:
 
 def test_a_stopping_server_lets_its_readers_go(tmp_path: Path) -> None:
     with running(tmp_path) as server, reading(server) as reported:
-        server.front.stop()
+        server.dispatcher.stop()
         with pytest.raises((StopIteration, httpx.RemoteProtocolError)):
             next(reported)

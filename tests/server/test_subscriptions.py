@@ -45,7 +45,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def commit(server: Running, **records: Any) -> None:
-    server.front.services.store.commit(Change(**records))
+    server.dispatcher.services.store.commit(Change(**records))
 
 
 def make(server: Running, **more: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def verbs(server: Running, name: str) -> list[str]:
 
 
 def events_for(server: Running, name: str) -> list[str]:
-    return [one.event_id for one in server.front.services.store.all(DELIVERIES) if one.subscription_id == name]
+    return [one.event_id for one in server.dispatcher.services.store.all(DELIVERIES) if one.subscription_id == name]
 
 
 def eventually(claim: Callable[[], bool]) -> None:
@@ -132,7 +132,7 @@ def test_a_bad_subscription_is_refused_by_name(refusing: Running, more: dict[str
     for answer in answers:
         assert (answer.status_code, answer.json()["reason"]) == (400, reason)
         assert said in answer.json()["detail"]
-    assert refusing.front.services.store.all(SUBSCRIPTIONS) == [subscription("sub-there", url=NOWHERE)]
+    assert refusing.dispatcher.services.store.all(SUBSCRIPTIONS) == [subscription("sub-there", url=NOWHERE)]
 
 
 def test_a_change_keeps_what_it_does_not_name_and_is_written_down_once(server: Running) -> None:

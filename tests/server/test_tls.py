@@ -21,7 +21,7 @@ from eagle_eye.agent.transport.server_connection import Trust, connect
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import CONTENT_TYPE
 from eagle_eye.server.app import create_app
-from eagle_eye.server.command import refuse_open_door
+from eagle_eye.server.command import refuse_unprotected_address
 from eagle_eye.server.config import plain_text
 from eagle_eye.server.security import auth
 from eagle_eye.server.security.certificate_dates import first_to_end
@@ -201,7 +201,7 @@ def test_connections_that_never_finish_their_handshake_shut_nobody_out(pki: Path
             stack.enter_context(socket.create_connection(where, 5.0, source_address=("127.0.0.2", 0)))
         assert server.send(body(frame())).status_code == 200
         assert server.metric("connections_refused_total", reason="address") == 2
-        assert server.front.connections.unauthenticated == 3
+        assert server.dispatcher.connections.unauthenticated == 3
 
 
 def test_the_certificates_end_is_on_metrics_and_readyz_tells_of_it_and_is_no_less_ready(
@@ -294,7 +294,7 @@ def test_an_agent_needs_the_certificate_of_its_node_beside_its_token(pki: Path, 
     certified.load_cert_chain(pki / "n1.pem", pki / "n1.key")
     with running(tmp_path, verify=anonymous, tls__client_ca_file=str(pki / "ca.pem"), **flags) as server:
         kept = (*(token for _, token in tokens.values()), join_token, reader_token)
-        server.front.services.store.commit(Change(tokens=kept))
+        server.dispatcher.services.store.commit(Change(tokens=kept))
         refused = server.send(body(frame(1)), authorization=f"Bearer {tokens['n1'][0]}")
         assert (refused.status_code, refused.json()["reason"]) == (403, "certificate")
         page = server.client.get("/api/v1/nodes", headers={"authorization": f"Bearer {reader}"})
@@ -350,7 +350,7 @@ def test_it_is_in_the_log_once_at_the_start(tmp_path: Path, caplog: pytest.LogCa
     for listen in (OPEN["listen"], "127.0.0.1:8470"):
         with closing(SqliteStore(tmp_path / RECORDS_FILE)) as store:
             store.commit(Change(tokens=(auth.mint("admin", None, NOW, None)[1],)))
-        refuse_open_door(settings(tmp_path, listen=listen))
+        refuse_unprotected_address(settings(tmp_path, listen=listen))
     (said,) = caplog.records
     assert (said.levelname, said.getMessage()) == ("WARNING", "the server's address has no TLS")
     assert OPEN["listen"] in vars(said)["why"]

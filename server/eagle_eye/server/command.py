@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with held(Path(config.data_dir), config.listen) as hold:
             ready(hold, args.accept_empty)
-            refuse_open_door(config)
+            refuse_unprotected_address(config)
             with listener(config) as bound:
                 return serve(config, bound, lambda: configuration.load(args.config, os.environ, flags), hold)
     except OSError as error:
@@ -94,7 +94,7 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def refuse_open_door(config: ServerConfig) -> None:
+def refuse_unprotected_address(config: ServerConfig) -> None:
     """Return if the address is this machine's alone or a token exists; without TLS that is said in the log.
 
     Raises ConfigurationError.

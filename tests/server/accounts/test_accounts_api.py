@@ -39,7 +39,7 @@ def server(tmp_path: Path, clock: FakeClock) -> Iterator[Running]:
 
 
 def commit(server: Running, **records: Any) -> None:
-    server.front.services.store.commit(Change(**records))
+    server.dispatcher.services.store.commit(Change(**records))
 
 
 def get(server: Running, path: str, **query: Any) -> Any:
@@ -267,7 +267,7 @@ def test_what_was_compared_of_a_gpu_is_told_where_it_sits_now(server: Running) -
 
 
 def test_nodes_carry_their_incidents_and_lemon_score_with_its_reasons(server: Running) -> None:
-    three_failures(server.front.services.store)
+    three_failures(server.dispatcher.services.store)
     nodes = {item["node"]: item["memory"] for item in get(server, "nodes")["items"]}
     assert nodes["n1"]["incidents_30_days"] == 3
     assert nodes["n1"]["lemon"]
@@ -285,8 +285,8 @@ def test_nodes_carry_their_incidents_and_lemon_score_with_its_reasons(server: Ru
 
 def test_agents_events_become_gpus_and_errors_and_jobs_become_attempts(server: Running, clock: FakeClock) -> None:
     server.send(body(frame(events=[Event(NOW, "inventory", 0, {"uuid": "GPU-1", "model": "H100"})])))
-    server.front.services.bookkeeper.look([], NOW)
-    assert [gpu.node for gpu in server.front.services.store.all(GPUS)] == ["n1"]
+    server.dispatcher.services.bookkeeper.look([], NOW)
+    assert [gpu.node for gpu in server.dispatcher.services.store.all(GPUS)] == ["n1"]
 
 
 def test_goodput_of_jobs_that_go_on_is_on_metrics(server: Running, clock: FakeClock) -> None:

@@ -55,7 +55,7 @@ class StillWatch(DetectionLoop):
 class Site:
     """A real server with a job on four nodes, and a clock that the test moves."""
 
-    front: Dispatcher[Services]
+    dispatcher: Dispatcher[Services]
     client: httpx.Client
     clock: FakeClock
     watch: StillWatch
@@ -73,7 +73,7 @@ class Site:
         assert self.client.put("/api/v1/jobs/train", json=update).status_code == 200
 
     def incidents(self) -> list[Incident]:
-        return self.front.services.store.all(INCIDENTS)
+        return self.dispatcher.services.store.all(INCIDENTS)
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_the_trace_names_the_gpus_where_all_nodes_are_known(
         Gpu(uuid=node, node=node, device=0, model="NVIDIA H100 PCIe", since_s=NOW, first_seen_s=NOW, seen_s=NOW)
         for node in known
     )
-    site.front.services.store.commit(Change(gpus=tuple(cards)))
+    site.dispatcher.services.store.commit(Change(gpus=tuple(cards)))
     assert recorded(tmp_path / "t") == 0
     assert [node.gpu_model for node in Trace(tmp_path / "t").header.nodes] == [expected] * len(NODES)
 
@@ -340,7 +340,7 @@ def test_too_many_readers_are_asked_to_come_back(site: Site, monkeypatch: pytest
 
 def test_it_takes_a_token_of_scope_read(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site.send(frame("n0", 1))
-    data = site.front.services.config.data_dir
+    data = site.dispatcher.services.config.data_dir
     tokens = {}
     for scope, more in (("agent", ["--node", "n0"]), ("read", [])):
         assert main(["tokens", "create", "--scope", scope, *more, "--data", data]) == 0

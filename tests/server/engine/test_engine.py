@@ -154,7 +154,7 @@ def test_a_stranger_cannot_end_a_declared_attempt() -> None:
     stranger.attempt = 7
     fleet.engine.observe(stranger.frame("n2"), START_S)
     assert next(fleet.engine.tracks()).attempt == 0
-    assert fleet.engine.drops()["stranger"] == 1
+    assert fleet.engine.drops()["not_member"] == 1
 
 
 def of_node(name: str, state: str = "running") -> Job:

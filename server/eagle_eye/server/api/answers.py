@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from eagle_eye.server.accounts.goodput import By
+from eagle_eye.server.api.chart_answers import CHARTS, Resolution, dossier
 from eagle_eye.server.api.fleet_overview import Standing
 from eagle_eye.server.api.nvrx_attribution import Recommendation
-from eagle_eye.server.api.picture_answers import PICTURES, Resolution, dossier
 from eagle_eye.server.api.shapes import Named, Number, Time, made, many, page, shown
 from eagle_eye.server.engine.modes import Mode
 from eagle_eye.server.engine.standing import Phase
@@ -365,7 +365,7 @@ ANSWERS: Mapping[tuple[str, str], type[Struct]] = MappingProxyType(
         ("post", "/api/v1/nvrx/{job}/logs"): NvrxLog,
         ("get", "/api/v1/nvrx/logs"): NvrxAttribution,
         ("get", "/api/v1/nvrx/{job}/logs"): NvrxAttribution,
-        **PICTURES,
+        **CHARTS,
     }
 )
 

@@ -1,4 +1,4 @@
-"""Who is accused in a picture and whom they are compared with. Pure."""
+"""Who is accused in a chart and whom they are compared with. Pure."""
 
 from __future__ import annotations
 

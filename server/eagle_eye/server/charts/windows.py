@@ -1,4 +1,4 @@
-"""Which stretch of time a picture shows, and how long its steps are. Pure."""
+"""Which stretch of time a chart shows, and how long its steps are. Pure."""
 
 from __future__ import annotations
 

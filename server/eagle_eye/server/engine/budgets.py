@@ -50,7 +50,7 @@ def nodes_left(incident: Incident, situation: Situation, mode: Mode, excluded: i
     return situation.members - excluded + (spares_ready(incident, situation, mode) or 0)
 
 
-def leaving_room(incident: Incident, situation: Situation, mode: Mode, taken: int) -> int:
+def exclusion_room(incident: Incident, situation: Situation, mode: Mode, taken: int) -> int:
     """Return how many more nodes may leave the job beside ``taken``, by budgets and the least that it keeps."""
     kept = nodes_left(incident, situation, mode, taken) - terms(incident, situation).nodes_min
     return min(exclusions_left(incident, situation, mode) - taken, kept)

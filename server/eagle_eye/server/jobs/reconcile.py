@@ -267,10 +267,10 @@ def _conflict(source: str, new: Job, job: ScheduledJob, nodes: tuple[str, ...], 
     said = []
     declared = {rank.node for rank in new.ranks} if new.source == LAUNCHER else set()
     for who, theirs in (("the launcher", declared), ("agents", seen.nodes if seen.attempt == new.attempt else set())):
-        strangers = sorted(set(theirs) - set(nodes))
-        if strangers:
-            more = f" and {len(strangers) - NAMED_MAX} more" if len(strangers) > NAMED_MAX else ""
-            said.append(f"{who}: ranks on {', '.join(strangers[:NAMED_MAX])}{more}, where {source} gave it no node")
+        elsewhere = sorted(set(theirs) - set(nodes))
+        if elsewhere:
+            more = f" and {len(elsewhere) - NAMED_MAX} more" if len(elsewhere) > NAMED_MAX else ""
+            said.append(f"{who}: ranks on {', '.join(elsewhere[:NAMED_MAX])}{more}, where {source} gave it no node")
     if new.source == LAUNCHER and old is not None and new.attempt < job.attempt:
         said.append(f"the launcher is at attempt {new.attempt}, {source} at {job.attempt}")
     return "; ".join(said)

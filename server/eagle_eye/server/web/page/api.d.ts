@@ -769,7 +769,7 @@ export interface Panel {
   threshold: number | null;
 }
 
-export interface Picture {
+export interface IncidentChart {
   incident_id: string;
   metric: string;
   unit: string;
@@ -788,14 +788,14 @@ export interface Picture {
   name: string;
   accused: Array<string>;
   accused_series: number;
-  peers: PicturePeers;
-  columns: PictureColumns;
+  peers: ChartPeers;
+  columns: ChartColumns;
   silences: Array<Silence>;
   said: Array<string>;
   resolutions: Array<Resolution>;
 }
 
-export interface PictureColumns {
+export interface ChartColumns {
   time: Array<number>;
   accused: Array<number | string | null>;
   low: Array<number | string | null>;
@@ -804,7 +804,7 @@ export interface PictureColumns {
   peers_seen: Array<number>;
 }
 
-export interface PicturePeers {
+export interface ChartPeers {
   nodes: number;
   nodes_total: number;
   series: number;

@@ -71,7 +71,7 @@ Parts = Annotated[Needs, Depends(services)]
 
 
 @router.get("/{incident}/picture")
-def picture(
+def chart(
     parts: Parts,
     _: Reader,
     incident: str,
@@ -91,7 +91,7 @@ def picture(
     panel = _panel(record, metric, node, device)
     start_s, end_s = moments(start, end, around(record, parts.clock.now_s()))
     if end_s - start_s > LENGTH_S_MAX:
-        raise Refusal(400, "too_much", f"{end_s - start_s:.0f} s; a picture shows {LENGTH_S_MAX:.0f} s at most")
+        raise Refusal(400, "too_much", f"{end_s - start_s:.0f} s; a chart shows {LENGTH_S_MAX:.0f} s at most")
     with parts.turns.one():
         who = _cast(parts, record, panel)
         drawing = panel.drawing

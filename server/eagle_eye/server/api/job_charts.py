@@ -13,7 +13,7 @@ from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.goodput import clipped
 from eagle_eye.server.accounts.timeline import TimelineSpan
 from eagle_eye.server.api.history import moments
-from eagle_eye.server.api.pictures import numbers, resolutions
+from eagle_eye.server.api.incident_charts import numbers, resolutions
 from eagle_eye.server.api.requests import Reader, Since, answer, missing, services
 from eagle_eye.server.charts import course, lanes
 from eagle_eye.server.charts.cast import picked
