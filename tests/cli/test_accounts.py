@@ -71,9 +71,9 @@ def test_the_ledger_shows_claims_and_their_totals(capsys: pytest.CaptureFixture[
     assert "none" in reported(capsys, "ledger", "--standing", "wrong")
 
 
-def test_a_nodes_history_says_why_it_is_a_lemon(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_nodes_history_says_why_it_is_recurrent(capsys: pytest.CaptureFixture[str]) -> None:
     text = reported(capsys, "nodes", "history", "n1", "--limit", "3")
-    assert text.splitlines()[0].startswith("n1 is in_service; lemon score 0.8")
+    assert text.splitlines()[0].startswith("n1 is in_service; recurrence score 0.8")
     assert "multi node failures 4 adds" in text
     assert "\x1b" not in text
     assert len(json.loads(reported(capsys, "nodes", "history", "n1", "--json"))["items"]) == 8

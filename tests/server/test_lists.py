@@ -65,11 +65,11 @@ def test_incidents_since_a_moment_are_pages_like_all_others(server: Running) -> 
 
 def test_the_columns_of_a_list_of_nodes_come_only_when_asked_for(server: Running) -> None:
     plain = server.client.get("/api/v1/fleet/nodes").json()
-    assert (plain["heard"], plain["lemon_score"], plain["reasons"]) == (None, None, None)
+    assert (plain["heard"], plain["recurrence_score"], plain["reasons"]) == (None, None, None)
     found = server.client.get("/api/v1/fleet/nodes", params={"details": True}).json()
     assert found["nodes"] == ["n1", "n2"]
     assert [heard is None for heard in found["heard"]] == [True, False]
-    assert len(found["lemon_score"]) == 2
+    assert len(found["recurrence_score"]) == 2
     assert found["reasons"] == {"n1": "fan"}
 
 

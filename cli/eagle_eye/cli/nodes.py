@@ -207,7 +207,7 @@ NODES = Nodes(
         Column("agent", "agent.version", 4),
         Column("introduced by", "introduced_by", 5),
         Column("incidents (30 days)", "memory.incidents_30_days", 2),
-        Column("lemon score", "memory.lemon_score", 3),
+        Column("recurrence score", "memory.recurrence_score", 3),
         Column("reason", "reason"),
     ),
     filters={"state": get_args(NodeState)},

@@ -266,21 +266,38 @@ def test_what_was_compared_of_a_gpu_is_told_where_it_sits_now(server: Running) -
     assert get(server, "gpus/GPU-2")["checks"] is None
 
 
-def test_nodes_carry_their_incidents_and_lemon_score_with_its_reasons(server: Running) -> None:
+def test_nodes_carry_their_incidents_and_recurrence_score_with_its_reasons(server: Running) -> None:
     three_failures(server.dispatcher.services.store)
     nodes = {item["node"]: item["memory"] for item in get(server, "nodes")["items"]}
     assert nodes["n1"]["incidents_30_days"] == 3
-    assert nodes["n1"]["lemon"]
-    assert [signal["signal"] for signal in nodes["n1"]["lemon_signals"]] == [
+    assert nodes["n1"]["recurrent"]
+    assert [signal["signal"] for signal in nodes["n1"]["recurrence_signals"]] == [
         "multi_node_failures",
         "excluding_jobs",
         "taken_out",
     ]
-    assert (nodes["n2"]["lemon_score"], nodes["n2"]["lemon"]) == (0, False)
-    assert nodes["young"]["lemon_score"] is None
-    assert nodes["young"]["lemon_reason"].startswith("known for 1.0 days")
-    assert server.metric("node_lemon_score", node="n1") == pytest.approx(nodes["n1"]["lemon_score"], abs=1e-3)
-    assert server.metric("node_lemon_score", node="n2") == 0.0
+    assert (nodes["n2"]["recurrence_score"], nodes["n2"]["recurrent"]) == (0, False)
+    assert nodes["young"]["recurrence_score"] is None
+    assert nodes["young"]["recurrence_reason"].startswith("known for 1.0 days")
+    assert server.metric("node_recurrence_score", node="n1") == pytest.approx(nodes["n1"]["recurrence_score"], abs=1e-3)
+    assert server.metric("node_recurrence_score", node="n2") == 0.0
+
+
+def test_the_former_names_of_the_recurrence_score_keep_working(server: Running) -> None:
+    three_failures(server.dispatcher.services.store)
+    memory = get(server, "nodes/n1")["memory"]
+    for former, name in {
+        "lemon": "recurrent",
+        "lemon_score": "recurrence_score",
+        "lemon_reason": "recurrence_reason",
+        "lemon_signals": "recurrence_signals",
+    }.items():
+        assert memory[former] == memory[name]
+    assert memory["lemon"]
+    columns = server.client.get("/api/v1/fleet/nodes", params={"details": True}).json()
+    assert columns["lemon_score"] == columns["recurrence_score"]
+    assert memory["lemon_score"] in columns["lemon_score"]
+    assert server.metric("node_lemon_score", node="n1") == server.metric("node_recurrence_score", node="n1") > 0
 
 
 def test_agents_events_become_gpus_and_errors_and_jobs_become_attempts(server: Running, clock: FakeClock) -> None:

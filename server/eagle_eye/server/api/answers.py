@@ -83,10 +83,14 @@ Progress = made(
     memory_checkpoint=MemoryCheckpoint | None,
 )
 Job = shown(records.Job, nodes_total=int, progress=Progress | None)
-Signal = made("LemonSignal", signal=str, value=float | None, usual=float | None, adds=float)
+Signal = made("RecurrenceSignal", signal=str, value=float | None, usual=float | None, adds=float)
 Memory = made(
     "Memory",
     incidents_30_days=int,
+    recurrence_score=float | None,
+    recurrent=bool,
+    recurrence_reason=str,
+    recurrence_signals=many(Signal),
     lemon_score=float | None,
     lemon=bool,
     lemon_reason=str,
@@ -163,6 +167,7 @@ NodeMap = made(
     rack=list[int],
     switch=list[int],
     heard=GenericAlias(list, (Time | None,)) | None,
+    recurrence_score=list[float | None] | None,
     lemon_score=list[float | None] | None,
     reasons=dict[str, str] | None,
 )
